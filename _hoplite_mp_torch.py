@@ -30,6 +30,6 @@ def register() -> None:
 
 def _create(*about: Any) -> Any:
     """Makes a process group; imports the backend only now."""
-    from hoplite_mp.integrations.torch.process_group import create
+    from hoplite_mp.integrations.torch._process_group import create
 
     return create(*about)

@@ -110,7 +110,7 @@ def of_each_of_many(few, many):
 
 def bench_turns_beside_objects_of_other_hosts(benchmark, record):
     """A pass of the node over what has changed, with so many objects of other hosts in its care."""
-    from hoplite_mp import ids
+    from hoplite_mp._common import ids
     from tests.cext.host import STATE
     from tests.node.pair import Network
 

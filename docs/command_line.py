@@ -9,7 +9,7 @@ from unittest import mock
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
-from hoplite_mp.cli import parser
+from hoplite_mp._cli.main import parser
 
 
 class CommandLine(Directive):

@@ -43,7 +43,7 @@ def read(revision: str) -> dict[str, list[str]]:
             "show", f"{revision}:{name}"
         )
         for name in names
-        if name.endswith(".py") and not name.endswith("__init__/__init__.py")
+        if name.endswith(".py") and not name.endswith("__init__.py")
     }
     found: dict[str, list[str]] = {}
     for of, text in files.items():

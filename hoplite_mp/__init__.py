@@ -1,8 +1,29 @@
 """hoplite_mp: worker processes that share immutable objects, with fault-tolerant collectives.
 
-The names below are the public API; everything else may change. Each one is imported when it is
-first used, as Scientific Python's SPEC 1 recommends, so neither the command line nor a program that
-only imports the package waits until everything is loaded.
+The names below are the public API, with `errors`, `config` and `integrations`. Each name is
+imported when it is first used, as Scientific Python's SPEC 1 recommends, so neither the command
+line nor a program that only imports the package waits until everything is loaded.
+
+The packages whose names begin with an underscore may change at any time:
+
+    _api         what the public names do: clusters, executors, actors, refs, collectives on refs
+    _group       Groups: collective calls of processes, and messages between them
+    _sync        queues, locks, semaphores, events, conditions, barriers
+    _cli         the command `hoplite-mp`
+    _client      what every process of a cluster has: the store, tasks, its host's node
+    _serialize   how values become bytes, and come back without a copy
+    _worker      the process that runs tasks
+    _supervisor  the template process, from which all other processes of a host are forked
+    _node        one process a host: it owns the store, and exchanges objects with other hosts
+    _manager     one process a cluster: the loop around the planner
+    _planner     pure decisions: which host takes part in which operation, and how
+    _protocol    the messages between these processes
+    _transport   authenticated connections between hosts
+    _simulation  the real planner and the real node on a virtual network, in virtual time
+    _common      what several of them need
+
+Compiled from cext/: `_shm` (shared memory), `_tasks` (queues of tasks, boards of Groups), `_engine`
+(streaming between hosts), `_reduce` (kernels), `_pages`.
 """
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
@@ -10,8 +31,17 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from hoplite_mp._version import __version__ as __version__
 
 if _TYPE_CHECKING:
+    from hoplite_mp._api.actor import Actor as Actor
+    from hoplite_mp._api.aio import connect as connect
+    from hoplite_mp._api.cluster import Cluster as Cluster
+    from hoplite_mp._api.cluster import current as current
+    from hoplite_mp._api.nodes import Node as Node
+    from hoplite_mp._api.process_pool import Executor as Executor
     from hoplite_mp._client.completions import as_completed as as_completed
     from hoplite_mp._client.futures import Future as Future
+    from hoplite_mp._common.ref import ObjectRef as ObjectRef
+    from hoplite_mp._common.ref import by_ref as by_ref
+    from hoplite_mp._group.group import Group as Group
     from hoplite_mp._serialize import register_pickle_by_value as register_pickle_by_value
     from hoplite_mp._sync.conditions import Barrier as Barrier
     from hoplite_mp._sync.conditions import Condition as Condition
@@ -21,12 +51,7 @@ if _TYPE_CHECKING:
     from hoplite_mp._sync.locks import RLock as RLock
     from hoplite_mp._sync.locks import Semaphore as Semaphore
     from hoplite_mp._sync.queues import Queue as Queue
-    from hoplite_mp.actor import Actor as Actor
-    from hoplite_mp.cluster import Cluster as Cluster
-    from hoplite_mp.cluster import current as current
     from hoplite_mp.config import Config as Config
-    from hoplite_mp.connecting import connect as connect
-    from hoplite_mp.drop_in import Executor as Executor
     from hoplite_mp.errors import ActorLostError as ActorLostError
     from hoplite_mp.errors import AuthError as AuthError
     from hoplite_mp.errors import ClosedError as ClosedError
@@ -43,34 +68,30 @@ if _TYPE_CHECKING:
     from hoplite_mp.errors import StoreFullError as StoreFullError
     from hoplite_mp.errors import TaskError as TaskError
     from hoplite_mp.errors import WorkerLostError as WorkerLostError
-    from hoplite_mp.group import Group as Group
-    from hoplite_mp.nodes import Node as Node
-    from hoplite_mp.ref import ObjectRef as ObjectRef
-    from hoplite_mp.ref import by_ref as by_ref
 else:
     _MODULES = {
-        "Actor": "hoplite_mp.actor",
+        "Actor": "hoplite_mp._api.actor",
         "ActorLostError": "hoplite_mp.errors",
         "AuthError": "hoplite_mp.errors",
         "Barrier": "hoplite_mp._sync.conditions",
         "BoundedSemaphore": "hoplite_mp._sync.locks",
         "ClosedError": "hoplite_mp.errors",
-        "Cluster": "hoplite_mp.cluster",
+        "Cluster": "hoplite_mp._api.cluster",
         "Condition": "hoplite_mp._sync.conditions",
         "Config": "hoplite_mp.config",
         "ConfigError": "hoplite_mp.errors",
         "Event": "hoplite_mp._sync.locks",
-        "Executor": "hoplite_mp.drop_in",
+        "Executor": "hoplite_mp._api.process_pool",
         "Future": "hoplite_mp._client.futures",
-        "Group": "hoplite_mp.group",
+        "Group": "hoplite_mp._group.group",
         "HopliteError": "hoplite_mp.errors",
         "HopliteTimeoutError": "hoplite_mp.errors",
         "Lock": "hoplite_mp._sync.locks",
         "ManagerLostError": "hoplite_mp.errors",
-        "Node": "hoplite_mp.nodes",
+        "Node": "hoplite_mp._api.nodes",
         "NodeLostError": "hoplite_mp.errors",
         "ObjectLostError": "hoplite_mp.errors",
-        "ObjectRef": "hoplite_mp.ref",
+        "ObjectRef": "hoplite_mp._common.ref",
         "PeerLostError": "hoplite_mp.errors",
         "ProtocolError": "hoplite_mp.errors",
         "Queue": "hoplite_mp._sync.queues",
@@ -82,11 +103,13 @@ else:
         "TaskError": "hoplite_mp.errors",
         "WorkerLostError": "hoplite_mp.errors",
         "as_completed": "hoplite_mp._client.completions",
-        "by_ref": "hoplite_mp.ref",
-        "connect": "hoplite_mp.connecting",
-        "current": "hoplite_mp.cluster",
+        "by_ref": "hoplite_mp._common.ref",
+        "connect": "hoplite_mp._api.aio",
+        "current": "hoplite_mp._api.cluster",
         "register_pickle_by_value": "hoplite_mp._serialize",
     }
+
+    _COMPILED = "_engine", "_pages", "_reduce", "_shm", "_tasks"
 
     def __getattr__(name: str) -> object:
         module = _MODULES.get(name)
@@ -97,10 +120,12 @@ else:
         try:
             return globals().setdefault(name, getattr(import_module(module), name))
         except ImportError as error:
-            found = "cannot import name '_" not in str(error) or error.name != __name__
             if isinstance(error, ModuleNotFoundError):
-                found = not str(error.name).startswith(f"{__name__}._")
-            if not found:
+                missing = str(error.name).removeprefix(f"{__name__}.") in _COMPILED
+            else:
+                absent = (f"cannot import name '{one}'" in str(error) for one in _COMPILED)
+                missing = error.name == __name__ and any(absent)
+            if missing:
                 raise ImportError(
                     f"the compiled modules of {__name__} are missing in {__path__[0]}: run `make "
                     "build` there, or install the package (pip install hoplite_mp); if it is "

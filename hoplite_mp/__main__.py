@@ -2,7 +2,7 @@
 
 import sys
 
-from hoplite_mp.cli import main
+from hoplite_mp._cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,5 +1,5 @@
 """What holds after every test: no process and no shared-memory name stays behind, and no thread of
-any process took locks in a wrong order (hoplite_mp/_lockdep.py).
+any process took locks in a wrong order (hoplite_mp/_common/lockdep.py).
 
 The check after each test looks at direct children only and costs microseconds when there are
 none. Orphans, whose parent died before them, show up at the end of the session: every process

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
 
 U16 = st.integers(0, (1 << 16) - 1)
 U32 = st.integers(0, (1 << 32) - 1)

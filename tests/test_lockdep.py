@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp import _locks
-from hoplite_mp._lockdep import Checker, LockOrderError
+from hoplite_mp._common import locks
+from hoplite_mp._common.lockdep import Checker, LockOrderError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hoplite_mp"
 # Locks that one thread takes and another thread releases.
 SIGNALS = {"background.py": 1}
-MAKERS = {"_locks.py", "_lockdep.py"}
+MAKERS = {"locks.py", "lockdep.py"}
 
 
 @pytest.fixture
@@ -283,13 +283,13 @@ def test_an_exception_in_the_middle_releases_the_lock(checker: Checker) -> None:
 def test_findings_of_every_process_are_written_down(tmp_path: Path) -> None:
     program = """
 import os
-from hoplite_mp import _locks
-a, b = _locks.lock("sync.table"), _locks.rlock("client.channel")
+from hoplite_mp._common import locks
+a, b = locks.lock("sync.table"), locks.rlock("client.channel")
 if not os.fork():
     with b, a:
         pass
 """
-    environment = {**os.environ, _locks.DEBUG_VARIABLE: str(tmp_path)}
+    environment = {**os.environ, locks.DEBUG_VARIABLE: str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, cwd=ROOT)
     (written,) = tmp_path.iterdir()
     assert "sync.table under client.channel, which stands below it" in written.read_text()
@@ -298,18 +298,18 @@ if not os.fork():
 def test_without_the_variable_locks_are_plain() -> None:
     program = """
 import threading
-from hoplite_mp import _locks
-assert type(_locks.lock("anything")) is type(threading.Lock())
-assert type(_locks.rlock("anything")) is type(threading.RLock())
-assert type(_locks.condition("anything")) is threading.Condition
-assert _locks.checker is None
+from hoplite_mp._common import locks
+assert type(locks.lock("anything")) is type(threading.Lock())
+assert type(locks.rlock("anything")) is type(threading.RLock())
+assert type(locks.condition("anything")) is threading.Condition
+assert locks.checker is None
 """
-    environment = {**os.environ, _locks.DEBUG_VARIABLE: "0"}
+    environment = {**os.environ, locks.DEBUG_VARIABLE: "0"}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, cwd=ROOT)
 
 
 def plain_locks(path: Path) -> int:
-    """How many locks the module makes past `_locks`."""
+    """How many locks the module makes past `locks`."""
     made = 0
     for one in ast.walk(ast.parse(path.read_text())):
         if isinstance(one, ast.Call):
@@ -320,7 +320,7 @@ def plain_locks(path: Path) -> int:
 
 
 def test_every_lock_of_the_library_has_a_name() -> None:
-    skipped = ("simulation", "sync")  # a run's own baton; `Lock` is a public class
+    skipped = ("_simulation", "_sync")  # a run's own baton; `Lock` is a public class
     for path in PACKAGE.rglob("*.py"):
         inside = path.relative_to(PACKAGE)
         if inside.name not in MAKERS and inside.parts[0] not in skipped:
@@ -331,10 +331,11 @@ def test_the_documented_order_is_the_order() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
     part = text.partition("## Locks of a process")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| \d+ \| `([a-z._]+)` \|.*\| (yes|no) \|$", part, flags=re.MULTILINE)
-    assert [(name, may == "yes") for name, may in rows] == list(_locks.ORDER.items())
+    assert [(name, may == "yes") for name, may in rows] == list(locks.ORDER.items())
 
 
 def test_every_lock_in_the_order_is_made_somewhere() -> None:
-    source = "".join(path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "_locks.py")
-    for name in _locks.ORDER:
-        assert re.search(rf'_locks\.(lock|rlock|condition)\("{name}"\)', source), name
+    module = Path(locks.__file__)
+    source = "".join(path.read_text() for path in PACKAGE.rglob("*.py") if path != module)
+    for name in locks.ORDER:
+        assert re.search(rf'locks\.(lock|rlock|condition)\("{name}"\)', source), name

@@ -13,8 +13,8 @@ import pytest
 NODE = Path(__file__).parent.parent / "hoplite_mp" / "_node"
 # From below. The first floor is the files of the node's folder itself.
 FLOORS = (
-    *("", "io", "store", "objects", "peers", "tasks", "lineage", "actors", "execution"),
-    *("collectives", "groups", "diagnostics", "output", "manager_link", "runtime"),
+    *("", "io", "store", "objects", "peers", "output", "tasks", "lineage", "actors"),
+    *("execution", "collectives", "groups", "diagnostics", "manager_link", "runtime"),
 )
 # The store's budget says which objects are spilled, so both are one floor.
 ONE_FLOOR = {"store", "objects"}

@@ -175,7 +175,7 @@ def names_rewritten(text: str, table: Table) -> str:
 
     def file(match: re.Match[str]) -> str:
         name = match[2].replace("/", ".")
-        if name.endswith("__init__"):
+        if name.endswith(".__init__"):
             new = path_of(match[1], name.removesuffix(".__init__"))
             return match[0] if new is None else f"{match[1] or ''}{new}/__init__.py"
         if "." not in name and not match[1]:

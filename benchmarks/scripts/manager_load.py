@@ -19,6 +19,7 @@ import sys
 import time
 from pathlib import Path
 
+from hoplite_mp._common.ids import random_host_id
 from hoplite_mp._manager.heartbeats import Beats
 from hoplite_mp._manager.loop import Loop
 from hoplite_mp._planner.planner_core import Planner
@@ -32,7 +33,6 @@ from hoplite_mp._transport.certificates import make_certificate
 from hoplite_mp._transport.listener import Door
 from hoplite_mp._transport.sockets import listen
 from hoplite_mp.config import Config
-from hoplite_mp.ids import random_host_id
 
 TLS = "plain" not in sys.argv
 KEY, CLUSTER = Secret(b"k" * 32), b"c" * 16

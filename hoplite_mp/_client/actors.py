@@ -15,9 +15,11 @@ import os
 import pickle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hoplite_mp import _locks, _serialize, errors, ids
+from hoplite_mp import _serialize, errors
 from hoplite_mp._client.acquire_import import take_over
 from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._common import ids, locks
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._protocol.actors import (
     ActorRestarts,
     BindActor,
@@ -27,7 +29,6 @@ from hoplite_mp._protocol.actors import (
 )
 from hoplite_mp._protocol.local import POOL_LEAVING, LeavingNodes
 from hoplite_mp._protocol.peer_actors import ABOUT_BYTES_MAX
-from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,7 +107,7 @@ class Actors:
         self._runtime = runtime
         self._pools: dict[int, int] = {}  # local id of an identity -> its pool
         # Reentrant, because pickling arguments may call actors.
-        self._lock = _locks.rlock("actors.numbered_calls")
+        self._lock = locks.rlock("actors.numbered_calls")
         # Local ids of the identities of the newest actors that this process has made, except
         # detached ones.
         self._opened: dict[int, None] = {}

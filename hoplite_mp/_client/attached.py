@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hoplite_mp import clock, errors, ids
+from hoplite_mp import errors
 from hoplite_mp._client.channel import Channel
 from hoplite_mp._client.descriptors import Watched, close_socket, lift, lift_socket
 from hoplite_mp._client.launch import Host
 from hoplite_mp._client.runtime import Runtime
 from hoplite_mp._client.store_size import check_room_to_attach
+from hoplite_mp._common import clock, ids
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.handshake import ClientHandshake
 from hoplite_mp._protocol.local import Attached, NotAttached

@@ -19,17 +19,18 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from hoplite_mp import _serialize, clock
+from hoplite_mp import _serialize
 from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.done_callbacks import watch, withdraw
 from hoplite_mp._client.waiting import BLOCKED_AFTER_NS
-from hoplite_mp.headers import AWAY, is_cancelled
+from hoplite_mp._common import clock
+from hoplite_mp._common.object_states import AWAY, is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp._client.ports import Submitting, Waits
-    from hoplite_mp.ref import ObjectRef
+    from hoplite_mp._common.ref import ObjectRef
 
 __all__ = [
     "Inbox",

@@ -15,7 +15,7 @@ import contextvars
 import threading
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _locks
+from hoplite_mp._common import locks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ class OwnCalls:
         self._loop = 0  # the thread of the event loop in which calls run; 0: there is none
         self._async_flag = 0
         self._waiting: dict[int, int] = {}  # call -> number of waits that it is in
-        self._lock = _locks.lock("client.own_calls")
+        self._lock = locks.lock("client.own_calls")
 
     def loop_runs_in(self, thread: int, async_flag: int) -> None:
         """From now on, calls with `async_flag` run in the event loop of `thread`."""

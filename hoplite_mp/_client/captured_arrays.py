@@ -23,15 +23,15 @@ from hoplite_mp import _pages, _shm
 from hoplite_mp._client import dirty_pages
 from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.memory import Memory, format_bytes
+from hoplite_mp._common.object_states import STATE
 from hoplite_mp._serialize import is_bytes_alone, raw_bytes
 from hoplite_mp.errors import ObjectLostError
-from hoplite_mp.headers import STATE
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from hoplite_mp._common.ref import ObjectRef
     from hoplite_mp._serialize import Array
-    from hoplite_mp.ref import ObjectRef
 
 __all__ = ["Carried", "Copy", "Kept", "Look", "Part"]
 

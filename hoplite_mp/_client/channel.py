@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp import _locks, errors
+from hoplite_mp import errors
 from hoplite_mp._client.descriptors import Watched, close_socket, lift_socket
+from hoplite_mp._common import locks
+from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp._protocol.local import Ask, Reply, Request
 from hoplite_mp.errors import ClosedError
-from hoplite_mp.interruptions import is_interruption
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,7 +64,7 @@ class Channel:
         self._closed = False
         # Held by the one call that is under way. An RLock, because an RLock knows which thread
         # holds it (see `check_not_inside`). No thread takes it twice.
-        self._lock = _locks.rlock("client.channel")
+        self._lock = locks.rlock("client.channel")
         self._number = first
         # Number of the last reply that this process has read. Each call carries it, so that the
         # node takes back what it gave in a later reply that was never read (Ctrl-C).
@@ -79,7 +80,7 @@ class Channel:
 
         Takes no lock, so the caller may hold any lock. Messages of one thread arrive in their
         order."""
-        _locks.sends("client.channel")
+        locks.sends("client.channel")
         try:
             self._look()
             packet = self._packet_of(Request(0, 0, ask))
@@ -107,7 +108,7 @@ class Channel:
         a lock, because other threads wait for the end of this call.
         """
         self.check_not_inside()
-        _locks.waits("a reply of the node")
+        locks.waits("a reply of the node")
         try:
             with self._lock:
                 self._look()

@@ -13,7 +13,7 @@ import itertools
 import operator
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import clock
+from hoplite_mp._common import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

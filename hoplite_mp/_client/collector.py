@@ -19,8 +19,8 @@ import queue
 import threading
 from typing import TYPE_CHECKING
 
-from hoplite_mp import _locks, clock
 from hoplite_mp._client.threads import starting_thread
+from hoplite_mp._common import clock, locks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ class Collector:
         self._resting = False  # it sleeps until somebody wakes it
         self._closed = False
         # Reentrant, because the garbage collector may run inside and get here again.
-        self._lock = _locks.rlock("client.collector")
+        self._lock = locks.rlock("client.collector")
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread = 0  # its ident; 0: not started

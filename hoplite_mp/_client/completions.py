@@ -18,14 +18,15 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hoplite_mp import _locks, _tasks, clock
+from hoplite_mp import _tasks
 from hoplite_mp._client.deadlines import check_timeout, deadline_ns
 from hoplite_mp._client.done_callbacks import Watch, begin
 from hoplite_mp._client.futures import Future
 from hoplite_mp._client.runtime import runtime_of
 from hoplite_mp._client.waiting import BLOCKED_AFTER_NS
+from hoplite_mp._common import clock, locks
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp.errors import HopliteTimeoutError
-from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
     import asyncio
@@ -58,7 +59,7 @@ class Completions(Generic[T]):
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._ahead: deque[int] = deque()  # taken out of the queue, not given out yet
         self._added = 0
-        self._lock = _locks.lock("client.completions")
+        self._lock = locks.lock("client.completions")
         self._submitters: dict[Submitting, None] = {}
         self._others = False  # are there Futures of another library?
         self._sleeping = 0  # threads that sleep on the event word

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
-from hoplite_mp import clock
+from hoplite_mp._common import clock
 
 __all__ = ["FOREVER_NS", "Deadline", "check_timeout", "deadline_ns"]
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _serialize, clock
+from hoplite_mp import _serialize
 from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.function_kind import is_async
 from hoplite_mp._client.functions import Fixed
 from hoplite_mp._client.futures import Future
 from hoplite_mp._client.option_checks import retry_pause
-from hoplite_mp.headers import KIND_OPERATION, STATE
-from hoplite_mp.ref import ByRef, ObjectRef
+from hoplite_mp._common import clock
+from hoplite_mp._common.object_states import KIND_OPERATION, STATE
+from hoplite_mp._common.ref import ByRef, ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

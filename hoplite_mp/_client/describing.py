@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize
 from hoplite_mp._client.memory import format_bytes
+from hoplite_mp._common.object_states import AWAY, PENDING, STATE
 from hoplite_mp._serialize.layout import BYTES, payload_kind
-from hoplite_mp.headers import AWAY, PENDING, STATE
 
 if TYPE_CHECKING:
     from hoplite_mp._client.ports import Membership
-    from hoplite_mp.ref import ObjectRef
+    from hoplite_mp._common.ref import ObjectRef
 
 __all__ = ["cluster_words", "ref_words"]
 

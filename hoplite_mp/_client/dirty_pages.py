@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import os
 
-from hoplite_mp import _locks, _pages
+from hoplite_mp import _pages
+from hoplite_mp._common import locks
 
 __all__ = ["Watch", "available", "lock"]
 
@@ -37,14 +38,14 @@ class _State:
 _state = _State()
 # Held from a look until its result has been used. A second thread that looked meanwhile would find
 # nothing written, and take an outdated comparison for a current one.
-lock = _locks.rlock("client.written_pages")
+lock = locks.rlock("client.written_pages")
 
 
 def _forked() -> None:
     """Resets the state in a forked child: its memory is its own and not watched, and a thread that
     does not exist there may hold the lock."""
     global lock
-    lock = _locks.rlock("client.written_pages")
+    lock = locks.rlock("client.written_pages")
     _state.usable = None
     for watch in _state.watches:
         watch.watched = False

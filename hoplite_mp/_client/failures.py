@@ -17,7 +17,7 @@ import weakref
 from typing import TYPE_CHECKING, TypeAlias
 
 from hoplite_mp import _serialize
-from hoplite_mp.headers import NODE_SLOT, STATE
+from hoplite_mp._common.object_states import NODE_SLOT, STATE
 
 if TYPE_CHECKING:
     from hoplite_mp import _shm, _tasks

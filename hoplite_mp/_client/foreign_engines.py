@@ -15,7 +15,7 @@ __all__ = ["enter_by_engine"]
 
 # Module of an engine, which its processes have imported -> its front end. The front end's `enter()`
 # joins the cluster that the engine's driver has begun; False if there is none for this process.
-FRONT_ENDS = {"ray": "hoplite_mp.integrations.ray.workers"}
+FRONT_ENDS = {"ray": "hoplite_mp.integrations.ray._workers"}
 
 
 def enter_by_engine() -> bool:

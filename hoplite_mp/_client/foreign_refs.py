@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import clock
+from hoplite_mp._common import clock
 from hoplite_mp._protocol.foreign import HoldForeign
 from hoplite_mp.errors import HopliteError, ObjectLostError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._client.memory import Memory
-    from hoplite_mp.ref import ObjectRef
+    from hoplite_mp._common.ref import ObjectRef
 
 __all__ = ["ForeignRefs", "held_too_short"]
 

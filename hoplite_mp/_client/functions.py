@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hoplite_mp._client.memory import Memory
+    from hoplite_mp._common.ref import ObjectRef
     from hoplite_mp._serialize.out_of_band import Snapshot
-    from hoplite_mp.ref import ObjectRef
 
 __all__ = ["Caught", "Chunked", "Exceptions", "Fixed", "Functions", "Raised", "Tried"]
 

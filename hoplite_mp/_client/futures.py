@@ -18,13 +18,14 @@ from collections import deque
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hoplite_mp import _locks, _serialize
+from hoplite_mp import _serialize
 from hoplite_mp._client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp._client.thread_futures import for_asyncio, outcome
+from hoplite_mp._common import locks
+from hoplite_mp._common.interruptions import is_interruption
+from hoplite_mp._common.object_states import CANCELLED, STATE, is_cancelled
+from hoplite_mp._common.ref import NotAnArray, ObjectRef
 from hoplite_mp.errors import ClosedError
-from hoplite_mp.headers import CANCELLED, STATE, is_cancelled
-from hoplite_mp.interruptions import is_interruption
-from hoplite_mp.ref import NotAnArray, ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -37,13 +38,13 @@ T = TypeVar("T")
 # Taken while a Future's condition is created and while a Future is completed, because one must see
 # the other. Reentrant, because the garbage collector may run inside, and what it drops (a map, for
 # example) may cancel other Futures.
-_making = _locks.rlock("client.making_conditions")
+_making = locks.rlock("client.making_conditions")
 
 
 def _forked() -> None:
     """Replaces the lock in a forked child, where a thread that does not exist may hold it."""
     global _making
-    _making = _locks.rlock("client.making_conditions")
+    _making = locks.rlock("client.making_conditions")
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -83,7 +84,7 @@ class _Condition(threading.Condition):
     collector visits, and `concurrent.futures.wait` needs a condition for each of its Futures."""
 
     def __init__(self, waiters: list[Any]) -> None:
-        self._lock = _locks.rlock("client.future")
+        self._lock = locks.rlock("client.future")
         self._sleepers: deque[Any] | None = None
         self.waiters = waiters
         self.callbacks: list[Any] | None = None
@@ -314,7 +315,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
     def _tell(self) -> None:
         callbacks = self._done_callbacks
         if callbacks:
-            _locks.calls_user_code("callbacks of a Future are")
+            locks.calls_user_code("callbacks of a Future are")
         interrupt: BaseException | None = None
         for callback in callbacks:
             try:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _serialize, _shm
+from hoplite_mp._common.object_states import STATE
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._protocol.local import Lease, Reply
-from hoplite_mp.headers import STATE
-from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
     from hoplite_mp._client.memory import Memory

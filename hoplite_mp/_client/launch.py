@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hoplite_mp import _serialize, _shm, clock, errors, ids
+from hoplite_mp import _serialize, _shm, errors
 from hoplite_mp._client.channel import Channel, dump, seqpacket_pair
 from hoplite_mp._client.descriptors import (
     Watched,
@@ -38,13 +38,14 @@ from hoplite_mp._client.printing import Printer
 from hoplite_mp._client.runtime import Runtime
 from hoplite_mp._client.store_size import store_size
 from hoplite_mp._client.threads import starting_thread
+from hoplite_mp._common import clock, ids
+from hoplite_mp._common.machine_limits import cpu_count, processes_left
+from hoplite_mp._common.object_states import DRIVER_SLOT, NODE_SLOT
 from hoplite_mp._protocol.local import GIVEN_UP, NODE_DIED, Shutdown, Start
 from hoplite_mp._protocol.output import MarkLines
 from hoplite_mp._protocol.secret import encode_secret
 from hoplite_mp.config import SPAN_BYTES_MIN
 from hoplite_mp.errors import ClosedError, ConfigError, HopliteError, ManagerLostError
-from hoplite_mp.headers import DRIVER_SLOT, NODE_SLOT
-from hoplite_mp.store.limits import cpu_count, processes_left
 
 if TYPE_CHECKING:
     from hoplite_mp._client.network import Network
@@ -59,7 +60,7 @@ SPANS_SHARE = 2  # spans are made smaller until those of all processes take at m
 DESCRIPTORS_PER_WORKER, DESCRIPTORS_BESIDE = 6, 32
 PROCESSES_BESIDE_WORKERS = 3  # supervisor, node and manager
 THREADS_HERE = 2  # of the process that starts a host: for what workers print, and for completions
-BOOT_FILE = os.path.join("supervisor", "boot.py")
+BOOT_FILE = os.path.join("_supervisor", "boot.py")
 READ_BYTES = 1 << 16
 READER_PATIENCE_S = 1.0  # for the thread that prints, which the user's stdout may block
 _log = logging.getLogger("hoplite_mp")

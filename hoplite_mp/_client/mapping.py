@@ -12,9 +12,10 @@ import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hoplite_mp import _serialize, clock
+from hoplite_mp import _serialize
 from hoplite_mp._client.completions import Completions
 from hoplite_mp._client.functions import Raised
+from hoplite_mp._common import clock
 from hoplite_mp.errors import HopliteTimeoutError
 
 if TYPE_CHECKING:

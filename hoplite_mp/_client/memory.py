@@ -17,11 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import _serialize, _shm, clock, errors, ids
+from hoplite_mp import _serialize, _shm, errors
 from hoplite_mp._client.acquire_import import take_over
 from hoplite_mp._client.array_flags import checked_order, freeze
 from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.page_map import POPULATE_BYTES_MIN, Mapped
+from hoplite_mp._common import clock, ids
+from hoplite_mp._common.interruptions import is_interruption
+from hoplite_mp._common.object_states import CANCELLED, PENDING, STATE, is_cancelled
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._protocol.local import (
     ON_ITS_WAY,
     DropForeign,
@@ -42,9 +46,6 @@ from hoplite_mp.errors import (
     StoreFullError,
     TaskError,
 )
-from hoplite_mp.headers import CANCELLED, PENDING, STATE, is_cancelled
-from hoplite_mp.interruptions import is_interruption
-from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
     from hoplite_mp._client.channel import Channel

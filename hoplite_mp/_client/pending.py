@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from hoplite_mp._common.ref import ObjectRef
     from hoplite_mp._planner.resources import Demand
-    from hoplite_mp.ref import ObjectRef
 
 __all__ = ["Pending"]
 

@@ -14,17 +14,18 @@ import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _locks, _serialize
-from hoplite_mp.headers import KIND_PUT, STATE
+from hoplite_mp import _serialize
+from hoplite_mp._common import locks
+from hoplite_mp._common.object_states import KIND_PUT, STATE
 
 if TYPE_CHECKING:
     from hoplite_mp._client.runtime import Runtime
-    from hoplite_mp.ref import ObjectRef
+    from hoplite_mp._common.ref import ObjectRef
 
 __all__ = ["PROCESS_BYTES", "Life", "keep", "life_of", "promise"]
 
 PROCESS_BYTES = 8
-_lock = _locks.lock("sync.first_life")
+_lock = locks.lock("sync.first_life")
 
 
 def promise(runtime: Runtime) -> ObjectRef[Any]:
@@ -47,7 +48,7 @@ class Life:
         self.process = os.urandom(PROCESS_BYTES)
         self.promise = promise(runtime)
         self.turns = itertools.count(1)
-        self.lock = _locks.rlock("sync.life")
+        self.lock = locks.rlock("sync.life")
         self.known_to: set[bytes] = set()  # identities of the actors that have received it
 
 
@@ -65,7 +66,7 @@ def life_of(runtime: Runtime) -> Life:
 def _forked() -> None:
     """Replaces the lock in a forked child, where a thread that does not exist may hold it."""
     global _lock
-    _lock = _locks.lock("sync.first_life")
+    _lock = locks.lock("sync.first_life")
 
 
 os.register_at_fork(after_in_child=_forked)

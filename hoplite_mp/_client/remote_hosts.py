@@ -16,7 +16,8 @@ import tempfile
 from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING, Any
 
-from hoplite_mp import clock, errors
+from hoplite_mp import errors
+from hoplite_mp._common import clock
 from hoplite_mp.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _locks, _serialize, _shm, _tasks
+from hoplite_mp import _serialize, _shm, _tasks
 from hoplite_mp._client.actors import Actors
 from hoplite_mp._client.calls import current_call
 from hoplite_mp._client.deadlines import FOREVER_NS
@@ -24,10 +24,11 @@ from hoplite_mp._client.futures import Future
 from hoplite_mp._client.memory import FORKED, Memory
 from hoplite_mp._client.queues import HERE
 from hoplite_mp._client.submitter import Submitter
+from hoplite_mp._common import locks
+from hoplite_mp._common.object_states import CANCELLED, KIND_OPERATION
+from hoplite_mp._common.ref import ObjectRef, runtime_hooks
 from hoplite_mp._protocol.local import BindPool, Collective
 from hoplite_mp.errors import ClosedError, HopliteError, ObjectLostError
-from hoplite_mp.headers import CANCELLED, KIND_OPERATION
-from hoplite_mp.ref import ObjectRef, runtime_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -38,13 +39,13 @@ if TYPE_CHECKING:
 __all__ = ["Runtime", "current_runtime", "runtime_of"]
 
 _stack: list[Runtime] = []
-_stack_lock = _locks.lock("client.runtimes")
+_stack_lock = locks.lock("client.runtimes")
 
 
 def _forked() -> None:
     """Replaces the lock in a forked child, where a thread that does not exist may hold it."""
     global _stack_lock
-    _stack_lock = _locks.lock("client.runtimes")
+    _stack_lock = locks.lock("client.runtimes")
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -11,9 +11,9 @@ import os
 
 from hoplite_mp import _shm
 from hoplite_mp._client.memory import format_bytes
+from hoplite_mp._common.machine_limits import address_space_left, file_size_limit, total_bytes
 from hoplite_mp.config import MIB
 from hoplite_mp.errors import ConfigError
-from hoplite_mp.store.limits import address_space_left, file_size_limit, total_bytes
 
 __all__ = ["check_room_to_attach", "store_size"]
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from hoplite_mp import _locks, _serialize, errors, ids
+from hoplite_mp import _serialize, errors
 from hoplite_mp._client.acquire_import import take_over_all
 from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._common import ids, locks
+from hoplite_mp._common.object_states import GONE, STATE
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._protocol.local import Import
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
-from hoplite_mp.headers import GONE, STATE
-from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
     import threading
@@ -73,7 +74,7 @@ class Stream(Generic[T]):
         self._count = 0  # number of items taken
         self._tries = 0
         self._link: ObjectRef[Any] | None = None
-        self._lock = _locks.lock("stream.reading")
+        self._lock = locks.lock("stream.reading")
         self._closed = False
         self._task: Future[Any] | None = None
         self._send()

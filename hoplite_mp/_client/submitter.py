@@ -16,7 +16,7 @@ from collections import deque
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _locks, _serialize, _shm, _tasks
+from hoplite_mp import _serialize, _shm, _tasks
 from hoplite_mp._client.collector import Collector
 from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.done_callbacks import Watch
@@ -31,6 +31,15 @@ from hoplite_mp._client.priorities import NO_FLOOR
 from hoplite_mp._client.queues import HERE, PLACE, SHUT_DOWN, Queues
 from hoplite_mp._client.retain_results import Unread, keep_results
 from hoplite_mp._client.waiting import Waiting
+from hoplite_mp._common import locks
+from hoplite_mp._common.object_states import (
+    KIND_OPERATION,
+    KIND_TASK,
+    STATE,
+    STORED,
+    VALUED,
+    is_cancelled,
+)
 from hoplite_mp._protocol.local import Interrupt
 from hoplite_mp.errors import (
     ClosedError,
@@ -38,7 +47,6 @@ from hoplite_mp.errors import (
     ObjectLostError,
     StoreFullError,
 )
-from hoplite_mp.headers import KIND_OPERATION, KIND_TASK, STATE, STORED, VALUED, is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,8 +54,8 @@ if TYPE_CHECKING:
     from hoplite_mp._client.memory import Memory
     from hoplite_mp._client.option_checks import RetryDelay
     from hoplite_mp._client.pending import Settles
+    from hoplite_mp._common.ref import ObjectRef
     from hoplite_mp._planner.resources import Demand
-    from hoplite_mp.ref import ObjectRef
 
 __all__ = ["Submitter", "last_resort"]
 
@@ -88,7 +96,7 @@ class Submitter:
         # many tasks need the same dependency.
         self._failed_dependency: tuple[int, BaseException, _serialize.Encoded] | None = None
         self.failures = Failures(memory.client, tasks, self.pending)
-        self.waits_lock = _locks.rlock("client.waits")
+        self.waits_lock = locks.rlock("client.waits")
         self.queues = Queues(memory, tasks, self.waits_lock, self.pending)
         self.queue, self.close_queue = self.queues.of, self.queues.close
         self.waiting = Waiting(self)

@@ -11,8 +11,8 @@ import concurrent.futures
 import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hoplite_mp import clock
-from hoplite_mp.ref import NotAnArray
+from hoplite_mp._common import clock
+from hoplite_mp._common.ref import NotAnArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
+from hoplite_mp._common.ids import pack_id
 from hoplite_mp._protocol.diagnostics import (
     EVENT,
     KINDS_OF_EVENTS,
@@ -26,7 +27,6 @@ from hoplite_mp._protocol.diagnostics import (
     TraceDocument,
 )
 from hoplite_mp.errors import ProtocolError
-from hoplite_mp.ids import pack_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

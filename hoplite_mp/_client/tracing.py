@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hoplite_mp import clock
+from hoplite_mp._common import clock
 from hoplite_mp._protocol.local import TraceBegin, TraceDrop, TraceEnd, TracePiece
 from hoplite_mp._version import __version__
 from hoplite_mp.errors import HopliteError

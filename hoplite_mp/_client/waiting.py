@@ -14,11 +14,12 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hoplite_mp import _locks, _tasks, clock
+from hoplite_mp import _tasks
 from hoplite_mp._client.calls import OwnCalls
 from hoplite_mp._client.deadlines import FOREVER_NS, Deadline
+from hoplite_mp._common import clock, locks
+from hoplite_mp._common.object_states import AWAY
 from hoplite_mp.errors import HopliteTimeoutError
-from hoplite_mp.headers import AWAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +56,7 @@ class Waiting:
         self.own_calls: OwnCalls | None = None  # set in an actor
         self._needed: list[_Needed] = []  # for the waits in progress, which nest
         self._blocked = 0  # threads of a worker that wait inside a task
-        self._lock = _locks.lock("client.blocked")
+        self._lock = locks.lock("client.blocked")
 
     def forbid(self, pool: int, places: int = 1) -> None:
         """Called in an actor's process, which runs that pool's tasks, the actor's calls, at most
@@ -148,7 +149,7 @@ class Waiting:
         return self._wait_many(oids, need, deadline, news)
 
     def _wait_many(self, oids: list[int], need: int, deadline: int, news: bool) -> bool:
-        _locks.waits("objects")
+        locks.waits("objects")
         counted, blocked = self.run_in_place is None, False
         try:
             while True:
@@ -176,7 +177,7 @@ class Waiting:
 
     def wait_moved(self, oid: int, deadline: int) -> bool:
         """Waits until the bytes of a done object are here; False at the deadline."""
-        _locks.waits("the bytes of an object")
+        locks.waits("the bytes of an object")
         counted, blocked = self.run_in_place is None, False
         parked = self.tasks.park([oid])
         try:

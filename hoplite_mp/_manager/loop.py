@@ -25,7 +25,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _locks, clock
+from hoplite_mp._common import clock, locks
 from hoplite_mp._planner.packing import pack
 from hoplite_mp._protocol.codec import BEAT, encode, manager_decoder
 from hoplite_mp._protocol.local import GIVEN_UP
@@ -141,7 +141,7 @@ class Loop:
         self._newcomers: list[tuple[Link, NodeJoined]] = []
         self._letting_in = False
         self._packed: list[TreesPacked] = []  # by threads that plans have asked for
-        self._packed_lock = _locks.lock("manager.packed")
+        self._packed_lock = locks.lock("manager.packed")
         # None: the cluster has no standby, so no other process can be the manager
         self._leadership: Leadership[Link] | None = None
         self._looked_at = 0.0

@@ -11,7 +11,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
-from hoplite_mp import clock
+from hoplite_mp._common import clock
 from hoplite_mp._manager.heartbeats import Beats
 from hoplite_mp._manager.loop import Link, Loop
 from hoplite_mp._planner.planner_core import BOARDS_MAX, OPERATIONS_MAX, Planner

@@ -17,7 +17,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from hoplite_mp import clock
+from hoplite_mp._common import clock
 from hoplite_mp._manager.heartbeats import Beats
 from hoplite_mp._manager.leadership import Leadership, lease_clock
 from hoplite_mp._manager.loop import Link, Loop

@@ -28,8 +28,8 @@ import math
 from operator import le, truediv
 from typing import TYPE_CHECKING
 
+from hoplite_mp._common.transfer_model import block_bytes_for
 from hoplite_mp._protocol.fields import SHARES
-from hoplite_mp.rule import block_bytes_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -19,8 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hoplite_mp._common.ids import unpack_id
 from hoplite_mp._protocol.operations import COPY_OPERATION
-from hoplite_mp.ids import unpack_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -18,10 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from hoplite_mp._common.ids import unpack_id
 from hoplite_mp._protocol.fields import NODES_MAX
 from hoplite_mp._protocol.messages import HoldingsReported, OwnersNamed, OwnerTold
 from hoplite_mp._protocol.owners import HOLDINGS_MAX
-from hoplite_mp.ids import unpack_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

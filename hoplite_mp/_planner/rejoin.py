@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
 from hoplite_mp._protocol.groups import ASKED_MAX, GroupTasksAsked
 
 if TYPE_CHECKING:

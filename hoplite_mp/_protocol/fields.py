@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from hoplite_mp.ids import ID_BYTES
+from hoplite_mp._common.ids import ID_BYTES
 
 # Limits of the vocabulary itself. A frame holds a request with all its sources (18 bytes each).
 SOURCES_MAX = 1 << 18  # refs in one collective

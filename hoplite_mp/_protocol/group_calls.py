@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from hoplite_mp._common.ids import ID_BYTES
 from hoplite_mp._protocol.codec import FRAME_BYTES_MAX
 from hoplite_mp._protocol.fields import (
     OP_CHARS_MAX,
@@ -32,7 +33,6 @@ from hoplite_mp._protocol.fields import (
 )
 from hoplite_mp._protocol.messages import Distribute, ExecuteReduce
 from hoplite_mp.errors import ObjectLostError, PeerLostError, StoreFullError
-from hoplite_mp.ids import ID_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

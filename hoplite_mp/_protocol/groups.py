@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from hoplite_mp._common.ids import ID_BYTES
 from hoplite_mp._protocol.fields import (
     GROUP_ERRORS,
     NAME_CHARS_MAX,
@@ -27,7 +28,6 @@ from hoplite_mp._protocol.fields import (
     text,
 )
 from hoplite_mp._protocol.stripes import Stripe, whole_object
-from hoplite_mp.ids import ID_BYTES
 
 NO_TASK = b""  # the task of a member that is a thread of a driver, and so runs in no task
 ASKED_MAX = 1 << 12  # tasks in one GroupTasksAsked

@@ -12,6 +12,7 @@ This module must never know how messages travel, nor what their receivers do wit
 
 from __future__ import annotations
 
+from hoplite_mp._common.ids import ID_BYTES
 from hoplite_mp._protocol.fields import (
     NAME_CHARS_MAX,
     NODES_MAX,
@@ -28,7 +29,6 @@ from hoplite_mp._protocol.fields import (
 )
 from hoplite_mp._protocol.inherited_context import Environment
 from hoplite_mp._protocol.resources import Wanted
-from hoplite_mp.ids import ID_BYTES
 
 __all__ = [
     "ABOUT_BYTES_MAX",

@@ -5,6 +5,7 @@ This module must never know how messages travel, nor what their receivers do wit
 
 from __future__ import annotations
 
+from hoplite_mp._common.ids import ID_BYTES
 from hoplite_mp._protocol.fields import (
     NO_OBJECT,
     TEXT_CHARS_MAX,
@@ -18,7 +19,6 @@ from hoplite_mp._protocol.fields import (
 )
 from hoplite_mp._protocol.inherited_context import Environment
 from hoplite_mp._protocol.resources import Wanted
-from hoplite_mp.ids import ID_BYTES
 
 __all__ = [
     "AddWorkers",

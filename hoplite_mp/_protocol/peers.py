@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from hoplite_mp._common.ids import ID_BYTES
 from hoplite_mp._protocol.diagnostics import LookMessage
 from hoplite_mp._protocol.fields import Message, amounts, between, counts, flags, layout, one_of
 from hoplite_mp._protocol.group_calls import GroupMessage
@@ -63,7 +64,6 @@ from hoplite_mp._protocol.peer_hosts import (
 )
 from hoplite_mp._protocol.point_to_point import PointToPoint
 from hoplite_mp._protocol.resources import Wanted
-from hoplite_mp.ids import ID_BYTES
 
 __all__ = [
     "OBJECTS_ASKED_MAX",

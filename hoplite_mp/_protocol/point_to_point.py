@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from hoplite_mp._common.ids import ID_BYTES
 from hoplite_mp._protocol.fields import RANKS_MAX, SOURCES_MAX, Message, between, counts, flags
-from hoplite_mp.ids import ID_BYTES
 
 __all__ = [
     "MESSAGE_INLINE_BYTES_MAX",

@@ -8,6 +8,8 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._common.interruptions import is_interruption
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._serialize.blame import blamed
 from hoplite_mp._serialize.errors import decode_error
 from hoplite_mp._serialize.layout import (
@@ -38,8 +40,6 @@ from hoplite_mp._serialize.streams import (
     unpicklable,
 )
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.interruptions import is_interruption
-from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
     from hoplite_mp._serialize.pickle_stream import Stream

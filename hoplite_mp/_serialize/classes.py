@@ -19,7 +19,7 @@ import typing
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _locks
+from hoplite_mp._common import locks
 from hoplite_mp._serialize.annotations import own_annotations, with_annotations
 from hoplite_mp._serialize.code import Reduced, importable, note_native
 
@@ -35,13 +35,13 @@ _PLAIN_DESCRIPTORS = frozenset({
 })  # fmt: skip
 _COMPILED = types.BuiltinFunctionType, types.WrapperDescriptorType
 _MEMBER_TYPES = frozenset({object, int, float, complex, str, bytes, tuple})
-_hooks = _locks.rlock("serial.hooks")  # held while a hook is exchanged
+_hooks = locks.rlock("serial.hooks")  # held while a hook is exchanged
 
 
 def _forked() -> None:
     """A thread that a forked child does not have may have held the lock."""
     global _hooks
-    _hooks = _locks.rlock("serial.hooks")
+    _hooks = locks.rlock("serial.hooks")
 
 
 os.register_at_fork(after_in_child=_forked)

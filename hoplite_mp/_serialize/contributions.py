@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _serialize, _shm
-from hoplite_mp.ref import NotAnArray
+from hoplite_mp._common.ref import NotAnArray
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,6 +15,7 @@ import struct
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._serialize.layout import (
     BUFFER,
     ERROR,
@@ -40,7 +41,6 @@ from hoplite_mp._serialize.streams import (
     text_of,
 )
 from hoplite_mp.errors import TaskError
-from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -20,7 +20,7 @@ import weakref
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _locks
+from hoplite_mp._common import locks
 from hoplite_mp._serialize.classes import cloudpickled
 from hoplite_mp._serialize.code import Reduced, importable
 from hoplite_mp._serialize.out_of_band import Marks
@@ -37,7 +37,7 @@ _CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
 
 _numbers = itertools.count()
-_numbering = _locks.lock("serial.fingerprints")
+_numbering = locks.lock("serial.fingerprints")
 # The number of each function, with the code that it had. A function that was given other code gets
 # another number.
 _functions: weakref.WeakKeyDictionary[types.FunctionType, tuple[int, types.CodeType]] = (
@@ -142,7 +142,7 @@ def _number(function: types.FunctionType) -> int:
 def _forked() -> None:
     """Makes the lock anew in a forked child, where no thread may be left that releases it."""
     global _numbering
-    _numbering = _locks.lock("serial.fingerprints")
+    _numbering = locks.lock("serial.fingerprints")
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -10,6 +10,7 @@ import functools
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp._serialize.blame import blamed
 from hoplite_mp._serialize.namespaces import Carried, collecting
 from hoplite_mp._serialize.out_of_band import Aside, Keep, bringing
@@ -18,12 +19,11 @@ from hoplite_mp._serialize.picklers import LightPickler, heavy_pickler
 from hoplite_mp._serialize.reading import load_foreign
 from hoplite_mp._serialize.streams import UNPICKLABLE, ExitWhilePickling, NotPicklable, text_of
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.interruptions import is_interruption
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hoplite_mp.ref import ObjectRef
+    from hoplite_mp._common.ref import ObjectRef
 
 
 def encode_function(function: Callable[..., Any], keep: Keep | None = None) -> bytes:

@@ -14,7 +14,7 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from hoplite_mp.ref import ObjectRef
+    from hoplite_mp._common.ref import ObjectRef
 
 
 PICKLE, ARRAY, BYTES, NUMBER, ERROR = range(5)

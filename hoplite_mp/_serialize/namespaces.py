@@ -21,7 +21,7 @@ import types
 import weakref
 from typing import Any, NamedTuple
 
-from hoplite_mp import _locks
+from hoplite_mp._common import locks
 from hoplite_mp._serialize.classes import fill_class
 from hoplite_mp._serialize.code import is_native
 from hoplite_mp._serialize.fingerprints import ATOMS, fingerprint
@@ -208,12 +208,12 @@ class _Marker(NamedTuple):
 _numbers = itertools.count()
 _state = _State()
 _local = _Local()
-_lock = _locks.lock("serial.namespaces")
+_lock = locks.lock("serial.namespaces")
 # Two threads that send functions of one module for the first time must find the same number.
-_numbering = _locks.rlock("serial.numbers")
+_numbering = locks.rlock("serial.numbers")
 # Held while an entry or a class is compared with the sender's last one and written. Reentrant,
 # because user code may run meanwhile, such as a metaclass's `__setattr__`.
-_writing = _locks.rlock("serial.writing")
+_writing = locks.rlock("serial.writing")
 _received: dict[Key, Namespace] = {}
 _by_place: dict[int, Namespace] = {}  # those of _received, by the id of their scope
 _modules: dict[int, weakref.ref[types.ModuleType]] = {}  # modules whose functions were sent
@@ -229,8 +229,8 @@ def _forked() -> None:
     """Makes a forked child a sender of its own. A thread that the child does not have may have held
     the locks."""
     global _lock, _numbering, _writing
-    _lock = _locks.lock("serial.namespaces")
-    _numbering, _writing = _locks.rlock("serial.numbers"), _locks.rlock("serial.writing")
+    _lock = locks.lock("serial.namespaces")
+    _numbering, _writing = locks.rlock("serial.numbers"), locks.rlock("serial.writing")
     _state.process = os.urandom(PROCESS_BYTES)
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
+    from hoplite_mp._common.ref import ObjectRef
     from hoplite_mp._serialize.code import Reduced
     from hoplite_mp._serialize.pickle_stream import Stream
-    from hoplite_mp.ref import ObjectRef
 
 
 class Fetching:

@@ -21,7 +21,7 @@ from hoplite_mp._common.dtypes import Array, named_dtype
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from hoplite_mp.ref import ObjectRef
+    from hoplite_mp._common.ref import ObjectRef
 
 
 class Reading:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from hoplite_mp._common.dtypes import Array, dtype_name, raw_bytes
+from hoplite_mp._common.ref import ByRef, ObjectRef, named
 from hoplite_mp._serialize.borrowed import Lender
 from hoplite_mp._serialize.code import (
     NeedCloudpickle,
@@ -52,7 +53,6 @@ from hoplite_mp._serialize.reading import (
     load_view,
 )
 from hoplite_mp._serialize.tensors import handler_of
-from hoplite_mp.ref import ByRef, ObjectRef, named
 
 CLASSES_MAX = 4096
 

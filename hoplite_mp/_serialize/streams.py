@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._serialize.copies import writable_copy
 from hoplite_mp._serialize.layout import (
     BUFFER,
@@ -26,7 +27,6 @@ from hoplite_mp._serialize.layout import (
 )
 from hoplite_mp._serialize.reading import Reading, load_stream
 from hoplite_mp.errors import TaskError
-from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
     from hoplite_mp._serialize.pickle_stream import Stream

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp._serialize.arrays import decode_array, encode_array
 from hoplite_mp._serialize.blame import blamed
 from hoplite_mp._serialize.errors import decode_error
@@ -50,7 +51,6 @@ from hoplite_mp._serialize.streams import (
     unpicklable,
 )
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.interruptions import is_interruption
 
 if TYPE_CHECKING:
     from collections.abc import Callable

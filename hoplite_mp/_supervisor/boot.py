@@ -25,7 +25,7 @@ PACKAGE = "hoplite_mp"
 def import_package(folder: str) -> None:
     """Imports the package of this very file, whatever sys.path would find first. That is little,
     because the package imports its modules when they are needed."""
-    init = os.path.join(folder, "__init__/__init__.py")
+    init = os.path.join(folder, "__init__.py")
     spec = importlib.util.spec_from_file_location(
         PACKAGE, init, submodule_search_locations=[folder]
     )

@@ -22,8 +22,8 @@ from typing import Any
 
 import msgspec
 
-from hoplite_mp import clock
 from hoplite_mp._client.channel import seqpacket_pair
+from hoplite_mp._common import clock
 from hoplite_mp._protocol.local import (
     GIVEN_UP,
     NODE_DIED,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from hoplite_mp import clock
+from hoplite_mp._common import clock
 from hoplite_mp._protocol.local import LanStart, ManagerStarted, Start, StartStandby
 from hoplite_mp._supervisor.processes import descriptors, say
 

@@ -10,23 +10,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from hoplite_mp import errors
+from hoplite_mp._api.actor import Actor, _about_of, _identity_of, _methods_of
+from hoplite_mp._api.cluster import current
 from hoplite_mp._client.deadlines import check_timeout, deadline_ns
 from hoplite_mp._client.promises import life_of
 from hoplite_mp._client.runtime import runtime_of
+from hoplite_mp._common.ref import by_ref
 from hoplite_mp._sync.sync_async_driver import Read, Until
 from hoplite_mp._sync.waiting import Answer
-from hoplite_mp.actor import Actor, _about_of, _identity_of, _methods_of
-from hoplite_mp.cluster import current
 from hoplite_mp.errors import ObjectLostError
-from hoplite_mp.ref import by_ref
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from hoplite_mp._client.futures import Future
     from hoplite_mp._client.runtime import Runtime
+    from hoplite_mp._common.ref import ObjectRef
     from hoplite_mp._sync.waiting import Ticket
-    from hoplite_mp.ref import ObjectRef
 
 __all__ = ["Handle"]
 

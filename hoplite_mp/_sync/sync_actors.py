@@ -15,10 +15,10 @@ import functools
 import queue
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _locks, clock
 from hoplite_mp._client.done_callbacks import watch
 from hoplite_mp._client.promises import keep, promise
 from hoplite_mp._client.runtime import current_runtime
+from hoplite_mp._common import clock, locks
 from hoplite_mp._sync.waiting import (
     Answer,
     Gathering,
@@ -33,8 +33,8 @@ from hoplite_mp.errors import ObjectLostError, PeerLostError
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
+    from hoplite_mp._common.ref import ObjectRef
     from hoplite_mp._sync.waiting import Ticket
-    from hoplite_mp.ref import ObjectRef
 
 __all__ = [
     "Barrier",
@@ -64,7 +64,7 @@ class Served:
         self._runtime = current_runtime()
         self._promises: dict[Hashable, ObjectRef[Any]] = {}  # by ticket; shared ones by a string
         self._lives: dict[bytes, ObjectRef[Any]] = {}  # of the processes that have called
-        self._lock = _locks.lock("sync.table")
+        self._lock = locks.lock("sync.table")
         self._deaths: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def enter(self, process: bytes, life: ObjectRef[Any]) -> None:

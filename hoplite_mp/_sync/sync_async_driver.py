@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from hoplite_mp import clock
 from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.futures import Future
+from hoplite_mp._common import clock
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from hoplite_mp._client.runtime import Runtime
-    from hoplite_mp.ref import ObjectRef
+    from hoplite_mp._common.ref import ObjectRef
 
 __all__ = ["Read", "Until", "run", "run_async"]
 

@@ -17,7 +17,7 @@ import random
 import select
 from typing import TYPE_CHECKING
 
-from hoplite_mp import clock
+from hoplite_mp._common import clock
 from hoplite_mp._protocol.greetings import REFUSED_TEXTS, SERVICE_OF
 from hoplite_mp._protocol.handshake import ClientHandshake
 from hoplite_mp._transport.conversation import Admission, Conversation

@@ -21,7 +21,7 @@ import stat
 from pathlib import Path
 from typing import NoReturn
 
-from hoplite_mp import clock
+from hoplite_mp._common import clock
 from hoplite_mp._protocol.secret import Secret
 from hoplite_mp.errors import AuthError
 

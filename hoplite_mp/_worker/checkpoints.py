@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hoplite_mp._client.actors import ActorSetup, CallNumber
     from hoplite_mp._client.functions import Exceptions
     from hoplite_mp._client.runtime import Runtime
-    from hoplite_mp.ref import ObjectRef
+    from hoplite_mp._common.ref import ObjectRef
 
 __all__ = ["begin", "call"]
 

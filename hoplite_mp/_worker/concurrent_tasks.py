@@ -13,7 +13,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _locks, _serialize, _tasks, clock
+from hoplite_mp import _serialize, _tasks
 from hoplite_mp._client.calls import Call, current_call
 from hoplite_mp._client.function_kind import (
     CONCURRENCY_MAX,
@@ -22,6 +22,7 @@ from hoplite_mp._client.function_kind import (
     FLAG_STREAM,
 )
 from hoplite_mp._client.threads import starting_thread
+from hoplite_mp._common import clock, locks
 from hoplite_mp._worker import ranked
 from hoplite_mp._worker.forked import end_if_forked
 from hoplite_mp._worker.retrying import try_again
@@ -69,7 +70,7 @@ class Beside:
         self._loop: EventLoop | None = None
         self._ended: queue.SimpleQueue[tuple[_Running, Any, bool]] = queue.SimpleQueue()
         self._deadlines: dict[int, int] = {}
-        self._lock = _locks.lock("worker.deadlines")  # guards `_deadlines`
+        self._lock = locks.lock("worker.deadlines")  # guards `_deadlines`
         self._brought = 0
 
     @property

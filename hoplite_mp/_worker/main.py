@@ -23,6 +23,7 @@ from hoplite_mp._client.channel import Channel
 from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.descriptors import lift
 from hoplite_mp._client.runtime import Runtime
+from hoplite_mp._common.object_states import FIRST_SLOT
 from hoplite_mp._protocol.actors import ActorFailed
 from hoplite_mp._protocol.fields import shorten
 from hoplite_mp._protocol.local import SETUP_FAILED, SetUp, SetupFailed
@@ -34,7 +35,6 @@ from hoplite_mp._worker.preimport import offer_stacks, warm_up, warm_up_worker
 from hoplite_mp._worker.stdio import note_prints, without_stdin
 from hoplite_mp._worker.task_loop import Worker
 from hoplite_mp.config import Config
-from hoplite_mp.headers import FIRST_SLOT
 
 if TYPE_CHECKING:
     from hoplite_mp._protocol.inherited_context import Birth

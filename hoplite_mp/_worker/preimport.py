@@ -19,7 +19,7 @@ from hoplite_mp._protocol.local import STACKS_FILE, STACKS_SIGNAL
 
 if TYPE_CHECKING:
     from hoplite_mp._client.runtime import Runtime
-    from hoplite_mp.ref import ObjectRef
+    from hoplite_mp._common.ref import ObjectRef
 
 __all__ = ["collect_again", "offer_stacks", "put_off_collections", "warm_up", "warm_up_worker"]
 

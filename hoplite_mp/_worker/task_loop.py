@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import _serialize, _tasks, clock
+from hoplite_mp import _serialize, _tasks
 from hoplite_mp._client.array_flags import freeze
 from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.function_kind import FLAG_ASYNC, FLAG_STREAM
 from hoplite_mp._client.functions import Caught, Raised
 from hoplite_mp._client.streams import Plan
 from hoplite_mp._client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
+from hoplite_mp._common import clock
+from hoplite_mp._common.object_states import STATE
 from hoplite_mp._protocol.actors import (
     BACKLOG_CALLS_MAX,
     ActorBacklog,
@@ -36,7 +38,6 @@ from hoplite_mp._worker.concurrent_tasks import Beside
 from hoplite_mp._worker.forked import end_if_forked
 from hoplite_mp._worker.streams import STREAMED, Source
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.headers import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

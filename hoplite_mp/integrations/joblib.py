@@ -41,19 +41,19 @@ from joblib.parallel import (
     register_parallel_backend,
 )
 
+from hoplite_mp._api.cluster import Cluster, current
+from hoplite_mp._api.nodes import WORKERS_MAX
 from hoplite_mp._client.futures import Future
 from hoplite_mp._client.lending import Lending
 from hoplite_mp._serialize import Lender, NotPicklable, failure_within
-from hoplite_mp.cluster import Cluster, current
 from hoplite_mp.errors import ClosedError
-from hoplite_mp.integrations.joblib_pools import Lease, Wanted, lease, shutdown, worker_count
-from hoplite_mp.nodes import WORKERS_MAX
+from hoplite_mp.integrations._joblib_pools import Lease, Wanted, lease, shutdown, worker_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp._api.executor import TaskExecutor
     from hoplite_mp._client.waiting import Waiting
-    from hoplite_mp.executor import TaskExecutor
 
 __all__ = ["HopliteBackend", "shutdown"]
 

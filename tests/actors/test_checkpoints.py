@@ -90,10 +90,10 @@ def test_a_call_that_is_tried_again_is_applied_once(c: hoplite_mp.Cluster, tmp_p
 def test_a_call_whose_result_was_kept_is_not_applied_again(c: hoplite_mp.Cluster) -> None:
     """As it is if the process dies between the checkpoint and its result's way out."""
     counter = c.options(restarts=1, checkpoint=1).actor(Kept)
+    from hoplite_mp._api.actor import _about_of, _identity_of
     from hoplite_mp._client.actors import CallNumber
     from hoplite_mp._client.runtime import runtime_of
     from hoplite_mp._worker import checkpoints
-    from hoplite_mp.actor import _about_of, _identity_of
 
     identity, about = _identity_of(counter), _about_of(counter)
     actors = runtime_of(identity).actors

@@ -30,7 +30,7 @@ def test_neither_opening_nor_leaving_blocks_the_loop(
             assert ticked.wait(PATIENCE_S), "the loop stands still while this opens"
             super().__init__(*args, **options)
 
-    monkeypatch.setattr("hoplite_mp.connecting.Cluster", Opening)
+    monkeypatch.setattr("hoplite_mp._api.aio.Cluster", Opening)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

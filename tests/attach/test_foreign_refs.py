@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp.ref import Carried, ObjectRef
+from hoplite_mp._common.ref import Carried, ObjectRef
 from tests.attach.test_ends import until
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def test_a_ref_that_is_the_first_thing_of_this_library_finds_the_engine(hold: ob
     body = f"""
 import pickle, sys, types
 sys.modules["ray"] = types.ModuleType("ray")
-front = types.ModuleType("hoplite_mp.integrations.ray.workers")
+front = types.ModuleType("hoplite_mp.integrations.ray._workers")
 front.enter = lambda: bool(print("asked"))
 sys.modules[front.__name__] = front
 import hoplite_mp

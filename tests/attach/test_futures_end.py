@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hoplite_mp
-from hoplite_mp.cluster import ApartCluster
+from hoplite_mp._api.cluster import ApartCluster
 from tests.chaos.test_futures_end import ENDED_S, THREADS, WAYS, Sends, Waits, add
 
 if TYPE_CHECKING:

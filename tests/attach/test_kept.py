@@ -16,13 +16,13 @@ import pytest
 import hoplite_mp
 from hoplite_mp._client.open_cluster import NoNodeHere
 from hoplite_mp._transport.rendezvous import Sole
-from hoplite_mp.integrations import beside
+from hoplite_mp.integrations._sidecar import sidecar
 from tests.attach.conftest import PATIENCE_S, ROOT
 
 BEGINS = """
 import dataclasses, json, os, signal, sys
 import hoplite_mp
-from hoplite_mp.integrations import beside
+from hoplite_mp.integrations._sidecar import sidecar as beside
 config = hoplite_mp.Config(beside_idle_s=float(sys.argv[1]))
 place = beside.begin_kept("127.0.0.1:0", memory="64MiB", tls=False, config=config)
 member = beside.take_part(place)
@@ -35,7 +35,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 IDLE_S = 4.0  # longer than a busy machine takes to let the first one take part
 
 
-def begun(idle_s: float) -> beside.Place:
+def begun(idle_s: float) -> sidecar.Place:
     """By a process that is killed then."""
     done = subprocess.run(
         [sys.executable, "-c", BEGINS, str(idle_s)],
@@ -46,12 +46,12 @@ def begun(idle_s: float) -> beside.Place:
     )
     assert done.returncode == -signal.SIGKILL
     told = json.loads(done.stdout)
-    return beside.Place(**{**told, "config": hoplite_mp.Config(**told["config"])})
+    return sidecar.Place(**{**told, "config": hoplite_mp.Config(**told["config"])})
 
 
-def until_gone(place: beside.Place) -> None:
+def until_gone(place: sidecar.Place) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while beside.is_kept(place):
+    while sidecar.is_kept(place):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -63,16 +63,16 @@ def looking() -> list[str]:
 
 def test_it_goes_on_without_who_has_begun_it() -> None:
     place = begun(60.0)
-    assert beside.is_kept(place)
-    member = beside.take_part(place)
+    assert sidecar.is_kept(place)
+    member = sidecar.take_part(place)
     c = member.cluster
     ref = c.put(np.ones(100_000))
     view = c.get(ref)
     assert c.nodes[0].workers == 0
-    assert beside.take_part(place) is member
-    beside.end_kept(place)
-    assert not beside.is_kept(place)
-    beside.end_kept(place)  # no effect
+    assert sidecar.take_part(place) is member
+    sidecar.end_kept(place)
+    assert not sidecar.is_kept(place)
+    sidecar.end_kept(place)  # no effect
     assert c._host is not None
     assert c._host.ended.wait(PATIENCE_S)
     with pytest.raises(hoplite_mp.NodeLostError):
@@ -86,13 +86,13 @@ def test_nobody_uses_it() -> None:
     place = begun(IDLE_S)
     until_gone(place)
     with pytest.raises(hoplite_mp.ManagerLostError):
-        beside.take_part(place, 0.5)
+        sidecar.take_part(place, 0.5)
 
 
 def test_its_keeper_is_killed() -> None:
     place = begun(60.0)
-    member = beside.take_part(place)
-    pid = Sole.holder(beside.lock_name(place))
+    member = sidecar.take_part(place)
+    pid = Sole.holder(sidecar.lock_name(place))
     assert pid
     os.kill(pid, signal.SIGKILL)
     until_gone(place)
@@ -101,7 +101,7 @@ def test_its_keeper_is_killed() -> None:
     assert host.ended.wait(PATIENCE_S)
     # Who waits for the way back hears that there is none, or what calls then raise.
     with pytest.raises((hoplite_mp.NodeLostError, hoplite_mp.ManagerLostError)):
-        beside.take_part(place, 0.1).cluster.put(1)
+        sidecar.take_part(place, 0.1).cluster.put(1)
     member.end()
     assert looking() == []
 
@@ -109,20 +109,20 @@ def test_its_keeper_is_killed() -> None:
 def test_who_has_left_looks_for_no_other_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """The way back leads through a keeper, which answers nothing here for a long time."""
     place = begun(60.0)
-    member = beside.take_part(place)
+    member = sidecar.take_part(place)
     looked = threading.Event()
 
     def nobody_here(**_: object) -> hoplite_mp.Cluster:
         looked.set()
         raise NoNodeHere
 
-    monkeypatch.setattr(beside, "_Attached", nobody_here)
+    monkeypatch.setattr(sidecar, "_Attached", nobody_here)
     silent = (
         "import os, select; os.fork() and os._exit(0); poll = select.poll(); "
         "poll.register(1, 0); poll.poll(60_000)"  # until nobody reads its output any more
     )
-    monkeypatch.setattr(beside, "BOOT", silent)
-    pid = Sole.holder(beside.lock_name(place))
+    monkeypatch.setattr(sidecar, "BOOT", silent)
+    pid = Sole.holder(sidecar.lock_name(place))
     assert pid
     os.kill(pid, signal.SIGKILL)
     assert looked.wait(PATIENCE_S)
@@ -135,5 +135,5 @@ def test_who_has_left_looks_for_no_other_node(monkeypatch: pytest.MonkeyPatch) -
 def test_the_address_is_taken() -> None:
     place = begun(60.0)
     with pytest.raises(hoplite_mp.ConfigError):
-        beside.begin_kept(place.address, tls=False)
-    beside.end_kept(place)
+        sidecar.begin_kept(place.address, tls=False)
+    sidecar.end_kept(place)

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 import hoplite_mp
-from hoplite_mp import ids
 from hoplite_mp._client.attached import _prove, _receive
+from hoplite_mp._common import ids
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.handshake import ClientHandshake
 from hoplite_mp._protocol.versions import software_versions

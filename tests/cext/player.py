@@ -13,7 +13,8 @@ import time
 import zlib
 from typing import Any
 
-from hoplite_mp import _serialize, _shm, _tasks, ids
+from hoplite_mp import _serialize, _shm, _tasks
+from hoplite_mp._common import ids
 from tests.cext.host import KIND_TASK, POOL, STATE
 
 BODY = struct.Struct("<QII")  # seed, bytes, checksum

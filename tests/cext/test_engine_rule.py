@@ -1,4 +1,4 @@
-"""Random programs in real engines and in their twin, hoplite_mp/rule.py.
+"""Random programs in real engines and in their twin, hoplite_mp/_common/transfer_model.py.
 
 A program is cells on some hosts: sources (whole, or only a part of them there; some are placed when
 all else is made, and some of these are closed before and made again), pulls of cells at
@@ -19,7 +19,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hoplite_mp import _engine, rule
+from hoplite_mp import _engine
+from hoplite_mp._common import transfer_model
 from tests.cext.engines import Host, join
 
 Array = np.ndarray[Any, Any]
@@ -82,8 +83,8 @@ class Program:
             order.append(cell)
         return order
 
-    def twin(self) -> rule.Rule:
-        twin = rule.Rule()
+    def twin(self) -> transfer_model.Rule:
+        twin = transfer_model.Rule()
         for cell in self.in_some_order():
             size = cell.array.nbytes
             twin.cell(cell.number, size, cell.filled, self.block_bytes_max)
@@ -227,7 +228,7 @@ def test_the_engine_does_what_the_rule_says(seed: int) -> None:
 
 def test_blocks_follow_each_other_down_a_chain() -> None:
     """A row of hosts: the last has everything after as many steps as blocks and hosts."""
-    twin = rule.Rule()
+    twin = transfer_model.Rule()
     nbytes = 8 * 65536
     twin.cell(0, nbytes, filled=nbytes)
     for host in range(1, 4):
@@ -243,7 +244,7 @@ def test_blocks_follow_each_other_down_a_chain() -> None:
 
 
 def test_a_fold_waits_for_all_of_its_sources() -> None:
-    twin = rule.Rule()
+    twin = transfer_model.Rule()
     twin.cell("a", 40_000, filled=40_000)
     twin.cell("b", 20_000, filled=16_000)
     twin.cell("total", 40_000)
@@ -254,15 +255,15 @@ def test_a_fold_waits_for_all_of_its_sources() -> None:
 
 @pytest.mark.parametrize("nbytes", [0, 1, 16384, 131072, 131073, 200_000, 10**7])
 def test_blocks_are_cut_as_the_engine_cuts_them(nbytes: int) -> None:
-    block = rule.block_bytes_for(nbytes, 262144)
+    block = transfer_model.block_bytes_for(nbytes, 262144)
     assert 16384 <= block <= 262144
     assert block % 64 == 0
     assert nbytes <= 9 * block or block == 262144
-    assert rule.goal(nbytes, 0, block) == min(nbytes, block)
+    assert transfer_model.goal(nbytes, 0, block) == min(nbytes, block)
 
 
 def test_mistakes() -> None:
-    twin = rule.Rule()
+    twin = transfer_model.Rule()
     twin.cell("a", 10)
     with pytest.raises(ValueError, match="there is"):
         twin.cell("a", 10)

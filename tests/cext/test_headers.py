@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hoplite_mp import headers
+from hoplite_mp._common import object_states
 from hoplite_mp._supervisor.main import FIRST_SLOT
 
 LAYOUT = Path(__file__).resolve().parent.parent.parent / "cext" / "shm_layout.h"
@@ -25,11 +25,13 @@ def enum(name: str) -> dict[str, int]:
 
 def named(prefix: str) -> dict[str, int]:
     """Constants of the Python module."""
-    return {name: value for name, value in vars(headers).items() if name.startswith(prefix)}
+    return {name: value for name, value in vars(object_states).items() if name.startswith(prefix)}
 
 
 def test_states_are_those_of_the_c_header() -> None:
-    assert {f"ST_{name}": number for name, number in headers.STATE.items()} == enum("shm_state")
+    assert {f"ST_{name}": number for name, number in object_states.STATE.items()} == enum(
+        "shm_state"
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,11 +48,11 @@ def test_kinds_and_flags_are_those_of_the_c_header(
 
 
 def test_slots_are_those_of_the_c_header_and_of_the_supervisor() -> None:
-    assert re.search(rf"\bNODE_SLOT = {headers.NODE_SLOT},", LAYOUT.read_text())
-    assert re.search(rf"\bCLIENTS = {headers.SLOTS_MAX},", LAYOUT.read_text())
-    assert headers.FIRST_SLOT == FIRST_SLOT  # the template process imports nothing compiled
+    assert re.search(rf"\bNODE_SLOT = {object_states.NODE_SLOT},", LAYOUT.read_text())
+    assert re.search(rf"\bCLIENTS = {object_states.SLOTS_MAX},", LAYOUT.read_text())
+    assert object_states.FIRST_SLOT == FIRST_SLOT  # the template process imports nothing compiled
 
 
 def test_every_state_is_pending_or_stored_or_has_been_dropped() -> None:
-    parts = [headers.PENDING, headers.STORED, headers.DROPPED]
-    assert sorted(sum(parts, ())) == sorted(headers.STATE.values())
+    parts = [object_states.PENDING, object_states.STORED, object_states.DROPPED]
+    assert sorted(sum(parts, ())) == sorted(object_states.STATE.values())

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hoplite_mp import _engine, _serialize, _tasks
+from hoplite_mp._common.reduction import has_kernel, reduce_arrays, result_dtype
+from hoplite_mp._group.engine_calls import DTYPES, NONE
 from hoplite_mp._serialize.contributions import SMALL_OPS
-from hoplite_mp.reduction import has_kernel, reduce_arrays, result_dtype
-from hoplite_mp.small_calls import DTYPES, NONE
 from tests.cext.host import Host
 
 GROUP, BOARD = 7, 3

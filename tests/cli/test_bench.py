@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hoplite_mp import cli
-from hoplite_mp.bench.host import _Fresh
-from hoplite_mp.bench.table import Effort, Row, in_turns, percentile, show
+from hoplite_mp._cli import main
+from hoplite_mp._cli.bench.host import _Fresh
+from hoplite_mp._cli.bench.table import Effort, Row, in_turns, percentile, show
 from tests.cli.conftest import PATIENCE_S, ROOT, TOKEN
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def test_this_host(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is said before anything is measured."""
-    assert cli.main(["bench", "--json", str(tmp_path / "nowhere" / "x.json")]) == 1
+    assert main.main(["bench", "--json", str(tmp_path / "nowhere" / "x.json")]) == 1
     captured = capsys.readouterr()
     assert "nowhere" in captured.err
     assert "measured" not in captured.err

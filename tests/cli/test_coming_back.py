@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp import hosting
+from hoplite_mp._cli import up_join
+from hoplite_mp._common.stop_request import StopRequest
 from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError
-from hoplite_mp.stop_request import StopRequest
 
 COMMON = {"workers": 1, "memory": None, "ports": None, "token": None, "tls": None}
 GONE = ManagerLostError("nobody answers")
@@ -44,10 +44,10 @@ def come_back(
             ending.set()
         return lives.pop(0)
 
-    monkeypatch.setattr(hosting, "_join", join)
-    monkeypatch.setattr(hosting, "_stay", lambda *_: None)
-    monkeypatch.setattr(hosting, "_refuses", lambda address: is_up and not lives)
-    return hosting._take_part("10.0.0.1:7000", (), dict(COMMON), ending)
+    monkeypatch.setattr(up_join, "_join", join)
+    monkeypatch.setattr(up_join, "_stay", lambda *_: None)
+    monkeypatch.setattr(up_join, "_refuses", lambda address: is_up and not lives)
+    return up_join._take_part("10.0.0.1:7000", (), dict(COMMON), ending)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_join_of_a_removed_node_names_the_removal(
 def test_it_is_given_up_again_and_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert come_back(monkeypatch, [Life() for _ in range(hosting.REJOINS_MAX + 2)], False) == 1
+    assert come_back(monkeypatch, [Life() for _ in range(up_join.REJOINS_MAX + 2)], False) == 1
     assert "was lost 6 times, each within 120 s" in capsys.readouterr().err.splitlines()[-1]
 
 

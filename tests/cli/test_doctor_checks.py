@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hoplite_mp._cli.doctor import capacity, network, settings, software, storage, trial
+from hoplite_mp._cli.doctor.findings import Finding, ok, problem, run, show, summary, warning
 from hoplite_mp._client import store_size
 from hoplite_mp._version import __version__
 from hoplite_mp.config import GIB, MIB
-from hoplite_mp.doctor import capacity, network, settings, software, storage, trial
-from hoplite_mp.doctor.findings import Finding, ok, problem, run, show, summary, warning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

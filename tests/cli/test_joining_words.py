@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import hoplite_mp
-from hoplite_mp import cli
+from hoplite_mp._cli import main
 from hoplite_mp._transport.tokens import load_token
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ def test_join_without_a_token_is_an_error_before_anybody_is_called(
 ) -> None:
     """Whoever is waited for is not this host: nothing is resolved, nothing slept."""
     monkeypatch.setattr("hoplite_mp._client.network.resolve", called)
-    monkeypatch.setattr("hoplite_mp.hosting.HostCluster", called)
-    monkeypatch.setattr("hoplite_mp.hosting._on_signals", Never)
-    assert cli.main(["join", NOBODY]) == 1
+    monkeypatch.setattr("hoplite_mp._cli.up_join.HostCluster", called)
+    monkeypatch.setattr("hoplite_mp._cli.up_join._on_signals", Never)
+    assert main.main(["join", NOBODY]) == 1
     said = capsys.readouterr()
     assert said.out == ""
     (line,) = said.err.splitlines()
@@ -120,12 +120,12 @@ def test_a_file_that_is_no_token_is_an_error_at_once(
     wait: list[str],
 ) -> None:
     """Also with --wait: waiting does not mend it."""
-    monkeypatch.setattr("hoplite_mp.hosting.HostCluster", called)
-    monkeypatch.setattr("hoplite_mp.hosting._on_signals", Never)
+    monkeypatch.setattr("hoplite_mp._cli.up_join.HostCluster", called)
+    monkeypatch.setattr("hoplite_mp._cli.up_join._on_signals", Never)
     monkeypatch.setattr("hoplite_mp._transport.tokens.WRITING_S_MAX", 0.05)
     path = home / "spoiled"
     spoil(path)
-    assert cli.main(["join", NOBODY, "--token-file", str(path), *wait]) == 1
+    assert main.main(["join", NOBODY, "--token-file", str(path), *wait]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert str(path) in line
     assert words in line
@@ -162,7 +162,7 @@ def test_a_wait_that_ends_without_the_file(home: Path) -> None:
 @pytest.mark.parametrize("seconds", ["-1", "nan", "inf", "soon"])
 def test_a_wait_that_cannot_be(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["join", NOBODY, f"--wait={seconds}"])
+        main.main(["join", NOBODY, f"--wait={seconds}"])
     assert "--wait: must be seconds from 0" in capsys.readouterr().err
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp import cli
+from hoplite_mp._cli import main
 from tests.cli.conftest import PATIENCE_S, ROOT
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def simulate(*words: str) -> int:
-    return cli.main(["simulate", *words])
+    return main.main(["simulate", *words])
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -54,7 +54,10 @@ def test_time_is_virtual(capsys: pytest.CaptureFixture[str]) -> None:
 
 def played(*words: str, before: str = "") -> tuple[int, str, str]:
     """Runs with faults, in a process of their own. before: what is done there first."""
-    code = f"{before}\nimport sys; from hoplite_mp import cli; sys.exit(cli.main({list(words)!r}))"
+    code = (
+        f"{before}\nimport sys; from hoplite_mp._cli import main; "
+        f"sys.exit(main.main({list(words)!r}))"
+    )
     ended = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -138,8 +141,8 @@ def test_what_the_parser_refuses(words: list[str], capsys: pytest.CaptureFixture
 def test_as_a_command() -> None:
     """It needs no host, no cluster, and none of what a node imports."""
     code = (
-        "import sys; from hoplite_mp import cli; code = cli.main(['simulate', '--nodes', '3', "
-        "'--operations', 'reduce', '--bytes', '1MiB']); "
+        "import sys; from hoplite_mp._cli import main; code = main.main(['simulate', "
+        "'--nodes', '3', '--operations', 'reduce', '--bytes', '1MiB']); "
         "assert 'hoplite_mp._node.runtime.main' not in sys.modules; sys.exit(code)"
     )
     ended = subprocess.run(

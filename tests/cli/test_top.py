@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from hoplite_mp import cli
-from hoplite_mp.looking import status
-from hoplite_mp.looking.top import COLUMNS, Look, _drawn, lines
-from hoplite_mp.nodes import Node
+from hoplite_mp._api.nodes import Node
+from hoplite_mp._cli import main, status
+from hoplite_mp._cli.top import COLUMNS, Look, _drawn, lines
 from tests.cli.conftest import PATIENCE_S, ROOT, TOKEN
 
 if TYPE_CHECKING:
@@ -228,7 +227,7 @@ def test_a_terminal_that_is_gone(terminal: Callable[..., Terminal]) -> None:
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("HOPLITE_MP_TOKEN", TOKEN)
     monkeypatch.setenv("HOPLITE_MP_CONNECT_TIMEOUT_S", "0.3")
-    assert cli.main(["top", "127.0.0.1:9", "--no-tls"]) == 1
+    assert main.main(["top", "127.0.0.1:9", "--no-tls"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     (error,) = [line for line in captured.err.splitlines() if "tls=False" not in line]
@@ -236,15 +235,15 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 
 def test_missing_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "_importable", lambda name: name != "rich")
-    assert cli.main(["top", "127.0.0.1:9"]) == 1
+    monkeypatch.setattr(main, "_importable", lambda name: name != "rich")
+    assert main.main(["top", "127.0.0.1:9"]) == 1
     assert capsys.readouterr().err == "hoplite-mp top needs rich: pip install 'hoplite-mp[top]'\n"
 
 
 @pytest.mark.parametrize("option", ["--interval=0", "--interval=nan", "--interval=x", "--count=0"])
 def test_wrong_options(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
-        cli.main(["top", "127.0.0.1:9", option])
+        main.main(["top", "127.0.0.1:9", option])
     assert leaving.value.code == 2
     assert option.split("=")[0] in capsys.readouterr().err
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp.hosting import HostCluster
-from hoplite_mp.looking.status import standby
+from hoplite_mp._cli.status import standby
+from hoplite_mp._cli.up_join import HostCluster
 
 if TYPE_CHECKING:
     from pathlib import Path

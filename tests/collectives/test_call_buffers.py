@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import hoplite_mp
 from hoplite_mp import _tasks
-from hoplite_mp.board_calls import BUFFER_BYTES_MIN, BoardCalls
+from hoplite_mp._group.single_host import BUFFER_BYTES_MIN, BoardCalls
 from tests.cext.host import Host
 from tests.collectives.helpers import eventually, same
 from tests.collectives.test_small_calls import (

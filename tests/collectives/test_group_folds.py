@@ -17,8 +17,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError
+from hoplite_mp._group.inbox import Receive
 from hoplite_mp._protocol.local import RESULT_TAG
-from hoplite_mp.inbox import Receive
 from tests.collectives.helpers import Gate, eventually
 from tests.collectives.test_group_calls import in_threads
 

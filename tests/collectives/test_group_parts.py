@@ -11,8 +11,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import PeerLostError
+from hoplite_mp._group.splitting import split_name
 from hoplite_mp._protocol.fields import NAME_CHARS_MAX
-from hoplite_mp.splitting import split_name
 from tests.collectives.helpers import Gate, bits, eventually
 from tests.collectives.test_group_calls import in_threads
 

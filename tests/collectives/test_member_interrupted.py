@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hoplite_mp._group.call_protocol import Calling
+from hoplite_mp._group.multi_host import HostsMember
+from hoplite_mp._group.overlapped_copy import WRITE_ROUND_BYTES
 from hoplite_mp._node.ranges import Ranges
 from hoplite_mp._protocol.local import GroupCall, GroupWritten
-from hoplite_mp.calling import Calling
 from hoplite_mp.errors import NodeLostError
-from hoplite_mp.member import HostsMember
-from hoplite_mp.part_writer import WRITE_ROUND_BYTES
 
 REF: Any = object()
 AFTER = "_next_block", "_keep_own"  # what runs after the message to the node
@@ -123,7 +123,7 @@ def test_a_block_is_the_nodes_and_whole_or_given_back(
 ) -> None:
     member = Writer(at, KeyboardInterrupt())
     clock = member.step("clock")
-    monkeypatch.setattr("hoplite_mp.clock.monotonic", lambda: clock() or 1.0)
+    monkeypatch.setattr("hoplite_mp._common.clock.monotonic", lambda: clock() or 1.0)
     if at in ("write", "before"):
         with pytest.raises(KeyboardInterrupt):
             give(member, nbytes)

@@ -11,8 +11,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ObjectLostError, StoreFullError
+from hoplite_mp._common.reduction import reduce_arrays, result_dtype
 from hoplite_mp._serialize import dtype_name, named_dtype
-from hoplite_mp.reduction import reduce_arrays, result_dtype
 from tests.collectives.helpers import eventually
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hoplite_mp.interruptions import is_interruption
+from hoplite_mp._common.interruptions import is_interruption
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hoplite_mp import cli
+from hoplite_mp._cli import main
+from hoplite_mp._cli.demo import main as demo_main
+from hoplite_mp._cli.demo.training import Plan
 from hoplite_mp._version import __version__
-from hoplite_mp.demo import main as demo_main
-from hoplite_mp.demo.training import Plan
 
 
 @pytest.fixture(name="calls")
@@ -28,7 +28,7 @@ def fixture_calls(monkeypatch) -> list[tuple[Plan, Path | None]]:
 
 def test_version(capsys):
     with pytest.raises(SystemExit) as leaving:
-        cli.main(["--version"])
+        main.main(["--version"])
     assert leaving.value.code == 0
     assert capsys.readouterr().out == f"hoplite-mp {__version__}\n"
 
@@ -40,25 +40,27 @@ def test_version_of_the_module():
 
 
 def test_no_command_shows_help(capsys):
-    assert cli.main([]) == 0
+    assert main.main([]) == 0
     assert "demo" in capsys.readouterr().out
 
 
 def test_demo_defaults(calls):
-    assert cli.main(["demo"]) == 0
+    assert main.main(["demo"]) == 0
     assert calls == [(Plan(workers=4), None)]
     assert calls[0][0].kill
 
 
 def test_demo_options(calls):
-    assert cli.main(["demo", "--workers", "3", "--steps", "50", "--no-kill", "--out", "there"]) == 0
+    assert (
+        main.main(["demo", "--workers", "3", "--steps", "50", "--no-kill", "--out", "there"]) == 0
+    )
     assert calls == [(Plan(workers=3, steps=50, kill=False), Path("there"))]
 
 
 @pytest.mark.parametrize("option", ["--workers=0", "--steps=-3", "--steps=x", "--nonsense"])
 def test_wrong_options(option, calls, capsys):
     with pytest.raises(SystemExit) as leaving:
-        cli.main(["demo", option])
+        main.main(["demo", option])
     assert leaving.value.code == 2
     assert option.split("=")[0] in capsys.readouterr().err
     assert calls == []
@@ -66,30 +68,30 @@ def test_wrong_options(option, calls, capsys):
 
 def test_what_workers_may_be(calls, capsys):
     with pytest.raises(SystemExit):
-        cli.main(["demo", "--workers", "abc"])
+        main.main(["demo", "--workers", "abc"])
     assert "must be a whole number above 0, not 'abc'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("module", ["sklearn", "rich", "matplotlib"])
 def test_missing_extra(module, monkeypatch, calls, capsys):
-    monkeypatch.setattr(cli, "_importable", lambda name: name != module)
-    assert cli.main(["demo"]) == 1
+    monkeypatch.setattr(main, "_importable", lambda name: name != module)
+    assert main.main(["demo"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        f"hoplite-mp demo needs {cli.DEMO_NEEDS[module]}: pip install 'hoplite-mp[demo]'\n"
+        f"hoplite-mp demo needs {main.DEMO_NEEDS[module]}: pip install 'hoplite-mp[demo]'\n"
     )
     assert calls == []
 
 
 def test_importable():
-    assert cli._importable("json")
-    assert not cli._importable("no_such_module_anywhere")
+    assert main._importable("json")
+    assert not main._importable("no_such_module_anywhere")
 
 
 def test_the_command_needs_no_extra_to_start():
     code = (
-        "import sys, hoplite_mp.cli as cli; cli.parser();"
+        "import sys, hoplite_mp._cli.main as cli; cli.parser();"
         "print([name for name in cli.DEMO_NEEDS if name in sys.modules])"
     )
     command = [sys.executable, "-c", code]

@@ -8,8 +8,8 @@ import json
 import pytest
 from rich.console import Console
 
-from hoplite_mp.demo import report
-from hoplite_mp.demo.training import Plan, Run
+from hoplite_mp._cli.demo import report
+from hoplite_mp._cli.demo.training import Plan, Run
 
 
 def a_run(name: str, accuracy: float, kill: bool = True) -> Run:

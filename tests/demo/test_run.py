@@ -13,8 +13,8 @@ import time
 import psutil
 import pytest
 
-from hoplite_mp.demo import ours, pool, training
-from hoplite_mp.demo.training import Plan
+from hoplite_mp._cli.demo import ours, pool, training
+from hoplite_mp._cli.demo.training import Plan
 
 DEMO = [sys.executable, "-m", "hoplite_mp", "demo"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hoplite_mp.demo import training
-from hoplite_mp.demo.training import Digits, Momentum, Plan, Record, Run
+from hoplite_mp._cli.demo import training
+from hoplite_mp._cli.demo.training import Digits, Momentum, Plan, Record, Run
 
 SMALL = Plan(hidden=7, batch=5, steps=4, workers=2, snapshots=2)
 

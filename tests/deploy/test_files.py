@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from hoplite_mp.cli import parser
+from hoplite_mp._cli.main import parser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from hoplite_mp.cli import parser
+from hoplite_mp._cli.main import parser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

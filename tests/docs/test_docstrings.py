@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import hoplite_mp
+from hoplite_mp._api.actor_method import ActorMethod
 from hoplite_mp._client.completions import Completions
-from hoplite_mp.actor_method import ActorMethod
 from tests.tasks.helpers import eventually
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import hoplite_mp
-from hoplite_mp.cli import parser
+from hoplite_mp._cli.main import parser
 from tests.docs.test_docstrings import PUBLIC
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,8 +14,8 @@ import pytest
 from distributed import Client, LocalCluster
 
 import hoplite_mp
-from hoplite_mp.integrations import beside
 from hoplite_mp.integrations import dask as hoplite_dask
+from hoplite_mp.integrations._sidecar import sidecar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,7 +91,7 @@ def test_init_again_changes_nothing(client: Client) -> None:
 
 
 def test_the_token_is_in_no_arguments_and_no_repr(client: Client) -> None:
-    (member,) = beside._members.values()
+    (member,) = sidecar._members.values()
     token = member.place.token
     assert token not in repr(member.place)
     assert pickle.loads(pickle.dumps(member.place)) == member.place

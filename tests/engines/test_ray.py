@@ -124,7 +124,7 @@ def test_a_second_init_is_the_same_cluster(c: hoplite_mp.Cluster) -> None:
 
 
 def test_the_place_is_a_secret(c: hoplite_mp.Cluster) -> None:
-    from hoplite_mp.integrations.ray.actors import LEADER, NAMESPACE
+    from hoplite_mp.integrations.ray._actors import LEADER, NAMESPACE
 
     place = ray.get(ray.get_actor(LEADER, namespace=NAMESPACE).place.remote())
     assert place.token not in repr(place)

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 import hoplite_mp
-from hoplite_mp.integrations.torch.own_cluster import announce_cluster, open_cluster
+from hoplite_mp.integrations.torch._own_cluster import announce_cluster, open_cluster
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -40,6 +40,7 @@ import numpy as np
 
 from hoplite_mp import _serialize
 from hoplite_mp._client.trace_file import TraceText
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._node.objects.array_layouts import parse_layout, payload_layout
 from hoplite_mp._node.output.lines import Lines
 from hoplite_mp._protocol import codec, greetings, local
@@ -56,7 +57,6 @@ from hoplite_mp.errors import (
     ProtocolError,
     TaskError,
 )
-from hoplite_mp.ref import ObjectRef
 from tests.fuzz.making import legal
 from tests.protocol.peer_samples import LAYOUT, PEER_SAMPLES
 from tests.protocol.samples import ADDRESSES, ID, SAMPLES, TERMS_TO_MANAGER, TERMS_TO_NODE
@@ -293,18 +293,18 @@ SOURCES: dict[str, str] = {
     "_client/runtime.py": OWN,
     "_client/streams.py": "payloads",
     "_client/trace_file.py": "traces",
-    "doctor/trial.py": OWN + ": a program that it has started",
+    "_cli/doctor/trial.py": OWN + ": a program that it has started",
     "ids.py": "frames; from nodes; from peers",
-    "integrations/beside.py": OWN + ": the keeper that it has started",
-    "integrations/torch/own_cluster.py": "what a rank of this program has put into torch's store",
-    "integrations/ray/actors.py": "what a process of the same cluster of Ray has stored with Ray",
-    "looking/dump.py": "a member's answer to a person who asked: shown, and nothing else",
+    "integrations/_sidecar/sidecar.py": OWN + ": the keeper that it has started",
+    "integrations/torch/_own_cluster.py": "what a rank of this program has put into torch's store",
+    "integrations/ray/_actors.py": "what a process of the same cluster of Ray has stored with Ray",
+    "_cli/dump.py": "a member's answer to a person who asked: shown, and nothing else",
     "_manager/standby.py": OWN,
-    "board_calls.py": OWN,
-    "calling.py": "payloads",
+    "single_host.py": OWN,
+    "call_protocol.py": "payloads",
     "_client/in_place.py": "payloads",
     "_node/groups/small_calls.py": OWN,
-    "member.py": "payloads",
+    "multi_host.py": "payloads",
     "object_folds.py": "payloads",
     "_node/execution/local_reduce.py": "payloads",
     "_node/execution/folding.py": OWN,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import hoplite_mp
-from hoplite_mp.integrations import beside
+from hoplite_mp.integrations._sidecar import sidecar
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
@@ -19,7 +19,7 @@ PATIENCE_S = 60.0
 MEMBER = """
 import os, pickle, signal, subprocess, sys, time
 import hoplite_mp
-from hoplite_mp.integrations import beside
+from hoplite_mp.integrations._sidecar import sidecar as beside
 place = pickle.loads(sys.stdin.buffer.read())
 member = beside.take_part(place)
 cluster, node = member.cluster, member.cluster._runtime.tasks.pid(0)
@@ -41,19 +41,19 @@ print(beside.take_part(place).cluster.get(member.cluster.put(7)))
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> beside.Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> sidecar.Place:
     """A cluster that begins with this process, whose node others do not find."""
     (tmp_path / "here").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "here"))
-    return beside.begin("127.0.0.1:0", memory="64MiB")
+    return sidecar.begin("127.0.0.1:0", memory="64MiB")
 
 
 def test_a_process_enters_again_after_the_system_has_refused_one(
-    place: beside.Place, tmp_path: Path
+    place: sidecar.Place, tmp_path: Path
 ) -> None:
     there = tmp_path / "there"
     there.mkdir(mode=0o700)
-    member = beside.member_of(place)
+    member = sidecar.member_of(place)
     assert member is not None
     try:
         ran = subprocess.run(
@@ -75,14 +75,14 @@ def test_a_process_enters_again_after_the_system_has_refused_one(
 
 
 def test_current_after_a_member_enters_again_stays_the_cluster_opened_later(
-    place: beside.Place,
+    place: sidecar.Place,
 ) -> None:
     """The membership that returns keeps its position in the order of opening."""
-    member = beside.member_of(place)
+    member = sidecar.member_of(place)
     assert member is not None
     try:
         with hoplite_mp.Cluster(workers=1) as later:
-            again = beside._Attached(address=place.address, **place.options)
+            again = sidecar._Attached(address=place.address, **place.options)
             assert hoplite_mp.current() is again
             again._runtime.replace(member.cluster._runtime)
             assert hoplite_mp.current() is later

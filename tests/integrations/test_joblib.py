@@ -26,7 +26,7 @@ import hoplite_mp
 import hoplite_mp.integrations.joblib as ours
 from hoplite_mp._client.captured_arrays import Carried
 from hoplite_mp.errors import NodeLostError
-from hoplite_mp.integrations import joblib_pools
+from hoplite_mp.integrations import _joblib_pools
 from tests.tasks.helpers import announce, eventually
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def own_cluster() -> hoplite_mp.Cluster:
-    assert joblib_pools._own is not None
-    return joblib_pools._own.cluster
+    assert _joblib_pools._own is not None
+    return _joblib_pools._own.cluster
 
 
 def look(array: Any) -> tuple[float, bool]:
@@ -312,7 +312,7 @@ import os, signal, sys, threading, time
 import joblib, numpy as np, psutil
 import hoplite_mp, hoplite_mp.integrations.joblib as ours
 from joblib import Parallel, delayed, parallel_config
-from hoplite_mp.integrations import joblib_pools
+from hoplite_mp.integrations import _joblib_pools as joblib_pools
 
 def announce(path):
     open(path, "w").close()
@@ -470,7 +470,7 @@ def test_workers_begin_on_the_nodes_of_the_moment(monkeypatch: pytest.MonkeyPatc
     gone = [("h7", 1)]
     with hoplite_mp.Cluster(workers=2) as c, parallel_config(backend=NAME, cluster=c):
         with monkeypatch.context() as patch:
-            patch.setattr(joblib_pools, "_places", lambda cluster: gone)
+            patch.setattr(_joblib_pools, "_places", lambda cluster: gone)
             with pytest.raises((ValueError, NodeLostError), match="h7"):
                 Parallel(n_jobs=3)(delayed(abs)(-i) for i in range(3))
         assert Parallel(n_jobs=3)(delayed(abs)(-i) for i in range(3)) == [0, 1, 2]

@@ -21,7 +21,7 @@ import pytest
 from joblib.parallel import BACKENDS, ParallelBackendBase
 
 import hoplite_mp.integrations.joblib as ours
-from hoplite_mp.integrations import joblib_pools
+from hoplite_mp.integrations import _joblib_pools
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,8 +72,8 @@ class Reusable:
 
     def __init__(self, reuse: bool) -> None:
         assert reuse
-        assert joblib_pools._own is not None
-        (last,) = [pool for pool in joblib_pools._own.pools._pools if pool.last]
+        assert _joblib_pools._own is not None
+        (last,) = [pool for pool in _joblib_pools._own.pools._pools if pool.last]
         self.executor = last.executor
 
     def __eq__(self, other: object) -> bool:

@@ -167,7 +167,7 @@ def test_doctor_of_other_software(cluster: UpCluster, lan: Lan) -> None:
     """A version of our own that is not the cluster's."""
     code = (
         "import sys, hoplite_mp._version as v; v.__version__ = '99.1.0'; "
-        "from hoplite_mp.cli import main; sys.exit(main(sys.argv[1:]))"
+        "from hoplite_mp._cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     tls = [] if cluster.tls else ["--no-tls"]
     done = lan[1].run(

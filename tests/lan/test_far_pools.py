@@ -126,7 +126,7 @@ def test_a_member_dies_while_its_part_is_sent(cluster: UpCluster, lan: Lan) -> N
         + """
 import signal
 def peer(rank, size):
-    from hoplite_mp import member
+    from hoplite_mp._group import multi_host as member
     with hoplite_mp.current().group("mortal", size, rank, timeout=30) as g:
         g.barrier()
         if rank == 1:

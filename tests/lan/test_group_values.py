@@ -105,7 +105,7 @@ def test_calls_are_repeated(cluster: UpCluster, lan: Lan, per_host: int) -> None
 # As many bytes as engines reduce by themselves, as travel inside messages, and as need a plan; a
 # mean of bytes has eight times as many.
 FOLDS = """
-    from hoplite_mp.reduction import fold
+    from hoplite_mp._common.reduction import fold
     for op in ("sum", "prod", "min", "max", "mean", "xor", np.hypot):
         for dtype in ("?", "u1", "f2", ">i4", "c16"):
             for nbytes in (400, 5_000, 16_300, 40_000):

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hoplite_mp._cli.up_join import REJOINS_MAX
 from hoplite_mp._supervisor.manager_process import STARTS_MAX, STARTS_S
-from hoplite_mp.hosting import REJOINS_MAX
 from tests.lan import Lan
 from tests.lan.test_cluster import PATIENCE_S, UpCluster
 from tests.lan.test_silence import Driver, everything

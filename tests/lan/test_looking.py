@@ -75,7 +75,7 @@ def test_every_task_once_whichever_host_ran_it(
         lan[1],
         f"""
         import json
-        from hoplite_mp.looking import dump
+        from hoplite_mp._cli import dump
         def work(i):
             time.sleep(0.005)
             return os.getpid()
@@ -267,7 +267,7 @@ def test_a_node_that_joins_is_traced_too(cluster: UpCluster, lan: Lan, tmp_path:
     program = lan[0].popen(
         cluster.program(
             f"""
-            from hoplite_mp.looking import dump
+            from hoplite_mp._cli import dump
             def known():
                 return {{n.id for n in c.nodes if n.workers}}
             before = known()

@@ -96,14 +96,14 @@ def test_worker_and_resources_of_another_host_are_free_during_the_delay(
         cluster.lan[1],
         TASKS
         + """
-from hoplite_mp.looking.dump import collect
+from hoplite_mp._cli.dump import collect
 bound = long.options(node=there, resources={"gpu": 1})
 future = bound.submit(fails, "a", 1)
 eventually(lambda: retried() == 1)
 assert bound.submit(abs, -3).result(30) == 3
 assert c.options(node=there).submit(abs, -4).result(30) == 4
 counts = {one["node"]: one["queued"]["count"] for one in collect(c)["nodes"]}
-here = hoplite_mp.nodes.node_numbers(c._runtime, c.here)[0]
+here = hoplite_mp._api.nodes.node_numbers(c._runtime, c.here)[0]
 assert counts == {node: int(node == here) for node in counts}, counts
 assert not future.done()
 assert future.cancel()
@@ -166,7 +166,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         cluster.lan[1],
         TASKS
         + """
-from hoplite_mp.looking.dump import collect
+from hoplite_mp._cli.dump import collect
 eventually(lambda: not any(
     one["queued"]["count"] + one["waiting"]["count"] for one in collect(c)["nodes"]))
 """,

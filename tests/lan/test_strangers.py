@@ -24,7 +24,7 @@ LISTENING = "0A"  # of /proc/net/tcp
 
 STRANGER = """
 import os, socket, ssl, sys, threading, time
-from hoplite_mp import ids
+from hoplite_mp._common import ids
 from hoplite_mp.errors import HopliteError
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.versions import software_versions

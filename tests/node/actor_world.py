@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
 from hoplite_mp._node.actors.actor_backup import Spares
 from hoplite_mp._node.actors.actor_failover import ActorMoves
 from hoplite_mp._node.actors.actor_records import Wanted

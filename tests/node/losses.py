@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _tasks
+from hoplite_mp._common.object_states import STATE as STATES
 from hoplite_mp._node.lineage.recovery import Recovering
 from hoplite_mp._node.objects.replicas import Replicas
 from hoplite_mp._node.questions import Questions
@@ -15,7 +16,6 @@ from hoplite_mp._protocol.messages import Member, NodeJoined, NodeLost, OwnersNa
 from hoplite_mp._protocol.peers import CopiesAsked, CopiesTold, Kept, LetGo, MakeAgain, Release
 from hoplite_mp._protocol.reports import NodeReturned, Reported
 from hoplite_mp.errors import ObjectLostError
-from hoplite_mp.headers import STATE as STATES
 from tests.cext.host import STATE
 from tests.node.pair import COMMON, Network, Side
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from hoplite_mp import _serialize, _tasks, ids
+from hoplite_mp import _serialize, _tasks
+from hoplite_mp._common import ids
 from hoplite_mp._node.objects.exports import Exports
 from hoplite_mp._node.objects.imports import Imports
 from hoplite_mp._node.objects.remote_objects import RemoteObject, RemoteObjects

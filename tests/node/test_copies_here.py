@@ -9,7 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from hoplite_mp import _serialize, ids
+from hoplite_mp import _serialize
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import STATE
 from hoplite_mp._node.execution.plan_cells import PULL_TRIES_MAX, PlanCells
 from hoplite_mp._node.execution.transfers import Transfers
 from hoplite_mp._node.objects.replicas import Replicas
@@ -18,7 +20,6 @@ from hoplite_mp._node.ranges import Ranges
 from hoplite_mp._node.store.engine_buffer import EngineBuffer
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.reports import CopyHeld
-from hoplite_mp.headers import STATE
 from tests.node.manual_loop import ManualLoop
 from tests.node.pair import Network, Side
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
 from tests.node.test_imports import away_hold
 from tests.node.test_reconstruction import BIG, clean, is_absent, network, run_one, sender, submit
 

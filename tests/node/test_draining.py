@@ -8,11 +8,11 @@ from unittest import mock
 
 import pytest
 
+from hoplite_mp._common.object_states import KIND_OPERATION, KIND_TASK, NODE_SLOT
 from hoplite_mp._node.roster import Roster
 from hoplite_mp._node.tasks.draining import LOOK_S, Draining
 from hoplite_mp._protocol.messages import Member
 from hoplite_mp._protocol.peers import Leaving
-from hoplite_mp.headers import KIND_OPERATION, KIND_TASK, NODE_SLOT
 from tests.node.manual_loop import ManualLoop
 
 NUMBER, OTHER = 3, 11

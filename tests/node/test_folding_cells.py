@@ -8,7 +8,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from hoplite_mp import _serialize, ids
+from hoplite_mp import _serialize
+from hoplite_mp._common import ids
 from hoplite_mp._node.execution.folding import Folding
 from hoplite_mp._node.execution.plan_state import PlanExecution
 from hoplite_mp._node.objects.array_layouts import payload_layout

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
 from hoplite_mp._node.groups.group_state import Known
 from hoplite_mp._node.groups.groups import Groups
 from hoplite_mp._protocol.groups import GroupEnd

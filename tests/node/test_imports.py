@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp.errors import ObjectLostError
-from hoplite_mp.ref import ObjectRef
 from tests.cext.host import STATE
 from tests.node.pair import Network, Side, states_of
 

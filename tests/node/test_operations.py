@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
 from hoplite_mp._node.collectives.chunked_reduce import ChunkedReduce
 from hoplite_mp._node.collectives.endings import placed
 from hoplite_mp._node.collectives.operations import Operations

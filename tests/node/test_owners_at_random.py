@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
 from hoplite_mp._planner import owners
 from hoplite_mp._protocol.messages import NodeLost
 from tests.node.losses import LossNetwork

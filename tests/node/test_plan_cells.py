@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
 from hoplite_mp._node.execution.carryover import Carryover, Copy
 from hoplite_mp._node.execution.filling import fill_blocks
 from hoplite_mp._node.execution.plan_cells import NOBODY, PULL_TRIES_MAX, PlanCells

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import STATE
 from hoplite_mp._node.execution.plan_runner import ROOM_LOOK_S, PlanExecutor
 from hoplite_mp._protocol import messages as m
-from hoplite_mp.headers import STATE
 from tests.node.test_plan_cells import OBJECT, Node1, a_copy
 
 FIRST, SECOND = (ids.pack_id(1000, number) for number in (7, 8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
 from hoplite_mp._node.execution.plan_runner import ROOM_LOOK_S, PlanExecutor
 from hoplite_mp._protocol import messages as m
 from tests.node.test_plan_cells import Node1

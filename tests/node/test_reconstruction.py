@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hoplite_mp import _tasks, ids
+from hoplite_mp import _tasks
+from hoplite_mp._common import ids
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp.errors import StoreFullError
-from hoplite_mp.ref import ObjectRef
 from tests.cext.host import STATE
 from tests.node.losses import LossNetwork, LossSide
 from tests.node.pair import states_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
 from hoplite_mp._node.lineage.reconstruction import ASK_S, ASKS_MAX, COPIES_TRIED_MAX
 from tests.node.test_imports import away_hold
 from tests.node.test_reconstruction import (

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from hoplite_mp import _serialize
+from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
+from hoplite_mp._common.reduction import fold
 from hoplite_mp._node.collectives import chunked_reduce
 from hoplite_mp._node.collectives.chunked_reduce import ChunkedReduce
 from hoplite_mp._node.execution.local_reduce import PlanError, prepare, slices_of
 from hoplite_mp._protocol.local import Collective
-from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
-from hoplite_mp.reduction import fold
 from tests.cext.host import Host
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
 from tests.cext.host import STATE
 from tests.node.pair import Network
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from hoplite_mp._common.object_states import STATE
 from hoplite_mp._protocol.messages import NodeLost
 from hoplite_mp.errors import ObjectLostError
-from hoplite_mp.headers import STATE
 from tests.node.test_imports import away_hold
 from tests.node.test_reconstruction import clean
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from hoplite_mp._common.object_states import STATE
 from hoplite_mp._node.tasks.resources import AHEAD_TASKS, _Turn
-from hoplite_mp.headers import STATE
 
 OWN, OTHER = 77, 78
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hoplite_mp import _serialize
+from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp._node.objects.array_layouts import layout_of, parse_layout
-from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
 from tests.cext.host import Host
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._node.objects.exports import KEPT_LOOK_S
 from hoplite_mp._protocol.peers import Acquire, Release
-from hoplite_mp.ref import ObjectRef
 from tests.cext.host import STATE
 from tests.node.losses import LossNetwork, LossSide
 from tests.node.pair import states_of

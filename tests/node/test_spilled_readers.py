@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp._node.objects.remote_objects import RemoteObjects
 from hoplite_mp._node.store.budget import HANDED_S
-from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
 from tests.cext.host import Host
 from tests.node.nobody_above import NobodyAbove
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hoplite_mp._common.object_states import NODE_SLOT
 from hoplite_mp._node.store import budget as store_module
 from hoplite_mp._node.store.budget import ERROR_SHARE, HEAD
-from hoplite_mp.headers import NODE_SLOT
 from tests.cext.host import Host
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hoplite_mp import _serialize, ids
+from hoplite_mp import _serialize
+from hoplite_mp._common import ids
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._protocol.peers import TaskEnded
 from hoplite_mp.errors import NodeLostError, StoreFullError, WorkerLostError
-from hoplite_mp.ref import ObjectRef
 from tests.node.pair import COMMON, Network, Side
 from tests.node.test_imports import BIG, away_hold, clean
 

@@ -9,13 +9,13 @@ from unittest import mock
 
 import pytest
 
+from hoplite_mp._common.object_states import STATE
 from hoplite_mp._node.groups.group_calls import GroupCalls
 from hoplite_mp._node.groups.mailbox import Letter
 from hoplite_mp._node.groups.point_to_point import PointToPoint
 from hoplite_mp._protocol.group_calls import GroupPart
 from hoplite_mp._protocol.messages import GroupMembers
 from hoplite_mp._protocol.point_to_point import GroupSent
-from hoplite_mp.headers import STATE
 from tests.node.no_small_calls import NoSmallCalls
 from tests.node.test_group_requests import NUMBER, SLOT, World
 from tests.protocol.samples import WHOLE

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from hoplite_mp import _engine
+from hoplite_mp._common.object_states import NODE_SLOT
 from hoplite_mp._node.groups.attempts import ATTEMPT_BITS, REPEATED
 from hoplite_mp._node.groups.group_decisions import decide
 from hoplite_mp._node.groups.group_results import GroupResults, Prepared
@@ -18,7 +19,6 @@ from hoplite_mp._node.store.budget import PROMISED
 from hoplite_mp._node.store.growing_block import StreamingSources
 from hoplite_mp._protocol.group_calls import GroupCommit, GroupDone, GroupGo, GroupPart, GroupSync
 from hoplite_mp._protocol.local import GroupCall
-from hoplite_mp.headers import NODE_SLOT
 from tests.cext.host import Host
 from tests.node.test_group_commits import GENERATION, GONE, HERE, OTHER, VERSION, members
 from tests.node.test_small_calls import SLOT, Node, record

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
 from hoplite_mp._planner.groups import Groups
 from hoplite_mp._planner.rejoin import Returns
 from hoplite_mp._planner.tombstones import GroupEnds

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from hoplite_mp import _serialize
-from hoplite_mp.ref import ObjectRef
+from hoplite_mp._common.ref import ObjectRef
 
 
 def a_ref(n: int = 1) -> ObjectRef[Any]:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hoplite_mp import _serialize
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._serialize import ARRAY, PICKLE
-from hoplite_mp.ref import ObjectRef
 from tests.serial.helpers import ML_DTYPES, Boxed, Tagged, array_of, load, round_trip
 
 

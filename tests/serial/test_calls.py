@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hoplite_mp import _serialize
+from hoplite_mp._common.ref import ByRef, ObjectRef, by_ref
 from hoplite_mp.errors import ObjectLostError
-from hoplite_mp.ref import ByRef, ObjectRef, by_ref
 from tests.serial.helpers import Boxed, FakeFuture, Point, a_ref, check_layout
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from hoplite_mp import _serialize
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._serialize import code, imports
-from hoplite_mp.ref import ObjectRef
 from tests.serial.code_helpers import function_trip, run_python
 from tests.serial.helpers import round_trip
 
@@ -179,7 +179,7 @@ class TestByValue:
             """
             import sys
             from hoplite_mp import _serialize as serial
-            from hoplite_mp.ref import ObjectRef
+            from hoplite_mp._common.ref import ObjectRef
             mem = memoryview(open(sys.argv[1] + "/payload", "rb").read())
             function, thing = serial.decode(mem, make_ref=ObjectRef)
             assert function(1) == 3 and thing.f() == 3 and "byvalue" not in sys.modules

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import _serialize
-from hoplite_mp.ref import ObjectRef
+from hoplite_mp._common.ref import ObjectRef
 from tests.serial.helpers import ML_DTYPES, array_of
 
 

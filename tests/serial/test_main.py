@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hoplite_mp import _serialize
-from hoplite_mp.ref import ObjectRef
+from hoplite_mp._common.ref import ObjectRef
 from tests.serial.code_helpers import run_python
 
 # What a user's script defines; `check(decoded)` below is run in another process.
@@ -15,7 +15,7 @@ SCRIPT = """
 import dataclasses, enum, functools, sys, typing
 import numpy as np
 from hoplite_mp import _serialize as serial
-from hoplite_mp.ref import ObjectRef
+from hoplite_mp._common.ref import ObjectRef
 
 SCALE = 3
 def scaled(x): return x * SCALE
@@ -75,7 +75,7 @@ class TestMain:
             import sys
             import numpy as np
             from hoplite_mp import _serialize as serial
-            from hoplite_mp.ref import ObjectRef
+            from hoplite_mp._common.ref import ObjectRef
 
             mem = memoryview(open(sys.argv[1], "rb").read())
             v = serial.decode(mem, make_ref=ObjectRef)
@@ -133,7 +133,7 @@ Base.count = 99
 subprocess.run([sys.executable, "-c", '''
 import sys
 from hoplite_mp import _serialize as serial
-from hoplite_mp.ref import ObjectRef
+from hoplite_mp._common.ref import ObjectRef
 there, back = sys.argv[1:]
 value = serial.decode(memoryview(open(there, "rb").read()), make_ref=ObjectRef)
 assert type(value[0]).count == 0
@@ -168,7 +168,7 @@ assert type(home) is Derived and home.double() == 101 and Base.count == 99
             import sys, json, collections, decimal
             import numpy as np
             from hoplite_mp import _serialize as serial
-            from hoplite_mp.ref import ObjectRef
+            from hoplite_mp._common.ref import ObjectRef
             for value in (1, [np.zeros(5000)], {"f": json.dumps, "c": collections.OrderedDict},
                           decimal.Decimal(1), type(None), np.add, np.float32, len, ValueError("x")):
                 serial.decode(memoryview(serial.encode(value).tobytes()), make_ref=ObjectRef)

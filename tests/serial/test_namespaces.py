@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from hoplite_mp import _serialize
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._serialize import fingerprints, namespaces
 from hoplite_mp._serialize.fingerprints import TooLarge, fingerprint
-from hoplite_mp.ref import ObjectRef
 from tests.serial.code_helpers import ROOT
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hoplite_mp import _serialize
-from hoplite_mp.ref import ObjectRef, by_ref, runtime_hooks
+from hoplite_mp._common.ref import ObjectRef, by_ref, runtime_hooks
 from tests.serial.helpers import Boxed, FakeFuture, a_ref, load, round_trip
 
 

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hoplite_mp import _serialize
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._serialize import BYTES, NUMBER, PICKLE, streams
-from hoplite_mp.ref import ObjectRef
 from tests.serial.helpers import Boxed, Point, a_ref, load, round_trip
 
 PLAIN_VALUES = st.recursive(

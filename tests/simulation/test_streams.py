@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from hoplite_mp import rule
+from hoplite_mp._common import transfer_model
 from hoplite_mp._simulation.network import Network
 from hoplite_mp._simulation.scale.streams import Cell, Engine, WrongBytes
 from hoplite_mp._simulation.timeline import Timeline
@@ -33,7 +33,7 @@ class Play:
         for _ in range(chance.randint(2, 4)):
             host = network.add(chance.choice([1e6, 1e8]), chance.choice([1e6, 1e8]))
             self.engines.append(Engine(network, host, block))
-        self.twin = rule.Rule()
+        self.twin = transfer_model.Rule()
         self.nbytes = chance.choice([64, 400, 80_000, 399_996])
         self.cells: list[tuple[int, Cell]] = []
         self.shown: dict[int, set[int]] = {}
@@ -98,7 +98,7 @@ def test_simulated_streams_do_what_the_rule_says(first: int) -> None:
 
 
 def test_a_part_of_a_cell_in_both() -> None:
-    twin = rule.Rule()
+    twin = transfer_model.Rule()
     twin.cell("whole", 100_000, filled=100_000)
     twin.cell("part", 70_000)
     twin.pull("part", "whole")

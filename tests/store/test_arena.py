@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hoplite_mp.store.arena import PAGE, Arena
+from hoplite_mp._common.arena import PAGE, Arena
 
 SIZES = st.one_of(st.integers(1, 40 * PAGE), st.sampled_from([PAGE, 2 * PAGE, 16 * PAGE]))
 ALIGNS = st.sampled_from([PAGE, PAGE, 4 * PAGE, 16 * PAGE])

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.actor import Actor
+from hoplite_mp._api.actor import Actor
 from tests.tasks.helpers import eventually, wait_for
 
 if TYPE_CHECKING:

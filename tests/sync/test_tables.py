@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._sync import sync_actors
 from hoplite_mp._sync.waiting import (
     Answer,
@@ -20,7 +21,6 @@ from hoplite_mp._sync.waiting import (
     QueueTable,
     Recursive,
 )
-from hoplite_mp.ref import ObjectRef
 
 PROCESSES = [b"a", b"b", b"c"]
 WHO = st.sampled_from(PROCESSES)

@@ -27,7 +27,7 @@ class Sent:
 
 
 class Clock:
-    """Seconds, as `hoplite_mp.clock` gives them."""
+    """Seconds, as `hoplite_mp._common.clock` gives them."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 import hoplite_mp
+from hoplite_mp._cli import dump
 from hoplite_mp._node.diagnostics.waits import WAITS_MAX
 from hoplite_mp._protocol.local import Dump, Reply
-from hoplite_mp.looking import dump
 from tests.tasks.helpers import eventually, wait_for
 
 if TYPE_CHECKING:

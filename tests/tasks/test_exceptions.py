@@ -14,8 +14,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import TaskError
+from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp._serialize import RemoteTraceback
-from hoplite_mp.interruptions import is_interruption
 from tests.tasks.helpers import PATIENCE_S
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ def test_a_first_use_that_is_interrupted_is_made_up_for() -> None:
         import hoplite_mp
 
         def interrupt(frame: Any, event: str, argument: Any) -> None:
-            if frame.f_code.co_filename.endswith("hoplite_mp/cluster.py"):
+            if frame.f_code.co_filename.endswith("hoplite_mp/_api/cluster.py"):
                 raise KeyboardInterrupt
 
         sys.settrace(interrupt)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hoplite_mp import Cluster
 
 OURS = str(Path(hoplite_mp.__file__).parent)
-CHECKER = "_lockdep.py"  # runs in tests only
+CHECKER = "lockdep.py"  # runs in tests only
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hoplite_mp._client.channel import Channel, seqpacket_pair
-from hoplite_mp.integrations.joblib_pools import _takes_part
+from hoplite_mp.integrations._joblib_pools import _takes_part
 
 
 @pytest.mark.parametrize("who", ["the node", "this process"])

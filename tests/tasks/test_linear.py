@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import hoplite_mp
-from hoplite_mp.ref import ObjectRef
+from hoplite_mp._common.ref import ObjectRef
 
 LINKS = 1500
 LOOKS_PER_LINK_MAX = 25
@@ -72,7 +72,7 @@ def wait_for_file(path: str) -> int:
     return 0
 
 
-def needs_others(refs: hoplite_mp.ref.ObjectRef[Any] | Any, path: str) -> float:
+def needs_others(refs: hoplite_mp._common.ref.ObjectRef[Any] | Any, path: str) -> float:
     cluster = hoplite_mp.current()
     tasks = counted(cluster)
     mine = [cluster.submit(increment, ref) for ref in refs.value]

@@ -11,7 +11,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import _tasks
-from hoplite_mp.headers import STATE
+from hoplite_mp._common.object_states import STATE
 from tests.tasks.helpers import eventually
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import hoplite_mp
+from hoplite_mp._cli.dump import collect, lines
 from hoplite_mp._node.tasks.pools import STUCK_PATIENCE_S
-from hoplite_mp.looking.dump import collect, lines
 from tests.tasks.helpers import PATIENCE_S, eventually
 
 if TYPE_CHECKING:

@@ -172,7 +172,7 @@ def test_source_of_initializer_and_stack_dump_is_shown(tmp_path: Path) -> None:
         tmp_path,
         """
         import hoplite_mp, sys, threading, time
-        from hoplite_mp.looking.dump import collect, lines
+        from hoplite_mp._cli.dump import collect, lines
 
         def init(x):
             return 1 / x

@@ -17,7 +17,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import Config
-from hoplite_mp.looking import dump
+from hoplite_mp._cli import dump
 from tests.tasks.helpers import eventually, fail, wait_for
 
 if TYPE_CHECKING:

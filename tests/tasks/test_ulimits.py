@@ -97,7 +97,7 @@ except hoplite_mp.ConfigError as error:
 """.replace("hoplite_mp_path", f"__import__('pathlib').Path({str(tmp_path / 'token')!r})")
     program = f"""
 import hoplite_mp, pathlib, subprocess, sys
-from hoplite_mp.cluster import Cluster
+from hoplite_mp._api.cluster import Cluster
 class Staying(Cluster):
     _stays = True
 with Staying(1, listen="127.0.0.1:0", token=pathlib.Path({str(tmp_path / "token")!r})) as c:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hoplite_mp
+from hoplite_mp._api.executor import Options
 from hoplite_mp._client.option_checks import UNUSED
-from hoplite_mp.executor import Options
 from tests.tasks.helpers import PATIENCE_S
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import hoplite_mp
-from hoplite_mp.store.limits import cpu_count
+from hoplite_mp._common.machine_limits import cpu_count
 from tests.tasks.helpers import PATIENCE_S, add, announce, at_rest, eventually, run, wait_for
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _serialize
+from hoplite_mp._common.object_states import STATE, VALUED
 from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp._planner.resources import Ledger
 from hoplite_mp._protocol.fields import NO_OBJECT, NODES_MAX
 from hoplite_mp._protocol.messages import ActorNameClaimed, ActorNameReleased
 from hoplite_mp._protocol.peers import ActorKept, ActorSought, DropActor, KeepActor
-from hoplite_mp.headers import STATE, VALUED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

@@ -14,11 +14,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hoplite_mp import errors
+from hoplite_mp._common.object_states import NODE_SLOT
 from hoplite_mp._node.actors.actor_records import Actor, Wanted
 from hoplite_mp._protocol.fields import NO_OBJECT
 from hoplite_mp._protocol.messages import ActorNameClaimed
 from hoplite_mp._protocol.peers import ActorFound
-from hoplite_mp.headers import NODE_SLOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

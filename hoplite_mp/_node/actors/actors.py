@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import _serialize, errors, ids
+from hoplite_mp import _serialize, errors
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import KIND_PUT, NODE_SLOT, STATE
 from hoplite_mp._node.actors.actor_records import (
     ENDED,
     Actor,
@@ -34,7 +36,6 @@ from hoplite_mp._protocol.messages import (
     ActorNameHeld,
     ActorNameReleased,
 )
-from hoplite_mp.headers import KIND_PUT, NODE_SLOT, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from hoplite_mp import _serialize, errors, ids
+from hoplite_mp import _serialize, errors
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import NODE_SLOT, UNCLAIMED
 from hoplite_mp._node.actors.actor_records import Wanted
 from hoplite_mp._node.actors.actors import POOL_CLOSING, POOL_ENDED
 from hoplite_mp._protocol.local import POOL_LEAVING, Reply
@@ -28,7 +30,6 @@ from hoplite_mp._protocol.peers import (
     RestartsAsked,
     RestartsTold,
 )
-from hoplite_mp.headers import NODE_SLOT, UNCLAIMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _reduce, _serialize
+from hoplite_mp._common.reduction import fold, has_kernel, result_dtype
 from hoplite_mp._node.execution.local_reduce import (
     Execution,
     SourcesGone,
@@ -22,7 +23,6 @@ from hoplite_mp._node.execution.local_reduce import (
     allocate,
     check,
 )
-from hoplite_mp.reduction import fold, has_kernel, result_dtype
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.results import Results

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp import _serialize, ids
+from hoplite_mp import _serialize
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import CANCELLED, STATE, UNWANTED, VALUED
 from hoplite_mp._node.collectives.chunked_reduce import ChunkedReduce, NotInChunks
 from hoplite_mp._node.collectives.endings import finish, placed
 from hoplite_mp._node.execution.local_reduce import Execution, PlanError, SourcesGone, prepare
@@ -38,7 +40,6 @@ from hoplite_mp._protocol.messages import (
 )
 from hoplite_mp._protocol.reports import ReduceHeld
 from hoplite_mp.errors import ObjectLostError, ReduceError, StoreFullError
-from hoplite_mp.headers import CANCELLED, STATE, UNWANTED, VALUED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hoplite_mp import _tasks
+from hoplite_mp._common.object_states import STATE
 from hoplite_mp._node.io.os_info import hostname
 from hoplite_mp._protocol.diagnostics import EVENT, OUTCOMES_OF_EVENTS, TraceDocument
-from hoplite_mp.headers import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp import _serialize, ids
-from hoplite_mp._node.io.os_info import hostname
-from hoplite_mp._protocol.diagnostics import EVENT, PIECE_BYTES_MAX, DumpAsked, LookTold
-from hoplite_mp._protocol.local import Reply
-from hoplite_mp.headers import (
+from hoplite_mp import _serialize
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import (
     CLIENT_DRIVER,
     DRIVER_SLOT,
     GONE,
@@ -28,6 +26,9 @@ from hoplite_mp.headers import (
     STATE,
     VALUED,
 )
+from hoplite_mp._node.io.os_info import hostname
+from hoplite_mp._protocol.diagnostics import EVENT, PIECE_BYTES_MAX, DumpAsked, LookTold
+from hoplite_mp._protocol.local import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _reduce, _serialize
-from hoplite_mp.reduction import fold, has_kernel, result_dtype
-from hoplite_mp.ref import ObjectRef
+from hoplite_mp._common.reduction import fold, has_kernel, result_dtype
+from hoplite_mp._common.ref import ObjectRef
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.results import Results

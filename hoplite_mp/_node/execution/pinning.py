@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hoplite_mp._common.object_states import STATE
 from hoplite_mp._node.execution.local_reduce import SourcesGone
 from hoplite_mp._node.execution.plan_state import NotNow
 from hoplite_mp._protocol.fields import FOLDING
 from hoplite_mp._protocol.messages import Distribute
-from hoplite_mp.headers import STATE
 
 if TYPE_CHECKING:
     from hoplite_mp._node.execution.plan_state import PlanExecution

@@ -13,6 +13,7 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING
 
+from hoplite_mp._common.object_states import STATE
 from hoplite_mp._node.execution.carryover import Carryover
 from hoplite_mp._node.execution.filling import fill_blocks
 from hoplite_mp._node.execution.folding import Folding, slots_of
@@ -32,7 +33,6 @@ from hoplite_mp._protocol.messages import (
     StripesComplete,
 )
 from hoplite_mp._protocol.reports import ReduceHeld
-from hoplite_mp.headers import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hoplite_mp import _engine, _serialize
+from hoplite_mp._common.reduction import has_kernel, result_dtype
 from hoplite_mp._node.execution.local_reduce import PlanError, slices_of
 from hoplite_mp._node.objects.array_layouts import parse_layout, payload_layout
 from hoplite_mp._planner.program import RESULT, Cell, Program, finisher, members_in
-from hoplite_mp.reduction import has_kernel, result_dtype
 
 if TYPE_CHECKING:
     from hoplite_mp._protocol.messages import ExecuteReduce

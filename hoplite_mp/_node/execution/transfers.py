@@ -11,7 +11,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import AWAY, NODE_SLOT, STATE
 from hoplite_mp._node.execution.carryover import Carryover, Copy
 from hoplite_mp._node.execution.filling import fill_blocks
 from hoplite_mp._node.execution.plan_state import PlanExecution
@@ -26,7 +27,6 @@ from hoplite_mp._protocol.messages import (
 )
 from hoplite_mp._protocol.operations import COPY_OPERATION
 from hoplite_mp._protocol.reports import CopyHeld, DistributeHeld
-from hoplite_mp.headers import AWAY, NODE_SLOT, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

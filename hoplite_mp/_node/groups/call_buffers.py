@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hoplite_mp.headers import NODE_SLOT
+from hoplite_mp._common.object_states import NODE_SLOT
 
 if TYPE_CHECKING:
     from hoplite_mp._node.store.budget import Store

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from hoplite_mp import _serialize
+from hoplite_mp._common.reduction import reduce_arrays, result_dtype
 from hoplite_mp._node.groups.attempts import is_repeated
 from hoplite_mp._node.objects.array_layouts import can_fold, layout_words, parse_layout
 from hoplite_mp._planner import cost
@@ -26,14 +27,13 @@ from hoplite_mp._protocol.group_calls import GroupCommit, Piece
 from hoplite_mp._protocol.messages import Distribute, ExecuteReduce, Stripe
 from hoplite_mp._protocol.operations import GROUP_OPERATION
 from hoplite_mp._serialize.contributions import PREFIXES, ROOTED, TARGETED, early_shares, mask_of
-from hoplite_mp.reduction import reduce_arrays, result_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from hoplite_mp._common.ref import ObjectRef
     from hoplite_mp._protocol.group_calls import GroupPart, Plan
     from hoplite_mp._protocol.messages import GroupMembers
-    from hoplite_mp.ref import ObjectRef
 
 __all__ = ["Outcome", "combine", "decide", "lost", "operation_of", "shared"]
 

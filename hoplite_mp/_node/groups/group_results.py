@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _serialize, ids
+from hoplite_mp import _serialize
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._node.groups.attempts import is_repeated
 from hoplite_mp._node.groups.group_decisions import combine
 from hoplite_mp._node.groups.repeated_plans import member_of
@@ -25,8 +28,6 @@ from hoplite_mp._protocol.group_calls import GroupPart, Piece, error_kind, too_l
 from hoplite_mp._protocol.messages import Distribute
 from hoplite_mp._serialize.contributions import PREFIXES, ROOTED, TARGETED, mask_of, shortened
 from hoplite_mp.errors import StoreFullError
-from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
-from hoplite_mp.ref import ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence

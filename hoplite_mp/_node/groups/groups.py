@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import _tasks, ids
+from hoplite_mp import _tasks
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import NODE_SLOT
 from hoplite_mp._node.groups.call_buffers import CallBuffers
 from hoplite_mp._node.groups.group_state import Known
 from hoplite_mp._protocol.groups import GroupEnd
@@ -30,7 +32,6 @@ from hoplite_mp._protocol.messages import (
     NodeToManager,
 )
 from hoplite_mp._protocol.reports import GroupHeld
-from hoplite_mp.headers import NODE_SLOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

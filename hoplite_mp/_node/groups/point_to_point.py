@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from hoplite_mp import _serialize, ids
+from hoplite_mp import _serialize
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp._node.groups.mailbox import Box, End, Letter
 from hoplite_mp._protocol.local import Reply
 from hoplite_mp._protocol.peer_hosts import Probe
@@ -29,7 +31,6 @@ from hoplite_mp._protocol.point_to_point import (
     GroupSentTaken,
     GroupSourceEnded,
 )
-from hoplite_mp.headers import KIND_OPERATION, NODE_SLOT, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
 from hoplite_mp._node.groups.attempts import ATTEMPT_BITS, REPEATED, is_repeated
 from hoplite_mp._node.groups.group_decisions import operation_of
 from hoplite_mp._protocol.messages import Distribute

@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _locks
+from hoplite_mp._common import locks
 from hoplite_mp.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Wire:
         self.open = True
         self.received: Callable[[], None] | None = None  # called when anything arrives, even a beat
         self._lock: AbstractContextManager[object] = (
-            _locks.lock("node.wire") if shared else contextlib.nullcontext()
+            locks.lock("node.wire") if shared else contextlib.nullcontext()
         )
         self._writes = False  # whether the loop also watches the stream for writing
         loop.watch(stream.fileno(), self.ready)

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
-from hoplite_mp import clock
+from hoplite_mp._common import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from hoplite_mp import _locks, clock
+from hoplite_mp._common import clock, locks
 from hoplite_mp._transport.sockets import bound_address, prepare
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Forward:
         self._listener = listener
         self._endpoints = endpoints
         self._welcome = welcome
-        self._lock = _locks.lock("node.forward")
+        self._lock = locks.lock("node.forward")
         # All callers, including those whose target has not answered yet.
         self._callers: set[socket.socket] = set()
         self._carried: set[socket.socket] = set()

@@ -11,8 +11,8 @@ import ctypes
 import os
 import tempfile
 
-from hoplite_mp.store.arena import Arena
-from hoplite_mp.store.limits import file_size_limit
+from hoplite_mp._common.arena import Arena
+from hoplite_mp._common.machine_limits import file_size_limit
 
 __all__ = ["SpillFile", "default_directory"]
 

@@ -16,7 +16,7 @@ import ssl
 import threading
 from typing import TYPE_CHECKING
 
-from hoplite_mp import clock
+from hoplite_mp._common import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

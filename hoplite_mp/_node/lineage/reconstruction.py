@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _serialize, _tasks
 from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._client.submitter import FLAG_HERE
+from hoplite_mp._common.object_states import FLAG_INLINE, KIND_TASK, STATE
 from hoplite_mp._node.tasks.hints import CLOSED
 from hoplite_mp._protocol.peers import MakeAgain
 from hoplite_mp.errors import ObjectLostError, StoreFullError
-from hoplite_mp.headers import FLAG_INLINE, KIND_TASK, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
 from hoplite_mp._node.lineage.lineage import Lineage
 from hoplite_mp._node.lineage.reconstruction import Reconstruction
 from hoplite_mp._node.lineage.replica_query import CopyCensus

@@ -12,9 +12,9 @@ import re
 from typing import TYPE_CHECKING
 
 from hoplite_mp import _serialize
+from hoplite_mp._common.object_states import AWAY
+from hoplite_mp._common.reduction import has_kernel
 from hoplite_mp._protocol.fields import LAYOUT_BYTES_MAX
-from hoplite_mp.headers import AWAY
-from hoplite_mp.reduction import has_kernel
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.remote_objects import RemoteObjects

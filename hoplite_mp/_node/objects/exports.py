@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _serialize
+from hoplite_mp._common.object_states import AWAY, DROPPED, NODE_SLOT, is_cancelled
 from hoplite_mp._node.objects.array_layouts import layout_of, payload_layout
 from hoplite_mp._protocol.peers import INLINE_BYTES_MAX, Described, LetGo
-from hoplite_mp.headers import AWAY, DROPPED, NODE_SLOT, is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -12,10 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import _serialize, ids
+from hoplite_mp import _serialize
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import GONE, KIND_FOREIGN, NODE_SLOT, STATE, UNWRITTEN, VALUED
 from hoplite_mp._protocol.peers import Acquire, Drop, Release
 from hoplite_mp.errors import ObjectLostError
-from hoplite_mp.headers import GONE, KIND_FOREIGN, NODE_SLOT, STATE, UNWRITTEN, VALUED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from hoplite_mp._common.object_states import VALUED
 from hoplite_mp._protocol.local import Reply
 from hoplite_mp._protocol.peers import Locate, Located
-from hoplite_mp.headers import VALUED
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import UNWRITTEN
 from hoplite_mp._node.objects.orphan_inventory import Holdings, Lost, is_kept
 from hoplite_mp._protocol.messages import (
     ObjectGone,
@@ -25,7 +26,6 @@ from hoplite_mp._protocol.owners import HOLDINGS_MAX
 from hoplite_mp._protocol.peers import Acquire, Release
 from hoplite_mp._protocol.reports import OwnersKnown
 from hoplite_mp.errors import ObjectLostError
-from hoplite_mp.headers import UNWRITTEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

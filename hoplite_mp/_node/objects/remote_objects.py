@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _serialize
+from hoplite_mp._common.object_states import AWAY, NODE_SLOT
 from hoplite_mp._node.ranges import Ranges
 from hoplite_mp._node.store.engine_buffer import EngineBuffer
 from hoplite_mp.errors import ObjectLostError, StoreFullError
-from hoplite_mp.headers import AWAY, NODE_SLOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

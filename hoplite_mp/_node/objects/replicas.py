@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._common.object_states import STATE, VALUELESS
 from hoplite_mp._node.objects.exports import KEPT_LOOK_S
 from hoplite_mp._protocol.peers import Kept
-from hoplite_mp.headers import STATE, VALUELESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,9 +10,10 @@ from __future__ import annotations
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _serialize, _shm, _tasks, ids
-from hoplite_mp.headers import AWAY, CANCELLED, NODE_SLOT
-from hoplite_mp.ref import ObjectRef
+from hoplite_mp import _serialize, _shm, _tasks
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import AWAY, CANCELLED, NODE_SLOT
+from hoplite_mp._common.ref import ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable

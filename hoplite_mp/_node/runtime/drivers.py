@@ -14,10 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._common.object_states import CLIENT_DRIVER, KIND_TASK
 from hoplite_mp._protocol.foreign import UsersOfNode
 from hoplite_mp._protocol.local import Reply
 from hoplite_mp._protocol.output import audience_name
-from hoplite_mp.headers import CLIENT_DRIVER, KIND_TASK
 
 if TYPE_CHECKING:
     from collections.abc import Callable

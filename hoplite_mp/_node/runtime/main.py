@@ -18,6 +18,7 @@ import msgspec
 
 from hoplite_mp import _shm, _tasks
 from hoplite_mp._client.channel import PACKET_BYTES_MAX
+from hoplite_mp._common.object_states import NODE_SLOT
 from hoplite_mp._node.io.client_sockets import ClientLines
 from hoplite_mp._node.io.epoll_loop import EpollLoop
 from hoplite_mp._node.io.processes import Processes
@@ -38,7 +39,6 @@ from hoplite_mp._protocol.local import (
 )
 from hoplite_mp._transport.stream import TcpStream
 from hoplite_mp.config import Config
-from hoplite_mp.headers import NODE_SLOT
 
 if TYPE_CHECKING:
     from hoplite_mp import _engine

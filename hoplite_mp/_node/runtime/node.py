@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._common.object_states import CLIENT_DRIVER, DRIVER_SLOT, NODE_SLOT
 from hoplite_mp._node.manager_link.membership import Alone
 from hoplite_mp._node.runtime.client_table import client_table
 from hoplite_mp._node.runtime.cluster_node_events import LanUpward
 from hoplite_mp._node.runtime.components import Rooms
-from hoplite_mp.headers import CLIENT_DRIVER, DRIVER_SLOT, NODE_SLOT
 
 if TYPE_CHECKING:
     from hoplite_mp import _shm, _tasks

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import _shm
 from hoplite_mp._client.memory import format_bytes
+from hoplite_mp._common.arena import Arena
+from hoplite_mp._common.machine_limits import available_bytes, total_bytes
+from hoplite_mp._common.object_states import FLAG_INLINE, NODE_SLOT, STATE
 from hoplite_mp._node.io.os_info import file_bytes, resident_bytes
-from hoplite_mp.headers import FLAG_INLINE, NODE_SLOT, STATE
-from hoplite_mp.store.arena import Arena
-from hoplite_mp.store.limits import available_bytes, total_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

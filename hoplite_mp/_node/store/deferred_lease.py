@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hoplite_mp._common.object_states import NODE_SLOT
 from hoplite_mp._node.store.budget import PROMISED
-from hoplite_mp.headers import NODE_SLOT
 
 if TYPE_CHECKING:
     from hoplite_mp._node.store.budget import Store

@@ -13,9 +13,9 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import NODE_SLOT
 from hoplite_mp._node.ranges import Ranges
-from hoplite_mp.headers import NODE_SLOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hoplite_mp._common.object_states import KIND_TASK, NODE_SLOT, PENDING, STATE
 from hoplite_mp._protocol.peers import Evacuated, Leaving
-from hoplite_mp.headers import KIND_TASK, NODE_SLOT, PENDING, STATE
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext

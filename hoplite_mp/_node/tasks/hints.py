@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import _tasks
 from hoplite_mp._client.submitter import FLAG_HERE
-from hoplite_mp.headers import UNCLAIMED
+from hoplite_mp._common.object_states import UNCLAIMED
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext

@@ -13,7 +13,9 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import _serialize, _tasks, errors, ids
+from hoplite_mp import _serialize, _tasks, errors
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import NODE_SLOT, STATE
 from hoplite_mp._node.tasks.runners import (
     AHEAD_TASKS,
     COMMON_POOL,
@@ -25,7 +27,6 @@ from hoplite_mp._node.tasks.runners import (
 from hoplite_mp._protocol.fields import NO_OBJECT
 from hoplite_mp._protocol.peers import CancelTask, CloseFarPool, RecallTasks, Release, RunTask
 from hoplite_mp.errors import StoreFullError
-from hoplite_mp.headers import NODE_SLOT, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

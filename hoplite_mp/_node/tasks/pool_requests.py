@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import NODE_SLOT, STATE
 from hoplite_mp._node.tasks.pools import Pool
 from hoplite_mp._node.tasks.remote_workers import FarWorkers
 from hoplite_mp._protocol.fields import NO_OBJECT
@@ -27,7 +28,6 @@ from hoplite_mp._protocol.local import (
 )
 from hoplite_mp._protocol.peers import FarPoolOpened
 from hoplite_mp._protocol.retries import TryAgain
-from hoplite_mp.headers import NODE_SLOT, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

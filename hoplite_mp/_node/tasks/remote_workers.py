@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hoplite_mp import ids
+from hoplite_mp._common import ids
 from hoplite_mp._node.tasks.outbound_tasks import AHEAD_TASKS
 from hoplite_mp._protocol.fields import NO_OBJECT
 from hoplite_mp._protocol.peers import CloseFarPool, OpenFarPool

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _tasks
 from hoplite_mp._client.submitter import FLAG_HERE
+from hoplite_mp._common.object_states import STATE, UNCLAIMED, UNFINISHED
 from hoplite_mp._planner.resources import Ledger, Row, Rows, demand_words, parse_amounts
 from hoplite_mp._protocol.local import Reply
 from hoplite_mp._protocol.peers import ResourcesFreed
-from hoplite_mp.headers import STATE, UNCLAIMED, UNFINISHED
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from hoplite_mp.headers import STATE
+from hoplite_mp._common.object_states import STATE
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext

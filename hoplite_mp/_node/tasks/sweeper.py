@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _serialize, errors
 from hoplite_mp._client.memory import format_bytes
-from hoplite_mp._node.io.os_info import signal_name
-from hoplite_mp._protocol.local import LINE_LOST
-from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
-from hoplite_mp.headers import (
+from hoplite_mp._common.machine_limits import UNLIMITED, available_bytes, total_bytes
+from hoplite_mp._common.object_states import (
     FLAG_REFS,
     KIND_STREAM,
     KIND_TASK,
@@ -24,7 +22,9 @@ from hoplite_mp.headers import (
     STORED,
     UNCLAIMED,
 )
-from hoplite_mp.store.limits import UNLIMITED, available_bytes, total_bytes
+from hoplite_mp._node.io.os_info import signal_name
+from hoplite_mp._protocol.local import LINE_LOST
+from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.results import Results

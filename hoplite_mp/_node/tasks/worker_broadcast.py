@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hoplite_mp._common.object_states import NODE_SLOT, STATE
 from hoplite_mp._node.tasks.runners import Runner
 from hoplite_mp._protocol.local import Reply
 from hoplite_mp._protocol.peers import (
@@ -24,7 +25,6 @@ from hoplite_mp._protocol.peers import (
     FarRoundOpened,
     OpenFarRound,
 )
-from hoplite_mp.headers import NODE_SLOT, STATE
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext

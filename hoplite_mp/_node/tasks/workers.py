@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import errors
 from hoplite_mp._client.function_kind import FLAG_ASYNC
+from hoplite_mp._common.object_states import CLIENT_WORKER, SLOTS_MAX
 from hoplite_mp._node.tasks import hints
 from hoplite_mp._node.tasks.pools import POOLS_MAX, Pool, WorkerInfo, next_number
 from hoplite_mp._node.tasks.sweeper import how_it_ended, is_ending
 from hoplite_mp._protocol.local import POOL_BROKEN, SETUP_FAILED
 from hoplite_mp._protocol.spawning import Spawn
-from hoplite_mp.headers import CLIENT_WORKER, SLOTS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

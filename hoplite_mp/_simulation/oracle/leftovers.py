@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp.headers import KIND_PUT
+from hoplite_mp._common.object_states import KIND_PUT
 
 if TYPE_CHECKING:
     from hoplite_mp._simulation.virtual.host import Host

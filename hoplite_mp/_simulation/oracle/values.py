@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from hoplite_mp.cluster import Cluster
-    from hoplite_mp.ref import ObjectRef
+    from hoplite_mp._api.cluster import Cluster
+    from hoplite_mp._common.ref import ObjectRef
 
 __all__ = [
     "SOURCES_MAX",
@@ -102,7 +102,7 @@ def make_once_more(leaf: Leaf, seconds: float) -> Array:
 
 def make_refs(leaves: list[Leaf]) -> list[ObjectRef[Array]]:
     """A task whose result is a list of refs, which no other process holds."""
-    from hoplite_mp.cluster import current
+    from hoplite_mp._api.cluster import current
 
     c = current()
     return [c.put(leaf.array()) for leaf in leaves]
@@ -137,7 +137,7 @@ def add(left: Array, right: Array) -> Array:
 
 def sum_of(leaves: list[Leaf], seconds: list[float]) -> Array:
     """A task that submits tasks to make all of these, and adds their results."""
-    from hoplite_mp.cluster import current
+    from hoplite_mp._api.cluster import current
 
     c = delayed(current(), leaves[0].salt)
     parts = [c.submit(make_once_more, *one) for one in zip(leaves, seconds, strict=True)]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._common.ids import unpack_id
 from hoplite_mp._protocol.codec import encode
-from hoplite_mp.ids import unpack_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

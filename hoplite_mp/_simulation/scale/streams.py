@@ -1,4 +1,4 @@
-"""The cells of one node: pulls, serves and folds, by the rule of `rule.py`.
+"""The cells of one node: pulls, serves and folds, by the rule of `transfer_model.py`.
 
 Why it exists: it is the compiled engine without bytes. Where blocks end, and when one may move, is
 decided by `rule.serve_goal` and `rule.fold_goal`, which tests compare with the engine; this file
@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._common.transfer_model import block_bytes_for, fold_goal, serve_goal
 from hoplite_mp._simulation.network import WINDOW_BLOCKS
-from hoplite_mp.rule import block_bytes_for, fold_goal, serve_goal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

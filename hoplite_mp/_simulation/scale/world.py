@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from hoplite_mp._common.ids import pack_id, pack_local
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._protocol.codec import encode
 from hoplite_mp._protocol.messages import HostMeasured, NodeJoined
@@ -20,7 +21,6 @@ from hoplite_mp._simulation.scale.node import Node
 from hoplite_mp._simulation.scale.oracle import Truth, WrongEnd
 from hoplite_mp._simulation.scale.streams import Engine
 from hoplite_mp._simulation.timeline import Timeline
-from hoplite_mp.ids import pack_id, pack_local
 
 if TYPE_CHECKING:
     from hoplite_mp._protocol.messages import NodeToManager

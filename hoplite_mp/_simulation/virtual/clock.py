@@ -1,7 +1,7 @@
 """Virtual time for all code of a run that reads a clock, and pids for simulated processes.
 
-Why it exists: client code computes deadlines with `hoplite_mp.clock`, programs with `time`, and
-the compiled modules with the system's monotonic clock. During a run all of them get the
+Why it exists: client code computes deadlines with `hoplite_mp._common.clock`, programs with `time`,
+and the compiled modules with the system's monotonic clock. During a run all of them get the
 timeline's time, and `time.sleep` makes the calling simulated process wait.
 It must never know: what is simulated.
 """
@@ -13,13 +13,13 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from hoplite_mp import _shm, _tasks, clock
+from hoplite_mp import _shm, _tasks
 from hoplite_mp._client import runtime as client
+from hoplite_mp._common import clock, machine_limits
 from hoplite_mp._node.store import budget
 from hoplite_mp._node.tasks import sweeper
 from hoplite_mp._simulation.virtual.loop import EPOCH_S
 from hoplite_mp._worker import actor, checkpoints
-from hoplite_mp.store import limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ def virtual_time(processes: Processes) -> Iterator[None]:
     real_monotonic, real_monotonic_ns, real_sleep = real[0]
     real_getpid = os.getpid
     now_ns = 0
-    available, total = limits.available_bytes, limits.total_bytes
+    available, total = machine_limits.available_bytes, machine_limits.total_bytes
 
     def sleep(seconds: float | SupportsIndex) -> None:
         if processes.running is None or not processes.is_ours():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _shm, _tasks
 from hoplite_mp._client.runtime import Runtime
+from hoplite_mp._common.object_states import DRIVER_SLOT, FIRST_SLOT, NODE_SLOT
 from hoplite_mp._node.output.output import Output
 from hoplite_mp._node.ports import NodePorts
 from hoplite_mp._node.runtime.cluster_node import Lan
@@ -42,7 +43,6 @@ from hoplite_mp._simulation.virtual.loop import VirtualLoop
 from hoplite_mp._transport.addresses import Address
 from hoplite_mp._worker.main import prepare
 from hoplite_mp._worker.task_loop import Worker
-from hoplite_mp.headers import DRIVER_SLOT, FIRST_SLOT, NODE_SLOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

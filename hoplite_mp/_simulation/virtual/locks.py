@@ -1,7 +1,7 @@
 """Locks that the threads of a simulated process share.
 
 Why it exists: a thread that finds a lock taken must give the baton back, or its owner could never
-release it. So in a run whose processes have several threads, `_locks` makes these locks for client
+release it. So in a run whose processes have several threads, `locks` makes these locks for client
 code.
 It must never know: what a lock guards.
 """
@@ -12,7 +12,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _locks
+from hoplite_mp._common import locks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +23,9 @@ __all__ = ["VirtualLock", "virtual_locks"]
 
 # Modules of simulated processes whose locks both threads take.
 CLIENT = (
-    "hoplite_mp._client.", "hoplite_mp._sync.", "hoplite_mp._worker.", "hoplite_mp.being_member",
-    "hoplite_mp.cluster", "hoplite_mp.inbox", "hoplite_mp.messaging", "hoplite_mp.pools",
+    "hoplite_mp._client.", "hoplite_mp._sync.", "hoplite_mp._worker.",
+    "hoplite_mp._group.member_lifecycle", "hoplite_mp._group.inbox", "hoplite_mp._group.messages",
+    "hoplite_mp._api.cluster", "hoplite_mp._api.pools",
 )  # fmt: skip
 
 
@@ -74,7 +75,7 @@ class VirtualLock:
 
 
 class _Locks:
-    """Stands for the module `_locks`, and makes locks of the run."""
+    """Stands for the module `locks`, and makes locks of the run."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -86,22 +87,22 @@ class _Locks:
         return VirtualLock(self._processes, True)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_locks, name)
+        return getattr(locks, name)
 
 
 @contextlib.contextmanager
 def virtual_locks(processes: Processes) -> Iterator[None]:
     """Surrounds a run in which processes have collectors: locks that client code makes with
-    `_locks` meanwhile are locks of the run."""
+    `locks` meanwhile are locks of the run."""
     ours = [
         module
         for name, module in list(sys.modules.items())
-        if name.startswith(CLIENT) and getattr(module, "_locks", None) is _locks
+        if name.startswith(CLIENT) and getattr(module, "locks", None) is locks
     ]
     for module in ours:
-        module._locks = _Locks(processes)  # type: ignore[attr-defined]
+        module.locks = _Locks(processes)  # type: ignore[attr-defined]
     try:
         yield
     finally:
         for module in ours:
-            module._locks = _locks  # type: ignore[attr-defined]
+            module.locks = locks  # type: ignore[attr-defined]

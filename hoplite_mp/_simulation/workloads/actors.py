@@ -19,9 +19,9 @@ from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.workloads.programs import HANGS_S
 
 if TYPE_CHECKING:
+    from hoplite_mp._api.cluster import Cluster
     from hoplite_mp._simulation.virtual.host import Host
     from hoplite_mp._simulation.workloads.programs import Programs
-    from hoplite_mp.cluster import Cluster
 
 __all__ = ["begin_actor"]
 

@@ -17,10 +17,10 @@ from hoplite_mp._simulation.oracle.values import Leaf, add, make, make_refs
 from hoplite_mp._simulation.workloads.programs import DEATHS_MAX, HANGS_S
 
 if TYPE_CHECKING:
+    from hoplite_mp._api.cluster import Cluster
     from hoplite_mp._simulation.oracle.oracle import Truth
     from hoplite_mp._simulation.virtual.host import Host
     from hoplite_mp._simulation.workloads.programs import Programs
-    from hoplite_mp.cluster import Cluster
 
 __all__ = ["begin_copies", "begin_fetched", "begin_nested", "begin_remade"]
 

@@ -21,9 +21,9 @@ from hoplite_mp.errors import ObjectLostError, PeerLostError, StoreFullError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp._api.cluster import Cluster
     from hoplite_mp._simulation.oracle.oracle import Truth
     from hoplite_mp._simulation.workloads.programs import Programs
-    from hoplite_mp.cluster import Cluster
 
 __all__ = ["begin_group"]
 

@@ -18,8 +18,8 @@ from hoplite_mp._simulation.oracle.values import Leaf
 from hoplite_mp.errors import PeerLostError
 
 if TYPE_CHECKING:
+    from hoplite_mp._api.cluster import Cluster
     from hoplite_mp._simulation.workloads.programs import Programs
-    from hoplite_mp.cluster import Cluster
 
 __all__ = ["begin_letters", "begin_rejoining"]
 

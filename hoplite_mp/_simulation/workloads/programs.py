@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._api.cluster import Cluster
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
-from hoplite_mp.cluster import Cluster
 from hoplite_mp.errors import HopliteTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hoplite_mp._client.runtime import Runtime
+    from hoplite_mp._common.ref import ObjectRef
     from hoplite_mp._simulation.oracle.oracle import Truth
     from hoplite_mp._simulation.virtual.host import Host
     from hoplite_mp._simulation.virtual.world import World
-    from hoplite_mp.ref import ObjectRef
 
 __all__ = ["BYTES_MAX", "DEATHS_MAX", "HANGS_S", "Board", "Programs"]
 

@@ -16,10 +16,10 @@ from hoplite_mp._simulation.workloads.programs import DEATHS_MAX
 from hoplite_mp._simulation.workloads.resource import NOBODY_HAS_IT, RESOURCE
 
 if TYPE_CHECKING:
+    from hoplite_mp._api.cluster import Cluster
     from hoplite_mp._simulation.oracle.oracle import Truth
     from hoplite_mp._simulation.virtual.host import Host
     from hoplite_mp._simulation.workloads.programs import Programs
-    from hoplite_mp.cluster import Cluster
 
 __all__ = ["begin_rolled", "begin_shared"]
 

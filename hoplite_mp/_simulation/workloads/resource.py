@@ -15,8 +15,8 @@ from hoplite_mp._simulation.oracle.values import Leaf, delayed, make_once_more
 from hoplite_mp._simulation.workloads.programs import HANGS_S
 
 if TYPE_CHECKING:
+    from hoplite_mp._api.cluster import Cluster
     from hoplite_mp._simulation.workloads.programs import Programs
-    from hoplite_mp.cluster import Cluster
 
 __all__ = ["RESOURCE", "begin_scarce"]
 

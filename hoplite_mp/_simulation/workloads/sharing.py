@@ -27,10 +27,10 @@ from hoplite_mp.errors import HopliteTimeoutError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hoplite_mp._api.cluster import Cluster
     from hoplite_mp._simulation.virtual.host import Host
     from hoplite_mp._simulation.virtual.processes import Process
     from hoplite_mp._simulation.workloads.programs import Programs
-    from hoplite_mp.cluster import Cluster
 
 __all__ = ["begin_locks", "begin_stream"]
 

@@ -17,8 +17,8 @@ from hoplite_mp._simulation.workloads.programs import BYTES_MAX, HANGS_S
 from hoplite_mp.errors import ClosedError, StoreFullError
 
 if TYPE_CHECKING:
+    from hoplite_mp._api.cluster import Cluster
     from hoplite_mp._simulation.workloads.programs import Programs
-    from hoplite_mp.cluster import Cluster
 
 __all__ = ["begin_full"]
 
@@ -86,7 +86,8 @@ def _fill(
         _add_up(work, leaves[: len(refs)], refs, name, c)
     if elsewhere:
         work.board.find(f"{name} is not needed", HANGS_S)
-    # A result that was ready can be read after the end of the cluster, as in hoplite_mp/ending.py.
+    # A result that was ready can be read after the end of the cluster, as in
+    # hoplite_mp/_api/shutdown.py.
     c._runtime.submitter.keep_results(BYTES_MAX)
     c._runtime.close()
     c._runtime.submitter.call_back_at_end()

@@ -45,8 +45,8 @@ from hoplite_mp.errors import HopliteTimeoutError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp._api.cluster import Cluster
     from hoplite_mp._simulation.virtual.host import Host
-    from hoplite_mp.cluster import Cluster
 
 __all__ = ["Workload"]
 

@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Future
 
-from hoplite_mp.cluster import Cluster, current
+from hoplite_mp._api.cluster import Cluster, current
 from hoplite_mp.errors import ObjectLostError
-from hoplite_mp.integrations import beside
-from hoplite_mp.integrations._reducing import check_reduction
-from hoplite_mp.integrations.carried import CarriedRef
-from hoplite_mp.integrations.dask.plugins import SchedulerSide, WorkerSide, host_of, place_of
-from hoplite_mp.integrations.dask.reducing import Sources, reduce_sources
+from hoplite_mp.integrations._sidecar import sidecar
+from hoplite_mp.integrations._sidecar.carried_ref import CarriedRef
+from hoplite_mp.integrations._sidecar.reducing import check_reduction
+from hoplite_mp.integrations.dask._plugins import SchedulerSide, WorkerSide, host_of, place_of
+from hoplite_mp.integrations.dask._reducing import Sources, reduce_sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from hoplite_mp.config import Config
-    from hoplite_mp.integrations.beside import Member
+    from hoplite_mp.integrations._sidecar.sidecar import Member
 
 __all__ = ["Reduction", "broadcast", "init", "reduce"]
 
@@ -97,8 +97,8 @@ async def _init(client: Client, options: dict[str, Any]) -> Cluster:
     host = host_of(client.scheduler.address)
     place = place if host is None else place.at(host)
     member = _members.get(client)
-    if member is None or beside.member_of(place) is not member:
-        member = _members[client] = await asyncio.to_thread(beside.take_part, place)
+    if member is None or sidecar.member_of(place) is not member:
+        member = _members[client] = await asyncio.to_thread(sidecar.take_part, place)
     return member.cluster
 
 

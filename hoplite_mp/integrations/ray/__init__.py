@@ -22,7 +22,7 @@ library what Ray moves slowly.
 It must never know: how objects travel.
 """
 
-from hoplite_mp.integrations.ray.driver import init, shutdown
-from hoplite_mp.integrations.ray.reducing import Reduction, broadcast, reduce
+from hoplite_mp.integrations.ray._driver import init, shutdown
+from hoplite_mp.integrations.ray._reducing import Reduction, broadcast, reduce
 
 __all__ = ["Reduction", "broadcast", "init", "reduce", "shutdown"]

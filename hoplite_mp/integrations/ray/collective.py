@@ -44,12 +44,12 @@ from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from ray.util.collective.types import ReduceOp
 
 from hoplite_mp._serialize.tensors import memory_of
-from hoplite_mp.integrations.ray.reducing import cluster_here
+from hoplite_mp.integrations.ray._reducing import cluster_here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hoplite_mp.group import Group
+    from hoplite_mp._group.group import Group
 
 __all__ = [
     "HopliteGroup",

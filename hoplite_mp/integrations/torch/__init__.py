@@ -17,10 +17,10 @@ except ImportError as error:
     ) from error
 
 from _hoplite_mp_torch import register
-from hoplite_mp.integrations.torch.process_group import ProcessGroup
+from hoplite_mp.integrations.torch._process_group import ProcessGroup
 
 if TYPE_CHECKING:
-    from hoplite_mp.integrations.torch.data_parallel import DistributedDataParallel
+    from hoplite_mp.integrations.torch._data_parallel import DistributedDataParallel
 
 __all__ = ["DistributedDataParallel", "ProcessGroup"]
 
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
     """Imports DistributedDataParallel at its first use, because that takes 1.5 s."""
     if name != "DistributedDataParallel":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hoplite_mp.integrations.torch.data_parallel import DistributedDataParallel
+    from hoplite_mp.integrations.torch._data_parallel import DistributedDataParallel
 
     globals()[name] = DistributedDataParallel
     return DistributedDataParallel

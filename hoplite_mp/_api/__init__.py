@@ -1,0 +1,1 @@
+"""The public classes and functions, which `hoplite_mp` re-exports: clusters, executors, refs."""

@@ -1,0 +1,419 @@
+"""Actor: a handle to an object that lives in a process of its own.
+
+Why it exists: a task works on copies of its arguments, so state that outlives a task needs a
+process of its own. `c.actor(cls, ...)` makes an object in such a process; calling a method of the
+handle submits a task to that process and returns a Future.
+It must never know: shared memory, processes, how handles are counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._api.actor_method import ActorMethod
+from hoplite_mp._api.nodes import working_places
+from hoplite_mp._client.actors import About
+from hoplite_mp._client.function_kind import (
+    is_async,
+    yields,
+)
+from hoplite_mp._client.option_checks import check_name, refuse_unused
+from hoplite_mp._client.runtime import runtime_of
+from hoplite_mp._protocol.fields import NAME_CHARS_MAX, shorten
+from hoplite_mp.errors import ClosedError, ObjectLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp._api.executor import Options
+    from hoplite_mp._client.runtime import Runtime
+    from hoplite_mp._common.ref import ObjectRef
+
+__all__ = ["Actor", "ActorCalls"]
+
+_turns = itertools.count()
+
+
+class Actor:
+    """A handle to an actor, an object that lives in a process of its own.
+
+    Made by `Cluster.actor` and found by `Cluster.get_actor`. Its attributes are the methods of the
+    actor's class. Calling one runs it in the actor's process and returns a Future; a method that
+    yields returns an iterator of refs, as `Cluster.stream` does. `handle(...)` works if the class
+    has `__call__`. Every other name raises AttributeError, because a handle has no data.
+
+    So that they hide no name of the class, the library's own operations are static methods:
+    `Actor.close(handle)`, `Actor.kill(handle)`, `Actor.restarts(handle)`.
+    `handle.method.options(timeout=, copy=, name=, buffersize=)` changes one call.
+
+    Handles can be arguments and results of tasks, and parts of objects. They are counted as refs
+    are: the actor ends when its last handle is gone and the calls made so far are done.
+
+    Examples
+    --------
+    >>> class Counter:
+    ...     def __init__(self):
+    ...         self.value = 0
+    ...     def add(self, n):
+    ...         self.value += n
+    ...         return self.value
+    >>> counter = c.actor(Counter)
+    >>> [counter.add(n).result() for n in (1, 2, 3)]
+    [1, 3, 6]
+    >>> counter.add.options(timeout=10)(4).result()
+    10
+    """
+
+    __module__ = "hoplite_mp"  # as users import it
+
+    __slots__ = ("__weakref__", "_about", "_cluster", "_identity", "_methods")
+
+    _identity: ObjectRef[Any]
+    _about: About
+    _cluster: Any  # kept alive, because a Cluster that is dropped ends
+    _methods: dict[str, ActorMethod]  # those called so far; they do not refer to the handle
+
+    def __init__(self) -> None:
+        raise TypeError("an Actor is made by Cluster.actor(cls, ...)")
+
+    def __getattribute__(self, name: str) -> Any:
+        methods: dict[str, ActorMethod] = _methods_met(self)
+        found = methods.get(name)
+        if found is not None:
+            return found
+        if name.startswith("__") and name.endswith("__"):
+            return object.__getattribute__(self, name)
+        about: About = _about_of(self)
+        if name in about.methods:
+            return methods.setdefault(name, ActorMethod(_identity_of(self), about, name))
+        if name in ("close", "kill", "restarts"):
+            raise AttributeError(
+                f"{about.class_name} has no method {name!r}: call "
+                f"hoplite_mp.Actor.{name}(handle) for the actor itself"
+            )
+        raise AttributeError(
+            f"{about.class_name} has no method {name!r}: a handle of an actor has its methods, "
+            "not its data; write a method that returns them"
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        about: About = _about_of(self)
+        if "__call__" not in about.methods:
+            raise TypeError(f"a {about.class_name} is not callable")
+        return ActorMethod(_identity_of(self), about, "__call__")(*args, **kwargs)
+
+    def __dir__(self) -> list[str]:
+        return sorted(_about_of(self).methods)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(
+            f"cannot set {name!r}: the actor's data are in another process; write a method for it"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Actor:
+            return NotImplemented
+        return bool(_identity_of(self) == _identity_of(other))
+
+    def __hash__(self) -> int:
+        return hash(_identity_of(self))
+
+    def __repr__(self) -> str:
+        about: About = _about_of(self)
+        name = f" {about.name!r}" if about.name else ""
+        return f"<Actor{name} {about.class_name} {_identity_of(self).id}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (_identity_of(self), _about_of(self).plain)
+
+    def __del__(self) -> None:
+        # Calls that have ended hold the actor until this process has taken note of their ends.
+        with contextlib.suppress(Exception):  # a handle half made, or the interpreter is ending
+            runtime_of(_identity_of(self)).actors.handle_dropped()
+
+    @staticmethod
+    def close(handle: Actor) -> None:
+        """Ends the actor after the calls made so far; later ones raise ActorLostError.
+
+        Returns at once. It has no effect on an actor that has ended.
+
+        Parameters
+        ----------
+        handle : Actor
+            Which one.
+
+        Examples
+        --------
+        >>> numbers = c.actor(list, (3, 4))
+        >>> position = numbers.index(4)
+        >>> hoplite_mp.Actor.close(numbers)
+        >>> position.result()
+        1
+        """
+        identity = _checked(handle)
+        runtime_of(identity).actors.end(identity, False)
+
+    @staticmethod
+    def kill(handle: Actor) -> None:
+        """Ends the actor now: its process is killed.
+
+        The call that runs and those that wait raise ActorLostError. Returns at once.
+
+        Parameters
+        ----------
+        handle : Actor
+            Which one.
+
+        Examples
+        --------
+        >>> numbers = c.actor(list, (3, 4))
+        >>> hoplite_mp.Actor.kill(numbers)
+        >>> numbers.index(4).result()
+        Traceback (most recent call last):
+            ...
+        hoplite_mp.ActorLostError: ...
+        """
+        identity = _checked(handle)
+        runtime_of(identity).actors.end(identity, True)
+
+    @staticmethod
+    def restarts(handle: Actor) -> int:
+        """How often the actor's process was started again after its death.
+
+        Parameters
+        ----------
+        handle : Actor
+            Which one.
+
+        Returns
+        -------
+        int
+            At most `options(restarts=)`.
+
+        Examples
+        --------
+        >>> hoplite_mp.Actor.restarts(c.actor(list))
+        0
+        """
+        identity = _checked(handle)
+        return runtime_of(identity).actors.restarts(identity)
+
+
+_identity_of = Actor.__dict__["_identity"].__get__
+_about_of = Actor.__dict__["_about"].__get__
+_methods_met = Actor.__dict__["_methods"].__get__
+_set_methods = Actor.__dict__["_methods"].__set__
+_set_identity = Actor.__dict__["_identity"].__set__
+_set_about = Actor.__dict__["_about"].__set__
+_set_cluster = Actor.__dict__["_cluster"].__set__
+
+
+def _checked(handle: Any) -> ObjectRef[Any]:
+    """Its identity; TypeError if it is no handle of an actor."""
+    if not isinstance(handle, Actor):
+        raise TypeError(f"expected the handle of an actor, not {handle!r:.80}")
+    return _identity_of(handle)  # type: ignore[no-any-return]
+
+
+def _handle(identity: ObjectRef[Any], about: About) -> Actor:
+    handle = Actor.__new__(Actor)
+    _set_identity(handle, identity)
+    _set_about(handle, about)
+    _set_methods(handle, {})
+    with contextlib.suppress(ClosedError, ObjectLostError):  # unpickled where there is no cluster
+        face = runtime_of(identity).face
+        _set_cluster(handle, None if face is None else face())
+    return handle
+
+
+def _arrived(identity: ObjectRef[Any], about: tuple[Any, ...]) -> Actor:
+    """Rebuilds a handle that was pickled; pickles name this function."""
+    return _handle(identity, About.of(about))
+
+
+def _methods_of(cls: type) -> frozenset[str]:
+    """The names that a handle offers: everything callable in the class, of dunder methods only
+    `__call__`."""
+    found = {"__call__"} if any("__call__" in base.__dict__ for base in cls.__mro__[:-1]) else set()
+    for name in dir(cls):
+        if name.startswith("__") and name.endswith("__"):
+            continue
+        value = inspect.getattr_static(cls, name, None)
+        if isinstance(value, (staticmethod, classmethod)) or callable(value):
+            found.add(name)
+    return frozenset(found)
+
+
+def _kinds_of(cls: type) -> tuple[frozenset[str], frozenset[str]]:
+    """The names of the class's async methods, and of its methods that yield."""
+    found = {name: getattr(cls, name, None) for name in _methods_of(cls)}
+    return (
+        frozenset(name for name, method in found.items() if is_async(method)),
+        frozenset(name for name, method in found.items() if yields(method)),
+    )
+
+
+class ActorCalls:
+    """The part of `Cluster` that makes and finds actors."""
+
+    _runtime: Runtime
+    _options: Options
+
+    def actor(self, cls: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Actor:
+        """Makes `cls(*args, **kwargs)` in a process of its own, and returns a handle at once.
+
+        A method call on the handle runs there and returns a Future. Calls of one process run in the
+        order in which they were made, one at a time (`options(concurrency=n)`: up to n). If the
+        constructor raises an exception, every call raises it.
+
+        Parameters
+        ----------
+        cls : type
+            The class of the object.
+        *args, **kwargs
+            Arguments of its constructor. Refs and Futures among them are resolved as in `submit`.
+
+        Returns
+        -------
+        Actor
+            A handle. The actor ends when its last handle is gone and the calls made so far are
+            done.
+
+        Raises
+        ------
+        TypeError
+            `cls` is not a class.
+        ValueError
+            The name is taken or too long, `checkpoint` is given with a `concurrency` above 1, no
+            node has the `resources`, or the class has so many methods that their names take more
+            than 256 KiB.
+
+        Notes
+        -----
+        These options are for actors:
+
+        name : str
+            `get_actor` finds it by this name, in the whole cluster.
+        get_if_exists : bool
+            True: if the name is taken, the handle is one of the actor that has it.
+        detached : bool
+            True: it lives on without handles, until it is closed or killed or the cluster ends.
+        restarts : int
+            How often the constructor runs again after the death of the process, on another host if
+            that of the actor is gone. Calls that had not begun are made after that; the call that
+            was running raises ActorLostError unless `retries` was given.
+        checkpoint : int
+            After every `checkpoint` calls the actor's state, pickled, is stored on two hosts, and a
+            restart begins with it. A call that is tried again takes effect only once. With 1, no
+            result is returned before the state after that call is stored. If there is no room to
+            store it, the call raises StateNotSavedError, although it has taken effect.
+        timeout, copy
+            For its calls, as in `options`.
+        resources : dict
+            It runs on a node that has these, and keeps them until it ends.
+
+        Examples
+        --------
+        >>> class Model:
+        ...     def __init__(self, size):
+        ...         self.weights = np.zeros(size)
+        ...     def apply(self, gradient):
+        ...         self.weights -= 0.5 * gradient
+        ...         return self.weights
+        >>> model = c.options(restarts=1).actor(Model, 2)
+        >>> model.apply(np.ones(2)).result()
+        array([-0.5, -0.5])
+        """
+        if not isinstance(cls, type):
+            raise TypeError(f"an actor is made from a class, not from {cls!r:.80}")
+        options = self._options
+        refuse_unused(options, "actor")
+        if options.checkpoint and getattr(options, "concurrency", 1) > 1:
+            raise ValueError(
+                "checkpoint= with concurrency= above 1: a state that other calls are changing "
+                "cannot be kept; leave one of them out"
+            )
+        check_name(options.name or "", "an actor")
+        runtime = self._runtime
+        places = self._actor_places()
+        if options.resources is not None:
+            demands, named = runtime.demands, options.node or ()
+            places = iter(demands.places_for_actor(options.resources, named, next(_turns)))
+        about = About(
+            shorten(cls.__qualname__.rpartition("<locals>.")[2], NAME_CHARS_MAX, " [...] "),
+            options.name or "",
+            _methods_of(cls),
+            options.retries or 0,
+            options.timeout,
+            options.copy,
+            options.restarts,
+            tuple(options.node or ()),
+            options.checkpoint,
+            *_kinds_of(cls),
+            options.concurrency,
+            options.buffersize,
+        )
+        return _handle(
+            *runtime.actors.open(
+                cls,
+                args,
+                kwargs,
+                about,
+                options.get_if_exists,
+                options.detached,
+                places,
+                options.env,
+                options.retry_exceptions,
+                options.resources or (),
+            )
+        )
+
+    def _actor_places(self) -> Iterator[int]:
+        """Yields the nodes to try for an actor: those that node= names, beginning with another one
+        each time; otherwise this node, and then those that have workers, in case this one is
+        leaving."""
+        runtime, named = self._runtime, self._options.node
+        if named:
+            first = next(_turns) % len(named)
+            yield from (*named[first:], *named[:first])
+            return
+        own = runtime.tasks.node_number
+        yield own
+        yield from (number for number, _ in working_places(runtime) if number != own)
+
+    def get_actor(self, name: str) -> Actor:
+        """The living actor of that name, in the whole cluster.
+
+        Parameters
+        ----------
+        name : str
+            The name that `options(name=)` gave the actor when it was made.
+
+        Returns
+        -------
+        Actor
+            Another handle.
+
+        Raises
+        ------
+        LookupError
+            There is no such actor, or it has ended.
+        ValueError
+            No actor can have that name: it is too long, or has lone surrogates.
+
+        Examples
+        --------
+        >>> first = c.options(name="words").actor(dict, a=1)
+        >>> c.get_actor("words").get("a").result()
+        1
+        """
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"name={name!r}: it must be a text that is not empty")
+        check_name(name, "an actor")
+        found = self._runtime.actors.find(name)
+        if found is None:
+            raise LookupError(f"there is no actor named {name!r} in this cluster, or it has ended")
+        return _handle(*found)

@@ -1,0 +1,161 @@
+"""connect: opens a Cluster, and closes it, from within an event loop.
+
+Why it exists: opening a cluster starts processes or asks other hosts, and leaving it waits for
+tasks; both would block the loop, so both are done in a thread. Whatever happens to the loop
+meanwhile, no cluster stays open that the program does not hold.
+It must never know: how a cluster is opened.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import threading
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from hoplite_mp._api.cluster import Cluster
+from hoplite_mp._common import locks
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Generator
+
+__all__ = ["connect"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Connecting:
+    """What `connect` returns: a Cluster that is opened when this is awaited, or entered."""
+
+    def __init__(self, make: Callable[[], Cluster]) -> None:
+        self._make: Callable[[], Cluster] | None = make
+        self._cluster: Cluster | None = None
+
+    def __await__(self) -> Generator[Any, None, Cluster]:
+        return self._opened().__await__()
+
+    async def __aenter__(self) -> Cluster:
+        self._cluster = await self._opened()
+        return self._cluster
+
+    async def __aexit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        import asyncio
+
+        cluster, self._cluster = self._cluster, None
+        assert cluster is not None
+        try:
+            await in_own_thread(functools.partial(cluster.__exit__, kind, value, traceback))
+        except asyncio.CancelledError:
+            if kind is None:  # the caller no longer waits for the tasks
+                await in_own_thread(cluster._abort)
+            raise
+
+    async def _opened(self) -> Cluster:
+        make, self._make = self._make, None
+        if make is None:
+            raise RuntimeError("this connect() was used before: call hoplite_mp.connect(...) again")
+        return await in_own_thread(make, Cluster._abort)
+
+
+def _takes_arguments_of(
+    make: Callable[P, Cluster],
+) -> Callable[[Callable[..., Connecting]], Callable[P, Connecting]]:
+    """Makes type checkers and `help` show the arguments of `make`, which are documented only
+    there."""
+
+    def as_is(function: Callable[..., Connecting]) -> Callable[P, Connecting]:
+        function.__wrapped__ = make  # type: ignore[attr-defined]
+        return function
+
+    return as_is
+
+
+@_takes_arguments_of(Cluster)
+def connect(*args: Any, **kwargs: Any) -> Connecting:
+    """Opens a Cluster without blocking the event loop.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        Those of `Cluster`.
+
+    Returns
+    -------
+    awaitable
+        For `async with`, or `await`, which gives the Cluster.
+
+    Raises
+    ------
+    RuntimeError
+        It was awaited or entered twice.
+
+    Notes
+    -----
+    Leaving `async with` does what leaving `with` does, in a thread: it waits for all submitted
+    tasks. After an exception, or if the leaving itself is cancelled, it cancels tasks that wait and
+    interrupts those that run. A cluster of `c = await hoplite_mp.connect()` is closed by `await
+    asyncio.to_thread(c.shutdown)`, or at interpreter exit. If the opening is cancelled, the cluster
+    is closed as soon as it is open.
+
+    Examples
+    --------
+    >>> import asyncio
+    >>> async def main():
+    ...     async with hoplite_mp.connect(workers=1) as small:
+    ...         return await small.submit(pow, 2, 10)
+    >>> asyncio.run(main())
+    1024
+    """
+    return Connecting(functools.partial(Cluster, *args, **kwargs))
+
+
+connect.__module__ = "hoplite_mp"  # as users import it
+
+
+async def in_own_thread(call: Callable[[], T], forsaken: Callable[[T], Any] | None = None) -> T:
+    """The result of `call()`, which runs in a thread of its own. If the caller is cancelled before
+    it gets the result, `forsaken(result)` is called, in a thread, too. The interpreter does not end
+    before these threads have ended."""
+    from hoplite_mp._client.awaiting import inbox_here
+
+    inbox = inbox_here()
+    waiter: asyncio.Future[None] = inbox.loop.create_future()
+    context = contextvars.copy_context()  # as in asyncio.to_thread; notebooks find the cell by it
+    # Either the loop takes the result, or the thread disposes of it.
+    taking = locks.lock("cluster.connecting")
+    left = False
+    found: list[T] = []
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            result = context.run(call)
+        except BaseException as error:
+            failed.append(error)
+        else:
+            with taking:
+                if not left:
+                    found.append(result)
+            if not found and forsaken is not None:
+                forsaken(result)
+            del result
+        inbox.hand_over(waiter)
+
+    threading.Thread(target=work, name="hoplite_mp connect").start()
+    try:
+        await waiter
+    finally:
+        with taking:
+            left = True
+        if found and (waiter.cancelled() or not waiter.done()) and forsaken is not None:
+            # The caller was cancelled when the result was there, but had not been handed over.
+            result = found.pop()
+            threading.Thread(target=forsaken, args=(result,), name="hoplite_mp connect").start()
+    if failed:
+        try:
+            raise failed.pop()
+        finally:
+            failed.clear()
+    return found.pop()

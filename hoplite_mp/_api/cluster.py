@@ -1,0 +1,444 @@
+"""Cluster: the object through which programs use the library.
+
+Why it exists: in one object a user finds everything: put and get, submit and map, collectives,
+groups, nodes. It checks arguments and passes them on; the classes from which it derives each do one
+part of this.
+It must never know: shared memory, sockets, processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hoplite_mp._api.actor import ActorCalls
+from hoplite_mp._api.collectives import CollectiveCalls
+from hoplite_mp._api.executor import COMMON_POOL, Options, TaskExecutor
+from hoplite_mp._api.nodes import Node, NodeCalls
+from hoplite_mp._api.objects import ObjectCalls
+from hoplite_mp._api.pools import PoolCalls
+from hoplite_mp._api.run_on_workers import EverywhereCalls
+from hoplite_mp._api.shutdown import Ending
+from hoplite_mp._api.streams import StreamCalls
+from hoplite_mp._client.memory import whole
+from hoplite_mp._client.pool_placement import WORKERS_MAX
+from hoplite_mp._client.runtime import Runtime, current_runtime
+from hoplite_mp._common import locks
+from hoplite_mp._group.group import GroupCalls
+from hoplite_mp._planner.resources import amounts_of, amounts_text, parse_amounts
+from hoplite_mp.config import Config, parse_size
+from hoplite_mp.errors import ClosedError, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from hoplite_mp._client.futures import Future
+    from hoplite_mp._client.launch import Host
+    from hoplite_mp._client.remote_hosts import FarHosts
+
+__all__ = ["Cluster", "Node", "current"]
+
+T = TypeVar("T")
+_turns = itertools.count()  # for tasks bound to several nodes, which take turns
+
+
+class Cluster(
+    Ending,
+    ActorCalls,
+    CollectiveCalls,
+    EverywhereCalls,
+    GroupCalls,
+    NodeCalls,
+    ObjectCalls,
+    PoolCalls,
+    StreamCalls,
+    TaskExecutor,
+):
+    """Processes that share immutable objects; a `concurrent.futures.Executor`.
+
+    Parameters
+    ----------
+    workers : int, optional
+        Worker processes on this host, 0 to 200. Default: as many as CPUs this process may use
+        (affinity, control group). 0: no workers on this host.
+    address : str, optional
+        "host:port" of a running cluster, which this process joins. If this host has a node of that
+        cluster (`hoplite-mp up` or `join`, or `listen=`, of the same user), this process takes part
+        through that node and shares its memory and workers; `memory`, `ports` and `spill_dir` are
+        then those of that node. Otherwise, or if `workers` asks for some, it joins with a node of
+        its own.
+    hosts : sequence of str, optional
+        Names for ssh ("a", "user@b"). A node is started on each, and ends with this cluster.
+        `Config.hosts_command` is the command that starts it.
+    listen : str, optional
+        "host:port" where other hosts can join this cluster; IPv6 addresses stand in [ ].
+    ports : str, optional
+        "A-B": where this host's node listens for other nodes. Default: any free port.
+    token : str or pathlib.Path, optional
+        The cluster's secret, or the file to read it from. Default: HOPLITE_MP_TOKEN, then the file
+        HOPLITE_MP_TOKEN_FILE, then ``~/.config/hoplite_mp/token``. A cluster that listens makes
+        that file if it is missing.
+    tls : bool, optional
+        False sends everything between hosts in the clear. Default: encrypted.
+    memory : int or str, optional
+        Limit of this host's store, in bytes or as "2GiB"; allocated as it is needed. Default: a
+        third of the smaller of RAM and the control group's limit.
+    spill_dir : str or pathlib.Path, optional
+        Directory on a disk for objects that do not fit into memory; it must exist. Default: the
+        first suitable of TMPDIR, /var/tmp and the working directory.
+    resources : dict, optional
+        What this host has for tasks with `options(resources=)`, such as ``{"gpu": 2}``. With
+        `address`, this process then joins with a node of its own. Default: nothing.
+    config : Config, optional
+        All other limits. An argument given here takes precedence over it.
+    debug : bool, optional
+        True: `submit` and `map` run their tasks at the call, in the calling process, one after
+        another, for pdb, coverage and profilers. Refs among the arguments are replaced by their
+        values; other arguments are not copied. `timeout`, `node` and `resources` have no effect
+        there. Actors, `spmd`, `stream`, `run` and executors keep their processes. Default: False.
+
+    Raises
+    ------
+    ConfigError
+        Arguments that exclude each other, or a limit that is out of its range.
+    AuthError
+        `address`: the cluster has another token.
+    ManagerLostError
+        `address`: no manager answered there for `Config.connect_timeout_s` seconds.
+    ProtocolError
+        `address`: another version of this library, or something else, answers there.
+    NodeLostError
+        `hosts`: a node could not be started.
+
+    Notes
+    -----
+    Leaving `with` waits for all submitted tasks. Leaving it by an exception cancels tasks that
+    wait, interrupts those that run, and kills what has not ended after `Config.cancel_grace_s`.
+    Calls of actors are not interrupted: they may end within that time, or are killed without
+    their `finally`.
+
+    Examples
+    --------
+    >>> with hoplite_mp.Cluster(workers=1) as small:
+    ...     future = small.submit(pow, 2, 10)
+    ...     print(future.result())
+    1024
+    """
+
+    __module__ = "hoplite_mp"  # as users import it
+
+    _attaches = True  # attach to this host's node of the cluster at address=, if any
+    _joins = True  # join with a node of its own, if this host has none there
+    _hidden = False  # True: `current()` never returns it
+    _stays = False  # True: this process exists for its node, so drivers may rely on it
+    _standby: tuple[str, ...] = ()  # where another manager may be: see up_join.py
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        address: str | None = None,
+        hosts: Sequence[str] | None = None,
+        listen: str | None = None,
+        ports: Any = None,
+        token: str | Path | None = None,
+        tls: bool | None = None,
+        memory: int | str | None = None,
+        spill_dir: str | Path | None = None,
+        resources: Mapping[str, float] | None = None,
+        config: Config | None = None,
+        debug: bool = False,
+    ) -> None:
+        if hosts is not None:
+            from hoplite_mp._client.remote_hosts import checked_hosts
+
+            hosts = checked_hosts(hosts)
+        if hosts and address is not None:
+            raise ConfigError("hosts= starts nodes of a new cluster, address= joins one: not both")
+        if hosts and listen is None:
+            listen = "0.0.0.0:0"  # each host gets the address by which it reaches this one
+        count = None if workers is None else whole(workers)
+        if workers is not None and (count is None or not 0 <= count <= WORKERS_MAX):
+            raise ValueError(
+                f"workers={workers!r}: it must be a number from 0 to {WORKERS_MAX}, or None"
+            )
+        config = _config(config, memory, spill_dir, resources)
+        from hoplite_mp._client.open_cluster import enter  # here, because few processes start hosts
+
+        self._pid = os.getpid()
+        self._debugs = bool(debug)
+        self._host: Host | None
+        self._host, network = enter(
+            count,
+            config,
+            listen=listen,
+            address=address,
+            ports=ports,
+            token=token,
+            tls=tls,
+            attaches=self._attaches and not resources,
+            joins=self._joins,
+            stays=self._stays,
+            standby=self._standby,
+        )
+        # Imported here and not at the first pickling, because a child that another thread forks in
+        # the midst of an import can never import that module. The host's processes start meanwhile.
+        import cloudpickle  # noqa: F401
+
+        self._network = network
+        self._join(self._host.runtime)
+        if network is None or self._host.workers:  # otherwise other nodes have workers, or will
+            self._runtime.pool_sizes[0] = self._host.workers
+        self._shutting = locks.lock("cluster.end")
+        self._far: FarHosts | None = None
+        if hosts:
+            self._start_far(hosts, config)
+        self._keep()
+
+    def _start_far(self, hosts: Sequence[str], config: Config) -> None:
+        """Starts nodes on other hosts; returns when all have joined."""
+        from hoplite_mp._client.remote_hosts import FarHosts
+
+        network = self._network
+        assert network is not None
+        before = len(self.nodes)
+        try:
+            self._far = FarHosts(
+                {host: network.address_for(host) for host in hosts},
+                config.hosts_command,
+                network.token.reveal(),
+                network.tls,
+            )
+            self._far.wait(lambda: len(self.nodes) - before, config.hosts_wait_s)
+        except BaseException:
+            self._end()
+            raise
+
+    def _join(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._options = Options()
+        self._pool = runtime.own_pool
+        runtime.face = weakref.ref(self)
+        runtime.hidden = self._hidden
+
+    @property
+    def address(self) -> str | None:
+        """The IP address and port where others can join; None if this cluster has only one host.
+
+        Examples
+        --------
+        >>> c.address is None
+        True
+        """
+        return None if self._network is None else self._network.address
+
+    @property
+    def token_file(self) -> Path | None:
+        """The file with the token that others need to join; None if the token came from elsewhere.
+
+        Examples
+        --------
+        >>> c.token_file is None
+        True
+        """
+        return None if self._network is None else self._network.token.file
+
+    @classmethod
+    def _of(cls, runtime: Runtime) -> Cluster:
+        """The Cluster of a runtime that was made elsewhere, for example in a worker."""
+        if runtime.face is None:
+            face = cls.__new__(cls)
+            face._host = face._network = face._far = None
+            face._shutting = locks.lock("cluster.end")
+            face._join(runtime)
+            if runtime.is_actor and runtime.demands.common_workers():
+                face._pool = COMMON_POOL  # tasks that an actor submits are no calls of it
+            runtime.face = lambda: face  # a worker's Cluster lives as long as the worker
+        found = runtime.face()
+        if found is None:
+            raise ClosedError(
+                "this cluster is ending, because nothing in the program refers to it any more"
+            )
+        return found  # type: ignore[no-any-return]
+
+    def _bound(self, numbers: tuple[int, ...]) -> int:
+        """The pool of one of these nodes, which take turns."""
+        return self._runtime.bound_pool(numbers[next(_turns) % len(numbers)])
+
+    def __reduce__(self) -> tuple[Any, ...]:  # it is unpickled as current(), with these options
+        return _arrived, (self._options,)
+
+    # -- tasks ---------------------------------------------------------------------------------
+
+    def options(self, **changes: Any) -> Cluster:
+        """A view of this cluster with other defaults for its tasks and actors.
+
+        They apply to `submit`, `map`, `stream`, `executor`, `spmd` and `actor`. The view is the
+        same cluster: it shares workers and objects. Later options override earlier ones.
+
+        Parameters
+        ----------
+        node : Node, str, or a list of them, optional
+            Run on these nodes and nowhere else. Default: anywhere.
+        retries : int, optional
+            How often a task runs again after the death of its worker or host, 0 to 127; after an
+            exception only if it is among `retry_exceptions`. Default: `Config.retries`, 3; 0 for
+            actors.
+        retry_exceptions : class or tuple of classes, optional
+            Subclasses of Exception after which a task runs again, as after a death. The exception
+            of the last try is raised as itself; in `map` only the failed item is tried again.
+            Default: none.
+        retry_delay : float or tuple, optional
+            Seconds between the end of a try and the next one, for `submit`, `map` and executors;
+            or ``(first, factor, max)``: `first` and `max` are seconds, and each pause is `factor`
+            times the one before, at most `max`. During a pause the task occupies no worker and no
+            resources. Default: 0.
+        timeout : float, optional
+            Seconds that a task may run. After that its worker is killed and replaced, and the task
+            fails with HopliteTimeoutError. Default: no limit.
+        copy : bool, optional
+            True: results, and the values of refs among the arguments, are writable copies. Default:
+            False.
+        name : str, optional
+            Shown in errors and traces; for an actor, the name that `get_actor` finds.
+        concurrency : int, optional
+            How many `async def` tasks one worker runs at a time, or how many calls an actor runs.
+            Default: 1.
+        buffersize : int, optional
+            How many items a stream may be ahead of its reader. Default: as many as fit into
+            `Config.stream_bytes_max` bytes.
+        priority : int, optional
+            Of the tasks that are ready, those of higher priority begin first, also before those of
+            other programs. A task that another task submits has at least the priority of that task.
+            Default: 0.
+        resources : dict, optional
+            A task with ``{"gpu": 1}`` runs where that much is free, and has it as long as it runs;
+            `assigned` says which. Each worker of `executor` and `spmd`, and the process of an
+            actor, has it for life; there CUDA_VISIBLE_DEVICES names its "gpu". Default: none.
+        env : dict, optional
+            For `executor`, `actor` and `spmd`: changes of the environment of their processes, made
+            before anything is imported there; a value of None removes the variable. Such a process
+            starts in about 0.2 s instead of 1 ms. Other calls raise ValueError.
+        restarts, checkpoint, detached, get_if_exists
+            For actors only; see `actor`.
+
+        Returns
+        -------
+        Cluster
+            The view.
+
+        Raises
+        ------
+        TypeError
+            An option that does not exist.
+        ValueError
+            A value that is not allowed, or a node that has never been in the cluster. `resources`:
+            at the call, when no node has them.
+        NodeLostError
+            `node`: it was in the cluster, and is gone. `resources`, from the Future: the nodes that
+            had them are gone, and no other one has joined within `Config.resource_wait_s`.
+
+        Examples
+        --------
+        >>> careful = c.options(retries=0, timeout=60)
+        >>> careful.submit(sum, [1, 2, 3]).result()
+        6
+        """
+        return self._view(self._options.override(self._resolved(changes)))
+
+    def _view(self, options: Options) -> Cluster:
+        view = _View.__new__(_View)
+        view.__dict__.update(self.__dict__)
+        view._options = options
+        view._base = self._base if isinstance(self, _View) else self
+        return view
+
+
+class ApartCluster(Cluster):
+    """A Cluster that always has a node of its own, because measuring the network from this host
+    needs one."""
+
+    _attaches = False
+
+
+class HiddenCluster(Cluster):
+    """A Cluster inside another object, such as `Executor`, which users do not see."""
+
+    _hidden = True
+
+
+class _View(Cluster):
+    """What options() returns. Its `shutdown` is that of its cluster."""
+
+    _base: Cluster
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._base.shutdown(wait, cancel_futures=cancel_futures)
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        self._closed = self._base._closed
+        return super().submit(fn, *args, **kwargs)
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
+        return self._base.__exit__(kind, value, traceback)
+
+
+def _config(
+    config: Config | None,
+    memory: int | str | None,
+    spill_dir: str | Path | None,
+    resources: Mapping[str, float] | None,
+) -> Config:
+    """The Config of a new cluster: the given one or the environment's, with these changes."""
+    config = Config.from_environment() if config is None else config
+    if not isinstance(config, Config):
+        raise TypeError(f"config={config!r}: it must be a hoplite_mp.Config, or None")
+    changes: dict[str, Any] = {}
+    if memory is not None:
+        changes["memory_bytes"] = parse_size(memory)
+    if spill_dir is not None:
+        changes["spill_dir"] = str(spill_dir)
+    if resources is not None:
+        changes["resources"] = amounts_text(amounts_of(resources)) or None
+    elif config.resources is not None:
+        parse_amounts(config.resources)
+    return dataclasses.replace(config, **changes)
+
+
+def _arrived(options: Options) -> Cluster:
+    """The cluster of the process that unpickles one, or a view of it; pickles name this
+    function."""
+    cluster = current()
+    return cluster if options == cluster._options else cluster._view(options)
+
+
+def current() -> Cluster:
+    """The cluster of the caller.
+
+    Returns
+    -------
+    Cluster
+        Inside a task, the cluster that runs the task; elsewhere the one that was opened last, of
+        those that are still open. The clusters inside `hoplite_mp.Executor` and inside the
+        joblib backend do not count.
+
+    Raises
+    ------
+    ClosedError
+        No cluster is open.
+
+    Examples
+    --------
+    >>> def count():
+    ...     return len(hoplite_mp.current().nodes)
+    >>> c.submit(count).result()
+    1
+    """
+    return Cluster._of(current_runtime())
+
+
+current.__module__ = "hoplite_mp"  # as users import it

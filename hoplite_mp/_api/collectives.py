@@ -1,0 +1,425 @@
+"""Collectives on refs: checks the arguments, and passes the request on to the node.
+
+Why it exists: mistakes that can be seen at the call are raised there; everything else is decided by
+the planner while the work runs.
+It must never know: how a reduction is executed.
+"""
+
+from __future__ import annotations
+
+import numbers
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp._api.nodes import node_numbers, other_places
+from hoplite_mp._api.pytree import as_refs
+from hoplite_mp._api.ref_folds import fold_refs
+from hoplite_mp._client.memory import whole
+from hoplite_mp._common import clock
+from hoplite_mp._common.operators import is_function, operation_name
+from hoplite_mp._common.ref import ObjectRef, by_ref
+from hoplite_mp.errors import ObjectLostError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp._client.futures import Future
+    from hoplite_mp._client.runtime import Runtime
+
+__all__ = [
+    "CollectiveCalls",
+    "keep_copies",
+    "place_copies",
+]
+
+NO_FOLDS = (
+    "reduce by a function folds the values in a task, and this cluster has no workers: fold them "
+    "here, with functools.reduce(op, c.get(refs, copy=True)), or make the cluster with workers"
+)
+DEADLINE_S_MAX = 1e9  # 31 years; a longer one counts as none
+
+
+def _reduce(
+    runtime: Runtime,
+    refs: Sequence[ObjectRef[Any]],
+    op: str | Callable[..., Any],
+    num: int | None,
+    deadline: Any,
+    reproducible: bool,
+    to: Sequence[int],
+    kind: str = "reduce",
+    slices: int = 1,
+) -> list[ObjectRef[Any]]:
+    """Starts a reduction of `refs`; one result ref for each slice. `to`: numbers of nodes."""
+    name = operation_name(op)
+    wanted, deadline = _limits(refs, num, deadline)
+    reproducible = bool(reproducible)
+    if kind != "reduce_scatter":
+        to = list(dict.fromkeys(to))
+    results = runtime.collective(refs, kind, name, wanted, deadline, reproducible, slices, to)
+    return [ObjectRef(runtime.memory.public_id(hold.oid), hold) for hold in results]
+
+
+def _limits(
+    refs: Sequence[ObjectRef[Any]], num: int | None, deadline: Any
+) -> tuple[int, float | None]:
+    """How many refs are reduced, and the deadline in seconds."""
+    if not refs:
+        raise ValueError("there is nothing to reduce: no refs were given")
+    wanted = len(refs) if num is None else whole(num)
+    if wanted is None or not 1 <= wanted <= len(refs):
+        raise ValueError(f"num={num!r}: it must be from 1 to the number of refs, {len(refs)}")
+    if deadline is None:
+        return wanted, None
+    number = isinstance(deadline, numbers.Real) and not isinstance(deadline, bool)
+    seconds = float(deadline) if number else -1.0
+    if not seconds >= 0:
+        raise ValueError(f"deadline={deadline!r}: it must be seconds from now, 0 or more")
+    return wanted, None if seconds > DEADLINE_S_MAX else seconds
+
+
+def _fold(
+    cluster: Any, refs: Any, op: Any, num: int | None, deadline: Any, to: Sequence[int]
+) -> ObjectRef[Any]:
+    """Starts a task that folds the values of refs by a function, and places its result at nodes."""
+    found = as_refs(refs)
+    wanted, seconds = _limits(found, num, deadline)
+    runtime = cluster._runtime
+    if runtime.pool_sizes.get(0) == 0 and not cluster._debugs:
+        raise RuntimeError(NO_FOLDS)
+    oids = [runtime.memory.local_id(ref) for ref in found]
+    ready = [at for at, oid in enumerate(oids) if runtime.tasks.done(oid)]
+    called = runtime.tasks.node_number, clock.monotonic_ns()
+    task = cluster.submit(fold_refs, op, by_ref(found), wanted, seconds, ready, called)
+    ref: ObjectRef[Any] = task.ref
+    if len(cluster.nodes) > 1:
+        placed = place_copies(runtime, [ref], "broadcast", to)
+        _placing.add(placed)
+        placed.add_done_callback(_placing.discard)
+    return ref
+
+
+_placing: set[Any] = set()  # Futures of results that are being placed, which nobody else holds
+
+
+def place_copies(
+    runtime: Runtime, refs: Sequence[ObjectRef[Any]], kind: str, to: Sequence[int]
+) -> Future[None]:
+    """Returns a Future that is done when every object is where that kind of call places it. `to`:
+    numbers of nodes."""
+    if not refs:
+        raise ValueError("no refs were given")
+    if kind != "alltoall":
+        to = list(dict.fromkeys(to))
+    (result,) = runtime.collective(refs, kind, "", len(refs), None, False, 1, to)
+    return runtime.operation_future(result)
+
+
+def keep_copies(runtime: Runtime, ref: ObjectRef[Any], copies: int, to: Sequence[int]) -> None:
+    """Returns when the nodes `to` hold the object, too. Nodes that die meanwhile are replaced by
+    others, so that there are `copies` in all; ValueError if there are no longer so many nodes."""
+    while to:
+        lost: ObjectLostError | None = None
+        try:
+            place_copies(runtime, [ref], "broadcast", to).result()
+        except ObjectLostError as error:
+            lost = error
+        again = other_places(runtime, copies, keep=to)
+        if sorted(again) == sorted(to):
+            if lost is not None:
+                raise lost
+            return
+        to = again
+
+
+class CollectiveCalls:
+    """The collectives on refs, as methods of the cluster."""
+
+    _runtime: Runtime
+
+    def reduce(
+        self,
+        refs: Any,
+        op: Any = "sum",
+        num: int | None = None,
+        deadline: float | None = None,
+        to: Any = None,
+        reproducible: bool = False,
+    ) -> ObjectRef[Array]:
+        """Reduces arrays element by element, over the first `num` refs to be ready.
+
+        Returns at once. The refs need not be ready yet.
+
+        Parameters
+        ----------
+        refs : iterable of ObjectRef or Future
+            Arrays or numbers of one shape and dtype; any values if `op` is a function. A ref that
+            is given twice counts twice.
+        op : str, numpy.ufunc or callable, optional
+            "sum", "prod", "min", "max", "mean", "and", "or", "xor" (the last three bitwise), or an
+            associative and commutative binary ufunc. Any other callable ``f(a, b)`` folds the
+            values from left to right in the order of `refs`, in one task of the cluster, which
+            begins when a worker is free; if it raises, `get` raises that exception. Default: "sum".
+        num : int, optional
+            How many of the refs go in, 1 to len(refs). Default: all.
+        deadline : float, optional
+            Seconds from this call. After that, the refs that are ready go in, or, if there are
+            none, the first one to become ready. Before that, a ref that fails is an error as
+            without a deadline, unless `num` others are left. If a function's task begins after the
+            deadline, the refs that were ready at the call go in. Default: no deadline.
+        to : Node or str, optional
+            Where the result is placed. Default: the caller's node.
+        reproducible : bool, optional
+            True: a left fold in the order of `refs`, so that the same contributors give the same
+            bits, on one host or ten. Default: False.
+
+        Returns
+        -------
+        ObjectRef
+            The shape and dtype of the sources; "mean" of integers is float64. `result.contributors`
+            are the indices of the refs that went in, each once. float16 and bfloat16 are added up
+            as float32 and rounded once.
+
+        Raises
+        ------
+        ValueError
+            No refs, a `num` that is not allowed, or an unknown `op`. From `get`: shapes or dtypes
+            that differ.
+        ReduceError
+            From `get`: fewer than `num` sources succeeded; `__cause__` is the first failure.
+        RuntimeError
+            `op` is a function, and the cluster was made with ``workers=0``.
+
+        Notes
+        -----
+        Sources are streamed through a tree of hosts in the order in which they become ready, as in
+        Zhuang et al., *Hoplite: Efficient and Fault-Tolerant Collective Communication for
+        Task-Based Distributed Systems*, SIGCOMM 2021.
+
+        Examples
+        --------
+        >>> parts = [c.put(np.full(3, n)) for n in range(4)]
+        >>> total = c.reduce(parts, op="sum")
+        >>> c.get(total), total.contributors
+        (array([6, 6, 6]), (0, 1, 2, 3))
+        >>> len(c.reduce(parts, num=2).contributors or ()) in (0, 2)
+        True
+        >>> c.get(c.reduce([c.put({n, 7}) for n in range(3)], op=lambda a, b: a | b))
+        {0, 1, 2, 7}
+        """
+        places = node_numbers(self._runtime, to, "to= of reduce")
+        if is_function(op):
+            here = [self._runtime.tasks.node_number]
+            return _fold(self, refs, op, num, deadline, places or here)
+        (result,) = _reduce(self._runtime, as_refs(refs), op, num, deadline, reproducible, places)
+        return result
+
+    def allreduce(
+        self,
+        refs: Any,
+        op: Any = "sum",
+        num: int | None = None,
+        deadline: float | None = None,
+        to: Any = None,
+        reproducible: bool = False,
+    ) -> ObjectRef[Array]:
+        """Reduces like `reduce`, and places the result on several nodes.
+
+        Parameters
+        ----------
+        refs, op, num, deadline, reproducible
+            As for `reduce`.
+        to : Node, str, or a list of them, optional
+            Which nodes receive the result. Default: those that hold one of `refs`.
+
+        Returns
+        -------
+        ObjectRef
+            Ready when every living node in `to` (default: all nodes) holds the result. If `op` is a
+            function: ready when the values are folded; the nodes receive the result after that.
+
+        Raises
+        ------
+        ValueError, ReduceError, RuntimeError
+            As for `reduce`.
+
+        Notes
+        -----
+        Large arrays move as a reduce-scatter and an allgather, which sends the fewest bytes over
+        each link (Rabenseifner 2004; Patarasuk and Yuan 2009).
+
+        Examples
+        --------
+        >>> mean = c.allreduce([c.submit(np.full, 2, float(n)) for n in range(3)], op="mean")
+        >>> c.get(mean)
+        array([1., 1.])
+        """
+        to = node_numbers(self._runtime, to)
+        if is_function(op):
+            return _fold(self, refs, op, num, deadline, to)
+        (result,) = _reduce(
+            self._runtime, as_refs(refs), op, num, deadline, reproducible, to, "allreduce"
+        )
+        return result
+
+    def broadcast(self, ref: Any, to: Any = None) -> Future[None]:
+        """Places an object on several nodes.
+
+        Parameters
+        ----------
+        ref : ObjectRef or Future
+            What to place. Several refs are placed as by `allgather`.
+        to : Node, str, or a list of them, optional
+            Default: all nodes.
+
+        Returns
+        -------
+        Future
+            Done, with None, when every living node in `to` holds the object.
+
+        Notes
+        -----
+        A node passes on what it is still receiving, as in Hoplite (SIGCOMM 2021).
+
+        Examples
+        --------
+        >>> ref = c.put(np.zeros(1000))
+        >>> c.broadcast(ref).result()
+        >>> c.locations(ref)
+        ['h0']
+        """
+        found = as_refs(ref)
+        kind = "broadcast" if len(found) == 1 else "allgather"  # the same for several
+        return place_copies(self._runtime, found, kind, node_numbers(self._runtime, to))
+
+    def gather(self, refs: Any, to: Any = None) -> Future[None]:
+        """Places objects on one node.
+
+        Parameters
+        ----------
+        refs : iterable of ObjectRef or Future
+            What to place.
+        to : Node or str, optional
+            Default: the caller's node.
+
+        Returns
+        -------
+        Future
+            Done, with None, when that node holds all of them.
+
+        Examples
+        --------
+        >>> futures = [c.submit(np.ones, n) for n in (1, 2)]
+        >>> c.gather(futures).result()
+        >>> [len(array) for array in c.get(futures)]
+        [1, 2]
+        """
+        to = node_numbers(self._runtime, to, "to= of gather")
+        return place_copies(self._runtime, as_refs(refs), "gather", to)
+
+    def allgather(self, refs: Any, to: Any = None) -> Future[None]:
+        """Places objects on several nodes.
+
+        Parameters
+        ----------
+        refs : iterable of ObjectRef or Future
+            What to place.
+        to : Node, str, or a list of them, optional
+            Default: all nodes.
+
+        Returns
+        -------
+        Future
+            Done, with None, when every living node in `to` holds all of them.
+
+        Examples
+        --------
+        >>> c.allgather([c.put(1), c.put(2)]).result()
+        """
+        to = node_numbers(self._runtime, to)
+        return place_copies(self._runtime, as_refs(refs), "allgather", to)
+
+    def reduce_scatter(self, refs: Any, op: Any = "sum", to: Any = None) -> list[ObjectRef[Array]]:
+        """Reduces arrays and cuts the result into slices, one for each ref.
+
+        Parameters
+        ----------
+        refs : iterable of ObjectRef or Future
+            Arrays of one shape and dtype.
+        op : str or numpy.ufunc, optional
+            As for `reduce`. Default: "sum".
+        to : list of Node or str, optional
+            Slice i is placed at to[i]. Default: the nodes of the refs, in their order.
+
+        Returns
+        -------
+        list of ObjectRef
+            The slices, as `np.array_split(total, len(refs), axis=0)`.
+
+        Raises
+        ------
+        ValueError
+            `to` has another length than `refs`; otherwise as for `reduce`. `get` of a slice raises
+            it if several hosts take part and one of them holds so many of the refs that their
+            number times the number of slices is above 262 144 (512 refs on one host).
+
+        Examples
+        --------
+        >>> slices = c.reduce_scatter([c.put(np.arange(4)), c.put(np.arange(4))])
+        >>> c.get(slices)
+        [array([0, 2]), array([4, 6])]
+        """
+        found = as_refs(refs)
+        if isinstance(to, (list, tuple)) and len(to) != len(found):
+            raise ValueError(f"to= names {len(to)} nodes for {len(found)} slices")
+        numbers = node_numbers(self._runtime, to)
+        if len(numbers) == 1:
+            numbers *= len(found)
+        return _reduce(
+            self._runtime,
+            found,
+            op,
+            None,
+            None,
+            False,
+            numbers,
+            "reduce_scatter",
+            len(found) or 1,
+        )
+
+    def alltoall(self, matrix: Any, to: Any) -> Future[None]:
+        """Places each column of a matrix of refs on a node of its own.
+
+        Parameters
+        ----------
+        matrix : iterable of iterables of ObjectRef or Future
+            Rows of equal length.
+        to : Node, str, or a list of them
+            matrix[i][j] is placed at to[j].
+
+        Returns
+        -------
+        Future
+            Done, with None, when every object is on its node.
+
+        Raises
+        ------
+        ValueError
+            A row has another length than `to`.
+
+        Examples
+        --------
+        >>> rows = [[c.put(10 * i + j) for j in range(1)] for i in range(2)]
+        >>> c.alltoall(rows, to=[c.here]).result()
+        """
+        rows = [as_refs(row) for row in matrix]
+        if isinstance(to, (list, tuple)) and any(len(row) != len(to) for row in rows):
+            raise ValueError(f"every row of the matrix needs {len(to)} refs, one for each of to=")
+        if to is None:
+            raise ValueError("alltoall needs to=: one node for each column of the matrix")
+        numbers = node_numbers(self._runtime, to)
+        refs = [ref for row in rows for ref in row]
+        return place_copies(self._runtime, refs, "alltoall", numbers)

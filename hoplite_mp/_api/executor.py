@@ -1,0 +1,309 @@
+"""Executors: submit and map over a pool of workers, with options.
+
+Why it exists: `Cluster`, `c.options(...)`, `c.executor(...)` and `hoplite_mp.Executor` are the same
+thing over different pools: a `concurrent.futures.Executor` whose arguments may be refs.
+It must never know: how a host is started, how an executor's own pool is opened, collectives.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hoplite_mp import _serialize, errors
+from hoplite_mp._api.map import MapCalls
+from hoplite_mp._api.nodes import node_numbers
+from hoplite_mp._client.deadlines import check_timeout
+from hoplite_mp._client.debugging import run_here
+from hoplite_mp._client.demands import check_demands
+from hoplite_mp._client.function_kind import CONCURRENCY_SHIFT, check_counts, flags_of
+from hoplite_mp._client.functions import Fixed
+from hoplite_mp._client.max_workers_compat import Sized
+from hoplite_mp._client.memory import whole
+from hoplite_mp._client.option_checks import UNUSED, check_values, refuse_unused
+from hoplite_mp._client.queues import SHUT_DOWN
+from hoplite_mp._protocol.fields import NUMBER_MAX
+from hoplite_mp._protocol.local import POOL_BROKEN
+from hoplite_mp.errors import ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp._client.futures import Future
+    from hoplite_mp._client.option_checks import RetryDelay
+    from hoplite_mp._client.runtime import Runtime
+    from hoplite_mp._planner.resources import Demand
+    from hoplite_mp._protocol.inherited_context import Environment
+
+__all__ = ["Options", "TaskExecutor"]
+
+T = TypeVar("T")
+RETRIES_MAX = 127
+COMMON_POOL = 0
+NO_WORKERS = (
+    "this cluster was made with workers=0, so no task can ever run: make it with workers, or use "
+    "c.executor(), which has workers of its own"
+)
+WORKERS_OF_AN_ENGINE = (
+    "this cluster has no workers, because tasks run in the workers of Ray or Dask: use "
+    "task.remote() or client.submit() (inside a task of Dask, distributed.get_client().submit()), "
+    "or hoplite_mp.current().executor(), which has workers of its own"
+)
+TIMEOUT_S_MAX = 1e9  # 31 years; a longer one counts as none
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """Defaults of submit, map and executor; see `Cluster.options`."""
+
+    node: Any = None
+    retries: int | None = None  # None: Config.retries
+    timeout: float | None = None
+    copy: bool = False
+    name: str | None = None
+    restarts: int = 0
+    checkpoint: int = 0
+    detached: bool = False
+    get_if_exists: bool = False
+    concurrency: int = 1
+    buffersize: int | None = None
+    retry_exceptions: tuple[type[Exception], ...] = ()
+    retry_delay: RetryDelay | None = None
+    env: Environment = ()
+    priority: int = 0
+    resources: Demand | None = None
+    # An option is set that has no effect on `submit`. Precomputed, because `submit` must be fast.
+    _unfit: bool = dataclasses.field(init=False, default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        unfit = any(getattr(self, name) for name in UNUSED["submit"])
+        object.__setattr__(self, "_unfit", unfit)
+
+    def override(self, changes: dict[str, Any]) -> Options:
+        """These options with some changed; TypeError for names that do not exist."""
+        known = {field.name for field in dataclasses.fields(self) if field.init}
+        unknown = sorted(set(changes) - known)
+        if unknown:
+            raise TypeError(
+                f"unknown option{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}; "
+                f"there are {', '.join(sorted(known))}"
+            )
+        retries, timeout = changes.get("retries"), changes.get("timeout")
+        if retries is not None:
+            changes["retries"] = whole(retries)
+            if changes["retries"] is None or not 0 <= changes["retries"] <= RETRIES_MAX:
+                raise ValueError(f"retries={retries!r}: it must be from 0 to {RETRIES_MAX}")
+        if timeout is not None:
+            check_timeout(timeout)
+            if not timeout > 0:
+                raise ValueError(f"timeout={timeout!r}: it must be seconds above 0, or None")
+            changes["timeout"] = None if timeout > TIMEOUT_S_MAX else float(timeout)
+        if "restarts" in changes:
+            restarts = changes["restarts"]
+            changes["restarts"] = whole(restarts)
+            if changes["restarts"] is None or not 0 <= changes["restarts"] <= NUMBER_MAX:
+                raise ValueError(f"restarts={restarts!r}: it must be from 0 to {NUMBER_MAX}")
+        check_counts(changes)
+        check_values(changes)
+        check_demands(changes)
+        if "checkpoint" in changes:
+            checkpoint = changes["checkpoint"]
+            changes["checkpoint"] = 0 if checkpoint is None else whole(checkpoint)
+            if changes["checkpoint"] is None or changes["checkpoint"] < (checkpoint is not None):
+                raise ValueError(f"checkpoint={checkpoint!r}: it must be 1 or more calls, or None")
+        name = changes.get("name")
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name={name!r}: it must be a text, or None")
+        return dataclasses.replace(self, **changes)
+
+
+class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
+    """Submits to one pool of a cluster."""
+
+    _runtime: Runtime
+    _options: Options
+    _pool: int
+    _closed: bool = False
+    _parent: TaskExecutor | None = None  # of a view
+    _debugs = False  # True: submit and map run their tasks at the call, in this process
+    _places: Sequence[tuple[int, int]] = ()  # of its own workers: (node, how many)
+    _pickles_later = False  # True: what does not pickle fails the Future, as in the stdlib
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an executor belongs to the process that opened it and cannot travel to another one; "
+            "a task finds the cluster in hoplite_mp.current(), to submit to or to open an "
+            "executor of its own"
+        )
+
+    def _was_closed(self) -> bool:
+        return self._closed or (self._parent is not None and self._parent._was_closed())
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As in the standard library; a view shuts down the executor of which it is a view.
+
+        Parameters
+        ----------
+        wait : bool, optional
+            True returns when all tasks are done. Default: True.
+        cancel_futures : bool, optional
+            True cancels all tasks that have not begun. Default: False.
+
+        Examples
+        --------
+        >>> pool = c.executor(1)
+        >>> pool.shutdown()
+        """
+        if self._parent is not None:
+            self._parent.shutdown(wait, cancel_futures=cancel_futures)
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
+        if self._parent is not None:
+            return self._parent.__exit__(kind, value, traceback)
+        return super().__exit__(kind, value, traceback)
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Runs `fn(*args, **kwargs)` in a worker.
+
+        Parameters
+        ----------
+        fn : callable
+            A function of a module is sent by name, any other one by value. An `async def` function
+            runs in the event loop of its worker.
+        *args, **kwargs
+            A ref or Future among them, or inside list, tuple, dict or set, is replaced by its
+            value, for which the task waits. Arrays passed by value are the task's own, writable.
+
+        Returns
+        -------
+        Future
+            Its `.ref` names the result, and is valid at once. Arrays of its value, and of refs
+            among the arguments, are read-only unless `options(copy=True)`.
+
+        Raises
+        ------
+        ClosedError
+            The cluster or executor was shut down.
+        TypeError
+            `fn` cannot be called, or is a generator function, for which there is `stream`.
+        RuntimeError
+            There are no workers at all.
+
+        Notes
+        -----
+        A task whose worker or host dies runs again, up to `options(retries=)` times, so it may run
+        more than once. An exception is retried only if it is among `options(retry_exceptions=)`.
+        `options(retry_delay=)` is the pause before each retry.
+
+        Examples
+        --------
+        >>> data = c.put(np.arange(10))
+        >>> total = c.submit(np.sum, data)
+        >>> int(c.submit(np.multiply, total, 2).result())
+        90
+        """
+        if self._was_closed():
+            raise ClosedError(SHUT_DOWN)
+        options = self._options
+        if options._unfit:
+            refuse_unused(options, "submit")
+        if options.retry_exceptions and not isinstance(fn, Fixed):
+            fn = Fixed(fn, again=options.retry_exceptions)  # type: ignore[assignment]
+        flags = fn.flags if isinstance(fn, Fixed) else flags_of(fn)
+        if flags:
+            flags |= options.concurrency << CONCURRENCY_SHIFT
+        retries = options.retries
+        runtime = self._runtime
+        if self._debugs:
+            runtime.memory.check_lost()
+            return run_here(
+                runtime.submitter,
+                fn,
+                args,
+                kwargs,
+                copy=options.copy,
+                retries=runtime.config.retries if retries is None else retries,
+                delay=options.retry_delay,
+            )
+        pool, demand, nodes = self._pool, options.resources, options.node
+        if demand is not None:  # not for executors, whose workers have theirs for life
+            pool, nodes = COMMON_POOL, runtime.demands.nodes_for_task(demand, nodes)
+        if nodes is not None:
+            pool = self._bound(nodes)
+        floor = runtime.submitter.floor
+        ranked = floor > 0 or options.priority or demand is not None
+        if runtime.pool_sizes.get(max(pool, 0)) == 0:
+            raise RuntimeError(NO_WORKERS if runtime.foreign is None else WORKERS_OF_AN_ENGINE)
+        if pool > COMMON_POOL and runtime.tasks.pool_state(pool) == POOL_BROKEN:
+            raise self._why_broken(pool, fn)
+        try:
+            future: Future[T] = runtime.submitter.submit(
+                fn,
+                args,
+                kwargs,
+                pool,
+                runtime.config.retries if retries is None else retries,
+                options.timeout,
+                options.copy,
+                options.name,
+                more_flags=flags,
+                rank=(options.priority, floor) if ranked else None,
+                demand=demand,
+                delay=options.retry_delay,
+            )
+        except _serialize.NotPicklable as error:
+            if not self._pickles_later:
+                raise
+            return runtime.submitter.fail_at_once(error.reason, options.copy)
+        if self._was_closed() and future.cancel():  # in another thread, which missed this task
+            raise ClosedError(SHUT_DOWN)
+        return future
+
+    def _why_broken(self, pool: int, fn: Any) -> BaseException:
+        """The error with which tasks of a broken pool fail. It comes from the node, which fails one
+        more task with it."""
+        name = self._options.name or getattr(fn, "__name__", type(fn).__name__)
+        probe = self._runtime.submitter.submit(abs, (0,), {}, pool, 0, None, False, name)
+        return probe.exception() or errors.WorkerLostError("the initializer of its workers raised")
+
+    def _resolved(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Options with numbers in the place of nodes. ValueError: there is no such node, or this
+        executor has workers on others, too."""
+        if changes.get("node") is None:
+            return changes
+        common = self._pool == COMMON_POOL
+        numbers = tuple(node_numbers(self._runtime, changes["node"], workers=common))
+        if not common and not set(numbers) >= {number for number, _ in self._places}:
+            raise ValueError(
+                f"node={changes['node']!r}: this executor has workers elsewhere, too; make one "
+                "there with c.executor(node=...)"
+            )
+        return {**changes, "node": numbers}
+
+    def _bound(self, numbers: tuple[int, ...]) -> int:
+        """The pool for tasks bound to these nodes: that of the executor, because all of its own
+        workers are there."""
+        return self._pool
+
+    def _view(self, options: Options) -> TaskExecutor:
+        view = TaskExecutor()
+        view._runtime, view._pool, view._options = self._runtime, self._pool, options
+        view._parent, view._pickles_later = self, self._pickles_later
+        return view
+
+    def _pending(self) -> list[int]:
+        """Ids of this process's unfinished tasks in this pool."""
+        submitter = self._runtime.submitter
+        queues = submitter.queues.all_to(self._pool)
+        if self._pool == COMMON_POOL:
+            for pool in self._runtime.bound.values():
+                queues |= submitter.queues.all_to(pool)
+        return [oid for oid, task in submitter.pending.copy().items() if task.queue in queues]
+
+    def _cancel_pending(self, force: bool) -> None:
+        """Cancels tasks. Those that wait come first, because an interrupted worker would begin one
+        of them."""
+        for forced in (False, True)[: 1 + force]:
+            for oid in self._pending():
+                self._runtime.submitter.cancel(oid, forced)

@@ -1,0 +1,484 @@
+"""The nodes of a cluster as a user sees them: which ones there are, and their counters.
+
+Why it exists: a Cluster asks its node, which replies with numbers; here they become the objects and
+names that users know.
+It must never know: how nodes learn of each other.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp import errors
+from hoplite_mp._client.describing import cluster_words
+from hoplite_mp._client.memory import format_bytes, whole
+from hoplite_mp._client.pool_placement import WORKERS_MAX
+from hoplite_mp._client.tracing import Trace
+from hoplite_mp._common import clock
+from hoplite_mp._planner.resources import as_amounts
+from hoplite_mp._protocol.local import (
+    AddWorkers,
+    DrainNode,
+    GoneNodes,
+    LeavingNodes,
+    Members,
+    Standing,
+    Stats,
+)
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from hoplite_mp._client.runtime import Runtime
+
+__all__ = [
+    "WORKERS_MAX",
+    "Node",
+    "NodeCalls",
+    "amount_words",
+    "counters",
+    "gone_nodes",
+    "grow",
+    "list_nodes",
+    "named_places",
+    "node_id",
+    "node_numbers",
+    "other_places",
+    "own_node",
+    "resource_words",
+    "shrink",
+    "standby_of",
+    "with_counts",
+    "working_places",
+]
+
+RESOURCE_COUNTERS = "resource:", "free:"  # how the names of a node's counters of them begin
+# Interval of checks whether nodes have left. Lower: more round trips to the node. Higher: the
+# caller waits longer than it has to.
+LEAVING_LOOK_S = 0.02
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Node:
+    """A living host, as it was when `Cluster.nodes` was asked.
+
+    Attributes
+    ----------
+    id : str
+        "h0", "h1" and so on, in order of joining; never used again.
+    address : str
+        The IP address that it advertises to other nodes.
+    host : str
+        Its host name.
+    workers : int
+        Workers of its common pool.
+    memory_used, memory_total : int
+        Bytes of its store that are in use, and the store's limit.
+    resources, resources_free : dict
+        What it has for `options(resources=)`, by name, and how much of that is free.
+
+    Examples
+    --------
+    >>> node = c.nodes[0]
+    >>> node.id, node.workers
+    ('h0', 2)
+    """
+
+    __module__ = "hoplite_mp"  # as users import it
+
+    id: str
+    address: str
+    host: str
+    workers: int
+    memory_used: int
+    memory_total: int
+    resources: dict[str, float] = dataclasses.field(default_factory=dict, compare=False)
+    resources_free: dict[str, float] = dataclasses.field(default_factory=dict, compare=False)
+
+    def __repr__(self) -> str:
+        workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
+        memory = f"{format_bytes(self.memory_used)} of {format_bytes(self.memory_total)}"
+        free = "".join(f", {one} free" for one in resource_words(self))
+        return f"Node({self.id} at {self.address}, {self.host}: {workers}, {memory} used{free})"
+
+
+def resource_words(node: Node) -> list[str]:
+    """["gpu 1 of 2"]: how much is free, of how much there is."""
+    return amount_words(node.resources, node.resources_free)
+
+
+def amount_words(amounts: Mapping[str, float], free: Mapping[str, float]) -> list[str]:
+    """Like `resource_words`, with the free amount of each of a node's resources."""
+    return [f"{name} {free.get(name, 0):g} of {amount:g}" for name, amount in amounts.items()]
+
+
+def node_id(number: int) -> str:
+    """3 -> "h3"."""
+    return f"h{number}"
+
+
+def standby_of(runtime: Runtime) -> tuple[tuple[str, ...], int, bool, bool]:
+    """As far as this host's node knows: (addresses where the cluster's standby is to be, the best
+    first; the number of the node on the standby's host, -1 if that has not joined; whether the
+    standby leads the cluster by now; whether there is a manager at all)."""
+    standing = runtime.channel.call(Standing()).value
+    return tuple(standing[2]), standing[4], standing[5], standing[6]
+
+
+class NodeCalls:
+    """The part of `Cluster` that is about its nodes."""
+
+    _runtime: Runtime
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The living nodes, in order of joining.
+
+        Returns
+        -------
+        list of Node
+            As they are now; asking costs one round trip to each of them.
+
+        Examples
+        --------
+        >>> [node.workers for node in c.nodes]
+        [2]
+        """
+        return list_nodes(self._runtime, memory=True)
+
+    @property
+    def here(self) -> Node:
+        """The node of this process; in a task, that of the worker that runs the task.
+
+        Raises
+        ------
+        NodeLostError
+            The cluster has given this host up.
+
+        Examples
+        --------
+        >>> c.here.id
+        'h0'
+        """
+        return own_node(self._runtime)
+
+    def add_workers(self, n: int, node: Any = None) -> None:
+        """Starts more workers for the cluster's tasks, while work runs.
+
+        Parameters
+        ----------
+        n : int
+            How many, 1 to 200.
+        node : Node or str, optional
+            Where. Default: this host.
+
+        Raises
+        ------
+        ValueError
+            A number that is not allowed, or a node that has never been in the cluster.
+        NodeLostError
+            The node is gone.
+
+        Examples
+        --------
+        >>> with hoplite_mp.Cluster(workers=1) as small:
+        ...     small.add_workers(1)
+        ...     print(small.here.workers)
+        2
+        """
+        grow(self._runtime, n, node)
+
+    def remove_node(self, node: Any) -> None:
+        """Lets a node, or several, leave the cluster properly, and returns when they are gone.
+
+        A node that leaves takes no more tasks. Tasks that run there are run to their end, and
+        objects that only this node holds, results or `put`, are fetched by the nodes whose
+        processes hold refs to them. Objects to which no other node has refs are dropped with it.
+        Its actors finish the calls made so far; later calls raise ActorLostError. `hoplite-mp join`
+        ends there with exit code 0, and a program that is connected through that node loses its
+        cluster.
+
+        Parameters
+        ----------
+        node : Node, str, or a list of them
+            Which nodes leave.
+
+        Raises
+        ------
+        ValueError
+            The manager's node, with which the whole cluster would end, or the caller's own, which
+            leaves by `shutdown`.
+        NodeLostError
+            The node is gone already.
+
+        Examples
+        --------
+        >>> c.remove_node(c.here)
+        Traceback (most recent call last):
+            ...
+        ValueError: h0 is the caller's own node: ...
+        """
+        shrink(self._runtime, node)
+
+    def __repr__(self) -> str:
+        return f"<hoplite_mp.Cluster: {cluster_words(self)}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: its nodes, their workers, and memory as bars."""
+        from hoplite_mp._client.notebook import cluster_html, in_time
+
+        words = cluster_words(self)
+        runtime: Runtime | None = self.__dict__.get("_runtime")
+        if runtime is None or words == "closed":
+            return cluster_html(words, None, None, "")
+        nodes = in_time(lambda: list_nodes(runtime, memory=True))
+        network = self.__dict__.get("_network")
+        here = node_id(runtime.tasks.node_number) if nodes else ""
+        return cluster_html(words, network and network.address, nodes, here)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start of the cluster.
+
+        Returns
+        -------
+        dict
+            `tasks_done`, `tasks_failed`, `tasks_retried`, `workers_lost`, `objects` (numbers);
+            `bytes_used`, `bytes_limit`, `bytes_spilled`, `bytes_sent`, `bytes_received` (bytes):
+            the sum over all nodes. "nodes" has the same counters for each node, by its id. A node
+            that does not answer is left out. If any node has resources: `resources` and
+            `resources_free`, dicts by name, as they are now.
+
+        Examples
+        --------
+        >>> stats = c.stats()
+        >>> stats["bytes_used"] <= stats["bytes_limit"]
+        True
+        >>> sorted(stats["nodes"])
+        ['h0']
+        """
+        found = counters(self._runtime)
+        amounts = {number: take_amounts(one) for number, one in found.items()}
+        names = list(next(iter(found.values())))
+        total: dict[str, Any] = {
+            name: sum(one.get(name, 0) for one in found.values()) for name in names
+        }
+        nodes: dict[int, dict[str, Any]] = {number: {**one} for number, one in found.items()}
+        if any(all_ for all_, _ in amounts.values()):
+            for at, what in enumerate(("resources", "resources_free")):
+                sums = collections.Counter[str]()
+                for number, both in amounts.items():
+                    nodes[number][what] = as_amounts(tuple(both[at].items()))
+                    sums.update(both[at])
+                total[what] = as_amounts(tuple(sorted(sums.items())))
+        return {**total, "nodes": {node_id(number): one for number, one in nodes.items()}}
+
+    def trace(self, path: str | os.PathLike[str]) -> Trace:
+        """A context manager that writes a timeline of what the cluster does meanwhile.
+
+        The file is for ui.perfetto.dev. It has tasks by worker, transfers of objects between nodes,
+        collectives, calls of Groups, and spilling. What still runs at the end is recorded up to
+        that time. Values up to 64 KiB travel inside messages and are not in it. The file appears at
+        the end, as a whole, also after an exception in the block.
+
+        Parameters
+        ----------
+        path : path-like
+            The file to write, in the JSON trace event format.
+
+        Returns
+        -------
+        context manager
+
+        Raises
+        ------
+        OSError
+            The file cannot be made; raised by the call itself.
+        RuntimeError
+            The cluster is being traced already. There is one trace at a time.
+
+        Notes
+        -----
+        Each node keeps the latest `Config.trace_events_max` events. The file says how many were
+        dropped, which nodes were lost, and how far the clocks of the nodes can be trusted.
+
+        Examples
+        --------
+        >>> with c.trace("run.json"):
+        ...     c.submit(pow, 2, 3).result()
+        8
+        """
+        trace = Trace(self._runtime, path)
+        trace.cluster = self  # kept alive as long as the trace
+        return trace
+
+
+def take_amounts(counts: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Takes the resources out of a node's counters; returns (what there is, what is free)."""
+    found: tuple[dict[str, int], dict[str, int]] = {}, {}
+    for into, prefix in zip(found, RESOURCE_COUNTERS, strict=True):
+        for name in [name for name in counts if name.startswith(prefix)]:
+            into[name.removeprefix(prefix)] = counts.pop(name)
+    return found
+
+
+def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
+    """Living nodes in order of joining. `memory`: with how much memory other nodes use, which costs
+    a round trip to all of them; otherwise that is 0."""
+    runtime.memory.check()
+    found = [
+        Node(node_id(number), *[*rest, as_amounts(all_), as_amounts(free)])
+        for number, *rest, all_, free in runtime.channel.call(Members()).value
+    ]
+    runtime.newest_node = max(runtime.newest_node, *(int(one.id[1:]) for one in found))
+    if not memory or len(found) == 1:
+        return found
+    counted = {node_id(number): counts for number, counts in counters(runtime).items()}
+    return [with_counts(one, counted[one.id]) if one.id in counted else one for one in found]
+
+
+def with_counts(node: Node, counts: dict[str, int]) -> Node:
+    """The same node, with what is in use and what is free according to its counters."""
+    _, free = take_amounts(dict(counts))
+    amounts = as_amounts(tuple(free.items()))
+    return dataclasses.replace(node, memory_used=counts["bytes_used"], resources_free=amounts)
+
+
+def own_node(runtime: Runtime) -> Node:
+    """The node of this process's host. NodeLostError: it is no longer in the cluster."""
+    own = node_id(runtime.tasks.node_number)
+    for node in list_nodes(runtime):
+        if node.id == own:
+            return node
+    raise errors.NodeLostError(f"node {own!r} of this host is no longer one of the cluster")
+
+
+def gone_nodes(runtime: Runtime) -> list[tuple[str, str, float, bool]]:
+    """(node id, host, seconds ago, whether it has left) of the latest nodes that were lost or have
+    left, as far as this host's node has seen it."""
+    runtime.memory.check()
+    found = runtime.channel.call(GoneNodes()).value
+    return [(node_id(number), *more) for number, *more in found]
+
+
+def counters(runtime: Runtime) -> dict[int, dict[str, int]]:
+    """The counters of every node that answers, by its number, since its start."""
+    runtime.memory.check()
+    runtime.submitter.drain()
+    runtime.memory.collect()
+    return {number: dict(found) for number, found in runtime.channel.call(Stats()).value}
+
+
+def node_numbers(
+    runtime: Runtime, nodes: Any, one: str | None = None, workers: bool = False
+) -> list[int]:
+    """A Node, a node id, or a list of them, as numbers; NodeLostError for one that is gone,
+    ValueError for one that has never been there.
+
+    `one`: names the call, if it takes exactly one node. `workers`: the nodes must have some, and
+    not be leaving.
+    """
+    if nodes is None:
+        return []
+    wanted = list(nodes) if isinstance(nodes, (list, tuple)) else [nodes]
+    if one is not None and len(wanted) != 1:
+        raise ValueError(f"{one} names {len(wanted)} nodes: it must be one")
+    if not wanted:
+        raise ValueError("the list of nodes, in node= or to=, is empty")
+    living = {node.id: node for node in list_nodes(runtime)}
+    found = []
+    for node in wanted:
+        name = node.id if isinstance(node, Node) else node
+        if name not in living:
+            has = f"this cluster has {', '.join(living)}"
+            if isinstance(node, Node) or _was_there(name, runtime.newest_node):
+                raise errors.NodeLostError(f"node {name!r} is gone: {has}")
+            raise ValueError(f"there is no node {name!r}: {has}")
+        number = int(name.removeprefix("h"))
+        if workers and not living[name].workers:
+            if number in runtime.channel.call(LeavingNodes()).value:
+                raise errors.NodeLostError(f"node {name!r} is leaving the cluster")
+            raise ValueError(f"node {name!r} has no workers: no task can run there")
+        found.append(number)
+    return found
+
+
+def _was_there(name: Any, newest: int) -> bool:
+    """Was there ever a node of that name? Numbers are given in order of joining."""
+    digits = name.removeprefix("h") if isinstance(name, str) else ""
+    return digits.isdecimal() and int(digits) <= newest
+
+
+def named_places(
+    runtime: Runtime, node: Any, default: Sequence[int] | None
+) -> list[tuple[int, int]]:
+    """(number, workers) of the nodes that `node` names, or otherwise of those in `default`."""
+    numbers = list(default or ()) if node is None else node_numbers(runtime, node)
+    have = {one.id: one.workers for one in list_nodes(runtime)} if numbers else {}
+    return [(number, have.get(node_id(number), 0)) for number in numbers]
+
+
+def working_places(runtime: Runtime) -> list[tuple[int, int]]:
+    """(number, workers) of all nodes that have workers; of this node, with one, if there are
+    none."""
+    found = [(int(one.id[1:]), one.workers) for one in list_nodes(runtime) if one.workers]
+    return found or [(runtime.tasks.node_number, 1)]
+
+
+def other_places(runtime: Runtime, copies: Any, keep: Sequence[int] = ()) -> list[int]:
+    """The nodes for all but the first of so many copies: first those in `keep` that live, which
+    have one already; then nodes with workers, because these do not end with a program; then the
+    others. Each time in order of joining, beginning after this node, so that not all copies go to
+    the same nodes."""
+    count = whole(copies)
+    if count is None or count < 1:
+        raise ValueError(f"copies={copies!r}: it must be a whole number from 1")
+    if count == 1:
+        return []
+    nodes = [(int(one.id[1:]), one.workers) for one in list_nodes(runtime)]
+    if count > len(nodes):
+        raise ValueError(
+            f"copies={count}: each needs a node of its own, and this cluster has {len(nodes)}"
+        )
+    own = runtime.tasks.node_number
+    after = sorted(
+        nodes, key=lambda node: (node[0] not in keep, not node[1], node[0] < own, node[0])
+    )
+    return [number for number, _ in after if number != own][: count - 1]
+
+
+def grow(runtime: Runtime, n: Any, node: Any) -> None:
+    """More workers for the common pool of one node; see `Cluster.add_workers`."""
+    count = whole(n)
+    if count is None or not 1 <= count <= WORKERS_MAX:
+        raise ValueError(f"n={n!r}: it must be from 1 to {WORKERS_MAX}")
+    own = runtime.tasks.node_number
+    (number,) = node_numbers(runtime, node, "node=") or [own]
+    runtime.channel.call(AddWorkers(count, number))
+    sizes = runtime.pool_sizes
+    if number != own:
+        sizes.pop(0, None)  # other nodes have workers
+    elif 0 in sizes:
+        sizes[0] += count
+
+
+def shrink(runtime: Runtime, node: Any) -> None:
+    """Lets nodes leave, and waits for that; see `Cluster.remove_node`."""
+    numbers = node_numbers(runtime, node)
+    if not numbers:
+        raise ValueError("node=None: say which node is to leave")
+    own = runtime.tasks.node_number
+    if own in numbers:
+        raise ValueError(
+            f"{node_id(own)} is the caller's own node: it leaves by shutdown(), or with the "
+            "`hoplite-mp join` that has started it"
+        )
+    for number in numbers:
+        runtime.channel.call(DrainNode(number))
+    names = {node_id(number) for number in numbers}
+    # Repeated calls instead of one that waits, because other threads of this process need the
+    # channel meanwhile.
+    while names & {one.id for one in list_nodes(runtime)}:
+        clock.sleep(LEAVING_LOOK_S)

@@ -1,0 +1,331 @@
+"""The calls of a Cluster that store, read and drop objects.
+
+Why it exists: put, get and wait are what every program begins with; they check their arguments and
+pass them on to the memory of this process.
+It must never know: how bytes are stored, where tasks run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+
+from hoplite_mp._api.collectives import keep_copies
+from hoplite_mp._api.nodes import node_id, other_places
+from hoplite_mp._api.pytree import NESTS, as_items, as_ref, as_refs, in_nest
+from hoplite_mp._client.deadlines import deadline_ns
+from hoplite_mp._client.futures import Future
+from hoplite_mp._client.memory import whole
+from hoplite_mp._common.object_states import VALUED
+from hoplite_mp._common.ref import ObjectRef
+from hoplite_mp._protocol.local import Locate
+from hoplite_mp.errors import HopliteError, HopliteTimeoutError, ObjectLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._client.runtime import Runtime
+
+__all__ = ["ObjectCalls"]
+
+T = TypeVar("T")
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class ObjectCalls:
+    """The part of `Cluster` that is about objects."""
+
+    _runtime: Runtime
+
+    def put(self, value: T, copies: int = 1) -> ObjectRef[T]:
+        """Stores an immutable value and returns its ref.
+
+        Arrays and other buffers are copied into the store once, and are read without a copy. An
+        array that `empty` made is published without a copy, and becomes read-only.
+
+        Parameters
+        ----------
+        value : object
+            Anything that pickles. Buffers of pickle's protocol 5 travel beside the stream.
+        copies : int, optional
+            On how many nodes the value is held when `put` returns, this node among them; so it
+            outlives the death of all but one of them. A copy that is lost later is not replaced.
+            Default: 1.
+
+        Returns
+        -------
+        ObjectRef
+            The object lives as long as any process holds a ref to it.
+
+        Raises
+        ------
+        StoreFullError
+            There was no room for `Config.put_wait_s` seconds; at once if the value is larger than
+            the store's limit.
+        NodeLostError, ManagerLostError
+            The node of this host, or the cluster, is gone.
+        ValueError
+            `copies` is below 1, or above the number of nodes.
+
+        Notes
+        -----
+        Out-of-band buffers are those of PEP 574.
+
+        Examples
+        --------
+        >>> ref = c.put(np.arange(4))
+        >>> c.get(ref)
+        array([0, 1, 2, 3])
+        """
+        # A small value is stored without the node. So without this check, `put` could return a ref
+        # to an object that no other process can ever read.
+        self._runtime.memory.check_lost()
+        to = other_places(self._runtime, copies)
+        ref = self._runtime.memory.put(value)
+        keep_copies(self._runtime, ref, copies, to)
+        return ref
+
+    def empty(self, shape: Any, dtype: Any = float, order: str = "C") -> Array:
+        """A writable array inside the store, uninitialised.
+
+        `put(a)`, or returning `a` from a task, publishes it without a copy and makes it read-only.
+        An array that is never published is freed with the last array over it. Views that were made
+        before it was published stay writable: do not write to them.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            As for `numpy.empty`.
+        dtype : dtype, optional
+            As for `numpy.empty`, but not `object`. Default: float64.
+        order : {"C", "F"}, optional
+            Row-major or column-major. Default: "C".
+
+        Returns
+        -------
+        numpy.ndarray
+            Of this shape and dtype.
+
+        Raises
+        ------
+        StoreFullError
+            As for `put`.
+
+        Examples
+        --------
+        >>> a = c.empty((2, 3), np.float32)
+        >>> a[:] = 1
+        >>> ref = c.put(a)
+        >>> a.flags.writeable
+        False
+        """
+        return self._runtime.memory.empty(shape, dtype, order)
+
+    def get(
+        self,
+        refs: Any,
+        timeout: float | None = None,
+        copy: bool = False,
+        *,
+        errors: Literal["raise", "skip"] = "raise",
+    ) -> Any:
+        """The value of a ref or Future, or of several in order.
+
+        Parameters
+        ----------
+        refs : ObjectRef, Future, or a nesting of them
+            One gives its value; an iterable gives a list. Any nesting of list, tuple and dict
+            (exactly these types) gives the same nesting of values.
+        timeout : float, optional
+            Seconds to wait; 0 polls. Default: no limit.
+        copy : bool, optional
+            True: writable copies. Default: read-only, without a copy where possible; writing to
+            such an array raises ValueError ("assignment destination is read-only").
+        errors : {"raise", "skip"}, optional
+            "skip": the list leaves out refs that have failed. `refs` must then be a flat iterable.
+            A timeout still raises. Default: "raise".
+
+        Returns
+        -------
+        object
+            An array keeps its memory as long as a view of it lives, also after `delete` and after
+            the cluster has closed.
+
+        Raises
+        ------
+        HopliteTimeoutError
+            A value was not ready in time. It can be asked for again.
+        CancelledError
+            The task was cancelled.
+        ObjectLostError
+            The object was deleted, or every process that held it died and it cannot be made again.
+        ReduceError
+            Too few sources of the reduction succeeded.
+        ValueError
+            `errors` is something else, or is "skip" for one ref or for a nesting.
+        Exception
+            Whatever the task raised. Of several failures, the first one in the order of `refs`.
+
+        Examples
+        --------
+        >>> x, y = c.put(1), c.submit(pow, 2, 3)
+        >>> c.get([x, y])
+        [1, 8]
+        >>> c.get({"x": x, "y": (y, y)})
+        {'x': 1, 'y': (8, 8)}
+        >>> c.get([x, c.submit(int, "no number"), y], errors="skip")
+        [1, 8]
+        """
+        memory = self._runtime.memory
+        memory.check()
+        deadline = deadline_ns(timeout)
+
+        def read(ref: ObjectRef[Any]) -> Any:
+            return memory.read(memory.local_id(ref), deadline, copy)
+
+        if errors != "raise":
+            return self._get_skipping(refs, errors, read)
+        if isinstance(refs, (ObjectRef, Future)):
+            (ref,) = as_refs(refs)
+            return read(ref)
+        nested = type(refs) in NESTS
+        refs = in_nest(refs, as_ref) if nested else as_refs(refs)  # checks all, then waits
+        try:
+            return in_nest(refs, read) if nested else [read(ref) for ref in refs]
+        except HopliteTimeoutError:
+            raise
+        except Exception:  # it stands for all failures, so none is reported
+            with contextlib.suppress(HopliteError):
+                in_nest(refs, lambda ref: memory.failure_read(memory.local_id(ref)))
+            raise
+
+    def _get_skipping(
+        self, refs: Any, errors: Any, read: Callable[[ObjectRef[Any]], Any]
+    ) -> list[Any]:
+        """The values of the refs that have not failed."""
+        if errors != "skip":
+            raise ValueError(f'errors={errors!r}: it must be "raise" or "skip"')
+        nested = type(refs) is dict or (type(refs) in NESTS and any(type(x) in NESTS for x in refs))
+        if nested or isinstance(refs, (ObjectRef, Future)):
+            raise ValueError('errors="skip" needs a flat iterable of refs and Futures')
+        memory, found = self._runtime.memory, []
+        for ref in as_refs(refs):
+            try:
+                memory.local_id(ref)
+            except ObjectLostError:  # nobody holds it any more
+                memory.check()
+                continue
+            try:
+                found.append(read(ref))
+            except Exception:
+                oid = memory.local_id(ref) if memory.client.usable and memory.lost is None else 0
+                if not oid or not self._runtime.tasks.done(oid):  # a timeout, or no cluster
+                    raise
+                if memory.client.state(oid) in VALUED:  # the value cannot be read or unpickled
+                    raise
+        return found
+
+    def wait(
+        self, refs: Any, num: int | None = None, timeout: float | None = None
+    ) -> tuple[list[Any], list[Any]]:
+        """Waits until some of the refs or Futures are done, ready or failed.
+
+        Parameters
+        ----------
+        refs : ObjectRef, Future, or an iterable of them
+            What to wait for.
+        num : int, optional
+            How many must be done, and how many `done` has at most. Default: all.
+        timeout : float, optional
+            Seconds to wait; 0 polls. Default: no limit.
+
+        Returns
+        -------
+        done, not_done : list, list
+            `done`: the first `num` of those that are done, in the given order, so that a loop may
+            take them one by one. `not_done`: the rest, in the given order, even if they are done.
+
+        Raises
+        ------
+        ValueError
+            `num` is below 0, or above the number of refs.
+
+        Examples
+        --------
+        >>> futures = [c.submit(pow, 2, n) for n in range(3)]
+        >>> done, not_done = c.wait(futures)
+        >>> len(done), len(not_done)
+        (3, 0)
+        """
+        memory, submitter = self._runtime.memory, self._runtime.submitter
+        memory.check()
+        given = as_items(refs)
+        tasks = submitter.tasks
+        oids = tasks.ids_of(given, Future, submitter, ObjectRef, memory.client.host_id)
+        if 0 in oids:  # another host's object, another cluster's Future, or no ref at all
+            oids = [
+                oid or memory.local_id(*as_refs([one]))
+                for oid, one in zip(oids, given, strict=True)
+            ]
+        wanted = len(oids) if num is None else whole(num)
+        if wanted is None or not 0 <= wanted <= len(oids):
+            raise ValueError(f"num={num!r}: it must be from 0 to the number of refs, {len(oids)}")
+        deadline = deadline_ns(timeout)
+        done, left = tasks.sort_out(given, oids, wanted)
+        if len(done) < wanted:
+            submitter.waiting.wait_many(oids, wanted, deadline)
+            done, left = tasks.sort_out(given, oids, wanted)
+        return done, left
+
+    def delete(self, refs: Any) -> None:
+        """Drops objects now, without waiting for the last ref.
+
+        A later `get` raises ObjectLostError; tasks and reductions that still need the object see a
+        failed source. Arrays that lie in its memory keep it.
+
+        Parameters
+        ----------
+        refs : ObjectRef, Future, or an iterable of them
+            What to drop.
+
+        Examples
+        --------
+        >>> ref = c.put("large")
+        >>> c.delete(ref)
+        >>> c.get(ref)
+        Traceback (most recent call last):
+            ...
+        hoplite_mp.ObjectLostError: ...
+        """
+        memory = self._runtime.memory
+        memory.check()
+        for ref in as_refs(refs):
+            memory.delete(ref)
+
+    def locations(self, ref: Any) -> list[str]:
+        """The nodes that hold the whole value.
+
+        Parameters
+        ----------
+        ref : ObjectRef or Future
+            One object.
+
+        Returns
+        -------
+        list of str
+            Node ids; empty if the value is not ready, failed, or is gone.
+
+        Examples
+        --------
+        >>> c.locations(c.put(0)) == [c.here.id]
+        True
+        """
+        memory = self._runtime.memory
+        memory.check()
+        (one,) = as_refs(ref)
+        oid = memory.local_id(one)
+        if memory.client.state(oid) not in VALUED:
+            return []
+        return [node_id(number) for number in self._runtime.channel.call(Locate(oid)).value]

@@ -1,0 +1,455 @@
+"""Executors with worker processes of their own on a cluster: `c.executor()` and `c.spmd()`.
+
+Why it exists: such an executor is like any other (executor.py), but its owner opens and closes its
+pool, and its workers may have an environment and resources for life.
+It must never know: how workers are started, how resources are shared out.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import dataclasses
+import logging
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hoplite_mp import errors
+from hoplite_mp._api.executor import TaskExecutor
+from hoplite_mp._api.nodes import named_places, working_places
+from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._client.demands import refuse_demands
+from hoplite_mp._client.fail_pending import Underway, UnlessEnded
+from hoplite_mp._client.functions import Fixed
+from hoplite_mp._client.inheriting import Inheritance, put_setup
+from hoplite_mp._client.memory import whole
+from hoplite_mp._client.option_checks import refuse_unused
+from hoplite_mp._client.pool_placement import WORKERS_MAX, refusal, spread
+from hoplite_mp._client.threads import starting_thread
+from hoplite_mp._common import locks
+from hoplite_mp._common.machine_limits import cpu_count
+from hoplite_mp._protocol.local import ClosePool, OpenPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp._api.executor import Options
+    from hoplite_mp._client.futures import Future
+    from hoplite_mp._client.runtime import Runtime
+    from hoplite_mp._planner.resources import Demand
+    from hoplite_mp._protocol.inherited_context import Environment
+
+__all__ = ["PoolCalls", "PoolExecutor", "open_pool", "spmd"]
+
+T = TypeVar("T")
+SPMD_SIZE_MAX = 200
+MAX_TASKS_MAX = 1 << 62
+_log = logging.getLogger("hoplite_mp")
+
+
+class PoolExecutor(TaskExecutor):
+    """`c.executor()`: workers of its own on a cluster."""
+
+    _finisher: Callable[[], object] | None = None  # waits until another thread has ended the pool
+    _cluster: Any = None  # kept alive as long as this executor
+    _dropped: weakref.finalize[Any, Any]
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        pool: int,
+        options: Options,
+        setup: Any,
+        places: Sequence[tuple[int, int]],
+    ) -> None:
+        self._runtime, self._pool, self._options, self._places = runtime, pool, options, places
+        self._setup = setup  # holds the initializer's object as long as workers may start
+
+    def options(self, **changes: Any) -> TaskExecutor:
+        """The same workers with other defaults; see `Cluster.options`."""
+        refuse_demands(changes)
+        return self._view(self._options.override(self._resolved(changes)))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As in the standard library."""
+        if not self._runtime.client.usable:
+            return
+        ending, self._closed = self._closed, True
+        self._dropped.detach()
+        if cancel_futures:
+            with UnlessEnded():
+                self._cancel_pending(False)
+        if ending:  # it is ending in the background already
+            if wait and self._finisher is not None:
+                self._finisher()
+        elif wait:
+            underway = Underway()
+            self._finisher = underway.wait
+            try:
+                _close_pool(self._runtime, self._pool)
+            except BaseException:  # as at an exception in the `with` block: the processes must end
+                with UnlessEnded():
+                    self._cancel_pending(True)
+                    self._close(False)
+                raise
+            finally:
+                underway.over()
+        else:
+            finisher = threading.Thread(
+                target=_close_quietly, args=(self._runtime, self._pool, self._setup), daemon=True
+            )
+            self._finisher = finisher.join
+            with starting_thread("ends the executor"):
+                finisher.start()
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
+        if kind is None:
+            self.shutdown(wait=True)
+        else:
+            self._closed = True
+            self._dropped.detach()
+            with UnlessEnded():
+                self._cancel_pending(True)
+                self._close(False)
+        return None
+
+    def _hand_over(self) -> int:
+        """Gives the pool to an owner that ends the whole cluster; returns its number. The
+        initializer's object stays held."""
+        self._dropped.detach()
+        self._runtime.setups.append(self._setup)
+        return self._pool
+
+    def _close(self, kill: bool) -> None:
+        _end_pool(self._runtime, self._pool, kill)
+
+
+def _end_pool(runtime: Runtime, pool: int, kill: bool = False) -> None:
+    """Ends a pool. This process's queue to it is closed first, because as soon as the node has
+    received ClosePool, the pool's number may be that of another pool, to which this process has a
+    queue, too."""
+    if runtime.client.usable:
+        runtime.submitter.close_queue(pool)
+        runtime.channel.tell(ClosePool(pool, kill))
+
+
+def _close_pool(runtime: Runtime, pool: int) -> None:
+    """Ends a pool when this process's tasks in it are done."""
+    submitter = runtime.submitter
+    with UnlessEnded():  # the cluster may end meanwhile
+        queues = submitter.queues.all_to(pool)
+        while oids := [
+            oid for oid, task in submitter.pending.copy().items() if task.queue in queues
+        ]:
+            submitter.waiting.wait_many(oids, len(oids), FOREVER_NS)
+            submitter.drain()
+        submitter.call_back()
+        _end_pool(runtime, pool)
+
+
+def _close_quietly(runtime: Runtime, pool: int, setup: Any) -> None:
+    """Runs `_close_pool` in a thread of its own, at any time, also while the interpreter ends.
+    `setup`: held until then, because workers that still start need the initializer's object."""
+    try:
+        _close_pool(runtime, pool)
+    except Exception:
+        if runtime.client.usable:
+            _log.exception("while an executor was closed")
+
+
+def _drop_pool(pid: int, runtime: Runtime, pool: int, setup: Any) -> None:
+    """Called when the program has dropped that executor. The garbage collector may call this
+    anywhere, so it waits for nothing, and takes no lock."""
+    if os.getpid() == pid and runtime.client.usable:
+        with contextlib.suppress(
+            RuntimeError
+        ):  # no thread can be started, so the pool ends with its cluster
+            _thread.start_new_thread(_close_quietly, (runtime, pool, setup))
+
+
+def open_pool(
+    runtime: Runtime,
+    workers: int,
+    initializer: Callable[..., Any] | None,
+    initargs: tuple[Any, ...],
+    max_tasks_per_child: int | None,
+    options: Options,
+    numbers: Sequence[int] = (),
+) -> PoolExecutor:
+    """Starts a pool for one executor, on these nodes or otherwise on this host; if its workers have
+    resources, on nodes that have these."""
+    count = whole(workers)
+    if count is None or not 1 <= count <= WORKERS_MAX:
+        raise ValueError(refusal(workers))
+    if initializer is not None and not callable(initializer):
+        raise TypeError(f"initializer={initializer!r}: it must be callable")
+    max_tasks = 0 if max_tasks_per_child is None else whole(max_tasks_per_child)
+    if max_tasks is None or max_tasks < (max_tasks_per_child is not None):
+        raise ValueError(f"max_tasks_per_child={max_tasks_per_child!r}: it must be 1 or more")
+    max_tasks = min(max_tasks, MAX_TASKS_MAX)
+    setup: Any = None
+    oid, inheritance = 0, Inheritance()
+    own = runtime.tasks.node_number
+    env, demand = options.env, options.resources
+    options = dataclasses.replace(options, env=(), resources=None)
+    if demand is None:
+        places = spread(count, [(number, 1) for number in numbers or [own]])
+    else:
+        places = runtime.demands.places_for_workers(demand, count, numbers)
+    if initializer is not None:
+        alone = all(number == own for number, _ in places)
+        ref = put_setup(runtime, initializer, tuple(initargs), inheritance if alone else None)
+        oid = runtime.memory.local_id(ref)
+        setup = ref, initargs  # locks and queues live as long as the object that was passed
+
+    def own_it(pool: int) -> PoolExecutor:
+        runtime.pool_sizes[pool] = count
+        made = PoolExecutor(runtime, pool, options, setup, places)
+        made._dropped = weakref.finalize(made, _drop_pool, os.getpid(), runtime, pool, setup)
+        made._dropped.atexit = False
+        return made
+
+    given = inheritance.descriptors
+    return _start(runtime, places, max_tasks, oid, False, own_it, given, env, demand)
+
+
+def _start(
+    runtime: Runtime,
+    places: Sequence[tuple[int, int]],
+    max_tasks: int,
+    setup: int,
+    exact: bool,
+    owner: Callable[[int], T],
+    descriptors: Sequence[int] = (),
+    env: Environment = (),
+    demand: Demand | None = None,
+    anywhere: bool = False,
+) -> T:
+    """Starts workers in a pool of their own. `owner` makes, of the pool's number, the object that
+    closes the pool. `anywhere`: tasks of nodes that are lost may go to others than these."""
+    own = runtime.tasks.node_number
+    here = sum(workers for number, workers in places if number == own)
+    far = [place for place in places if place[0] != own]
+
+    def take(value: int | str, number: int, seen: list[int]) -> T | str:
+        if isinstance(value, str):
+            return value
+        made = owner(value)
+        seen[0] = number
+        pools.append(value)
+        return made
+
+    pools: list[int] = []
+    ask = OpenPool(here, max_tasks, setup, far, exact, env, demand or (), anywhere)
+    opened: T | str = runtime.channel.call(ask, take, descriptors)
+    if isinstance(opened, str):
+        raise errors.NodeLostError(opened)
+    runtime.submitter.queues.opened(pools[0])  # takes a lock, so `take` must not call it
+    return opened
+
+
+def spmd(
+    runtime: Runtime,
+    options: Options,
+    fn: Callable[..., T],
+    size: int,
+    args: tuple[Any, ...],
+    weights: Sequence[tuple[int, int]],
+    anywhere: bool,
+) -> list[Future[T]]:
+    """Starts peers in a pool of their own, which closes with the last of them, spread over (node,
+    weight). `anywhere`: as `_start`."""
+    env, demand = options.env, options.resources
+    options = dataclasses.replace(options, env=(), resources=None)
+    if demand is None:
+        places = spread(size, weights)
+    else:
+        places = runtime.demands.places_for_workers(demand, size, [n for n, _ in weights])
+    opened: list[PoolExecutor] = []
+
+    def own_it(pool: int) -> PoolExecutor:
+        opened.append(PoolExecutor(runtime, pool, options, None, places))
+        return opened[0]
+
+    futures: list[Future[T]] = []
+    fixed: Any = Fixed(fn, again=options.retry_exceptions)
+    try:
+        about = (), env, demand, anywhere
+        peers = _start(runtime, places, 0, 0, True, own_it, *about)
+        for rank in range(size):
+            futures.append(peers.submit(fixed, rank, *args))
+    except BaseException:  # for example, it does not pickle; no peer may wait for the others
+        for future in futures:
+            future.cancel(force=True)
+        for one in opened:
+            one._close(True)
+        raise
+    left = [size]
+    lock = locks.lock("client.spmd")
+
+    def done(future: Any) -> None:
+        with lock:
+            left[0] -= 1
+            if left[0]:
+                return
+        with UnlessEnded():  # otherwise the pool has ended with its cluster
+            _end_pool(runtime, peers._pool)
+
+    for future in futures:
+        future.add_done_callback(done)
+    return futures
+
+
+class PoolCalls(TaskExecutor):
+    """The part of `Cluster` that starts executors and peers in processes of their own."""
+
+    def executor(
+        self,
+        max_workers: int | None = None,
+        *,
+        initializer: Callable[..., Any] | None = None,
+        initargs: tuple[Any, ...] = (),
+        max_tasks_per_child: int | None = None,
+        **options: Any,
+    ) -> PoolExecutor:
+        """An executor on this cluster with worker processes of its own.
+
+        Its workers end at its shutdown. Options are those of `options`, besides the arguments
+        below.
+
+        Parameters
+        ----------
+        max_workers : int, optional
+            How many workers, 1 to 200. Default: the number of CPUs here, or, with `node=`, of
+            workers of those nodes; with `options(resources=)` at most as many as the resources
+            suffice for.
+        initializer : callable, optional
+            Runs in each worker before its first task, and in each worker that replaces a dead one.
+        initargs : tuple, optional
+            Its arguments.
+        max_tasks_per_child : int, optional
+            After so many tasks a worker is replaced by a new one. Default: never.
+        **options
+            As for `options`. `node`: one or several nodes that share the workers evenly. Default:
+            this host; with `resources`, then the other nodes that have them.
+
+        Returns
+        -------
+        concurrent.futures.Executor
+            With `submit`, `map`, `options` and `shutdown`, for `with`.
+
+        Raises
+        ------
+        ValueError
+            A number of workers or tasks that is not allowed, or not enough of the `resources` for
+            so many workers.
+        NodeLostError
+            A node has gone before its workers had started.
+
+        Examples
+        --------
+        >>> def load(scale):
+        ...     global factor
+        ...     factor = scale
+        >>> with c.executor(1, initializer=load, initargs=(3,)) as pool:
+        ...     print(pool.submit(lambda x: x * factor, 5).result())
+        15
+        """
+        self._runtime.memory.check()
+        places = named_places(self._runtime, options.pop("node", None), self._options.node)
+        wanted = self._options.override(options)
+        refuse_unused(wanted, "executor")
+        if max_workers is None:
+            max_workers = min(WORKERS_MAX, sum(n for _, n in places) or cpu_count())
+            if wanted.resources is not None:
+                numbers = [number for number, _ in places]
+                max_workers = self._runtime.demands.most_workers(
+                    wanted.resources, max_workers, numbers
+                )
+        made = open_pool(
+            self._runtime,
+            max_workers,
+            initializer,
+            initargs,
+            max_tasks_per_child,
+            dataclasses.replace(wanted, node=None),
+            [number for number, _ in places],
+        )
+        made._cluster = self
+        return made
+
+    def spmd(
+        self, fn: Callable[..., T], size: int, *args: Any, node: Any = None
+    ) -> list[Future[T]]:
+        """Starts `size` peers at once, each in a process of its own, as `fn(rank, *args)`.
+
+        The peers usually become members of one Group. A peer that dies begins again like any task
+        (`options(retries=0)`: it does not), and may join its Group again as long as that lives. If
+        its host is lost it begins again on another one, of those that `node` names if it is given;
+        with `options(resources=)` as soon as these are free on one.
+
+        Parameters
+        ----------
+        fn : callable
+            Runs in each peer. Its first argument is the rank, 0 to size - 1.
+        size : int
+            How many peers, 1 to 200.
+        *args
+            Further arguments, the same for every peer. Refs arrive as their values, as for
+            `submit`; `by_ref(ref)` hands over the ref.
+        node : Node, str, or a list of them, optional
+            Where the peers run. Default: all nodes that have workers, in proportion to these; with
+            `options(resources=)` this host as far as it has them, then the other nodes that have
+            them.
+
+        Returns
+        -------
+        list of Future
+            The peers' results, by rank.
+
+        Raises
+        ------
+        ValueError
+            A size that is not allowed, a node that has never been in the cluster, or not enough of
+            the `resources` for so many peers.
+
+        Examples
+        --------
+        >>> def peer(rank, scale):
+        ...     g = hoplite_mp.current().group("spmd", size=2, rank=rank)
+        ...     return float(g.allreduce(scale * rank))
+        >>> [future.result() for future in c.spmd(peer, 2, 10.0)]
+        [10.0, 10.0]
+        """
+        number = whole(size)
+        if number is None or not 1 <= number <= SPMD_SIZE_MAX:
+            raise ValueError(f"size={size!r}: it must be from 1 to {SPMD_SIZE_MAX}")
+        size = number
+        self._runtime.memory.check()
+        refuse_unused(self._options, "spmd")
+        places = named_places(self._runtime, node, self._options.node)
+        weights = [(number, 1) for number, _ in places]
+        if self._options.resources is None:
+            weights = weights or working_places(self._runtime)
+        options = dataclasses.replace(self._options, node=None)
+        return spmd(self._runtime, options, fn, size, args, weights, not places)
+
+    @property
+    def assigned(self) -> dict[str, list[int]]:
+        """Which units of its `resources` this task, executor's worker or actor has been given.
+
+        Returns
+        -------
+        dict
+            By name, the indices on this host, from 0: ``{"gpu": [0, 1]}``. For a fraction, the
+            index that it shares; an empty list for an amount without indices (of a total that is no
+            whole number, or above 1024). {} where nothing was given, as in a driver.
+
+        Examples
+        --------
+        >>> c.assigned
+        {}
+        """
+        return self._runtime.demands.assigned()

@@ -1,0 +1,131 @@
+"""Executor: replaces `concurrent.futures.ProcessPoolExecutor` by a change of one line.
+
+Why it exists: many programs need nothing but an executor that survives the death of a worker. It
+owns a cluster of one host, and has only the methods of the standard library's executor.
+It must never know: how a cluster works.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._api.cluster import HiddenCluster
+from hoplite_mp._api.executor import Options, TaskExecutor
+from hoplite_mp._api.nodes import WORKERS_MAX
+from hoplite_mp._api.pools import open_pool
+from hoplite_mp._client.memory import whole
+from hoplite_mp._client.pool_placement import refusal
+from hoplite_mp._common.machine_limits import cpu_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Executor"]
+
+
+class Executor(TaskExecutor):
+    """The one-line replacement for `concurrent.futures.ProcessPoolExecutor`.
+
+    It owns a cluster of this host. The death of a worker does not break it: the task runs again in
+    another worker. Results are writable. If the arguments of a task do not pickle, its Future fails
+    with what pickle has raised. A task that raises SystemExit or KeyboardInterrupt fails with
+    that exception; a Cluster raises TaskError instead.
+
+    Parameters
+    ----------
+    max_workers : int, optional
+        Worker processes, 1 to 200. Default: the number of CPUs that this process may use.
+    initializer : callable, optional
+        Runs in each worker before its first task.
+    initargs : tuple, optional
+        Its arguments.
+    max_tasks_per_child : int, optional
+        After so many tasks a worker is replaced. Default: never.
+    mp_context : None
+        Only None. The standard library has this argument; here workers are neither forked nor
+        spawned from this process.
+
+    Raises
+    ------
+    ValueError
+        A number of workers or tasks that is not allowed.
+    TypeError
+        `mp_context` is not None, or `initializer` cannot be called.
+
+    Examples
+    --------
+    >>> with hoplite_mp.Executor(max_workers=1) as pool:
+    ...     print(sum(pool.map(abs, range(-3, 0))))
+    6
+    """
+
+    __module__ = "hoplite_mp"  # as users import it
+
+    _pickles_later = True
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        initializer: Callable[..., Any] | None = None,
+        initargs: tuple[Any, ...] = (),
+        *,
+        max_tasks_per_child: int | None = None,
+        mp_context: None = None,
+    ) -> None:
+        if mp_context is not None:
+            raise TypeError(
+                f"mp_context={mp_context!r}: workers are started by a process of this library's "
+                "own, neither forked nor spawned from yours; leave the argument out"
+            )
+        count: int | None
+        count = min(cpu_count(), WORKERS_MAX) if max_workers is None else max_workers
+        count = whole(count)
+        if count is None or not 1 <= count <= WORKERS_MAX:
+            raise ValueError(refusal(max_workers))
+        if initializer is not None and not callable(initializer):
+            raise TypeError("initializer must be a callable")
+        plain = initializer is None and max_tasks_per_child is None
+        self._cluster = HiddenCluster(count if plain else 0)
+        self._runtime = self._cluster._runtime
+        self._runtime.memory.raises_exits = True
+        self._options = Options(copy=True)
+        self._pool = self._cluster._pool
+        if not plain:
+            try:
+                self._pool = open_pool(
+                    self._runtime,
+                    count,
+                    initializer,
+                    initargs,
+                    max_tasks_per_child,
+                    self._options,
+                )._hand_over()
+            except BaseException:
+                self._cluster.shutdown()
+                raise
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As in the standard library: takes no new tasks, and ends the workers.
+
+        Parameters
+        ----------
+        wait : bool, optional
+            True returns when all tasks are done and all processes are gone. Default: True.
+        cancel_futures : bool, optional
+            True cancels all tasks that have not begun. Default: False.
+
+        Examples
+        --------
+        >>> pool = hoplite_mp.Executor(max_workers=1)
+        >>> pool.shutdown()
+        >>> pool.submit(abs, -1)
+        Traceback (most recent call last):
+            ...
+        hoplite_mp.ClosedError: cannot schedule new futures after shutdown: ...
+        """
+        self._closed = True
+        self._cluster.shutdown(wait, cancel_futures=cancel_futures)
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> bool | None:
+        self._closed = True
+        return self._cluster.__exit__(kind, value, traceback)

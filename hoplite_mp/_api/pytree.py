@@ -1,0 +1,84 @@
+"""Refs as users pass them: one, an iterable of them, or nested containers of them."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp._client.futures import Future
+from hoplite_mp._common.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["NESTS", "as_items", "as_ref", "as_refs", "in_nest"]
+
+NESTS = (list, tuple, dict)  # exact types, because only a subclass knows what its items mean
+
+
+def as_items(refs: Any) -> list[Any]:
+    """One ref or Future, or an iterable of them, as a list; what is in it is not checked."""
+    if isinstance(refs, (ObjectRef, Future)):
+        return [refs]
+    if not isinstance(refs, Iterable) or isinstance(refs, (str, bytes, bytearray)):
+        raise _not_a_ref("a ref, a Future, or an iterable of them", refs)
+    if isinstance(refs, np.ndarray) and refs.dtype != object:
+        raise _not_a_ref("a ref, a Future, or an iterable of them", refs)
+    return list(refs)
+
+
+def as_refs(refs: Any) -> list[ObjectRef[Any]]:
+    """One ref or Future, or an iterable of them, as a list of refs."""
+    found = as_items(refs)
+    for i, one in enumerate(found):
+        if isinstance(one, Future):
+            found[i] = one.ref
+        elif not isinstance(one, ObjectRef):
+            raise _not_a_ref("a ref or a Future", one)
+    return found
+
+
+def _not_a_ref(wanted: str, got: Any) -> TypeError:
+    """An error that describes the wrong value in one line, however large it is, and says how a
+    value can be there although the caller has given a ref."""
+    hint = (
+        "Refs among a task's arguments arrive as their values; hoplite_mp.by_ref(ref) hands over "
+        "the ref itself, and put(value) makes a ref of a value"
+    )
+    return TypeError(f"expected {wanted}, not {_in_words(got)}. {hint}")
+
+
+def _in_words(value: Any) -> str:
+    kind = type(value)
+    home = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    name = f"{home}{kind.__qualname__}"
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(shape, tuple) and dtype is not None:
+        return f"{name} of {dtype}, shape {shape}"
+    if kind in (bool, int, float, complex, str, bytes, bytearray, type(None)):
+        return f"{name} {reprlib.repr(value)}"
+    if kind in (list, tuple, dict, set, frozenset):
+        return f"{name} of {len(value)} items"
+    return name
+
+
+def as_ref(one: Any) -> ObjectRef[Any]:
+    """A ref or Future as a ref; TypeError for anything else."""
+    (ref,) = as_refs([one])
+    return ref
+
+
+def in_nest(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """The same nesting, with `leaf(x)` in the place of each x that is none of NESTS; items are
+    taken in order, and keys stay as they are."""
+    kind = type(value)
+    if kind is list:
+        return [in_nest(one, leaf) for one in value]
+    if kind is tuple:
+        return tuple([in_nest(one, leaf) for one in value])
+    if kind is dict:
+        return {key: in_nest(one, leaf) for key, one in value.items()}
+    return leaf(value)

@@ -1,0 +1,228 @@
+"""`Cluster.run`: calls a function once in every worker of the common pool.
+
+Why it exists: a program may have to empty caches, change settings or load modules again in all
+workers, while the cluster runs on. For the node this is a round (_node/tasks/worker_broadcast.py):
+there are as many tasks as workers, and each worker gets one of them between two other tasks.
+It must never know: which worker gets which task.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hoplite_mp import _serialize, _tasks, errors
+from hoplite_mp._api.executor import TaskExecutor
+from hoplite_mp._client.deadlines import FOREVER_NS, check_timeout, deadline_ns
+from hoplite_mp._client.function_kind import CONCURRENCY_SHIFT, flags_of, is_async
+from hoplite_mp._client.functions import Fixed
+from hoplite_mp._client.option_checks import refuse_unused
+from hoplite_mp._client.runtime import current_runtime
+from hoplite_mp._client.waiting import BLOCKED_AFTER_NS
+from hoplite_mp._common import clock
+from hoplite_mp._protocol.local import ClosePool
+from hoplite_mp._protocol.worker_broadcast import BeginRound, EndRound, OpenRound
+from hoplite_mp.errors import HopliteTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hoplite_mp._client.futures import Future
+    from hoplite_mp._client.runtime import Runtime
+
+__all__ = ["EverywhereCalls"]
+
+T = TypeVar("T")
+
+
+class EverywhereCalls(TaskExecutor):
+    """The part of `Cluster` that calls a function in every worker."""
+
+    def run(
+        self, fn: Callable[..., T], /, *args: Any, node: Any = None, timeout: float | None = None
+    ) -> dict[str, T]:
+        """Calls `fn(*args)` once in every worker of the common pool, between two of its tasks.
+
+        These are the workers that exist at the time of the call: a worker that starts later does
+        not run it (`executor(initializer=)` is for that), and one that dies, or whose node is lost,
+        is left out. A worker that waits inside a task is busy with that task. If a task makes this
+        call, its own worker runs the function at once, inside the call. `options(retries=)` and
+        `options(timeout=)` do not apply.
+
+        Parameters
+        ----------
+        fn : callable
+            What to call. An async function runs in the event loop of its worker.
+        *args
+            Its arguments. Refs among them arrive as values, as for `submit`.
+        node : Node, str, or a list of them, optional
+            Only the workers of these nodes. Default: all.
+        timeout : float, optional
+            Seconds; workers that were busy until then do not run it any more. Default: no limit.
+
+        Returns
+        -------
+        dict
+            The results by the workers' names, `{"2@h0": ..., "3@h0": ...}`. What a worker prints is
+            preceded by its name, as in `(worker 3@h0)`.
+
+        Raises
+        ------
+        Exception
+            What the first worker that failed has raised, after all have run it.
+        HopliteTimeoutError
+            Not all have run it in time; those that have begun go on.
+
+        Examples
+        --------
+        >>> import os
+        >>> pids = c.run(os.getpid)
+        >>> len(set(pids.values())) == sum(node.workers for node in c.nodes)
+        True
+        """
+        refuse_unused(self._options, "run")
+        numbers = self._resolved({"node": node})["node"] or self._options.node or ()
+        options = self._options
+        return _run(self._runtime, fn, args, numbers, timeout, options.copy, options.name)
+
+
+class _Named:
+    """A function whose result names the worker that has run it."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self.__qualname__ = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+
+    def __reduce__(self) -> Any:
+        return _Named, (self.fn,)
+
+    def __call__(self, *args: Any) -> Any:
+        if is_async(self.fn):
+            return self._awaited(args)
+        return _own_name(), self.fn(*args)
+
+    async def _awaited(self, args: tuple[Any, ...]) -> Any:
+        return _own_name(), await self.fn(*args)
+
+
+def _own_name() -> tuple[int, int]:
+    """(node, slot) of this worker."""
+    runtime = current_runtime()
+    return runtime.tasks.node_number, runtime.client.slot
+
+
+def _run(
+    runtime: Runtime,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    numbers: Sequence[int],
+    timeout: float | None,
+    copy: bool,
+    name: str | None,
+) -> dict[str, Any]:
+    """numbers: those of nodes; if empty, all nodes."""
+    if not callable(fn):
+        raise TypeError(f"run() takes a function, not {fn!r:.80}")
+    check_timeout(timeout)
+    if timeout is not None and timeout < 0:
+        raise ValueError(f"timeout={timeout!r}: it must be seconds from 0, or None")
+    flags = flags_of(fn)
+    runtime.memory.check()
+    if runtime.take_part is not None:
+        runtime.take_part()  # RuntimeError: it could not
+    deadline = deadline_ns(timeout)
+    submitter, memory = runtime.submitter, runtime.memory
+    needed = _serialize.encode_call(args, {}, memory.keep).dependencies
+    oids = [memory.local_id(ref) for ref in needed]
+    if oids and not submitter.waiting.wait_many(oids, len(oids), deadline):
+        raise HopliteTimeoutError(f"an argument of run() was not ready within {timeout:g} s")
+    left = None if deadline == FOREVER_NS else max(0.0, (deadline - clock.monotonic_ns()) / 1e9)
+    opened = runtime.channel.call(OpenRound(list(numbers), left)).value
+    if opened is None:
+        raise HopliteTimeoutError(f"not all nodes have answered run() within {timeout:g} s")
+    pool, count = opened
+    submitter.queues.opened(pool)
+    fixed: Any = Fixed(_Named(fn))
+    name = name or getattr(fn, "__name__", None) or type(fn).__name__
+    futures: list[Future[Any]] = []
+    ended: list[Any] = []  # in the order in which they ended
+    try:
+        for _ in range(count):
+            one = submitter.submit(
+                fixed,
+                args,
+                {},
+                pool,
+                0,
+                None,
+                copy,
+                name,
+                more_flags=flags | (1 << CONCURRENCY_SHIFT if flags else 0),
+            )
+            one.add_done_callback(ended.append)
+            futures.append(one)
+        runtime.channel.tell(BeginRound(pool))
+        if not _wait(runtime, [one._oid for one in futures], deadline):
+            submitter.drain()
+            missing = sum(not one.done() for one in futures)
+            for one in futures:
+                one.cancel()
+            submitter.close_queue(pool)
+            runtime.channel.call(EndRound(pool))
+            raise HopliteTimeoutError(
+                f"{missing} of {count} workers have not run {name}() within {timeout:g} s: they "
+                "are busy with other tasks, and those that have not begun will not run it"
+            )
+        return _results(futures, ended)
+    finally:
+        for one in futures:
+            one._seen()
+            one.cancel()
+        if runtime.client.usable:
+            submitter.close_queue(pool)
+            runtime.channel.tell(ClosePool(pool, False))
+
+
+def _wait(runtime: Runtime, oids: list[int], deadline: int) -> bool:
+    """Waits until all are done; False at the deadline. A worker whose task waits here takes part in
+    this round, and in those of other callers."""
+    waiting, take_part, tasks = runtime.submitter.waiting, runtime.take_part, runtime.tasks
+    if take_part is None:
+        return waiting.wait_many(oids, len(oids), deadline)
+    blocked = False
+    try:
+        while True:
+            seen = tasks.event()
+            take_part()
+            runtime.memory.check()
+            runtime.submitter.drain()
+            open_ = [oid for oid in oids if not tasks.done(oid)]
+            now = clock.monotonic_ns()
+            if not open_ or now >= deadline:
+                return not open_
+            until = deadline if blocked else min(deadline, now + BLOCKED_AFTER_NS)
+            if tasks.wait_event(seen, until, False, open_[0]) == _tasks.CLOSING:
+                runtime.memory.check_lost()
+                raise errors.NodeLostError("the node of this host has ended")
+            if not blocked and clock.monotonic_ns() >= until:
+                blocked = True
+                waiting.count_blocked(1)
+    finally:
+        if blocked:
+            waiting.count_blocked(-1)
+
+
+def _results(futures: list[Future[Any]], ended: list[Future[Any]]) -> dict[str, Any]:
+    """The results by the workers' names, without workers that have ended meanwhile. Raises the
+    first exception that the function has raised."""
+    for one in (*ended, *futures):
+        error = one.exception()
+        if error is not None and not _is_loss(error):
+            raise error
+    found = dict(one.result() for one in futures if one.exception() is None)
+    return {f"{slot}@h{node}": found[node, slot] for node, slot in sorted(found)}
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Has the worker ended? An exception that the function itself has raised has a cause, the
+    worker's traceback."""
+    return isinstance(error, errors.WorkerLostError) and error.__cause__ is None

@@ -1,0 +1,131 @@
+"""stream: the items that a generator yields in a worker, as refs, while it runs.
+
+Why it exists: a task has one result, at its end. If results come one by one, or would not fit into
+memory together, a generator function is the natural form.
+It must never know: links, workers, how a lost generator is run again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hoplite_mp._api.executor import COMMON_POOL, Options, TaskExecutor
+from hoplite_mp._client.function_kind import FLAG_STREAM, is_async
+from hoplite_mp._client.option_checks import refuse_unused
+from hoplite_mp._client.priorities import rank_of
+from hoplite_mp._client.queues import SHUT_DOWN
+from hoplite_mp._client.streams import Plan, Stream
+from hoplite_mp._client.submitter import FLAG_OWN_STACK
+from hoplite_mp.errors import ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+
+    from hoplite_mp._client.futures import Future
+    from hoplite_mp._client.runtime import Runtime
+
+__all__ = ["StreamCalls"]
+
+T = TypeVar("T")
+
+
+class StreamCalls(TaskExecutor):
+    """The part of `Cluster` that makes streams."""
+
+    _runtime: Runtime
+    _options: Options
+
+    def stream(
+        self,
+        fn: Callable[..., Generator[T, Any, Any] | AsyncGenerator[T, Any] | Iterable[T]],
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Stream[T]:
+        """Runs the generator function `fn(*args, **kwargs)`, or an async one, in a worker.
+
+        The generator pauses when `options(buffersize=n)` items have not been taken, or, by default,
+        items of `Config.stream_bytes_max` bytes. While it pauses, another worker stands in for its
+        own, and its `timeout=` does not count. Arrays of `current().empty(...)` that it yields are
+        published without a copy, and become read-only.
+
+        Parameters
+        ----------
+        fn : callable
+            Yields items.
+        *args, **kwargs
+            As for `submit`.
+
+        Returns
+        -------
+        iterator of ObjectRef
+            For `for` and `async for`: a ref for each item, while the generator runs. Closing or
+            dropping it closes the generator, at its next yield. An exception of the generator is
+            raised after the last item.
+
+        Raises
+        ------
+        ClosedError
+            The cluster was shut down.
+        TypeError
+            `fn` is an async function without a yield.
+
+        Notes
+        -----
+        After a death of the worker or its host the generator runs again, up to `retries` times:
+        items that it had yielded before are computed and discarded, and one that was lost before it
+        was taken is replaced. So it must yield the same each time, or have `options(retries=0)`.
+
+        Examples
+        --------
+        >>> def squares(n):
+        ...     for i in range(n):
+        ...         yield np.full(1000, i * i)
+        >>> [int(c.get(ref)[0]) for ref in c.stream(squares, 4)]
+        [0, 1, 4, 9]
+        """
+        if self._was_closed():
+            raise ClosedError(SHUT_DOWN)
+        if is_async(fn):
+            name = getattr(fn, "__name__", type(fn).__name__)
+            raise TypeError(
+                f"{name}() is an async function without a yield: it has one result, which "
+                f"submit({name}, ...) gives; stream() is for generator functions"
+            )
+        options, runtime = self._options, self._runtime
+        refuse_unused(options, "stream")
+        if options.retry_exceptions:
+            raise ValueError(
+                "retry_exceptions= is not for stream(): what a generator raises comes after the "
+                "items that it has yielded, and is raised there; catch it inside the generator"
+            )
+        if runtime.pool_sizes.get(0) == 0:
+            raise RuntimeError(
+                "this cluster was made with workers=0, so no generator can ever run: make it with "
+                "workers"
+            )
+        retries = runtime.config.retries if options.retries is None else options.retries
+
+        def begin(plan: Plan) -> Future[Any]:
+            pool, nodes = self._pool, options.node
+            if options.resources is not None:
+                pool = COMMON_POOL
+                nodes = runtime.demands.nodes_for_task(options.resources, nodes)
+            if nodes is not None:
+                pool = self._bound(nodes)
+            return runtime.submitter.submit(
+                fn,
+                (tuple(plan), *args),
+                kwargs,
+                pool,
+                retries - plan.tries,
+                options.timeout,
+                options.copy,
+                options.name,
+                more_flags=FLAG_STREAM | FLAG_OWN_STACK,
+                rank=rank_of(options.priority, runtime.submitter.floor, options.resources),
+                demand=options.resources,
+            )
+
+        name = options.name or getattr(fn, "__name__", None) or type(fn).__name__
+        return Stream(runtime, begin, retries, options.buffersize, name, self)

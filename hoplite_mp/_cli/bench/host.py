@@ -1,0 +1,237 @@
+"""Benchmarks of one host: ours, ProcessPoolExecutor, memcpy and numpy, in turns in one run.
+
+Why it exists: numbers from another machine say little about this one; a ratio to software that
+every host has says more. Each result is checked, so that no work is fast because it was left out.
+It must never know: other hosts, how rows are shown.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp._api.cluster import Cluster
+from hoplite_mp._cli.bench import tasks
+from hoplite_mp._cli.bench.table import Row, in_turns, median, percentile
+from hoplite_mp._common.machine_limits import cpu_count
+from hoplite_mp._common.ref import by_ref
+from hoplite_mp.config import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp._cli.bench.table import Effort
+    from hoplite_mp._cli.bench.tasks import Floats
+
+__all__ = ["host_rows", "workers_of"]
+
+BLOCK_BYTES = 64 * MIB
+SOURCES, SOURCE_BYTES = 8, 16 * MIB
+WORKERS_MIN = 2  # with one, nothing runs in parallel
+# More workers do not make single calls faster, and to start so many processes takes long.
+WORKERS_MAX = 16
+CALLS = 50  # so many calls of one contestant, then the next one has its turn
+QUEUED = 1000
+# For one wait. On a host that works, none takes a hundredth of this.
+WAIT_S_MAX = 60.0
+POOL = "ProcessPoolExecutor"
+# The share of each benchmark in the whole time. "arguments" has the largest one, because the pool
+# is slow with arguments by value.
+SHARES = {"call": 0.2, "queue": 0.2, "objects": 0.2, "arguments": 0.25, "reduce": 0.15}
+
+
+def workers_of(asked: int | None) -> int:
+    """How many workers the cluster and the pool get."""
+    return min(max(cpu_count(), WORKERS_MIN), WORKERS_MAX) if asked is None else asked
+
+
+def host_rows(effort: Effort, workers: int) -> Iterator[Row]:
+    """Yields each row as soon as it is measured. HopliteError; TimeoutError if a wait takes too
+    long."""
+    context = multiprocessing.get_context("spawn")  # a process with threads must not be forked
+    with Cluster(workers=workers) as cluster, ProcessPoolExecutor(workers, context) as pool:
+        for executor in (cluster, pool):
+            _wake(executor, workers)
+        yield from _calls(effort.part(SHARES["call"]), cluster, pool)
+        yield _queue(effort.part(SHARES["queue"]), cluster, pool)
+        fresh = _Fresh()
+        yield from _objects(effort.part(SHARES["objects"]), cluster, fresh)
+        yield from _arguments(effort.part(SHARES["arguments"]), cluster, pool, fresh)
+        yield _reduce(effort.part(SHARES["reduce"]), cluster)
+
+
+def _wake(executor: Any, workers: int) -> None:
+    """Returns when every worker has run a task, so that all are started and have imported their
+    modules."""
+    pids: set[int] = set()
+    deadline = time.monotonic() + WAIT_S_MAX
+    while len(pids) < workers:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{len(pids)} of {workers} workers came within {WAIT_S_MAX:g} s")
+        calls = [executor.submit(tasks.pid_after, 0.01) for _ in range(2 * workers)]
+        pids.update(call.result(WAIT_S_MAX) for call in calls)
+
+
+class _Fresh:
+    """An array with new content each time, always in the same memory, which is warm."""
+
+    def __init__(self) -> None:
+        size = BLOCK_BYTES // 4
+        self._base = (np.arange(size) % 1009).astype(np.float32)
+        self.array = np.empty(size, np.float32)
+        self.copy = np.zeros(size, np.float32)
+        self._count = 0
+
+    def next(self) -> Floats:
+        self._count += 1
+        np.add(self._base, np.float32(self._count % 4096), out=self.array)
+        return self.array
+
+    def check(self, probe: Floats) -> None:
+        """Checks that the elements are those of the array as it is now."""
+        _same(probe, tasks.probe(self.array))
+
+    def memcpy(self) -> float:
+        """The seconds that a copy of the block into warm memory takes, as a reference."""
+        began = time.perf_counter()
+        ctypes.memmove(self.copy.ctypes.data, self.array.ctypes.data, BLOCK_BYTES)
+        return time.perf_counter() - began
+
+
+def _same(found: Floats, wanted: Floats) -> None:
+    if not np.array_equal(found, wanted):
+        raise RuntimeError("a benchmark got other bytes than it sent: please report it")
+
+
+def _calls(effort: Effort, *executors: Any) -> list[Row]:
+    numbers = itertools.count()
+    single: list[list[float]] = [[] for _ in executors]
+
+    def block(executor: Any, into: list[float]) -> float:
+        began = time.perf_counter()
+        for number in itertools.islice(numbers, CALLS):
+            start = time.perf_counter()
+            result = executor.submit(tasks.echo, number).result(WAIT_S_MAX)
+            into.append(time.perf_counter() - start)
+            if result != number:
+                raise AssertionError(f"task {number} returned {result!r}")
+        return time.perf_counter() - began
+
+    def contestant(executor: Any, into: list[float]) -> Callable[[], float]:
+        return lambda: block(executor, into)
+
+    in_turns(effort, *map(contestant, executors, single))
+    ours, theirs = (values[CALLS:] for values in single)  # the first block was the warm-up
+    return [
+        Row(f"no-op, submit().result(), p{share * 100:.0f}", percentile(ours, share), "s",
+            POOL, percentile(theirs, share))
+        for share in (0.5, 0.99)
+    ]  # fmt: skip
+
+
+def _queue(effort: Effort, *executors: Any) -> Row:
+    def contestant(executor: Any) -> Callable[[], float]:
+        def queue() -> float:
+            began = time.perf_counter()
+            calls = [executor.submit(tasks.echo, number) for number in range(QUEUED)]
+            results = [call.result(WAIT_S_MAX) for call in calls]
+            seconds = time.perf_counter() - began
+            if results != list(range(QUEUED)):
+                raise AssertionError("the queued tasks returned other values")
+            return seconds
+
+        return queue
+
+    ours, theirs = in_turns(effort, *map(contestant, executors))
+    rates = QUEUED / median(ours), QUEUED / median(theirs)
+    return Row(f"no-ops, {QUEUED} queued", rates[0], "1/s", POOL, rates[1])
+
+
+def _objects(effort: Effort, cluster: Cluster, fresh: _Fresh) -> list[Row]:
+    held: list[Any] = [None]
+    gets: list[float] = []
+
+    def put() -> float:
+        array = fresh.next()
+        held[0] = None  # the put can use the memory of the previous object
+        began = time.perf_counter()
+        held[0] = cluster.put(array)
+        return time.perf_counter() - began
+
+    def copied() -> float:
+        began = time.perf_counter()
+        array = cluster.get(held[0], WAIT_S_MAX, copy=True)
+        seconds = time.perf_counter() - began
+        fresh.check(tasks.probe(array))
+        return seconds
+
+    def elsewhere() -> float:
+        seconds, probe = cluster.submit(tasks.get_and_probe, by_ref(held[0])).result(WAIT_S_MAX)
+        fresh.check(probe)
+        gets.append(seconds)
+        return seconds
+
+    puts, copies, _, memcpys = in_turns(effort, put, copied, elsewhere, fresh.memcpy)
+    memcpy = median(memcpys)
+    return [
+        Row("put of 64 MiB", median(puts), "s", "memcpy", memcpy),
+        Row("get of 64 MiB in another process", median(gets[1:]), "s", "memcpy", memcpy),
+        Row("get of 64 MiB, copy=True", median(copies), "s", "memcpy", memcpy),
+    ]
+
+
+def _arguments(effort: Effort, cluster: Cluster, pool: Any, fresh: _Fresh) -> list[Row]:
+    def sent(submit: Callable[..., Any], argument: Any) -> float:
+        began = time.perf_counter()
+        probe = submit(tasks.probe, argument).result(WAIT_S_MAX)
+        seconds = time.perf_counter() - began
+        fresh.check(probe)
+        return seconds
+
+    def by_value() -> float:
+        return sent(cluster.submit, fresh.next())
+
+    def by_value_there() -> float:
+        return sent(pool.submit, fresh.next())
+
+    def by_reference() -> float:
+        return sent(cluster.submit, cluster.put(fresh.next()))
+
+    ours, refs, theirs = in_turns(effort, by_value, by_reference, by_value_there)
+    there = median(theirs)
+    return [
+        Row("argument of 64 MiB by value", median(ours), "s", POOL, there),
+        Row("argument of 64 MiB by ref", median(refs), "s", f"{POOL}, by value", there),
+    ]
+
+
+def _reduce(effort: Effort, cluster: Cluster) -> Row:
+    size = SOURCE_BYTES // 4
+    refs = [cluster.submit(tasks.make, size, number).ref for number in range(SOURCES)]
+    arrays = cluster.get(refs, WAIT_S_MAX)
+    total = np.empty(size, np.float32)
+
+    def plain() -> float:
+        began = time.perf_counter()
+        np.add(arrays[0], arrays[1], out=total)
+        for array in arrays[2:]:
+            np.add(total, array, out=total)
+        return time.perf_counter() - began
+
+    def reduce() -> float:
+        began = time.perf_counter()
+        ref = cluster.reduce(refs)
+        value = cluster.get(ref, WAIT_S_MAX)
+        seconds = time.perf_counter() - began
+        _same(value, total)
+        return seconds
+
+    theirs, ours = in_turns(effort, plain, reduce)
+    title = f"reduce of {SOURCES} x {SOURCE_BYTES // MIB} MiB"
+    return Row(title, median(ours), "s", "numpy, one process", median(theirs))

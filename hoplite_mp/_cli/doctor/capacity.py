@@ -1,0 +1,164 @@
+"""Checks whether CPUs, and the limits of open files and processes, suffice for the workers.
+
+Why it exists: the effects of too few of these show late, and look like something else: workers that
+compete for cores, a slow network, a stand-in for a blocked worker that cannot be started.
+It must never know: memory, disks, other hosts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hoplite_mp._cli.doctor.findings import ok, problem, warning
+from hoplite_mp._cli.doctor.settings import limits
+from hoplite_mp._common.machine_limits import cpu_count, cpu_quota, processes_left
+from hoplite_mp._engine import crc32c
+from hoplite_mp._supervisor.blas import BLAS_VARIABLES, blas_environment
+from hoplite_mp._supervisor.processes import DESCRIPTORS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp._cli.doctor.findings import Finding
+
+__all__ = ["CHECKS"]
+
+PROC = Path("/proc")
+PROCESSES_BESIDE = 3  # besides the workers: supervisor, node, manager
+THREADS_OF_NODE = 4  # besides the threads that reduce
+DESCRIPTORS_BESIDE = 32  # of the node, besides those for workers: 10, and some for links to nodes
+DESCRIPTORS_OF_WORKER = 6  # a line and two pipes, with both ends while it starts
+# Enough bytes to measure a rate, few enough for no user to notice. A TLS record has 16 KiB.
+RECORD_BYTES, RECORDS = 16 << 10, 256
+# Code without special instructions is slower than this, and then one core limits a fast link.
+CRC_SLOW_BYTES_PER_S = 1.5e9
+AES_SLOW_BYTES_PER_S = 0.5e9
+# Flags in /proc/cpuinfo, and for what the library uses these instructions.
+INSTRUCTIONS = {
+    "sse4_2": "checksums of what comes over the network",
+    "aes": "TLS",
+    "avx2": "reductions",
+}
+
+
+def _cpus() -> Iterator[Finding]:
+    there, allowed = os.cpu_count() or 1, len(os.sched_getaffinity(0))
+    quota, workers = cpu_quota(), cpu_count()
+    seen = f"{allowed} of {there} may be used"
+    if quota < allowed:
+        seen += f", for the time of {quota:.3g} (control group)"
+    seen += f": {workers} worker{'s' * (workers != 1)} if nothing else is said"
+    if quota < 1:
+        advice = "give the container a whole CPU: node and workers wait for each other now"
+        yield warning("CPUs", seen, advice)
+    elif workers == 1:
+        yield warning("CPUs", seen, "nothing runs in parallel here; workers= may ask for more")
+    else:
+        yield ok("CPUs", seen)
+
+
+def _instructions() -> Iterator[Finding]:
+    """Instructions for fast checksums, TLS and reductions; the first two are also measured."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    record = bytes(RECORD_BYTES)
+    checksum = _bytes_per_s(lambda: crc32c(record))
+    cipher, nonce = AESGCM(bytes(16)), bytes(12)
+    encryption = _bytes_per_s(lambda: cipher.encrypt(nonce, record, None))
+    seen = f"checksums {checksum / 1e9:.1f} GB/s, TLS {encryption / 1e9:.1f} GB/s on one core"
+    text = (PROC / "cpuinfo").read_text()
+    flags = set(" ".join(re.findall(r"^(?:flags|Features)\s*:(.*)$", text, re.M)).split())
+    lacking = [name for name in INSTRUCTIONS if name not in flags] if "sse2" in flags else []
+    if lacking:
+        seen += f"; this CPU does not show {', '.join(lacking)}"
+        uses = ", ".join(INSTRUCTIONS[name] for name in lacking)
+        yield warning("instructions", seen, f"slower: {uses}. A virtual machine may hide them")
+    elif checksum < CRC_SLOW_BYTES_PER_S or encryption < AES_SLOW_BYTES_PER_S:
+        advice = "a link faster than that waits for the CPU; on a trusted network, --no-tls helps"
+        yield warning("instructions", seen, advice)
+    else:
+        yield ok("instructions", seen)
+
+
+def _bytes_per_s(call: Callable[[], object]) -> float:
+    """The best of three runs, because disturbances can only make a run slower."""
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        for _ in range(RECORDS):
+            call()
+        times.append(time.perf_counter() - began)
+    return RECORDS * RECORD_BYTES / min(times)
+
+
+def _blas() -> Iterator[Finding]:
+    """Threads of the numerical libraries in a worker of a pool with one process for each CPU, as
+    the supervisor decides it, compared with the number of CPUs."""
+    cpus = cpu_count()
+    given = {name: os.environ[name] for name in BLAS_VARIABLES if os.environ.get(name)}
+    chosen = limits().blas_threads
+    if chosen is not None:
+        source = f"HOPLITE_MP_BLAS_THREADS={chosen}"
+    else:
+        source = ", ".join(f"{name}={value}" for name, value in given.items())
+    decided = blas_environment(chosen, cpus, cpus, given)
+    firsts = [decided[name].split(",")[0].strip() for name in BLAS_VARIABLES]
+    threads = max((int(text) for text in firsts if text.isdecimal()), default=1)
+    if threads > 1:
+        yield warning(
+            "BLAS threads",
+            f"{threads} in each process ({source}): {cpus} workers with {threads * cpus} threads "
+            f"compete for {cpus} CPUs",
+            "unset it, or start fewer workers",
+        )
+    elif source:
+        yield ok("BLAS threads", f"{threads} in each process ({source})")
+    else:
+        seen = f"{cpus} CPUs / processes of a pool, at least 1, and 1 in an actor"
+        yield ok("BLAS threads", seen)
+
+
+def _descriptors() -> Iterator[Finding]:
+    """RLIMIT_NOFILE: only the hard limit counts, because the supervisor raises the soft limit."""
+    config, workers = limits(), cpu_count()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    have = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    need = DESCRIPTORS_BESIDE + DESCRIPTORS_OF_WORKER * workers
+    most = need + DESCRIPTORS_OF_WORKER * config.blocked_workers_max
+    seen = f"a process may open {have} files"
+    if have < need:
+        advice = f"ulimit -Hn {most}: {workers} workers need {need}"
+        yield problem("open files", seen, advice)
+    elif have < most:
+        advice = f"ulimit -Hn {most}, or lower HOPLITE_MP_BLOCKED_WORKERS_MAX"
+        seen += f"; {workers} workers and {config.blocked_workers_max} stand-ins need {most}"
+        yield warning("open files", seen, advice)
+    else:
+        yield ok("open files", seen)
+
+
+def _processes() -> Iterator[Finding]:
+    """RLIMIT_NPROC, which does not apply to root, and the limit of the pids control group."""
+    config, workers = limits(), cpu_count()
+    room, why = processes_left()
+    need = workers + PROCESSES_BESIDE + THREADS_OF_NODE + (config.reduce_threads or workers)
+    most = need + config.blocked_workers_max
+    if room >= 1 << 59:
+        yield ok("processes", "their number is not limited")
+        return
+    seen = f"{room} more processes and threads are allowed ({why})"
+    if room < need:
+        yield problem("processes", seen, f"raise the limit: {workers} workers need {need}")
+    elif room < most:
+        seen += f"; {workers} workers and {config.blocked_workers_max} stand-ins need {most}"
+        yield warning("processes", seen, "raise it, or lower HOPLITE_MP_BLOCKED_WORKERS_MAX")
+    else:
+        yield ok("processes", seen)
+
+
+CHECKS = (_cpus, _instructions, _blas, _descriptors, _processes)

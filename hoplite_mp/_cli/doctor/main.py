@@ -1,0 +1,59 @@
+"""`hoplite-mp doctor` from its options to its exit code.
+
+Why it exists: the one place that knows the order of the checks, and which are worth trying.
+It must never know: how anything is checked.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+from hoplite_mp._cli.doctor import capacity, network, settings, software, storage
+from hoplite_mp._cli.doctor.findings import run, show, summary
+from hoplite_mp._cli.doctor.trial import trial_of_cluster, trial_of_host
+
+if TYPE_CHECKING:
+    import argparse
+
+    from hoplite_mp._cli.doctor.findings import Check, Finding
+
+__all__ = ["doctor"]
+
+INTERRUPTED = 130  # the exit code that shells use
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Runs every check, and prints its findings at once. Returns 0 if nothing is a problem, else
+    1."""
+    found: list[Finding] = []
+    try:
+        _look(arguments, found)
+    except KeyboardInterrupt:
+        print("hoplite-mp doctor: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    print(f"\n{summary(found)}")
+    return int(any(finding.level == "problem" for finding in found))
+
+
+def _look(arguments: argparse.Namespace, found: list[Finding]) -> None:
+    columns = shutil.get_terminal_size((100, 24)).columns
+    address, token_file, tls = arguments.address, arguments.token_file, not arguments.no_tls
+
+    def look(checks: list[Check]) -> bool:
+        """Runs the checks and prints their findings. Returns whether none is a problem."""
+        before = len(found)
+        for finding in run(checks):
+            found.append(finding)
+            print(show(finding, columns), flush=True)
+        return all(finding.level != "problem" for finding in found[before:])
+
+    host = [*software.CHECKS, *settings.CHECKS, *capacity.CHECKS, *storage.CHECKS]
+    look([*host, *network.host_checks(token_file, address is not None)])
+    if not arguments.no_start:
+        look([trial_of_host()])
+    # A host that cannot shake hands with the manager cannot join either.
+    reached = address is None or look(network.checks_of(address, token_file, tls))
+    if address is not None and reached and not arguments.no_start:
+        look([trial_of_cluster(address, token_file, tls)])

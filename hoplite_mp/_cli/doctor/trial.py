@@ -1,0 +1,258 @@
+"""Trials: starting a cluster on this host, and joining a running one.
+
+Why it exists: some causes, which no list of checks foresees, show only when processes start, tasks
+run and bytes move. A trial runs in a process of its own, which prints each step before it begins,
+and each finding. So a trial that hangs can be ended at a deadline, one that crashes does not end
+the command, and in both cases the step is reported.
+It must never know: what the other checks look at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp._api.cluster import ApartCluster, Cluster, current
+from hoplite_mp._cli.doctor.findings import Finding, ok, problem, warning
+from hoplite_mp._cli.doctor.network import shown
+from hoplite_mp._client.launch import interpreter
+from hoplite_mp._client.memory import format_bytes
+from hoplite_mp._common.ref import by_ref
+from hoplite_mp._supervisor.blas import blas_threads_here
+from hoplite_mp._transport.tokens import FILE_VARIABLE, VARIABLE
+from hoplite_mp.config import MIB
+from hoplite_mp.errors import HopliteError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hoplite_mp._cli.doctor.findings import Check
+
+__all__ = ["trial_of_cluster", "trial_of_host"]
+
+# For one whole trial. Higher: loaded hosts pass. Lower: a trial that hangs is reported sooner.
+TRIAL_S_MAX = 45.0
+STEP_S_MAX = 30.0  # for one wait inside a trial, which then raises an error of its own
+AFTER_KILL_S = 5.0
+ANSWER_S_MAX = 8.0  # until every node has answered; each time a node is given two seconds
+WORKERS = 2
+OBJECT_BYTES = 64 * MIB
+STORE_PART = 4  # the object takes at most one of so many parts of the store
+CALLS, CALLS_FAR = 200, 20
+# Far slower than a host that has nothing else to do (60 us; 14 ms for 64 MiB).
+CALL_SLOW_S = 5e-3
+PUT_SLOW_BYTES_PER_S = 0.3e9
+
+
+def trial_of_host() -> Check:
+    """Starts two workers, runs tasks, stores an array and reads it in another process."""
+
+    def trial() -> Iterator[Finding]:
+        return _watched(["host"], dict(os.environ), "trial")
+
+    return trial
+
+
+def trial_of_cluster(address: str, token_file: Path | None, tls: bool) -> Check:
+    """Joins without workers, asks every node, and runs tasks on each node that has workers."""
+    environment = dict(os.environ)
+    if token_file is not None:  # by the environment, where VARIABLE would take precedence
+        environment.pop(VARIABLE, None)
+        environment[FILE_VARIABLE] = str(token_file)
+
+    def trial() -> Iterator[Finding]:
+        return _watched(["cluster", address, "tls" if tls else "plain"], environment, "nodes")
+
+    return trial
+
+
+def _watched(words: list[str], environment: dict[str, str], what: str) -> Iterator[Finding]:
+    """Runs the trial, and yields its findings; if it hung or failed, also a problem with the step
+    at which it did."""
+    root = str(Path(__file__).resolve().parents[3])
+    paths = [root, *filter(None, [environment.get("PYTHONPATH")])]
+    process = subprocess.Popen(
+        [interpreter(), "-m", "hoplite_mp._cli.doctor.trial", *words],
+        env=environment | {"PYTHONPATH": os.pathsep.join(paths)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    late = False
+    try:
+        out, complaints = process.communicate(timeout=TRIAL_S_MAX)
+    except subprocess.TimeoutExpired:
+        late = True
+        process.kill()
+        out = complaints = ""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its cluster ends with it
+            out, complaints = process.communicate(timeout=AFTER_KILL_S)
+    except BaseException:
+        process.kill()
+        raise
+    step = "starting python"
+    for line in out.splitlines():
+        with contextlib.suppress(ValueError):  # lines that libraries have printed
+            said = json.loads(line)
+            step = said.get("step", step)
+            if "level" in said:
+                yield Finding(**said)
+    if late:
+        seen = f"it hung while {step}, and was ended after {TRIAL_S_MAX:g} s"
+        yield problem(what, seen, "is the host overloaded? If not, please report it")
+    elif process.returncode:
+        last = (complaints.strip().splitlines() or ["it said nothing"])[-1]
+        yield problem(what, f"it failed while {step}: {_ending(process.returncode)}{last}")
+
+
+def _ending(code: int) -> str:
+    return f"{signal.Signals(-code).name}: " if code < 0 else ""
+
+
+# -- in the trial's own process --------------------------------------------------------------------
+
+
+def _say(**words: Any) -> None:
+    print(json.dumps(words), flush=True)
+
+
+def _tell(finding: Finding) -> None:
+    _say(**dataclasses.asdict(finding))
+
+
+def _pid(_: int = 0) -> int:
+    return os.getpid()
+
+
+def _threads(_: int = 0) -> tuple[int | None, str]:
+    """The threads of OpenBLAS, and of other libraries, in this process."""
+    return blas_threads_here(), os.environ["OMP_NUM_THREADS"]
+
+
+def _get_and_read(ref: Any) -> tuple[int, float, int]:
+    """(pid of this process, seconds of the get, xor of all words)."""
+    began = time.perf_counter()
+    array = current().get(ref)
+    seconds = time.perf_counter() - began
+    return os.getpid(), seconds, int(np.bitwise_xor.reduce(array))
+
+
+def _calls(submit: Callable[..., Any], count: int) -> float:
+    """The median of the seconds between submitting a task and its result."""
+    times = []
+    for number in range(count):
+        began = time.perf_counter()
+        submit(_pid, number).result(STEP_S_MAX)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def _host() -> None:
+    _say(step="starting two workers")
+    began = time.perf_counter()
+    with Cluster(workers=WORKERS) as cluster:
+        if cluster.submit(_pid).result(STEP_S_MAX) == os.getpid():
+            raise RuntimeError("a task ran in the process that sent it")
+        _tell(ok("start", f"two workers: the first result after {shown(_since(began))}"))
+        _say(step="running tasks")
+        call = _calls(cluster.submit, CALLS)
+        seen = f"there and back in {shown(call)} (median of {CALLS})"
+        if call > CALL_SLOW_S:
+            _tell(warning("tasks", seen, "that is slow: is the host busy with something else?"))
+        else:
+            _tell(ok("tasks", seen))
+        _say(step="counting threads")
+        blas, others = cluster.submit(_threads).result(STEP_S_MAX)
+        measured = others if blas is None else f"{blas} (BLAS), {others} (others)"
+        _tell(ok("threads", f"in each of {WORKERS} workers: {measured}"))
+        _objects(cluster)
+        _say(step="ending the cluster")
+
+
+def _objects(cluster: Cluster) -> None:
+    store = cluster.nodes[0].memory_total
+    nbytes = min(OBJECT_BYTES, store // STORE_PART)
+    array = np.arange(nbytes // 8, dtype=np.uint64) * np.uint64(2654435761)
+    wanted, size = int(np.bitwise_xor.reduce(array)), format_bytes(nbytes)
+    _say(step=f"storing {size}")
+    times = []
+    for _ in range(4):  # the first put has to get its memory from the system
+        ref = None  # the next put can use the memory of the previous object
+        began = time.perf_counter()
+        ref = cluster.put(array)
+        times.append(_since(began))
+    put = statistics.median(times[1:])
+    _say(step=f"reading {size} in another process")
+    pid, get, found = cluster.submit(_get_and_read, by_ref(ref)).result(STEP_S_MAX)
+    if pid == os.getpid() or found != wanted:
+        _tell(problem("objects", f"{size} were stored, and other bytes read", "please report it"))
+        return
+    seen = (
+        f"{size} stored at {nbytes / put / 1e9:.1f} GB/s, found by another process in {shown(get)} "
+        "without a copy, and the same there"
+    )
+    if nbytes / put < PUT_SLOW_BYTES_PER_S:
+        _tell(warning("objects", seen, "that is slow: is memory short, or the host busy?"))
+    else:
+        _tell(ok("objects", seen))
+
+
+def _cluster(address: str, tls: bool) -> None:
+    _say(step=f"joining {address}")
+    began = time.perf_counter()
+    with ApartCluster(workers=0, address=address, tls=None if tls else False) as cluster:
+        joined = _since(began)
+        own = f"h{cluster._runtime.tasks.node_number}"
+        _say(step="asking every node")
+        deadline = time.monotonic() + ANSWER_S_MAX
+        while True:
+            answered = set(cluster.stats()["nodes"])
+            nodes = [node for node in cluster.nodes if node.id != own]
+            silent = [node for node in nodes if node.id not in answered]
+            if not silent or time.monotonic() > deadline:
+                break
+        for node in silent:
+            seen = f"{node.id} ({node.host}, {node.address}) does not answer this host"
+            advice = "nodes speak to each other: open the ports that --ports names, on both hosts"
+            _tell(problem("nodes", seen, advice))
+        listed = ", ".join(f"{node.id} ({node.host}, {node.address})" for node in nodes)
+        if not silent:
+            _tell(ok("nodes", f"joined in {shown(joined)}; all answer: {listed}"))
+        _say(step="running tasks at every node")
+        for node in nodes:
+            if node.workers and node not in silent:
+                call = _calls(cluster.options(node=node).submit, CALLS_FAR)
+                _tell(ok("tasks", f"at {node.id}, there and back in {shown(call)}"))
+        _say(step="leaving the cluster")
+
+
+def _since(began: float) -> float:
+    return time.perf_counter() - began
+
+
+def _main(words: list[str]) -> int:
+    try:
+        if words[0] == "host":
+            _host()
+        else:
+            _cluster(words[1], words[2] == "tls")
+    except (HopliteError, OSError) as error:
+        print(f"{type(error).__name__}: {error}".replace("\n", " "), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

@@ -1,0 +1,261 @@
+"""`hoplite-mp dump`: every wait in a running cluster and what must end it, as text or JSON.
+
+Why it exists: when a cluster seems to hang, the user needs to know which process waits for which.
+Each node knows only its own part; together their reports also show which nodes have not reported to
+a collective.
+It must never know: how nodes collect their waits.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hoplite_mp._api.nodes import node_id
+from hoplite_mp._cli.visit import brought_along, visit
+from hoplite_mp._client.memory import format_bytes
+from hoplite_mp._protocol.local import Dump, DumpRead
+from hoplite_mp.errors import HopliteError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from hoplite_mp._api.cluster import Cluster
+
+__all__ = ["collect", "dump", "lines"]
+
+_FRAME = re.compile(r'\s*File "(.+)", line (\d+) in ')  # as faulthandler writes it
+
+
+def dump(arguments: argparse.Namespace) -> int:
+    """Prints every wait of the cluster. Returns the exit code."""
+    try:
+        with visit(arguments) as cluster:
+            own = brought_along(cluster)
+            found = collect(cluster, stacks=arguments.stacks)
+    except (HopliteError, ValueError) as error:  # also if the cluster ends meanwhile
+        print(f"hoplite-mp: {error}", file=sys.stderr)
+        return 1
+    found["nodes"] = [one for one in found["nodes"] if one["node"] != own]
+    print(json.dumps(found, indent=1) if arguments.json else "\n".join(lines(found)))
+    return 0
+
+
+def collect(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
+    """{"nodes": each node's report, "silent": the nodes that did not answer in time}. To each
+    collective it adds the nodes that have not reported."""
+    channel = cluster._runtime.channel
+    sizes, silent = channel.call(Dump(stacks)).value
+    nodes = []
+    for node, nbytes in sizes:
+        data = b""
+        while len(data) < nbytes:
+            piece = channel.call(DumpRead(node, len(data))).value
+            if not piece:
+                break
+            data += piece
+        nodes.append(msgspec.msgpack.decode(data))
+    reported = {
+        (part["operation"], part["epoch"], one["node"])
+        for one in nodes
+        for part in one["parts"]["first"]
+        if part["reported"]
+    }
+    # A report names only the first parts of a node, so nothing is known about its other parts.
+    cut = {one["node"] for one in nodes if one["parts"]["count"] > len(one["parts"]["first"])}
+    cut.update(silent)
+    for one in nodes:
+        for operation in one["collectives"]["first"]:
+            key = operation["operation"], operation["epoch"]
+            # A node without such a part has not reported either. (A plan of one node alone has no
+            # parts, but it would be over if that node had reported.)
+            operation["not_reported"] = [
+                node_id(node)
+                for node in operation["waits_for"]
+                if (*key, node) not in reported and node not in cut
+            ]
+    return {"nodes": nodes, "silent": [node_id(node) for node in silent]}
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """The reports as text, one line for each wait."""
+    for one in found["nodes"]:
+        yield f"{node_id(one['node'])} ({one['host']})"
+        nothing = True
+        for kind, line in _KINDS.items():
+            section = one.get(kind)
+            for item in section["first"] if section else ():
+                for text in line(item).split("\n"):
+                    yield f"  {text}"
+                nothing = False
+            more = section["count"] - len(section["first"]) if section else 0
+            if more > 0:
+                yield f"  and {more} more of these ({kind})"
+        if nothing:
+            yield "  nothing waits here"
+    for node in found["silent"]:
+        yield f"{node} does not answer"
+
+
+def _for(seconds: float | None) -> str:
+    return "" if seconds is None else f" for {seconds:.1f} s"
+
+
+def _needs(item: dict[str, Any]) -> str:
+    """The missing objects that are listed, and the number of further ones."""
+    named = []
+    for need in item["needs"]:
+        at = f"[{need['index']}] " if "index" in need else ""
+        named.append(f"{at}{need['id']} ({need['where'] or 'ready'})")
+    more = item["missing"] - len(named)
+    return ", ".join([*named, f"{more} more"] if more > 0 else named)
+
+
+def _waiting(item: dict[str, Any]) -> str:
+    task = f"task {item['name']}() {item['id']} waits{_for(item['seconds'])}"
+    if not item["missing"]:
+        return f"{task} for {item['by']}, which has not sent it yet; its arguments are there"
+    return f"{task} for {_needs(item)}; sent by {item['by']}"
+
+
+def _queued(item: dict[str, Any]) -> str:
+    origin = f", from {item['from']}" if item["from"] else ""
+    workers = f"pool {item['pool']}, {item['workers']} workers here{origin}"
+    if "pause" in item:
+        task = f"task {item['name']}() {item['id']}"
+        return f"{task} has failed, and is tried again in {item['pause']:.1f} s ({workers})"
+    return f"task {item['name']}() {item['id']} is queued{_for(item['seconds'])} ({workers})"
+
+
+def _running(item: dict[str, Any]) -> str:
+    inside = f", inside {item['inside']} others" if item["inside"] else ""
+    task = f"task {item['name']}() {item['id']}"
+    return f"{task} runs{_for(item['seconds'])} on {item['on']}{inside}"
+
+
+def _sent(item: dict[str, Any]) -> str:
+    return f"task {item['name']}() {item['id']} was sent to {item['to']}, and is not back"
+
+
+def _transfer(item: dict[str, Any]) -> str:
+    what = f"object {item['object']}" if item["object"] else f"a part of {item['kind'] or 'a call'}"
+    if item["operation"] is not None:
+        what += f" (operation {item['operation']})"
+    come = f"{format_bytes(item['come'])} of {format_bytes(item['bytes'])}"
+    if item["kind"] == "not planned yet":
+        come = "no plan has come yet"
+    return f"{what} is on its way from {item['from']}{_for(item['seconds'])}: {come}"
+
+
+def _collective(item: dict[str, Any]) -> str:
+    what = f"{item['kind']} {item['op']}".strip()
+    ready = item["sources"] - item["missing"]
+    text = f"{what} (operation {item['operation']}) of {item['by']} is open{_for(item['seconds'])}"
+    text += f": {ready} of {item['sources']} sources done, {item['num']} needed"
+    if item["missing"]:
+        text += f"; missing: {_needs(item)}"
+    if item["planned"] is not None:
+        text += f"; plan {item['epoch']} runs{_for(item['planned'])}"
+        if item["no_room"]:
+            text += ", and waits for room in the store"
+        if item["not_reported"]:
+            text += f"; not reported: {', '.join(item['not_reported'])}"
+    return text
+
+
+def _part(item: dict[str, Any]) -> str:
+    state = f"{item['missing']} pieces are missing" if item["missing"] else "whole"
+    state = state if item["begun"] else "it waits for room or for its sources"
+    state = "reported" if item["reported"] else state
+    plan = f"operation {item['operation']}, plan {item['epoch']}"
+    return f"part of {plan}, open{_for(item['seconds'])}: {state}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
+
+
+def _group(item: dict[str, Any]) -> str:
+    came = [
+        f"{member['rank']} (" + (f"pid {member['pid']} at " if member["pid"] else "at ")
+        + f"{node_id(member['node'])})"
+        for member in item["came"]
+    ]  # fmt: skip
+    text = f"group {item['name']!r} of {item['size']}: ranks {', '.join(came) or 'none'} have come"
+    if not item["formed"]:
+        here = {member["rank"] for member in item["came"]}
+        absent = [rank for rank in range(item["size"]) if rank not in here]
+        return f"{text}; it waits for {_ranks(absent)}"
+    for box in item["unread"]:
+        text += f"; {box['messages']} unread for rank {box['rank']}"
+    text += f"; call {item['call']}"
+    if item["kind"]:
+        text += f" ({item['kind']})"
+    if item["made"]:
+        text += f" made by {_ranks(item['made'])}"
+        text += f", it waits for {_ranks(item['awaited'])}" if item["awaited"] else ""
+    else:
+        text += " begun by nobody here"
+    if item["moving"]:
+        text += f"; bytes move, not done: {', '.join(node_id(node) for node in item['moving'])}"
+    elif item["leader"] and not item["awaited"]:
+        text += f"; {item['leader']} decides it"
+    return text
+
+
+def _process(item: dict[str, Any]) -> str:
+    inside = f" in {item['task']}()" if item["task"] else ""
+    if not item["id"]:
+        return f"{item['process']} waits{inside} for a Group, or for its thread that waits"
+    more = f" and {item['more']} more" if item["more"] else ""
+    where = f" ({item['where']})" if item["where"] else ""
+    return f"{item['process']} waits{inside}{_for(item['seconds'])} for {item['id']}{where}{more}"
+
+
+def _stack(item: dict[str, Any]) -> str:
+    if item["idle"]:  # the stack is the same in all idle workers
+        return f"worker {item['worker']} (pid {item['pid']}) is idle"
+    text = "\n".join(map(_with_source, item["text"].rstrip().split("\n")))
+    return f"worker {item['worker']} (pid {item['pid']}) stands at\n{text}"
+
+
+def _with_source(line: str) -> str:
+    """The line of a stack, and the source text of its frame if this host has the file."""
+    found = _FRAME.match(line)
+    text = linecache.getline(found[1], int(found[2])).strip() if found else ""
+    return f"  {line}\n      {text}" if text else f"  {line}"
+
+
+def _actor(item: dict[str, Any]) -> str:
+    named = f"actor {item['name']!r} ({item['class']})" if item["name"] else f"a {item['class']}"
+    pids = f" (pid {', '.join(map(str, item['pids']))})" if item["pids"] else ""
+    calls = f"{item['waiting']} calls wait, {item['running']} run, {item['done']} are done"
+    again = f"{item['restarts']} restarts, {item['restarts_left']} left"
+    return f"{named} {item['identity']} {item['state']}{pids}: {calls}; {again}"
+
+
+def _actor_calls(item: dict[str, Any]) -> str:
+    where = f"on {item['at']}" if item["at"] else "whose host is lost, until it begins on another"
+    return f"{item['waiting']} calls wait here for the actor {item['identity']} {where}"
+
+
+_KINDS = {
+    "running": _running,
+    "queued": _queued,
+    "waiting": _waiting,
+    "sent": _sent,
+    "transfers": _transfer,
+    "collectives": _collective,
+    "parts": _part,
+    "groups": _group,
+    "actors": _actor,
+    "actor calls": _actor_calls,
+    "processes": _process,
+    "stacks": _stack,
+}

@@ -1,0 +1,96 @@
+"""`hoplite-mp promote`: tells a standby that it shall lead, because a human has decided so.
+
+Why it exists: with two hosts, neither can know whether the other one is gone or only cut off.
+It must never know: when a standby may lead, because the standby itself decides that
+(_manager/leadership.py).
+"""
+
+from __future__ import annotations
+
+import select
+import sys
+from typing import TYPE_CHECKING
+
+from hoplite_mp._common import clock, ids
+from hoplite_mp._protocol.codec import encode, node_decoder
+from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._protocol.terms import Promote, Promoted
+from hoplite_mp._protocol.versions import software_versions
+from hoplite_mp._transport.addresses import parse_address, resolve
+from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.tokens import load_token
+from hoplite_mp.config import Config
+from hoplite_mp.errors import HopliteError, ManagerLostError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from hoplite_mp._transport.stream import TcpStream
+
+__all__ = ["promote"]
+
+ANSWER_S = 10.0  # for the standby to collect the votes of the present nodes, and to answer
+# For how long the standby is asked again if its answer may change soon, because the lease of a
+# manager that is gone has yet to end. Higher: slower hosts have more time. Lower: a refusal comes
+# sooner.
+SOON_S = 5.0
+SOON_PAUSE_S = 0.3
+
+
+def promote(arguments: argparse.Namespace) -> int:
+    """Asks the standby to lead. Returns the exit code: 0 if it does."""
+    deadline = clock.monotonic() + SOON_S
+    try:
+        answer = _ask(arguments)
+        while answer.soon and clock.monotonic() < deadline:
+            clock.sleep(SOON_PAUSE_S)
+            answer = _ask(arguments)
+    except (HopliteError, OSError) as error:
+        print(f"hoplite-mp: {error}", file=sys.stderr)
+        return 1
+    where = arguments.address
+    if answer.leads:
+        print(f"{where}: {answer.words}")
+        return 0
+    print(f"hoplite-mp: the standby at {where} does not lead: {answer.words}", file=sys.stderr)
+    return 1
+
+
+def _ask(arguments: argparse.Namespace) -> Promoted:
+    config = Config.from_environment()
+    caller = Caller(
+        resolve(parse_address(arguments.address)),
+        key=load_token(arguments.token_file, make=False).key,
+        role="tool",
+        mine=Introduction(ids.random_host_id(), software_versions()),
+        tls=not arguments.no_tls,
+        now=clock.monotonic(),
+        timeout_s=config.connect_timeout_s,
+        handshake_timeout_s=config.handshake_timeout_s,
+    )
+    stream = caller.wait().stream
+    try:
+        stream.write(encode(Promote(arguments.anyway)))
+        return _answer(stream)
+    finally:
+        stream.close()
+
+
+def _answer(stream: TcpStream) -> Promoted:
+    decoder = node_decoder()
+    deadline = clock.monotonic() + ANSWER_S
+    poll = select.poll()
+    while (left := deadline - clock.monotonic()) > 0:
+        if not stream.flush():
+            break
+        data = stream.read()
+        if data is None:
+            break
+        for message in decoder.feed(data):
+            if isinstance(message, Promoted):
+                return message
+        poll.register(stream.fileno(), select.POLLIN | (select.POLLOUT * stream.wants_write))
+        poll.poll(left * 1000)
+    raise ManagerLostError(
+        "it gives no answer: is this the address of a standby, as `hoplite-mp up --standby` said?"
+    )

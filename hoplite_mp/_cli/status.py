@@ -1,0 +1,148 @@
+"""`hoplite-mp status`: the state of a running cluster, once, as a table or as JSON.
+
+Why it exists: a user who starts a cluster over several hosts wants to see that they have joined and
+work.
+It must never know: anything that is not asked through a `Cluster`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._api.nodes import amount_words, gone_nodes, node_id, standby_of
+from hoplite_mp._cli import actor_rows
+from hoplite_mp._cli.dump import collect
+from hoplite_mp._cli.visit import brought_along, visit
+from hoplite_mp._client.memory import format_bytes
+from hoplite_mp.errors import HopliteError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from hoplite_mp._api.cluster import Cluster
+
+__all__ = ["gone", "gone_words", "status", "table", "task_counts"]
+
+HEAD = (
+    "node", "address", "host", "workers", "memory", "queued", "running", "done", "failed",
+    "retried", "objects", "sent", "received", "resources free",
+)  # fmt: skip
+COUNTS = (
+    "queued", "running", "tasks_done", "tasks_failed", "tasks_retried", "workers_lost", "objects",
+    "bytes_used", "bytes_spilled", "bytes_sent", "bytes_received",
+)  # fmt: skip
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Prints the state of the cluster. Returns the exit code."""
+    try:
+        with visit(arguments) as cluster:
+            said = collect(cluster)
+            nodes, lost, found = node_states(cluster, said), gone(cluster), actor_rows.rows(said)
+            if arguments.json:
+                held = [dict(zip(actor_rows.COLUMNS, row, strict=True)) for row in found]
+                print(json.dumps({"nodes": nodes, "gone": lost, "actors": held}, indent=1))
+                return 0
+            print("\n".join([table(nodes), *map(gone_words, lost), *standby(cluster)]))
+            if found:
+                print("", *_columns([actor_rows.COLUMNS, *found]), sep="\n")
+    except (HopliteError, ValueError) as error:  # also if the cluster ends meanwhile
+        print(f"hoplite-mp: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def gone(cluster: Cluster) -> list[dict[str, Any]]:
+    """{"id", "host", "seconds", "how"} of each host that has left or was lost, as far as this
+    host's node has seen it; a node that was started only for this command has seen nothing."""
+    here = {node.id for node in cluster.nodes}
+    return [
+        {"id": name, "host": host, "seconds": seconds, "how": "left" if left else "lost"}
+        for name, host, seconds, left in gone_nodes(cluster._runtime)
+        if name not in here
+    ]
+
+
+def gone_words(one: dict[str, Any]) -> str:
+    """A line about a host that `gone` has found."""
+    how = "left" if one["how"] == "left" else "was lost"
+    return f"{one['id']} ({one['host']}) {how} {ago(one['seconds'])} ago"
+
+
+def ago(seconds: float) -> str:
+    """12.3 -> "12 s"; 7000 -> "117 min"."""
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+
+
+def standby(cluster: Cluster) -> list[str]:
+    """A line about the standby: on which host it is, whether it leads, or whether there is no
+    manager at all. Nothing in a cluster without a standby."""
+    addresses, node, leads, managed = standby_of(cluster._runtime)
+    if not addresses:
+        return []
+    where = f"standby at {' or '.join(addresses)}"
+    if not managed:
+        return [
+            f"{where}: there is no manager, and what needs one waits. If its host is gone, "
+            f"`hoplite-mp promote {addresses[0]}` makes the standby lead"
+        ]
+    if node < 0:
+        return [f"{where}: no host with that address has joined, so nobody would take over"]
+    return [f"{where}, on {node_id(node)}{', which leads the cluster' if leads else ''}"]
+
+
+def node_states(cluster: Cluster, said: dict[str, Any]) -> list[dict[str, Any]]:
+    """The state of each node; `said`: the result of `dump.collect`. A node that has not answered
+    lacks COUNTS, or some of them. Leaves out the node that this process has brought along only to
+    look."""
+    own = brought_along(cluster)
+    counted = cluster.stats()["nodes"]
+    tasks = task_counts(said)
+    return [
+        {
+            "id": node.id,
+            "address": node.address,
+            "host": node.host,
+            "workers": node.workers,
+            "bytes_limit": node.memory_total,
+            "resources": dict(node.resources),
+            "resources_free": dict(node.resources_free),
+            **tasks.get(node.id, {}),
+            **{name: counted[node.id][name] for name in COUNTS[2:] if node.id in counted},
+        }
+        for node in cluster.nodes
+        if own is None or node.id != node_id(own)
+    ]
+
+
+def task_counts(said: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """How many tasks are queued and run on each node that has answered, by its id."""
+    return {
+        node_id(one["node"]): {name: one[name]["count"] for name in COUNTS[:2]}
+        for one in said["nodes"]
+    }
+
+
+def table(nodes: list[dict[str, Any]]) -> str:
+    """A row for each of `node_states`."""
+    rows: list[tuple[str, ...]] = [HEAD]
+    for node in nodes:
+        row = [node["id"], node["address"], node["host"], str(node["workers"])]
+        if "objects" not in node:
+            rows.append(tuple([*row, "no answer", *[""] * (len(HEAD) - len(row) - 1)]))
+            continue
+        memory = f"{format_bytes(node['bytes_used'])} of {format_bytes(node['bytes_limit'])}"
+        counts = [str(node.get(name, "")) for name in COUNTS[:5]]
+        moved = [format_bytes(node[f"bytes_{what}"]) for what in ("sent", "received")]
+        free = ", ".join(amount_words(node["resources"], node["resources_free"]))
+        rows.append(tuple([*row, memory, *counts, str(node["objects"]), *moved, free]))
+    if not any(row[-1] for row in rows[1:]):
+        rows = [row[:-1] for row in rows]
+    return "\n".join(_columns(rows))
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

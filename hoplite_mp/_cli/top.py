@@ -1,0 +1,302 @@
+"""`hoplite-mp top`: what a running cluster does now, redrawn until the user ends it.
+
+Why it exists: counters count since the start; a rate is the difference of two looks, divided by the
+time between them. A node that does not answer has no numbers, and is shown as such.
+It must never know: how nodes count, anything that changes the cluster.
+
+Needs rich (extra `top`). If the output is no terminal, it prints one plain table after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from dataclasses import dataclass
+from itertools import compress
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.box import SIMPLE
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from hoplite_mp import errors
+from hoplite_mp._api.nodes import (
+    Node,
+    counters,
+    list_nodes,
+    node_id,
+    resource_words,
+    with_counts,
+)
+from hoplite_mp._cli import actor_rows as actors
+from hoplite_mp._cli.dump import collect
+from hoplite_mp._cli.status import gone, gone_words, task_counts
+from hoplite_mp._cli.visit import brought_along, visit
+from hoplite_mp._client.memory import format_bytes
+from hoplite_mp._common import clock
+from hoplite_mp.errors import ClosedError, HopliteError, ManagerLostError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from hoplite_mp._api.cluster import Cluster
+
+__all__ = ["Look", "lines", "top"]
+
+PIPED_COLUMNS = 200  # width of a table when the output is no terminal
+NARROW_COLUMNS = 150  # on a narrower terminal, the columns in LEAST are left out
+COLUMNS = (
+    "node", "host", "address", "workers", "memory", "queued", "running", "tasks/s", "done",
+    "failed", "objects", "sent/s", "received/s",
+)  # fmt: skip
+NUMBERS = COLUMNS[3:]
+LEAST = {"address", "done", "failed", "objects"}
+RATES = ("tasks_done", "bytes_sent", "bytes_received")
+NO_RATE = "-"  # there is only one look at that node so far
+NO_ANSWER, ALL = "no answer", "all"
+QUIT_KEYS = b"qQ\x03\x04"  # also Ctrl-C and Ctrl-D, in case the terminal passes them on as bytes
+KEYS_BYTES = 64
+INTERRUPTED = 130  # the exit code that shells use
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The state at one time: the nodes, and the counters of those that have answered."""
+
+    at: float  # seconds of a clock
+    nodes: tuple[Node, ...]
+    counts: dict[str, dict[str, int]]  # by node id
+    actors: tuple[tuple[str, ...], ...] = ()  # rows of _cli/actor_rows.py
+    # How many tasks were queued and ran then, by id of nodes that answered.
+    tasks: dict[str, dict[str, int]] | None = None
+    gone: tuple[str, ...] = ()  # a line for each host that has left or was lost
+
+
+def lines(now: Look, before: Look | None) -> list[tuple[str, ...]]:
+    """A line for each node and, if there are several, one with the totals; fields as in COLUMNS."""
+    found = []
+    names = ("workers", "used", "limit", "done", "failed", "objects", "queued", "running")
+    total = dict.fromkeys(names, 0)
+    sums: dict[str, float] = {}
+    for node in now.nodes:
+        free = "".join(f", {words} free" for words in resource_words(node))
+        head = (node.id, node.host, node.address, f"{node.workers}{free}")
+        counts = now.counts.get(node.id)
+        total["workers"] += node.workers
+        if counts is None:
+            found.append((*head, NO_ANSWER, *[""] * (len(COLUMNS) - len(head) - 1)))
+            continue
+        rates = _rates(now, before, node.id)
+        for name, rate in rates.items():
+            sums[name] = sums.get(name, 0.0) + rate
+        one = {
+            "used": counts["bytes_used"],
+            "limit": node.memory_total,
+            "done": counts["tasks_done"],
+            "failed": counts["tasks_failed"],
+            "objects": counts["objects"],
+        }
+        if now.tasks is not None:
+            one |= now.tasks.get(node.id, {})
+        for name, number in one.items():
+            total[name] += number
+        found.append((*head, *_cells(one, rates)))
+    if len(found) > 1:
+        found.append((ALL, "", "", str(total["workers"]), *_cells(total, sums)))
+    return found
+
+
+def _cells(counts: dict[str, int], rates: dict[str, float]) -> tuple[str, ...]:
+    def moved(name: str) -> str:
+        return f"{format_bytes(int(rates[name]))}/s" if name in rates else NO_RATE
+
+    return (
+        f"{counts['used'] / max(1, counts['limit']):.0%} of {format_bytes(counts['limit'])}",
+        str(counts.get("queued", "")),
+        str(counts.get("running", "")),
+        f"{rates['tasks_done']:.0f}" if "tasks_done" in rates else NO_RATE,
+        str(counts["done"]),
+        str(counts["failed"]),
+        str(counts["objects"]),
+        moved("bytes_sent"),
+        moved("bytes_received"),
+    )
+
+
+def _rates(now: Look, before: Look | None, node: str) -> dict[str, float]:
+    """Rates per second since the previous look; none if that did not have the node, or if the
+    node's counters have begun anew."""
+    if before is None or node not in before.counts or now.at <= before.at:
+        return {}
+    new, old, seconds = now.counts[node], before.counts[node], now.at - before.at
+    if any(new[name] < old[name] for name in RATES):
+        return {}
+    return {name: (new[name] - old[name]) / seconds for name in RATES}
+
+
+def _look(cluster: Cluster) -> Look:
+    """Asks all nodes for their counters, then for their waits; each has some seconds to answer.
+    Leaves out the node that this process has brought along only to look."""
+    runtime = cluster._runtime
+    counted = {node_id(number): counts for number, counts in counters(runtime).items()}
+    at = clock.monotonic()
+    own = brought_along(cluster)
+    shown = (
+        with_counts(one, counted[one.id]) if one.id in counted else one
+        for one in list_nodes(runtime)
+        if own is None or one.id != node_id(own)
+    )
+    said = collect(cluster)
+    lost = tuple(map(gone_words, gone(cluster)))
+    return Look(at, tuple(shown), counted, tuple(actors.rows(said)), task_counts(said), lost)
+
+
+def _table(title: str, now: Look, before: Look | None, width: int) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    shown = [name not in LEAST or width >= NARROW_COLUMNS for name in COLUMNS]
+    for name in compress(COLUMNS, shown):
+        justify: Literal["left", "right"] = "right" if name in NUMBERS else "left"
+        table.add_column(name, justify=justify, no_wrap=True, min_width=len(name))
+    for line in lines(now, before):
+        style = "red" if NO_ANSWER in line else "bold" if line[0] == ALL else ""
+        # As Text, because a host's name must not be read as markup.
+        table.add_row(*map(Text, compress(line, shown)), style=style)
+    return table
+
+
+def _drawn(title: str, now: Look, before: Look | None, width: int) -> Group:
+    """The table of nodes, and below it the hosts that are gone and the actors, if there are any."""
+    parts: list[Table | Text] = [_table(title, now, before, width), *map(Text, now.gone)]
+    if now.actors:
+        table = Table(title="actors", title_justify="left", box=SIMPLE)
+        for name in actors.COLUMNS:
+            numbers = name in ("waiting", "running", "done")
+            table.add_column(name, justify="right" if numbers else "left", no_wrap=True)
+        for row in now.actors:
+            table.add_row(*map(Text, row))
+        parts.append(table)
+    return Group(*parts)
+
+
+class _Ending:
+    """Signals and keys that end the command; they also end a `sleep`."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._keys = -1  # the terminal's descriptor, if keys are read
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    @contextlib.contextmanager
+    def watch(self, keys: bool) -> Iterator[None]:
+        """Inside this context signals set `asked`; with `keys`, the terminal passes on each key at
+        once."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        old = {number: signal.signal(number, self._signalled) for number in numbers}
+        woken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        saved: list[Any] | None = None
+        try:
+            if keys:
+                self._keys = sys.stdin.fileno()
+                saved = termios.tcgetattr(self._keys)
+                tty.setcbreak(self._keys)
+            yield
+        finally:
+            if saved is not None:
+                with contextlib.suppress(termios.error):  # the terminal may have gone
+                    termios.tcsetattr(self._keys, termios.TCSADRAIN, saved)
+            signal.set_wakeup_fd(woken)
+            for number, handler in old.items():
+                signal.signal(number, handler)
+            for fd in (self._read, self._write):
+                os.close(fd)
+
+    def _signalled(self, *_: object) -> None:
+        if self.asked:  # the second signal, because the command may be waiting for a node
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps for that time, or until the end is asked for."""
+        end = clock.monotonic() + seconds
+        while not self.asked and (left := end - clock.monotonic()) > 0:
+            watched = [self._read, *([self._keys] if self._keys >= 0 else [])]
+            ready, _, _ = select.select(watched, [], [], left)
+            if self._read in ready:
+                os.read(self._read, KEYS_BYTES)
+            if self._keys in ready:
+                self._take_keys()
+
+    def _take_keys(self) -> None:
+        try:
+            pressed = os.read(self._keys, KEYS_BYTES)
+        except OSError:
+            pressed = b""
+        # No bytes mean the end of input, because the terminal is gone.
+        self.asked = self.asked or not pressed or any(key in QUIT_KEYS for key in pressed)
+
+
+def top(arguments: argparse.Namespace) -> int:
+    """Shows the cluster until a key, a signal, --count, or its end. Returns the exit code."""
+    console = Console()
+    live = console.is_terminal
+    if not live:
+        console = Console(width=PIPED_COLUMNS)
+    connecting = True
+    try:
+        cluster = visit(arguments)
+        connecting = False
+        ending = _Ending()
+        with cluster, ending.watch(keys=live and sys.stdin.isatty()):
+            tables = _tables(cluster, arguments, ending, console)
+            (_draw if live else _print)(tables, console)
+    except (errors.NodeLostError, ManagerLostError, ClosedError) as error:
+        ended = f"the cluster at {arguments.address} has ended"
+        print(f"hoplite-mp top: {error if connecting else ended}", file=sys.stderr)
+        return 1
+    except (HopliteError, ValueError) as error:
+        print(f"hoplite-mp top: {error}", file=sys.stderr)
+        return 1
+    except OSError:  # the terminal, or the reader of the output, has gone
+        return 1
+    except KeyboardInterrupt:  # while it was connecting, or by a second signal
+        return INTERRUPTED
+    return 0
+
+
+def _tables(
+    cluster: Cluster, arguments: argparse.Namespace, ending: _Ending, console: Console
+) -> Iterator[Group]:
+    """Yields a picture for each interval. On a terminal the first one comes at once, still without
+    rates."""
+    before: Look | None = None
+    left = arguments.count
+    while not ending.asked and left != 0:
+        now = _look(cluster)
+        if before is not None or console.is_terminal:
+            title = f"{arguments.address}  {time.strftime('%H:%M:%S')}"
+            yield _drawn(title, now, before, console.width)
+            left = None if left is None else left - 1
+        before = now
+        if left != 0:
+            ending.sleep(max(0.0, now.at + arguments.interval - clock.monotonic()))
+
+
+def _draw(tables: Iterator[Group], console: Console) -> None:
+    with Live(console=console, screen=True, auto_refresh=False) as screen:
+        for table in tables:
+            screen.update(Group(table, Text("q ends", style="italic")), refresh=True)
+
+
+def _print(tables: Iterator[Group], console: Console) -> None:
+    for table in tables:
+        console.print(table)
+        sys.stdout.flush()

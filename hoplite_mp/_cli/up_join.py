@@ -1,0 +1,325 @@
+"""`hoplite-mp up` and `hoplite-mp join`: hosts of a cluster in the foreground of a terminal.
+
+Why it exists: a host takes part in a cluster as long as this process runs, which prints in one line
+what is wrong.
+It must never know: anything that `Cluster` does not know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import signal
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._api.cluster import Cluster
+from hoplite_mp._api.nodes import WORKERS_MAX, node_id
+from hoplite_mp._cli.mdns import LISTEN_S, announced, heard
+from hoplite_mp._common import clock
+from hoplite_mp._common.machine_limits import cpu_count
+from hoplite_mp._common.stop_request import StopRequest
+from hoplite_mp._transport.addresses import parse_address, resolve
+from hoplite_mp._transport.tokens import VARIABLE, default_path, load_token, token_path
+from hoplite_mp.config import Config
+from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+__all__ = ["join", "up"]
+
+FROM_STDIN = "-"  # as --token-file: the token is the first line; the end of input ends the node
+# How long a host that was given up looks for its cluster. Higher: longer failures of the network
+# are survived.
+REJOIN_S = 30.0
+# How long `join` looks for the cluster without --wait. Higher: hosts may be started in any order.
+# Lower: a wrong address is an error sooner.
+WAIT_S = 30.0
+# How often in succession a host joins again if each time it was lost within LIVED_S.
+REJOINS_MAX = 5
+LIVED_S = 120.0
+LOOK_S = 0.2  # between two tries or checks; also the timeout of a connection in `_refuses`
+
+
+class HostCluster(Cluster):
+    """The Cluster in the process that keeps a host's node running; drivers may attach to that
+    node."""
+
+    _attaches = False
+    _stays = True
+
+    def __init__(self, *, standby: tuple[str, ...] = (), **options: Any) -> None:
+        """standby: with listen=, where the standby is to be; with address=, where the manager is if
+        it is not at that address. The others are those of Cluster."""
+        self._standby = standby
+        super().__init__(**options)
+
+
+def up(arguments: argparse.Namespace) -> int:
+    """Runs a cluster that others can join, until a signal ends it. Returns the exit code."""
+    ending = _on_signals()
+    standby = () if arguments.standby is None else (arguments.standby,)
+    try:
+        cluster = HostCluster(listen=arguments.listen, standby=standby, **_common(arguments))
+    except HopliteError as error:
+        return _say(error)
+    host = cluster._host
+    with cluster:
+        address = str(cluster.address)  # as others reach it, whatever it listens on
+        _announce(cluster, address, arguments.no_tls)
+        with announced(address, not arguments.no_tls):
+            _stay(cluster, ending)
+    if ending.is_set() or host is None:
+        return 0
+    if not standby or not (host.given_up or host.node_died):
+        return int(host.node_died)
+    # This host's manager has stepped down, or the other hosts have lost it. They may go on with the
+    # standby, so this host tries to join them.
+    common = _common(arguments)
+    return _take_part(address, standby, common, ending, again=True)
+
+
+def _announce(cluster: Cluster, address: str, no_tls: bool) -> None:
+    """Prints one line to stdout, for programs and for pasting, and its explanation to stderr."""
+    file = cluster.token_file
+    # The path on the host that joins. It is left out if `join` looks there by default.
+    named = file is not None and file != default_path()
+    option = f" --token-file {shlex.quote(str(file))}" if named else ""
+    if file is None:
+        before = f"with the same {VARIABLE} set there"
+    else:
+        before = f"after you have copied {file} to it (mode 0600)"
+    print(
+        f"hoplite-mp: this host is up, with {_workers(cluster)}, and works for the cluster until "
+        "SIGTERM or Ctrl-C ends it. The line on stdout lets another host join: run it there, "
+        f"{before}" + ("; --token-file is then the path of that copy." if named else "."),
+        file=sys.stderr,
+        flush=True,
+    )
+    print(f"hoplite-mp join {address}{option}{' --no-tls' * no_tls}", flush=True)
+
+
+def _workers(cluster: Cluster) -> str:
+    count = 0 if cluster._host is None else cluster._host.workers
+    return f"{count} worker{'' if count == 1 else 's'}"
+
+
+def join(arguments: argparse.Namespace) -> int:
+    """Runs a node of a running cluster, until that ends. Returns the exit code."""
+    if arguments.address is None:
+        return _list_nearby()
+    ending = _on_signals()
+    wait = WAIT_S if arguments.wait is None else arguments.wait
+    deadline = clock.monotonic() + wait
+    common = _common(arguments)
+    if str(arguments.token_file) == FROM_STDIN:
+        common["token"] = sys.stdin.readline().strip()
+        threading.Thread(target=_until_the_end_of_input, daemon=True).start()
+    else:
+        # By default `join` waits for other hosts only. A token file that is missing on this host is
+        # an error at once, unless the user has given --wait.
+        try:
+            path = token_path(arguments.token_file)
+            if arguments.wait is not None and path is not None:
+                _await_token(path, deadline, ending)
+            if ending.is_set():
+                return 0
+            load_token(arguments.token_file)
+        except AuthError as error:
+            return _say(error)
+    left = max(0.1, deadline - clock.monotonic())
+    return _take_part(arguments.address, (), common, ending, left=left)
+
+
+def _list_nearby() -> int:
+    """Prints the commands that join the clusters which are announced on this network."""
+    try:
+        found = heard()
+    except HopliteError as error:
+        return _say(error)
+    if not found:
+        print(
+            f"hoplite-mp: no cluster was heard of on this network within {LISTEN_S:g} s. `up` "
+            "announces one where zeroconf is installed; else name the address: "
+            "hoplite-mp join HOST:PORT",
+            file=sys.stderr,
+        )
+        return 1
+    for one in found:
+        flag = "" if one.tls else " --no-tls"
+        print(f"hoplite-mp join {one.address}{flag}  # of host {one.host}, version {one.version}")
+    return 0
+
+
+def _await_token(path: Path, deadline: float, ending: StopRequest) -> None:
+    """Returns when the file is there, the deadline has passed, or this process is to end. Prints
+    nothing if the file is there at the first check."""
+    said = False
+    while _missing(path) and clock.monotonic() < deadline and not ending.is_set():
+        if not said:
+            print(
+                f"hoplite-mp: {path} does not exist yet: waiting up to "
+                f"{deadline - clock.monotonic():.3g} s for that file. Copy the token from the host "
+                "where `hoplite-mp up` runs (mode 0600)",
+                file=sys.stderr,
+                flush=True,
+            )
+            said = True
+        ending.wait(LOOK_S)
+
+
+def _missing(path: Path) -> bool:
+    """Is there no such file? Any other error counts as no, because waiting does not mend it."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _take_part(
+    address: str,
+    standby: tuple[str, ...],
+    common: dict[str, Any],
+    ending: StopRequest,
+    *,
+    left: float = REJOIN_S,
+    again: bool = False,
+) -> int:
+    """Joins the cluster, and joins it again each time this host is lost, until the cluster ends.
+    again: the host was a member before, so even the first join is another one. Returns the exit
+    code."""
+    tries = REJOINS_MAX
+    if common["workers"] is None:
+        common["workers"] = min(cpu_count(), WORKERS_MAX)
+    while True:
+        if again:
+            print("hoplite-mp: this host joins the cluster again", file=sys.stderr, flush=True)
+        begun = clock.monotonic()
+        cluster = _join(address, standby, common, ending, left, again)
+        if isinstance(cluster, HopliteError):
+            if ending.is_set():
+                return 0
+            over = again and all(map(_refuses, (address, *standby)))
+            if over and isinstance(cluster, ManagerLostError):
+                print("hoplite-mp: the cluster has ended", file=sys.stderr)
+                return 0
+            return _say(cluster)
+        host = cluster._host
+        with cluster:
+            name = node_id(cluster._runtime.tasks.node_number)
+            held = host.holds_standby if host is not None else ""
+            also = f", with its standby at {held}" if held else ""
+            print(f"node {name} of the cluster at {address}{also}", flush=True)
+            _stay(cluster, ending)
+        if ending.is_set():
+            return 0
+        if host is None or not (host.given_up or host.node_died):
+            told = "the cluster has ended, or this host has left it"
+            if host is not None and host.removed:
+                told = f"node {name} was removed from the cluster (remove_node)"
+            print(f"hoplite-mp: {told}", file=sys.stderr)
+            return 0
+        standby = host.standby or standby
+        if not standby and _refuses(address):
+            print("hoplite-mp: the cluster has ended", file=sys.stderr)
+            return 0
+        if clock.monotonic() - begun > LIVED_S:
+            tries = REJOINS_MAX
+        if not tries:
+            print(
+                f"hoplite-mp: this host was lost {REJOINS_MAX + 1} times, each within {LIVED_S:g} s"
+                ": when what it is lost by is mended (its link, its memory), join again",
+                file=sys.stderr,
+            )
+            return 1
+        again, left, tries = True, REJOIN_S, tries - 1
+
+
+def _join(
+    address: str,
+    standby: tuple[str, ...],
+    common: dict[str, Any],
+    ending: StopRequest,
+    left: float,
+    again: bool,
+) -> HostCluster | HopliteError:
+    """Joins the cluster once; returns the error if that fails. If another manager may take over,
+    addresses at which none leads yet are tried until the deadline."""
+    deadline = clock.monotonic() + left
+    while True:
+        left = max(LOOK_S, deadline - clock.monotonic())
+        try:
+            config = dataclasses.replace(Config.from_environment(), connect_timeout_s=left)
+            with ending.breaks():
+                return HostCluster(address=address, standby=standby, config=config, **common)
+        except KeyboardInterrupt:
+            return ManagerLostError("interrupted")
+        except HopliteError as error:
+            final = isinstance(error, AuthError) or not (again and standby)
+            if final or clock.monotonic() >= deadline or ending.wait(LOOK_S):
+                return error
+
+
+def _refuses(address: str) -> bool:
+    """Does that host answer, but refuse connections? Then its cluster has ended."""
+    try:
+        endpoints = resolve(parse_address(address))
+    except OSError:  # the name cannot be resolved now
+        return False
+    for endpoint in endpoints:
+        try:
+            with socket.socket(endpoint.family) as sock:
+                sock.settimeout(LOOK_S)
+                sock.connect(endpoint.sockaddr)
+        except ConnectionRefusedError:
+            continue
+        except OSError:  # the host cannot be reached
+            return False
+        return False
+    return True
+
+
+def _common(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "workers": arguments.workers,
+        "memory": arguments.memory,
+        "ports": arguments.ports,
+        "token": arguments.token_file,
+        "tls": False if arguments.no_tls else None,
+        "resources": arguments.resources,
+    }
+
+
+def _until_the_end_of_input() -> None:
+    while sys.stdin.read(4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _on_signals() -> StopRequest:
+    """A request that SIGTERM and SIGINT make."""
+    ending = StopRequest()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, ending.signalled)
+    return ending
+
+
+def _stay(cluster: Cluster, ending: StopRequest) -> int:
+    """Waits until a signal comes or the cluster ends by itself."""
+    host = cluster._host
+    while host is not None and not ending.wait(LOOK_S) and not host.ended.is_set():
+        pass
+    return 0
+
+
+def _say(error: HopliteError) -> int:
+    print(f"hoplite-mp: {error}", file=sys.stderr)
+    return 1

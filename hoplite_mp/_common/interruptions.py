@@ -1,0 +1,54 @@
+"""Which exceptions a signal handler has raised.
+
+Why it exists: Python runs signal handlers between any two steps of the main thread, so what a
+handler raises (a timeout, say) comes out of whatever step was running. A call that reports errors
+of its arguments to other members must not take that for one, nor a pickler for a value that it
+cannot write.
+It must never know: what was running.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from itertools import pairwise
+from types import FrameType
+from typing import Any
+
+__all__ = ["is_interruption"]
+
+# As `error.__traceback__`, for exceptions whose class refuses or redefines the attribute.
+_traceback_of = vars(BaseException)["__traceback__"].__get__
+PACKAGE = (
+    os.path.dirname(os.path.dirname(__file__)) + os.sep
+)  # no handler of its own raises an Exception
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Has a signal handler raised it? A handler is recognised in the traceback by its arguments,
+    the signal's number and the frame that was interrupted. Handlers without Python code, and those
+    that have deleted their arguments, are not."""
+    step = _traceback_of(error)
+    while step is not None:
+        for one, other in pairwise(_arguments(step.tb_frame)):
+            # By type: isinstance reads `__class__` of arguments, whose classes may refuse that.
+            if issubclass(type(one), int) and type(other) is FrameType:
+                return True
+        step = step.tb_next
+    return False
+
+
+def _arguments(frame: FrameType) -> list[Any]:
+    """The positional arguments of a call, as far as they still have their names."""
+    code = frame.f_code
+    has_more = bool(code.co_flags & inspect.CO_VARARGS)
+    if code.co_argcount + 2 * has_more < 2:
+        return []
+    if code.co_filename.startswith(PACKAGE):
+        return []  # the frame would keep a copy of its variables, perhaps of the error: a cycle
+    found = frame.f_locals
+    arguments = [found.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if has_more:
+        more = found.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+        arguments += more if type(more) is tuple else ()
+    return arguments

@@ -1,0 +1,306 @@
+"""Checks the order in which threads take locks, as Linux's lockdep does.
+
+Locks are compared by name, not by object, because threads use the locks of different Futures in the
+same way. Each step from a lock that is held to one that is taken is an edge; an inversion is found
+when its second edge appears, even if no thread had to wait. The checker also reports locks out of
+the order of `Checker.order`, waits under locks that other threads need soon, messages under a lock
+that the handler of a reply takes, and user functions that are called under a lock.
+
+A lock that a finalizer takes in the garbage collector is an edge of another kind: a finalizer may
+run under any lock, and no two threads run the collector at the same time. So a circle counts if at
+most one of its edges is of that kind, and such an edge alone breaks no order.
+
+A signal handler may raise an exception between any two steps of Python, and `with` must then still
+release the lock. So locks are released by the code in C that they inherit, and what a thread holds
+is looked up when it takes the next one.
+"""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import logging
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import CodeType
+
+__all__ = ["Checker", "LockOrderError"]
+
+FRAMES_MAX = 20  # of each stack that is kept
+# The standard library takes the conditions of several Futures at a time, sorted by their ids.
+SAME_NAME = frozenset({"client.future"})
+_log = logging.getLogger("hoplite_mp")
+
+Stack = tuple[tuple["CodeType", int], ...]
+
+
+class LockOrderError(RuntimeError):
+    """A thread would wait for a lock that it holds itself."""
+
+
+class Held(NamedTuple):
+    """A lock that a thread holds."""
+
+    lock: CheckedLock
+    stack: Stack
+    collecting: bool  # it was taken by a finalizer, in the garbage collector
+
+
+class Edge(NamedTuple):
+    """The first time that a thread took one lock while it held another."""
+
+    held: Stack
+    taken: Stack
+    thread: str
+
+
+class CheckedLock(_thread.RLock):  # type: ignore[misc]  # declared final; it is not
+    """A lock that reports to a checker. A lock that is not reentrant is an RLock as well, because
+    an RLock knows its holder; taking it twice is an error."""
+
+    checker: Checker
+    name: str
+    reentrant: bool
+
+    if TYPE_CHECKING:
+
+        def _is_owned(self) -> bool: ...
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        owned = self._is_owned()
+        if owned and not self.reentrant:
+            if not blocking:
+                return False
+            if timeout >= 0:
+                time.sleep(timeout)
+                return False
+            raise LockOrderError(self.checker.taken_twice(self))
+        if blocking and not owned:
+            self.checker.before(self)
+        got: list[bool] = []
+        try:
+            # One step of C: no signal handler runs between taking the lock and noting it.
+            got.extend(map(super().acquire, (blocking,), (timeout,)))
+            if got[0] and not owned:
+                self.checker.after(self)
+        except BaseException:
+            if got and got[0]:
+                self.release()
+            raise
+        return got[0]
+
+    # Not a method that calls `acquire`: a signal handler may run after each step.
+    __enter__ = acquire
+
+    def locked(self) -> bool:
+        if self._is_owned():
+            return True
+        if super().acquire(False):
+            self.release()
+            return False
+        return True
+
+
+class _Thread(threading.local):
+    """The locks that one thread has taken. Some may have been released since."""
+
+    def __init__(self) -> None:
+        self.held: list[Held] = []
+
+
+class Checker:
+    """The graph of all locks of one process."""
+
+    def __init__(self, order: Mapping[str, bool] | None = None, where: str = "1") -> None:
+        """order: names of locks from the outermost to the innermost, each with whether its holder
+        may wait; None: any name is allowed, and only circles are reported. where: a directory for
+        findings, or "1"."""
+        self.order = order
+        self._rank = {} if order is None else {name: at for at, name in enumerate(order)}
+        self._where = where if os.path.isdir(where) else ""
+        self.findings: list[str] = []
+        self._seen: set[tuple[str, ...]] = set()  # findings that were reported
+        self._edges: dict[tuple[str, str], Edge] = {}
+        self._finalizer_edges: dict[tuple[str, str], Edge] = {}
+        self._local = _Thread()
+        self._collecting = 0  # the thread that runs the garbage collector
+        gc.callbacks.append(self._on_collection)
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        """A forked child makes its locks anew, so it holds none."""
+        self._local, self._collecting = _Thread(), 0
+
+    def close(self) -> None:
+        """Ends this checker. For tests."""
+        gc.callbacks.remove(self._on_collection)
+
+    def _on_collection(self, phase: str, info: object) -> None:
+        self._collecting = threading.get_ident() if phase == "start" else 0
+
+    # -- locks -----------------------------------------------------------------------------------
+
+    def _made(self, name: str, reentrant: bool) -> Any:
+        if self.order is not None and name not in self._rank:
+            raise KeyError(f"{name!r} is not in the table ORDER of hoplite_mp/_common/locks.py")
+        lock = CheckedLock()
+        lock.checker, lock.name, lock.reentrant = self, name, reentrant
+        return lock
+
+    def lock(self, name: str) -> threading.Lock:
+        """A lock."""
+        return cast("threading.Lock", self._made(name, False))
+
+    def rlock(self, name: str) -> threading.RLock:
+        """A lock that its holder may take again."""
+        return cast("threading.RLock", self._made(name, True))
+
+    def condition(self, name: str) -> threading.Condition:
+        """A condition with a lock of its own, which its holder may take again."""
+        return threading.Condition(self._made(name, True))
+
+    # -- what threads do -------------------------------------------------------------------------
+
+    def _held(self) -> list[Held]:
+        held = self._local.held
+        if held and not all(one.lock._is_owned() for one in held):
+            held = self._local.held = [one for one in held if one.lock._is_owned()]
+        return held
+
+    def before(self, lock: CheckedLock) -> None:
+        """The thread is about to take the lock, and may have to wait for it."""
+        for held in self._held():
+            self._edge(held, lock.name)
+
+    def after(self, lock: CheckedLock) -> None:
+        """The thread has taken the lock."""
+        collecting = self._collecting == threading.get_ident()
+        self._local.held.append(Held(lock, _stack(), collecting))
+
+    def taken_twice(self, lock: CheckedLock) -> str:
+        """Reports that a thread takes a lock that it already holds, which would deadlock."""
+        held = next((one for one in self._held() if one.lock is lock), None)
+        earlier = "" if held is None else _part(f"{lock.name} was taken at", held.stack)
+        now = _part("and again at", _stack())
+        return self._report((lock.name,) * 2, f"{lock.name} is taken twice\n{earlier}{now}")
+
+    def sends(self, channel: str) -> None:
+        """The thread sends a message without a reply. The handlers of replies run under the lock
+        `channel`; none of them may take a lock that is held here."""
+        for held in self._held():
+            self._edge(held, channel)
+
+    def waits(self, what: str) -> None:
+        """The thread is about to wait for the node, or for an object."""
+        collecting = self._collecting == threading.get_ident()
+        for held in self._held():
+            name = held.lock.name
+            if self.order is None or self.order[name] or (collecting and not held.collecting):
+                continue
+            found = f"a wait for {what} under {name}, under which no thread may wait\n"
+            found += _part(f"{name} was taken at", held.stack) + _part("the wait is at", _stack())
+            self._report(("wait", name), found)
+
+    def calls_user_code(self, what: str) -> None:
+        """The thread is about to call a function of the user, which may take any lock."""
+        for held in self._held():
+            name = held.lock.name
+            found = f"{what} called under {name}\n"
+            found += _part(f"{name} was taken at", held.stack) + _part("the call is at", _stack())
+            self._report(("user code", name), found)
+
+    # -- the graph -------------------------------------------------------------------------------
+
+    def _edge(self, held: Held, name: str) -> None:
+        """The thread takes a lock of this name while it holds another."""
+        pair = held.lock.name, name
+        if pair in self._edges:
+            return
+        by_finalizer = self._collecting == threading.get_ident() and not held.collecting
+        edges = self._finalizer_edges if by_finalizer else self._edges
+        if pair in edges:
+            return
+        edge = edges[pair] = Edge(held.stack, _stack(), threading.current_thread().name)
+        if pair[0] == name:
+            if name not in SAME_NAME:
+                self._report(pair, f"two locks named {name} at a time\n{_words(pair, edge)}")
+            return
+        circle = self._way(name, pair[0], by_finalizer)
+        if circle:
+            steps = "".join(_words(step, self._found(step)) for step in circle)
+            what = "a finalizer takes" if by_finalizer else "a thread takes"
+            self._report(
+                pair, f"{what} {name} under {pair[0]}: a circle\n{_words(pair, edge)}{steps}"
+            )
+        elif not by_finalizer and self._rank.get(name, 0) < self._rank.get(pair[0], 0):
+            self._report(
+                pair, f"{name} under {pair[0]}, which stands below it\n{_words(pair, edge)}"
+            )
+
+    def _found(self, pair: tuple[str, str]) -> Edge:
+        return self._edges.get(pair) or self._finalizer_edges[pair]
+
+    def _way(self, start: str, end: str, finalizer: bool) -> list[tuple[str, str]]:
+        """The edges of a path from one lock to another. At most one edge is a finalizer's; none is
+        if `finalizer`, because then the edge that closes the circle is a finalizer's."""
+        ways: list[tuple[str, bool, list[tuple[str, str]]]] = [(start, finalizer, [])]
+        seen = {(start, finalizer)}
+        while ways:
+            at, used, way = ways.pop(0)
+            if at == end:
+                return way
+            for step, by_finalizer in self._steps(at, used):
+                if (step[1], by_finalizer) not in seen:
+                    seen.add((step[1], by_finalizer))
+                    ways.append((step[1], by_finalizer, [*way, step]))
+        return []
+
+    def _steps(self, at: str, used: bool) -> Iterator[tuple[tuple[str, str], bool]]:
+        yield from ((pair, used) for pair in list(self._edges) if pair[0] == at)
+        if not used:
+            yield from ((pair, True) for pair in list(self._finalizer_edges) if pair[0] == at)
+
+    def _report(self, key: tuple[str, ...], text: str) -> str:
+        """Reports each finding once: logs it, and writes it into the directory."""
+        if key in self._seen:
+            return text
+        self._seen.add(key)
+        text = f"lock order: pid {os.getpid()}, {threading.current_thread().name}: {text}"
+        self.findings.append(text)
+        if self._where:
+            path = os.path.join(self._where, f"{os.getpid()}.txt")
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(fd, text.encode() + b"\n")
+            finally:
+                os.close(fd)
+        _log.error("%s", text)
+        return text
+
+
+def _stack() -> Stack:
+    """Where the library's code is, without this file."""
+    frame = sys._getframe(1)
+    found: list[tuple[CodeType, int]] = []
+    while frame is not None and len(found) < FRAMES_MAX:
+        if frame.f_code.co_filename != __file__:
+            found.append((frame.f_code, frame.f_lineno))
+        frame = cast("Any", frame.f_back)
+    return tuple(found)
+
+
+def _part(title: str, stack: Stack) -> str:
+    lines = [f"    {code.co_filename}:{line} in {code.co_qualname}\n" for code, line in stack]
+    return f"  {title}\n{''.join(lines)}"
+
+
+def _words(pair: tuple[str, str], edge: Edge) -> str:
+    return _part(f"{pair[0]} was taken at", edge.held) + _part(
+        f"then {pair[1]} at ({edge.thread})", edge.taken
+    )

@@ -1,0 +1,117 @@
+"""The locks of a process by name, and the order in which a thread may take them.
+
+The library makes each lock here, with its name in `ORDER`. A thread that holds a lock takes only
+locks that stand below it, so threads cannot deadlock on these locks; docs/architecture.md says what
+each lock protects. With HOPLITE_MP_DEBUG_LOCKS set, `lockdep` checks every lock that is taken;
+otherwise these functions return the plain locks of `threading`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._common.lockdep import Checker
+
+__all__ = [
+    "DEBUG_VARIABLE",
+    "ORDER",
+    "calls_user_code",
+    "checker",
+    "condition",
+    "lock",
+    "rlock",
+    "sends",
+    "waits",
+]
+
+# "" and "0": off; "1": findings are logged; a directory: they are also written into files there.
+DEBUG_VARIABLE = "HOPLITE_MP_DEBUG_LOCKS"
+# From the outermost to the innermost: name -> may its holder wait for the node, or for an object?
+# Such a wait may take long, and so does every wait for the lock.
+ORDER: dict[str, bool] = {
+    # a cluster's start and end
+    "joblib.process": True,
+    "joblib.pools": True,
+    "engine.entering": True,
+    "engine.changed": False,
+    "engine.members": False,
+    "ray.leader": False,
+    "cluster.end": True,
+    "cluster.connecting": False,
+    # a Group's members
+    "torch.turn": True,
+    "torch.counting": False,
+    "torch.work": False,
+    "group.receives": True,
+    "group.leaving": False,
+    "group.first_call": False,
+    "group.asking": True,
+    "group.inbox": False,
+    # calls of users
+    "stream.reading": True,
+    "sync.table": False,
+    "sync.first_life": False,
+    "sync.life": True,
+    "actors.numbered_calls": True,
+    "serial.writing": False,
+    "serial.fingerprints": False,
+    "serial.numbers": False,
+    "serial.namespaces": False,
+    "serial.hooks": False,
+    "client.written_pages": True,
+    # completions
+    "client.completions": False,
+    "client.waits": False,
+    "client.future": False,
+    "client.making_conditions": False,
+    "client.spmd": False,
+    "client.collector": False,
+    "client.own_calls": False,
+    "client.blocked": False,
+    "client.runtimes": False,
+    "worker.deadlines": False,
+    # one request at a time: held while a thread waits for the reply; see `Channel`
+    "client.channel": True,
+    # node, manager, commands
+    "node.wire": False,
+    "node.forward": False,
+    "manager.packed": False,
+    "nearby.names": False,
+}
+
+
+def lock(name: str) -> threading.Lock:
+    """A lock."""
+    return threading.Lock() if checker is None else checker.lock(name)
+
+
+def rlock(name: str) -> threading.RLock:
+    """A lock that its holder may take again."""
+    return threading.RLock() if checker is None else checker.rlock(name)
+
+
+def condition(name: str) -> threading.Condition:
+    """A condition with a lock of its own, which its holder may take again."""
+    return threading.Condition() if checker is None else checker.condition(name)
+
+
+def _nothing(_: str) -> None:
+    """Stands for a check that is switched off."""
+
+
+checker: Checker | None = None
+# Called where a message without a reply is sent (with the lock under which replies are handled),
+# where a thread waits for the node or for an object, and where a function of a user is called.
+sends: Callable[[str], None] = _nothing
+waits: Callable[[str], None] = _nothing
+calls_user_code: Callable[[str], None] = _nothing
+if os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
+    from hoplite_mp._common.lockdep import Checker
+
+    checker = Checker(ORDER, os.environ[DEBUG_VARIABLE])
+    sends, waits, calls_user_code = checker.sends, checker.waits, checker.calls_user_code

@@ -1,0 +1,1 @@
+"""Groups: processes that make collective calls together, and send each other messages."""

@@ -1,0 +1,488 @@
+"""Makes a call of a Group, of any kind, from this member's part to this member's result.
+
+Why it exists: `Group` is what a user sees of the calls; this file makes them. Each member publishes
+its part. The lowest living rank, the leader, combines all parts and commits the call by one store
+of its number; then all members read the committed object. If a member dies before the commit, the
+lowest rank that still lives begins the call again with the living; if it dies after the commit, the
+result stands. So all survivors get the same bits and the same contributors.
+It must never know: other groups, what starts peers, messages from one member to another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp import _serialize
+from hoplite_mp._client.deadlines import FOREVER_NS, deadline_ns
+from hoplite_mp._client.in_place import InPlace, own_copy
+from hoplite_mp._client.memory import whole
+from hoplite_mp._common import clock
+from hoplite_mp._common.interruptions import is_interruption
+from hoplite_mp._common.operators import operation_name
+from hoplite_mp._common.reduction import prefix
+from hoplite_mp._common.ref import ObjectRef
+from hoplite_mp._group.combine import MISTAKE, Leading, mistake_words
+from hoplite_mp._group.member_lifecycle import Member
+from hoplite_mp._group.multi_host import HostsMember
+from hoplite_mp._group.single_host import UNDECIDED, BoardCalls
+from hoplite_mp._group.splitting import check_split
+from hoplite_mp._protocol.group_calls import error_kind, error_of
+from hoplite_mp._protocol.local import GroupAdmit
+from hoplite_mp._serialize.contributions import (
+    PREFIXES,
+    REDUCTIONS,
+    TARGETED,
+    contribution,
+    contributors_of,
+    into,
+    is_plain_array,
+    mask_of,
+    outs_of,
+)
+from hoplite_mp.errors import HopliteError, HopliteTimeoutError, PeerLostError
+
+if TYPE_CHECKING:
+    from hoplite_mp._client.runtime import Runtime
+
+__all__ = ["Calling"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Retry(Exception):
+    """The board has changed while the leader was reading it: the leader has to look again."""
+
+
+class Calling(Member):
+    """The part of a Group that is below its single calls. `place`: the node's reply to
+    GroupJoin."""
+
+    contributors: tuple[int, ...]
+
+    def __init__(
+        self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
+    ) -> None:
+        super().__init__(runtime, name, size, place, timeout)
+        board, _, _, hosts, _ = place
+        self.strict = strict
+        self.contributors = ()
+        self._last_mask = 0
+        self._part: Any = None  # holds what this member has published of an uncommitted call
+        self._result: Any = None  # holds the result of a call that this member has led
+        self._lends = True  # arrays that this rank gives may be read where they lie
+        self._gets = True  # this rank gets new arrays, because the call has no `out`
+        self._failed_call = -1  # the latest call whose error all ranks raise
+        self._led = -1  # the latest call that this member has committed itself, as an object
+        self._leading = Leading(runtime, name)
+        self._small = BoardCalls(runtime, self._board, self._generation, self.rank, size)
+        # This rank's own arrays, as far as other ranks read them in place.
+        self._in_place = InPlace(self._memory)
+        about = board, self._generation, self.rank, size
+        self._hosts = HostsMember(runtime, *about, self._in_place) if hosts else None
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Ranks that are members now, sorted.
+
+        Returns
+        -------
+        tuple of int
+            It may change at any time; `contributors` are those of the last finished call.
+
+        Examples
+        --------
+        >>> with c.group("living", size=1) as g:
+        ...     g.barrier()
+        ...     print(g.alive)
+        (0,)
+        """
+        mask = self._board.look()[1]
+        return tuple(rank for rank in range(self.size) if mask >> rank & 1)
+
+    # -- one call ------------------------------------------------------------------------------
+
+    def _call(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
+        if not self._tasks.tracing:
+            return self._make(kind, op, root, x, out)
+        begun, failed = clock.monotonic_ns(), True
+        try:
+            result = self._make(kind, op, root, x, out)
+            failed = False
+            return result
+        finally:
+            name = f"{kind} {self.name}".encode(errors="replace")
+            self._tasks.note_group_call(name, (self.calls or 1) - 1, self.rank, begun, failed)
+
+    def _make(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
+        self._check_member()
+        self._memory.check()
+        deadline = FOREVER_NS if self._has_thread else deadline_ns(self._timeout)
+        call = self._begin(calls=True)
+        mistake: Exception | None = None
+        self._lends, self._gets = kind in REDUCTIONS, out is None
+        try:
+            part = self._part_of(kind, op, root, x)
+        except Exception as error:  # every rank gets it, else the others would wait for ever
+            if is_interruption(error):
+                raise
+            mistake = error
+            part = self._mistake(error)
+        mask = self._small.make(call, part, deadline) if self._hosts is None else None
+        if mask is not None and mask != UNDECIDED:
+            self.calls = call + 1
+            self._let_go(call)
+            return self._take_here(kind, part[2], call, out)
+        if mask is None:
+            mistake = self._publish(call, part) or mistake
+        try:
+            try:
+                result = self._committed(call, deadline)
+            except HopliteTimeoutError as late:
+                raise late from mistake  # the wait for room for the part may have taken the time
+            try:
+                return self._finish(call, kind, part, result, out, mistake)
+            finally:
+                del part, result
+                if self._in_place.lends:
+                    # A call in the background has no deadline, but its result is there already.
+                    self._take_back(deadline_ns(self._timeout) if self._has_thread else deadline)
+        finally:
+            mistake = None  # no reference cycle through its traceback
+
+    def _finish(
+        self, call: int, kind: str, part: tuple[str, str, int, Any], result: ObjectRef[Any] | None,
+        out: Any, mistake: Exception | None,
+    ) -> Any:  # fmt: skip
+        """The call is committed: this rank's result, or the call's error."""
+        taken = False
+        try:
+            if self._hosts is not None:
+                self._hosts.finished()
+            self.calls = call + 1
+            self._part = None
+            self._let_go(call)
+            if mistake is None:
+                found = self._take(kind, part[1], part[2], result, out)
+                taken = True
+                return found
+            try:
+                self._take("barrier", "", 0, result, None)
+            except Exception as error:  # has the same text on every rank
+                raise error from mistake
+            raise mistake
+        finally:
+            if self._hosts is not None and not taken and self.calls == call + 1:
+                self._hosts.drop(None if result is None else self._data_of(result))
+            del part, result, mistake
+
+    def _let_go(self, call: int) -> None:
+        """`call` is committed, so all members have finished the one before, whose result this
+        member may have made. If it has made that of `call`, and was interrupted then, the others
+        may still have to read it."""
+        if self._led != call:
+            self._result = None
+
+    def _take_back(self, deadline: int) -> None:
+        """Waits until no other rank reads this rank's own arrays any more, so that the caller may
+        write to them. Only reductions lend arrays, and when one is committed all its parts have
+        been read. So if the deadline passes here, the call still returns its result, and the blocks
+        stay lent for now."""
+        with contextlib.suppress(HopliteTimeoutError):
+            self._wait(self._in_place.take_back, deadline, lambda: "")
+
+    def _mistake(self, error: Exception) -> tuple[str, str, int, Any]:
+        return MISTAKE, mistake_words(f"rank {self.rank}: {error}"), 0, error_kind(error)
+
+    def _publish(self, call: int, part: tuple[str, str, int, Any]) -> Exception | None:
+        """Publishes the part, or in its place a mistake if something prevents that. Returns what
+        did, which this rank raises when the call is over. What a signal handler raises is raised at
+        once."""
+        raised: BaseException | None = None
+        try:
+            if self._hosts is not None:
+                # If an earlier try was interrupted, the node may still have to read what it gave.
+                held = self._part = self._part or []
+                raised = self._hosts.give(call, part, self._lends, self._gets, held)
+            else:
+                self._part = self._memory.put(self._stored(part))  # held until the commit
+        except Exception as error:
+            if is_interruption(error):
+                raise
+            wrong = self._mistake(error)
+            if self._hosts is not None:
+                raised = self._hosts.give(call, wrong, False, False, [])
+                try:
+                    if raised is not None:
+                        raise raised from error
+                    return error
+                finally:
+                    del raised  # no reference cycle through its traceback
+            self._part = self._memory.put_text(wrong, 1)
+            self._board.publish(self.rank, call, self._memory.local_id(self._part))
+            return error
+        try:
+            if raised is not None:
+                raise raised
+        finally:
+            del raised  # no reference cycle through its traceback
+        if self._hosts is None:
+            self._board.publish(self.rank, call, self._memory.local_id(self._part))
+        return None
+
+    def _stored(self, part: tuple[str, str, int, Any]) -> tuple[str, str, int, Any]:
+        """The part with a ref in the place of each value that needs pickle, so that the leader,
+        which reads all parts, unpickles only its own values; also in the place of arrays that are
+        read in place."""
+        kind, op, root, values = part
+        if kind == MISTAKE:
+            return part
+        put, in_place, lends = self._memory.put, self._in_place.ref, self._lends
+        stored = [(in_place(v, lends) or v) if is_plain_array(v) else put(v) for v in values]
+        return kind, op, root, stored
+
+    def _read(self, value: Any, rank: int, out: Array | None = None) -> Any:
+        """The caller's own copy of one value of that rank's part, which `_stored` has made."""
+        if type(value) is ObjectRef:
+            mem = self._memory.payload(self._memory.local_id(value), FOREVER_NS)
+            array = _serialize.payload_kind(mem) == _serialize.ARRAY
+            value = self._memory.decode_value(mem, f"the value of rank {rank}", not array)
+            if out is None and not array:
+                return value
+        return self._own(value, out)
+
+    def _own(self, value: Any, out: Array | None) -> Any:
+        """The caller's own copy of a value, or `out` filled with it."""
+        if out is None and type(value) is np.ndarray:
+            return own_copy(self._memory, value)
+        return into(value, out)
+
+    def _seen(self, value: Any) -> Array:
+        """An array of a part that `_stored` has made, for reading only."""
+        if type(value) is ObjectRef:
+            value = self._memory.read(self._memory.local_id(value), FOREVER_NS, False)
+        return value  # type: ignore[no-any-return]
+
+    def _part_of(self, kind: str, op: Any, root: int, x: Any) -> tuple[str, str, int, Any]:
+        """The part of this rank; raises an error if an argument is wrong."""
+        number = whole(root)
+        if number is None:
+            raise TypeError(f"root={root!r}: a rank is an integer")
+        if not 0 <= number < self.size:
+            raise ValueError(f"root={number}: it must be from 0 to {self.size - 1}")
+        if kind == "split":
+            check_split(*x[:2])
+        name = operation_name(op) if kind in REDUCTIONS or kind in PREFIXES else op
+        gives = kind not in ("broadcast", "scatter") or self.rank == number
+        return kind, name, number, contribution(kind, x, self.size, gives=gives)
+
+    def _committed(self, call: int, deadline: int) -> ObjectRef[Any] | None:
+        """Waits for the commit of `call`, and leads it if this is the lowest living rank. Returns
+        the result; None if that lies on the board."""
+        found: list[ObjectRef[Any] | None] = []
+
+        def look() -> bool:
+            _, alive, joining, epoch, result_call, result_id = self._board.look()
+            if result_call > call:
+                public = self._memory.public_id(result_id)
+                found.append(self._memory.make_ref(public) if result_id else None)
+                return True
+            if self._hosts is not None:
+                if self._hosts.small.is_done(call):
+                    found.append(None)
+                    return True
+                self._admitted()  # raises if this member was given up
+                return False  # the leading node decides
+            if self._board.lead(self.rank, call):
+                found.append(None)
+                return True
+            ranks = self._participants(alive | joining, call)
+            missing = self._board.missing(alive | joining, call)
+            if epoch & 1 or self._board.look()[3] != epoch:
+                return False  # the node is changing the membership, and then wakes this member
+            if ranks and ranks[0] == self.rank and not missing:
+                try:
+                    found.append(self._lead(call, ranks, joining, epoch))
+                except Retry:
+                    return False
+                return True
+            return False
+
+        def late() -> str:
+            limit = "" if self._timeout is None else f", after {self._timeout:g} s"
+            return f"{self._late(call)}{limit}. It is not over for this rank: make it again"
+
+        self._wait(look, deadline, late, calls=True)
+        return found[0]
+
+    def _late(self, call: int) -> str:
+        _, alive, joining, *_ = self._board.look()
+        if self._hosts is not None:
+            return f"call {call} is not decided yet: a member has not made it, or its host is slow"
+        missing = self._board.missing(alive | joining, call)
+        ranks = [rank for rank in range(self.size) if missing >> rank & 1]
+        if not ranks:
+            return f"call {call} is not decided yet, although all ranks have made it"
+        return f"call {call} still misses ranks {ranks}"
+
+    def _participants(self, mask: int, call: int) -> list[int]:
+        return [
+            rank
+            for rank in range(self.size)
+            if mask >> rank & 1 and 0 < self._board.member(rank)[1] <= call + 1
+        ]
+
+    # -- leading -------------------------------------------------------------------------------
+
+    def _lead(self, call: int, ranks: list[int], joining: int, epoch: int) -> ObjectRef[Any]:
+        """Reads all parts, combines them, and commits. Other members see nothing before the
+        commit."""
+        parts: dict[int, Any] = {}
+        refs: dict[int, ObjectRef[Any]] = {}
+        for rank in ranks:
+            oid = self._board.member(rank)[2]
+            if not oid:
+                parts[rank] = self._small.part(rank)
+                if parts[rank] is None or self._board.member(rank)[2]:
+                    raise Retry  # that rank is publishing its part anew
+                continue
+            ref = self._memory.make_ref(self._memory.public_id(oid))
+            if ref._hold is None:
+                raise Retry  # that member has just died, and will leave the mask
+            refs[rank] = ref
+        if self._board.look()[3] != epoch:
+            raise Retry  # a part may be that of a new member in a dead one's place
+        try:
+            for rank, part in parts.items():
+                if part[0] not in REDUCTIONS and part[3]:  # other ranks read the part itself
+                    refs[rank] = self._memory.put(self._stored(part))
+            for rank, ref in refs.items():
+                parts[rank] = self._memory.read(self._memory.local_id(ref), FOREVER_NS, False)
+            data = self._leading.combine(dict(sorted(parts.items())), refs)
+            parts.clear()  # after the commit their ranks may write to them
+            committed = self._memory.put((mask_of(ranks), "", "", data))
+        except Exception as error:  # every rank gets it, so that none waits for ever
+            parts.clear()
+            if is_interruption(error):
+                raise
+            _serialize.drop_traceback(error)  # its frames refer to the parts
+            failed = mask_of(ranks), error_kind(error), mistake_words(str(error)), None
+            committed = self._memory.put_text(failed, 2)
+        # Held from before the commit, because the others read it even if this member is then
+        # interrupted.
+        self._result, led = committed, self._result
+        self._led = call
+        self._board.commit(call, self._memory.local_id(committed))
+        del led  # all members have finished the previous call
+        for rank in range(self.size):
+            if joining >> rank & 1:  # its first call is fixed, so it is a member now
+                self._runtime.channel.tell(GroupAdmit(self.name, self._generation, rank))
+        return committed
+
+    # -- reading the commit --------------------------------------------------------------------
+
+    def _check_contributors(self, mask: int) -> None:
+        if mask != self._last_mask:
+            self.contributors, self._last_mask = contributors_of(mask), mask
+        if self.strict and len(self.contributors) < self.size:
+            lost = sorted(set(range(self.size)) - set(self.contributors))
+            raise PeerLostError(f"group {self.name!r}: ranks {lost} are lost")
+
+    def _take(self, kind: str, op: str, root: int, result: ObjectRef[Any] | None, out: Any) -> Any:
+        read = self._memory.read
+        local = self._memory.local_id
+        if result is not None:
+            mask, failed, text, data = read(local(result), FOREVER_NS, False)
+        elif self._hosts is not None:
+            mask, failed, text, data = self._hosts.small.result()
+        else:
+            assert self.calls is not None
+            return self._take_here(kind, root, self.calls - 1, out)
+        if failed:
+            assert self.calls is not None
+            self._failed_call = self.calls - 1
+            self.contributors, self._last_mask = contributors_of(mask), mask
+            raise error_of(failed, text)
+        if self._hosts is not None:
+            return self._take_far(kind, op, root, mask, data, out)
+        self._check_contributors(mask)
+        if kind == "barrier":
+            return None
+        if kind in ("reduce", "gather") and self.rank != root:
+            return None
+        if kind in ("allreduce", "reduce"):
+            return self._own(read(local(data), FOREVER_NS, False), out)
+        if kind == "reduce_scatter":
+            total = read(local(data), FOREVER_NS, False)
+            return self._own(np.array_split(total, self.size)[self.rank], out)
+        if kind in ("broadcast", "scatter"):
+            values = read(local(data), FOREVER_NS, False)[3]
+            return self._read(values[self.rank if kind == "scatter" else 0], root, out)
+        if kind in PREFIXES:
+            below = [rank for rank in sorted(data) if rank < self.rank + (kind == "scan")]
+            arrays = [self._seen(read(local(data[r]), FOREVER_NS, False)[3][0]) for r in below]
+            return self._folded(op, arrays, out)
+        outs = outs_of(kind, out, self.size)
+        gathered: list[Any] = [None] * self.size
+        for rank, ref in data.items():
+            values = read(local(ref), FOREVER_NS, False)[3]
+            value = values[self.rank if kind in TARGETED else 0]
+            gathered[rank] = self._read(value, rank, outs[rank])
+        return gathered
+
+    def _take_here(self, kind: str, root: int, call: int, out: Any) -> Any:
+        """What `_take` returns of a call without objects. PeerLostError: this member was given up,
+        so the others may not have waited for it to read the result."""
+        try:
+            found = self._read_here(kind, root, call, out)
+        except Exception:  # perhaps caused by bytes that other ranks have overwritten
+            self._check_held()
+            raise
+        self._check_held()
+        return found
+
+    def _read_here(self, kind: str, root: int, call: int, out: Any) -> Any:
+        outcome = self._small.outcome()
+        self._check_contributors(outcome.mask)
+        if kind != "barrier" and not outcome.is_of(kind, root):
+            raise ValueError(
+                f"group {self.name!r}: call {call} was interrupted, and was made again as another "
+                f"call; the others have made it as {outcome.kind}"
+            )
+        return self._small.take(outcome, kind, call, out)
+
+    def _check_held(self) -> None:
+        """PeerLostError: the planner has taken this member out."""
+        place = self.rank, self._identity[1], self._generation
+        held = self._board.holds(*place)
+        if held < 0:
+            self._wait(lambda: self._board.holds(*place) >= 0, FOREVER_NS, str)
+            held = self._board.holds(*place)
+        if held == 0:
+            self._admitted()
+            raise PeerLostError(f"group {self.name!r}: this member was given up")
+
+    def _take_far(self, kind: str, op: str, root: int, mask: int, data: Any, out: Any) -> Any:
+        """The same of a Group over several hosts. The node has leased some of the blocks in `data`
+        to this rank."""
+        assert self._hosts is not None
+        self._check_contributors(mask)
+        if kind == "barrier" or (kind in ("reduce", "gather") and self.rank != root):
+            return None
+        return self._hosts.take(kind, op, root, data, out)
+
+    def _data_of(self, result: ObjectRef[Any]) -> Any:
+        """What `_take` would read; None if it cannot be read."""
+        with contextlib.suppress(HopliteError):
+            return self._memory.read(self._memory.local_id(result), FOREVER_NS, False)[3]
+        return None
+
+    def _folded(self, op: str, arrays: list[Array], out: Array | None) -> Array | None:
+        """This rank's result of a scan or exscan; None if there are no arrays to fold."""
+        if not arrays:
+            return None
+        threads = self._runtime.config.reduce_threads or self._runtime.tasks.cores
+        total = prefix(op, arrays, threads)
+        return total if out is None else into(total, out)

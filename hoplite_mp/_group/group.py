@@ -1,0 +1,368 @@
+"""Group: peers that call together, and send each other messages.
+
+Why it exists: in synchronous training no peer should have to ask a manager at each step. This file
+is what a user sees of a Group: how a member joins and leaves, and how a Group is split. The calls
+themselves are in `peer_calls`, the messages in `messaging`.
+It must never know: how a call is made (`calling`), how a message arrives (`inbox`), what starts
+peers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp import errors
+from hoplite_mp._client.calls import current_call
+from hoplite_mp._client.deadlines import check_timeout
+from hoplite_mp._client.memory import whole
+from hoplite_mp._client.option_checks import check_name, refuse_unused
+from hoplite_mp._group.collectives import PeerCalls
+from hoplite_mp._group.splitting import peers_of, split_name
+from hoplite_mp._protocol.local import GroupJoin, GroupLeave
+from hoplite_mp.errors import PeerLostError
+
+if TYPE_CHECKING:
+    from hoplite_mp._api.executor import Options
+    from hoplite_mp._client.runtime import Runtime
+
+__all__ = ["Group", "GroupCalls", "join"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+PLACE_MAX = 1 << 31
+
+
+class Group(PeerCalls):
+    """One member of a Group; made by `Cluster.group`.
+
+    A Group belongs to one thread at a time. Calls are matched by their order, so every member has
+    to make the same calls. Arrays go in, writable arrays come out. Reductions take arrays, numbers
+    and bools, of the same shape and dtype on every rank, or any values if their `op` is a function;
+    the other calls carry any object that pickles, each rank its own. Each call has an ``..._async``
+    form that returns a Future, which can be awaited.
+
+    A call completes among the ranks that live, and all of them get the same result and the same
+    `contributors`.
+
+    Raises
+    ------
+    ValueError
+        On every rank: the ranks gave different kinds of call, ops, roots, shapes or dtypes. On
+        one rank: its `out` does not fit. Then the call is over, its result is gone on that rank,
+        and the next call is good.
+    TypeError
+        On every rank: something that cannot be reduced, or does not pickle.
+    StoreFullError
+        On every rank: one rank has no room in its store.
+    PeerLostError
+        The root is dead or, with `strict=True`, any rank is. In the first call, with or without
+        `strict`: a rank left or died before all had joined, and its task is over.
+    HopliteTimeoutError
+        The call took longer than `timeout` seconds, or the Group did not fill within
+        `Config.group_wait_s`. Make the call again. In the background: only the wait for the
+        Future has ended, and the call goes on. If a reduction by a function times out while the
+        leading rank folds, this rank has left the Group; see `allreduce`.
+    ClosedError
+        This rank has left the Group.
+
+    Examples
+    --------
+    >>> def train(rank):
+    ...     g = hoplite_mp.current().group("run-1", size=2, rank=rank)
+    ...     weights = np.zeros(2)
+    ...     for step in range(3):
+    ...         weights -= 0.5 * g.allreduce(weights - rank, op="mean")
+    ...     return weights
+    >>> c.spmd(train, 2)[0].result()
+    array([0.4375, 0.4375])
+    >>> with c.group("background", size=1) as g:
+    ...     g.allgather_async("x").result()
+    ['x']
+    """
+
+    __module__ = "hoplite_mp"  # as users import it
+
+    rank: int
+    """This member's place, from 0; it never changes."""
+    size: int
+    """How many members the group has when it is whole; it never changes."""
+    calls: int | None
+    """The number of the next call; None until the first one begins."""
+    contributors: tuple[int, ...]
+    """The ranks whose parts are in the result of the last finished call, sorted."""
+
+    _cluster: Any = None  # kept alive as long as this Group
+
+    def __init__(
+        self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
+    ) -> None:
+        super().__init__(runtime, name, size, place, strict, timeout)
+        self._left = False
+        runtime.task_leaves.append(self._leave)
+
+    def split(self, color: int | None, key: int = 0) -> Group | None:
+        """A Group of the ranks that give the same color.
+
+        Every living rank makes the call. The new Group has the `strict` and `timeout` of this one,
+        is independent of it, and is closed like any other. A member that dies before it has joined
+        is a dead rank of the new Group.
+
+        Parameters
+        ----------
+        color : int or None
+            Ranks of one color form one Group. None: the call is made, but no Group is joined.
+        key : int, optional
+            The new ranks are in the order of the keys, then of the ranks here. Default: 0.
+
+        Returns
+        -------
+        Group or None
+            None if `color` is None.
+
+        Raises
+        ------
+        TypeError
+            `color` or `key` is not an integer.
+
+        Examples
+        --------
+        >>> def peer(rank):
+        ...     g = hoplite_mp.current().group("split", 2, rank)
+        ...     mine = g.split(color=0, key=-rank)
+        ...     return mine.rank, mine.allgather(rank)
+        >>> c.get(c.spmd(peer, 2))
+        [(1, [1, 0]), (0, [1, 0])]
+        """
+        return self._here(self._split, color, key)  # type: ignore[no-any-return]
+
+    def _split(self, color: Any, key: Any) -> Group | None:
+        call = self._begin(calls=True)
+        given = self._call("split", "", 0, (color, key, self._identity), None)
+        if color is None:
+            return None
+        peers = peers_of(given, color)
+        name = split_name(self.name, self._generation, call, color, peers)
+        return self._of_peers(name, peers)
+
+    def _of_peers(self, name: str, peers: list[tuple[int, Any]]) -> Group:
+        """Joins a Group of members of this one, given as (rank, identity) in the order of the new
+        ranks, the same on each of them. The new Group does not wait for a member that leaves this
+        one first."""
+        ranks = [rank for rank, _ in peers]
+        ask = GroupJoin(
+            name,
+            len(peers),
+            ranks.index(self.rank),
+            self._generation,
+            [(rank, *identity) for rank, identity in peers],
+            _own_call(),
+        )
+        place = self._runtime.channel.call(ask).value
+        made = Group(self._runtime, name, len(peers), place, self.strict, self._timeout)
+        made._cluster = self._cluster
+        return made
+
+    def empty(self, shape: Any, dtype: Any = float, order: str = "C") -> Array:
+        """A writable array inside the store, uninitialised, that reductions need not copy.
+
+        Reductions read such an array where it lies, and a call that fills one as its `out` finds
+        its pages in memory. The same is true of arrays of `Cluster.empty` and of large results of
+        earlier calls. Arrays that `Cluster.get` has returned are read where they lie by every call.
+        Only whole arrays are: a part of one is copied, as are arrays that lie elsewhere. As with
+        `Cluster.empty`, an array that `put` has taken is read-only from then on, and no `out`.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            As for `numpy.empty`.
+        dtype : dtype, optional
+            As for `numpy.empty`, but not `object`. Default: float64.
+        order : {"C", "F"}, optional
+            Row-major or column-major. Default: "C".
+
+        Returns
+        -------
+        numpy.ndarray
+            Of this shape and dtype; its memory is freed with the last array over it. It outlives
+            the Group.
+
+        Raises
+        ------
+        StoreFullError
+            There was no room for `Config.put_wait_s` seconds.
+
+        Notes
+        -----
+        Until a call has returned, or the Future of its ``..._async`` form is done, its arrays
+        belong to the call. If one is written meanwhile, each byte of the change may be in the
+        result or not, and between hosts the call may fail, because a block that was written while
+        it was sent does not match its checksum. No other call is harmed. When the call has
+        returned, no other rank reads the array any more. If a plain call fails with a
+        HopliteTimeoutError or is interrupted, others may read the array until this rank has made
+        its next call.
+
+        Examples
+        --------
+        >>> with c.group("in place", size=1) as g:
+        ...     x = g.empty(4, np.float32)
+        ...     x[:] = 2
+        ...     y = g.allreduce(x, out=x)
+        >>> y is x, x
+        (True, array([2., 2., 2., 2.], dtype=float32))
+        """
+        self._runtime.memory.check()
+        return self._memory.empty(shape, dtype, order)
+
+    def close(self) -> None:
+        """Leaves the Group; this happens by itself at the end of the task.
+
+        When all members have left, the name is free.
+
+        Examples
+        --------
+        >>> g = c.group("closed", size=1)
+        >>> g.close()
+        >>> g.barrier()
+        Traceback (most recent call last):
+            ...
+        hoplite_mp.ClosedError: group 'closed': ...
+        """
+        self._leave(False)
+
+    def _leave(self, failed: bool, with_task: bool = False, why: str = "") -> None:
+        """Leaves the Group, after the calls that were begun in the background. `failed`: the task
+        has raised an exception, so those calls are given up: the other ranks may wait for what this
+        one would have done next, and these calls for the other ranks. with_task: the task has
+        ended. why: the reason that later calls name."""
+        if self._left:
+            return
+        self._ended_with_task = with_task
+        if failed:
+            self._give_up(why)
+        if self._background is not None:  # not waited for by one of its own calls' done-callbacks
+            self._background.end(self._give_up, wait=not self._background.is_here())
+        self._closed = True
+        self._end_messages()
+        self._small.leave()
+        self._left = True  # only now, because Ctrl-C may have interrupted an earlier attempt
+        if self._memory.client.usable:
+            try:
+                self._runtime.channel.call(GroupLeave(self.name, self._generation, self.rank))
+            except errors.NodeLostError:  # made at its first use
+                if not failed:
+                    raise  # otherwise the exception of the block or task goes on, and not this one
+        leaves = self._runtime.task_leaves  # a new list, because a loop may run over the old one
+        self._runtime.task_leaves = [leave for leave in leaves if leave != self._leave]
+        self._result = self._part = None
+        if self._hosts is not None:
+            self._hosts.close()
+
+    def _give_up(self, why: str = "") -> None:
+        """Fails the calls in the background that are not over."""
+        self._gave_up, self._closed = why, True
+        self._wake_all()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        self._leave(kind is not None)
+
+
+def join(
+    runtime: Runtime, name: str, size: int, rank: int | None, strict: bool, timeout: float | None
+) -> Group:
+    """Becomes a member; ValueError for a wrong size, a rank that is taken, or one member too
+    many."""
+    runtime.memory.check()
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"name={name!r}: a group needs a name")
+    check_name(name, "a group")
+    for what, value in (("size", size), ("rank", rank)):
+        optional = value is None and what == "rank"
+        if whole(value) is None and not optional:
+            raise TypeError(f"{what}={value!r}: it must be an integer")
+        if value is not None and abs(int(value)) > PLACE_MAX:
+            raise ValueError(f"{what}={value!r}: no group can be that large")
+    if not isinstance(strict, bool):
+        raise TypeError(f"strict={strict!r}: it must be True or False")
+    check_timeout(timeout)
+    ask = GroupJoin(name, int(size), None if rank is None else int(rank), call=_own_call())
+    place = runtime.channel.call(ask).value
+    if isinstance(place, str):
+        raise PeerLostError(place)
+    return Group(runtime, name, int(size), place, strict, timeout)
+
+
+def _own_call() -> int:
+    """The task that runs here, if several run in this process; otherwise 0."""
+    call = current_call.get()
+    return 0 if call is None else call.oid
+
+
+class GroupCalls:
+    """The part of `Cluster` that joins Groups."""
+
+    _runtime: Runtime
+    _options: Options
+
+    def group(
+        self,
+        name: str,
+        size: int,
+        rank: int | None = None,
+        *,
+        strict: bool = False,
+        timeout: float | None = None,
+    ) -> Group:
+        """Becomes a member of the Group `name`.
+
+        Returns at once; the first call of the Group waits for all members. If a rank leaves or dies
+        before all have joined, the Group waits for it until its task has ended and will not be
+        retried. Then the Group can never be whole, and the first call of every other member raises
+        PeerLostError.
+
+        Parameters
+        ----------
+        name : str
+            The same for all members.
+        size : int
+            How many members the Group has, 1 to `Config.group_members_max`.
+        rank : int, optional
+            This member's place, 0 to size - 1. Default: the lowest one that is free.
+        strict : bool, optional
+            True: a call in which a member is missing raises PeerLostError. Default: it completes
+            among the survivors.
+        timeout : float, optional
+            Seconds for each call, and for the Group to fill. Default: no limit for a call, as long
+            as the other members live, and `Config.group_wait_s` for the Group to fill.
+
+        Returns
+        -------
+        Group
+            To be closed by `close()` or `with`; it closes itself at the end of the task, or of the
+            call of an actor, in which it was made. One that an actor makes in its constructor lives
+            as long as the actor.
+
+        Raises
+        ------
+        ValueError
+            Another size than the others gave, a rank that is taken, or one member too many; or an
+            option of `options()` that has no effect on a Group.
+        PeerLostError
+            This task was a member before its process died, and the Group has ended meanwhile. If it
+            had left the Group before that, the first call raises this. Also: a peer of the same
+            `spmd` call was a member, has left, and will not join again.
+
+        Examples
+        --------
+        >>> with c.group("alone", size=1) as g:
+        ...     print(g.rank, g.allgather("x"))
+        0 ['x']
+        """
+        refuse_unused(self._options, "group")
+        member = join(self._runtime, name, size, rank, strict, timeout)
+        member._cluster = self
+        return member

@@ -1,0 +1,389 @@
+"""One member's side of a Group's calls when members live on several hosts.
+
+Why it exists: there is no memory that all members share, so a part is sent to the node of this
+host, small ones as bytes, large ones as objects or blocks; the result of the call comes back as one
+object.
+It must never know: which node leads, when a call is decided.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp import _serialize
+from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._client.in_place import own_copy
+from hoplite_mp._common import clock
+from hoplite_mp._common.reduction import prefix
+from hoplite_mp._group.combine import MISTAKE
+from hoplite_mp._group.engine_calls import SmallCalls
+from hoplite_mp._group.overlapped_copy import (
+    FAILURES_MAX,
+    WRITE_ROUND_BYTES,
+    PartWriter,
+    is_node_lost,
+)
+from hoplite_mp._protocol.group_calls import PIECE_BYTES_MAX
+from hoplite_mp._protocol.local import GroupCall
+from hoplite_mp._serialize.contributions import (
+    PREFIXES,
+    TARGETED,
+    into,
+    is_plain_array,
+    outs_of,
+    section_bounds,
+)
+from hoplite_mp.errors import HopliteError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hoplite_mp import _shm
+    from hoplite_mp._client.in_place import InPlace
+    from hoplite_mp._client.runtime import Runtime
+
+__all__ = ["HostsMember"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+OWN_AT_ROOT = ("broadcast", "gather", "scatter")  # the root gets a value of its own back
+# For parts up to this size a member asks for the block of its next call in advance. Higher: the
+# memory of a host that is kept for calls that may never come; larger calls do not notice.
+SPARE_BYTES_MAX = 4 << 20
+# Copying goes on at twice the speed of the fastest of so many latest calls, but not below that of
+# two gigabit links. At full speed it would take the cores and the memory bandwidth from the threads
+# that send the first bytes.
+CALLS_REMEMBERED = 8
+# How many bytes of parts are sent inside one packet to the node. By default a kernel accepts
+# packets of up to 416 KiB.
+PACKET_PARTS_BYTES_MAX = 256 << 10
+PACE_BYTES_PER_S_MIN = 250e6
+
+
+class HostsMember:
+    """Gives the parts of one member to its node, and takes results."""
+
+    def __init__(
+        self, runtime: Runtime, board: int, generation: int, rank: int, size: int, in_place: InPlace
+    ) -> None:
+        self._in_place = in_place
+        self.small = SmallCalls(runtime, board, generation, rank, size)
+        self._channel = runtime.channel
+        self._cores = runtime.tasks.cores
+        self._memory = runtime.memory
+        self._generation = generation
+        self.rank = rank
+        self.size = size
+        self._begun, self._written = 0.0, 0  # when the latest call began, bytes that it streamed
+        self._rates: deque[float] = deque(maxlen=CALLS_REMEMBERED)  # bytes per second of calls
+        # What this rank gets back of its own part of the latest call, and whether that is a copy
+        # already.
+        self._own: Array | None = None
+        self._own_is_copy = False
+        # Bytes of the latest part that needed a block, and the block for the next one of that size.
+        self._spare: tuple[int, _shm.Lease | None] = 0, None
+        self._given = 0  # bytes of the part before that
+        # Roots whose last broadcast was large. What a rank receives next from them is taken for
+        # large, too; if it is not, the node has to ask the leading one.
+        self._large_roots: set[int] = set()
+        self._adopted: set[int] = set()  # blocks of the latest result that have an owner here
+
+    def give(
+        self, call: int, part: tuple[str, str, int, Any], lends: bool, gets: bool, held: list[Any]
+    ) -> BaseException | None:
+        """Sends the part (kind, op, root, values) to the node. What must be held until the commit
+        is added to `held` before it is sent, because a signal handler may raise at any time
+        after that. `lends`: arrays in blocks of this process are read there; `gets`: this rank
+        wants new arrays. Returns what a signal handler has raised while the part, which is
+        complete, was handed over."""
+        kind, op, root, values = part
+        parts: list[bytes | int | tuple[int, int, int]] = []
+        leases: list[_shm.Lease] = []  # of the blocks among them
+        writing: list[tuple[int, _serialize.Encoded]] = []
+        mistake, error = "", "value"
+        try:
+            if kind == MISTAKE:
+                mistake, op, error, values = op, "", values, []
+            early = [_serialize.encode(one, self._memory.keep, False) for one in values[:1]]
+            may_be_small = early or kind != "broadcast" or root not in self._large_roots
+            if (
+                len(values) <= 1
+                and may_be_small
+                and self.small.give(call, kind, op, root, early[0] if early else None)
+            ):
+                self._keep_own(kind, root, values, parts, gets)
+                return None
+            for one in values:
+                encoded = early.pop() if early else _serialize.encode(one, self._memory.keep, False)
+                ref = self._in_place.ref(one, lends) if is_plain_array(one) else None
+                if ref is not None:
+                    held.append(ref)
+                    parts.append(self._memory.local_id(ref))
+                    continue
+                parts.append(self._part(encoded, one, parts, held, leases, writing))
+            writers = [self._writer(kind, *about) for about in writing]
+            ask = GroupCall(
+                self._generation, self.rank, call, kind, op, root, parts, mistake, error
+            )
+        except BaseException:
+            leases.clear()  # the node does not know of these blocks
+            raise
+        interrupted = self._hand_over(ask, leases, writers)
+        try:
+            raised = self._next_block(parts)
+            if raised is not None:
+                interrupted = raised
+            if interrupted is None:
+                self._keep_own(kind, root, values, parts, gets)
+            return interrupted
+        finally:
+            interrupted = raised = None  # no reference cycle through its traceback
+
+    def _hand_over(
+        self, ask: GroupCall, leases: list[_shm.Lease], writers: list[PartWriter]
+    ) -> BaseException | None:
+        """Sends the message by which these blocks become the node's, and writes what is left of
+        them. Returns what a signal handler has raised after that message was sent; if it was not,
+        that is raised here, and the blocks are given back."""
+        sent: list[int] = []
+        interrupted: BaseException | None = None
+        failures = 0
+        try:
+            while True:
+                try:
+                    if not sent:
+                        for lease in leases:
+                            lease.detach()
+                        self._channel.tell(ask, sent)
+                        self._begun = clock.monotonic()
+                        self._written = sum(writer.nbytes for writer in writers)
+                    for writer in writers:
+                        raised = writer.run()
+                        if raised is not None:
+                            interrupted = raised
+                    return interrupted
+                except BaseException as error:
+                    if not sent:
+                        for lease in leases:
+                            self._memory.client.give_back(lease.detach())
+                        raise
+                    failures += 1
+                    if failures > FAILURES_MAX or is_node_lost(error):
+                        raise
+                    interrupted = error
+        finally:
+            interrupted = raised = None  # no reference cycle through its traceback
+
+    def _keep_own(
+        self, kind: str, root: int, values: list[Any], parts: Sequence[Any], gets: bool
+    ) -> None:
+        """Keeps what this rank gets back of its own part. A value that is no array comes from the
+        node like those of other ranks, because it has to be unpickled anew."""
+        self._own, self._own_is_copy = None, False
+        mine = kind in ("allgather", "alltoall") or (kind in OWN_AT_ROOT and root == self.rank)
+        at = self.rank if kind in TARGETED else 0
+        if values and (kind in PREFIXES or mine) and is_plain_array(values[at]):
+            self._own = values[at]
+            # A block that this rank has written comes back, and `out` is filled at the end.
+            # Otherwise the array is copied now, while the parts of the others are on their way.
+            if mine and gets and not (parts and isinstance(parts[at], tuple)):
+                self._own, self._own_is_copy = own_copy(self._memory, values[at]), True
+
+    def _part(
+        self,
+        encoded: _serialize.Encoded,
+        value: Any,
+        parts: list[bytes | int | tuple[int, int, int]],
+        held: list[Any],
+        leases: list[_shm.Lease],
+        writing: list[tuple[int, _serialize.Encoded]],
+    ) -> bytes | int | tuple[int, int, int]:
+        """One value in the form in which it is sent to the node, after `parts`. Adds to `held` what
+        must be held, to `leases` its block, and to `writing` what is still to be copied."""
+        inside = sum(len(part) for part in parts if isinstance(part, bytes)) + encoded.nbytes
+        small = encoded.nbytes <= PIECE_BYTES_MAX and inside <= PACKET_PARTS_BYTES_MAX
+        if small and not encoded.refs:
+            return encoded.tobytes()
+        memory = self._memory
+        if (
+            not is_plain_array(value)
+            # A fold over hosts reorders a column-major array, for which it needs all of it.
+            or (value.flags.f_contiguous and not value.flags.c_contiguous)
+            or encoded.nbytes <= memory.config.small_object_bytes_max
+        ):
+            held.append(memory.put_encoded(encoded))
+            return memory.local_id(held[-1])
+        leases.append(self._block(encoded.nbytes))
+        payload = leases[-1].payload
+        memory.client.write(payload, encoded.head.ljust(encoded.offsets[0], b"\0"), [], [])
+        if encoded.nbytes > WRITE_ROUND_BYTES:
+            writing.append((payload, encoded))
+            return payload, encoded.nbytes, encoded.offsets[0]
+        memory.client.write(payload, b"", encoded.buffers, encoded.offsets)
+        return payload, encoded.nbytes, encoded.nbytes
+
+    def _block(self, nbytes: int) -> _shm.Lease:
+        """Memory for a part, perhaps that which was asked for during the last call."""
+        (before, spare), self._spare = self._spare, (nbytes, None)
+        if spare is not None and before == nbytes:
+            return spare
+        spare = None  # before this waits for room, which may be that of the spare
+        return self._memory.allocate(nbytes)
+
+    def _next_block(self, parts: Sequence[Any]) -> BaseException | None:
+        """Asks for memory for the next call, which is likely to be one like this, while the bytes
+        of this one travel: the answer takes half a millisecond. Returns what a signal handler has
+        raised meanwhile."""
+        nbytes, spare = self._spare
+        again, self._given = self._given == nbytes, nbytes
+        given = len(parts) == 1 and isinstance(parts[0], tuple) and parts[0][1] == nbytes
+        if not given or not again or spare is not None or nbytes > SPARE_BYTES_MAX:
+            return None
+        try:
+            self._spare = nbytes, self._memory.allocate_spare(nbytes)
+        except HopliteError:
+            pass  # the node is gone, which the call will see
+        except BaseException as cause:
+            return cause
+        return None
+
+    def _writer(self, kind: str, payload: int, encoded: _serialize.Encoded) -> PartWriter:
+        """Copies the elements of a part after the message to the node."""
+        (buffer,), (offset,) = encoded.buffers, encoded.offsets
+        bounds = section_bounds(kind, self.size, buffer.nbytes)
+        pace = max(PACE_BYTES_PER_S_MIN, 2 * max(self._rates)) if self._rates else 0.0
+        block = payload, buffer, offset
+        return PartWriter(self._memory.client, self._channel, *block, bounds, pace, self.size)
+
+    def close(self) -> None:
+        """Called when the member has left."""
+        self.small.close()
+        self._spare = 0, None
+
+    def finished(self) -> None:
+        """Called when the call is committed: remembers its speed."""
+        self._adopted.clear()
+        if self._written:
+            self._rates.append(self._written / (clock.monotonic() - self._begun))
+            self._written = 0
+
+    def take(self, kind: str, op: str, root: int, data: Any, out: Any) -> Any:
+        """What a call returns, made from `data`, the node's result."""
+        if kind in ("allreduce", "reduce"):
+            return self._taken(data[0], out)
+        if kind == "reduce_scatter":
+            if isinstance(data, dict):
+                return self._taken(data[self.rank], out)
+            total = self._memory.decode_value(memoryview(data[0]), "the result")
+            return into(np.array_split(total, self.size)[self.rank], out)
+        own, self._own = self._own, None
+        if kind in ("broadcast", "scatter"):
+            target = self.rank if kind == "scatter" else -1
+            if kind == "broadcast" and isinstance(data.get((root, target)), bytes):
+                self._large_roots.discard(root)
+            elif kind == "broadcast":
+                self._large_roots.add(root)
+            if own is not None:
+                return self._mine(own, data.get((root, target)), out)
+            return self._taken(data[root, target], out, f"the value of rank {root}")
+        if kind in PREFIXES:
+            return self._folded(kind, op, own, data, out)
+        target = self.rank if kind == "alltoall" else -1
+        outs = outs_of(kind, out, self.size)
+        if own is not None and any(_overlaps(own, one) for one in outs):
+            own = own.copy()  # it would be overwritten before it is read
+        gathered: list[Any] = [None] * self.size
+        for source in range(self.size):
+            if source == self.rank and own is not None:
+                gathered[source] = self._mine(own, data.get((source, target)), outs[source])
+            elif (source, target) in data:
+                given, what = data[source, target], f"the value of rank {source}"
+                gathered[source] = self._taken(given, outs[source], what)
+        return gathered
+
+    def _mine(self, own: Array, given: Any, out: Array | None) -> Array:
+        """What this rank gets back of its own part: `out` filled, or the block that it has written
+        for the others, which the node gives back unless members on this host read it, or a copy."""
+        if isinstance(given, tuple) and out is None:
+            return self._taken(given, None)  # type: ignore[no-any-return]
+        if isinstance(given, tuple):
+            self._adopt(given)  # freed when this object is
+        if out is not None:
+            return into(own, out)  # type: ignore[no-any-return]
+        return own if self._own_is_copy else own_copy(self._memory, own)
+
+    def _folded(
+        self, kind: str, op: str, own: Array | None, data: Any, out: Array | None
+    ) -> Array | None:
+        """This rank's result of a scan or exscan: the fold of what the ranks before it give, and in
+        a scan of its own part, too."""
+        arrays = [self._seen(data[rank, -1]) for rank in range(self.rank) if (rank, -1) in data]
+        if kind == "scan":
+            assert own is not None, "it has given it"
+            arrays.append(own)
+        if not arrays:
+            return None
+        threads = self._memory.config.reduce_threads or self._cores
+        total = prefix(op, arrays, threads)
+        return total if out is None else into(total, out)
+
+    def _seen(self, given: Any) -> Array:
+        """An array that is only read, so it is not copied."""
+        memory = self._memory
+        if isinstance(given, tuple):
+            mem = memoryview(self._adopt(given))
+        elif isinstance(given, bytes):
+            mem = memoryview(given)
+        else:
+            mem = memory.payload(memory.local_id(given), FOREVER_NS)
+        return np.asarray(memory.decode_value(mem, "the value of another rank"))
+
+    def _adopt(self, given: tuple[int, int, int]) -> Any:
+        """A block of the result, which the node has leased to this rank's process; it is freed with
+        the object that this returns."""
+        payload, nbytes, _ = given
+        self._adopted.add(payload)  # first, because a signal handler may raise between the two
+        block: Any = self._memory.client.block(payload, nbytes)
+        return block
+
+    def drop(self, data: Any) -> None:
+        """Frees what `take`, which has raised an error or was not called, has left of this rank's
+        blocks in a result, which also has those of other ranks on this host."""
+        self._own = None
+        for one in data.values() if isinstance(data, dict) else data or ():
+            if isinstance(one, tuple) and one[2] == self.rank and one[0] not in self._adopted:
+                self._adopt(one)
+        self._adopted.clear()
+
+    def _taken(self, given: Any, out: Array | None, what: str = "the result") -> Any:
+        """A value of this process's own, or `out` filled: from a payload, from an object that
+        several members on this host read, or from a block that is this process's own from now
+        on. what: names it in errors."""
+        if isinstance(given, bytes):
+            return self._decoded(memoryview(given), out, what)
+        if not isinstance(given, tuple):
+            mem = self._memory.payload(self._memory.local_id(given), FOREVER_NS)
+            return self._decoded(mem, out, what)
+        block, payload = self._adopt(given), given[0]
+        info = _serialize.describe_array(memoryview(block)) if out is None else None
+        if info is None or _serialize.payload_kind(memoryview(block)) != _serialize.ARRAY:
+            return self._decoded(memoryview(block), out, what)
+        block.prefix = info.offset
+        self._memory.results.add(payload)
+        dtype = _serialize.named_dtype(info.dtype_name)
+        order: Any = info.order
+        return np.ndarray(info.shape, dtype, block, info.offset, order=order)
+
+    def _decoded(self, mem: memoryview, out: Array | None, what: str) -> Any:
+        """A value from its bytes. `into` copies an array; the buffers of anything else are copied
+        while it is decoded."""
+        array = _serialize.payload_kind(mem) == _serialize.ARRAY
+        value = self._memory.decode_value(mem, what, not array)
+        return into(value, out) if array or out is not None else value
+
+
+def _overlaps(own: Array, out: Any) -> bool:
+    """Might filling `out` change this array?"""
+    return isinstance(out, np.ndarray) and np.may_share_memory(own, out)

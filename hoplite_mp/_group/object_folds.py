@@ -1,0 +1,308 @@
+"""Reductions of any picklable values by a function of the user, as methods of a Group.
+
+The call itself is an allgather of the pickled values. Its contributors are those of the reduction.
+The lowest contributing rank, the leader, folds the values from left to right in the order of ranks,
+and sends each rank its result by a message with a tag that no user has. If the leader dies before
+its message has arrived, or is interrupted, each rank folds the values itself; it has them from the
+allgather. A rank whose timeout passes before it has its result leaves the Group: the call
+has committed, so a retry would be matched with the next call of the other ranks.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp import _serialize
+from hoplite_mp._client.deadlines import FOREVER_NS, deadline_ns
+from hoplite_mp._common import clock
+from hoplite_mp._common.interruptions import is_interruption
+from hoplite_mp._common.operators import function_name, is_function
+from hoplite_mp._group.inbox import Receive
+from hoplite_mp._group.messages import Messages
+from hoplite_mp._group.overlapped_copy import is_node_lost
+from hoplite_mp._protocol.local import RESULT_TAG
+from hoplite_mp._serialize.contributions import into
+from hoplite_mp.errors import HopliteTimeoutError, PeerLostError, StoreFullError, TaskError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from hoplite_mp._client.memory import Memory
+    from hoplite_mp._common.ref import ObjectRef
+
+__all__ = ["ObjectFolds"]
+
+RESULT, ERROR, FOLD_YOURSELF = "result", "error", "fold yourself"
+TIMED_OUT = (
+    ", because a reduction by a function timed out while the leading rank folded the values; join "
+    "the Group again with the same name and rank"
+)
+LET_FOLD_TRIES = 5
+NAME_CHARS_MAX = 40  # of an error's class: such a message fits into a header, beside the store
+
+
+class Parcel:
+    """A value that only the ranks that fold it unpickle."""
+
+    def __init__(self, payload: bytes, refs: list[ObjectRef[Any]]) -> None:
+        self._payload = payload
+        self._refs = refs  # keeps the objects inside the value alive
+
+    def open(self, memory: Memory, rank: int) -> Any:
+        """The value, which that rank has given."""
+        return memory.decode_value(memoryview(self._payload), f"the value of rank {rank}", True)
+
+
+class Packed:
+    """Pickles a value as a Parcel."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._parcel: tuple[bytes, list[ObjectRef[Any]]] | None = None
+
+    def pack(self) -> None:
+        """Pickles the value. TypeError: it cannot be pickled."""
+        encoded = _encoded(self._value, "the value given")
+        self._parcel = encoded.tobytes(), list(encoded.refs)
+
+    def __reduce__(self) -> Any:
+        assert self._parcel is not None
+        return Parcel, self._parcel
+
+
+class ObjectFolds(Messages):
+    """The reductions of a member whose `op` is a function."""
+
+    def _call_by(self, op: Any) -> Callable[..., Any]:
+        """The method that makes a reduction with this operator."""
+        return self._fold if is_function(op) else self._call
+
+    def _fold(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
+        deadline = FOREVER_NS if self._has_thread else deadline_ns(self._timeout)
+        ended = self._ended_members()
+        call = self._begin(calls=True)
+        self._last_mask = 0  # until the contributors of this call are known
+        try:
+            found = self._committed_fold(call, kind, op, root, x, deadline, ended)
+        except BaseException:  # the other ranks may be waiting for this rank's message
+            if self._owes_fold(call):
+                self._let_fold(call)
+            raise
+        return found if found is None or out is None else into(found, out)
+
+    def _committed_fold(
+        self,
+        call: int,
+        kind: str,
+        op: Any,
+        root: int,
+        x: Any,
+        deadline: int,
+        ended: tuple[int, ...],
+    ) -> Any:
+        """This rank's result. An error of all ranks makes `call` the `_failed_call`."""
+        name = f"{kind} by {function_name(op)}"
+        parcels = self._call("allgather", name, root, Packed(x), None)
+        ranks = self.contributors
+        if kind == "reduce" and root not in ranks:
+            self._failed_call = call
+            raise PeerLostError(f"group {self.name!r}: the root, rank {root}, is lost")
+        fold = lambda: self._results(kind, op, operator.index(root), parcels, ranks)  # noqa: E731
+        if self.rank == ranks[0]:
+            return self._lead_fold(call, fold, ranks)
+        return self._led_fold(call, ranks[0], deadline, ended, fold)
+
+    def _owes_fold(self, call: int) -> bool:
+        """Must this rank, whose call has raised an error, still tell the others to fold? Only after
+        the commit, if it leads and the others do not have the error. A rank that does not know the
+        contributors may be the leader."""
+        if self.calls != call + 1 or self._failed_call == call:
+            return False
+        return not self._last_mask or self.rank == self.contributors[0]
+
+    def _part_of(self, kind: str, op: Any, root: int, x: Any) -> tuple[str, str, int, Any]:
+        if type(x) is Packed:
+            x.pack()  # here, so that its error is raised on all ranks
+        return super()._part_of(kind, op, root, x)
+
+    def _results(
+        self, kind: str, op: Any, root: int, parcels: list[Parcel], ranks: Sequence[int]
+    ) -> Iterator[tuple[Sequence[int], Any]]:
+        """What ranks get: (ranks, result). A result is to be copied before the next one is made,
+        because `op` may change its first argument."""
+        total = None
+        for place, rank in enumerate(ranks):
+            if kind == "exscan":
+                yield (rank,), total
+            value = parcels[rank].open(self._memory, rank)
+            total = value if place == 0 else op(total, value)
+            if kind == "scan":
+                yield (rank,), total
+        if kind == "allreduce":
+            yield ranks, total
+        elif kind == "reduce":
+            yield (root,), total
+            yield [rank for rank in ranks if rank != root], None
+        elif kind == "reduce_scatter":
+            parts = _split(total, self.size)
+            for rank in ranks:
+                yield (rank,), parts[rank]
+
+    # -- the leader ----------------------------------------------------------------------------
+
+    def _lead_fold(self, call: int, fold: Callable[[], Iterator[Any]], ranks: Sequence[int]) -> Any:
+        """Folds, sends every other rank its result or the error, and returns this rank's."""
+        ready = []
+        try:
+            for some, value in fold():
+                try:
+                    encoded = _serialize.encode((call, RESULT, value))
+                except _serialize.NotPicklable:
+                    _encoded(value, "the result of op")  # raises an error that names it
+                    raise
+                ready.append((some, encoded, self._memory.put_encoded(encoded)))
+        except Exception as error:
+            if is_interruption(error):
+                raise
+            self._send_error(call, ranks, error)
+            self._failed_call = call
+            raise
+        own = None
+        for some, encoded, ref in ready:
+            self._send_result(some, encoded, ref)
+            if self.rank in some:
+                own = self._memory.read(self._memory.local_id(ref), FOREVER_NS, True)[2]
+        return own
+
+    def _send_error(self, call: int, ranks: Sequence[int], error: Exception) -> None:
+        """Sends the error to the others; without room for it, only the name of its class."""
+        if type(error) is TaskError and isinstance(error.__cause__, _serialize.EXITS):
+            error = TaskError(str(error))  # with that cause it would travel as an exit
+        failed = _serialize.encode((call, ERROR, _serialize.encode_error(error).tobytes()))
+        try:
+            ref = self._memory.put_error(failed)
+        except StoreFullError:
+            failed = _serialize.encode((call, ERROR, type(error).__name__[:NAME_CHARS_MAX]))
+            ref = self._memory.put_encoded(failed)
+        self._send_result(ranks, failed, ref)
+
+    def _let_fold(self, call: int) -> None:
+        """Tells the others to go on without this rank. A rank that has its result ignores it."""
+        raised: BaseException | None = None
+        try:
+            for _ in range(LET_FOLD_TRIES):  # the first ones may be interrupted
+                try:
+                    alone = _serialize.encode((call, FOLD_YOURSELF, None))
+                    self._send_result(range(self.size), alone, self._memory.put_encoded(alone))
+                    break
+                except BaseException as error:
+                    raised = error
+                    if is_node_lost(error):
+                        break
+            if raised is not None:
+                raise raised
+        finally:
+            raised = None  # no reference cycle through its traceback
+
+    def _send_result(
+        self, ranks: Sequence[int], encoded: _serialize.Encoded, ref: ObjectRef[Any]
+    ) -> None:
+        for rank in ranks:
+            if rank != self.rank:
+                self._send_encoded(encoded, ref, rank, RESULT_TAG)  # a dead rank needs none
+
+    # -- the other ranks -----------------------------------------------------------------------
+
+    def _ended_members(self) -> tuple[int, ...]:
+        """The present value of `Inbox.ended`."""
+        self._check_member()
+        self._inbox.look()
+        return self._inbox.ended
+
+    def _led_fold(
+        self,
+        call: int,
+        leader: int,
+        deadline: int,
+        ended: tuple[int, ...],
+        fold: Callable[[], Iterator[Any]],
+    ) -> Any:
+        """This rank's result, from the leader. `ended`: the members that had ended before the
+        call."""
+        try:
+            state, value = self._receive_result(call, leader, deadline, ended)
+        except PeerLostError:
+            if self.strict:
+                raise
+            state, value = FOLD_YOURSELF, None
+        except HopliteTimeoutError:  # the call has committed, so a retry would be another call
+            self._leave(True, why=TIMED_OUT)
+            raise
+        if state == ERROR and isinstance(value, str):
+            raise StoreFullError(
+                f"call {call}: folding the values failed at rank {leader}, whose store has no room "
+                f"for more than the class of the error, {value}; raise memory="
+            )
+        if state == ERROR:
+            raise self._memory.failure(memoryview(value))
+        if state == RESULT:
+            return value
+        for some, own in fold():
+            if self.rank in some:
+                return own
+        return None
+
+    def _receive_result(
+        self, call: int, leader: int, deadline: int, ended: tuple[int, ...]
+    ) -> tuple[str, Any]:
+        limit = "" if self._timeout is None else f" within {self._timeout:g} s"
+        late = (
+            f"call {call}: rank {leader} has not folded the values{limit}. The call is over, and "
+            "this rank has left the Group. To go on, join the Group again with the same name and "
+            "rank"
+        )
+
+        def arrives() -> bool:
+            has_gone_on = self._board.member(leader)[0] > call + 1  # its message was sent before
+            return self._arrives(receive) or has_gone_on
+
+        while True:
+            receive = Receive(leader, RESULT_TAG, deadline, self._timeout)
+            try:
+                self._inbox.post(receive)
+                receive.ended = ended
+                self._wait(arrives, deadline, lambda: late, calls=True)
+                if receive.found is None:
+                    return FOLD_YOURSELF, None
+                receive.deadline = FOREVER_NS if deadline < clock.monotonic_ns() else deadline
+                number, state, value = self._inbox.take(receive)
+            finally:
+                self._inbox.withdraw(receive)
+            if number == call:  # otherwise the result of a call in which this rank was interrupted
+                return state, value
+
+
+def _encoded(value: Any, what: str) -> _serialize.Encoded:
+    """The payload of a user's value. TypeError: it cannot be pickled; `what` names it."""
+    try:
+        return _serialize.encode(value)
+    except _serialize.NotPicklable as error:
+        text = str(error).replace("cannot pickle value", f"cannot pickle {what}", 1)
+        made = type(error)(text)
+        made.place = error.place
+        raise made from error.__cause__
+
+
+def _split(total: Any, size: int) -> Sequence[Any]:
+    """The parts of a reduce_scatter's total, by rank."""
+    if isinstance(total, np.ndarray) and total.ndim:
+        return np.array_split(total, size)
+    if isinstance(total, (list, tuple)) and len(total) == size:
+        return total
+    raise TypeError(
+        f"reduce_scatter by a function needs arrays, or lists with one item for each of {size} "
+        f"ranks: {type(total).__name__}"
+    )

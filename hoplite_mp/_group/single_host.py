@@ -1,0 +1,215 @@
+"""Calls of a Group on one host that need no objects: parts lie on the board or in call buffers.
+
+A barrier or a reduction of a few KiB takes some microseconds on the board, because C folds and
+commits it. Larger arrays lie in call buffers in the store, from which each rank takes what it
+needs. This file decides which calls these are, and translates between NumPy's names and the numbers
+of `cext/shm_board.h`. If one rank gives something else (an object, a mistake, another shape), the
+leader reads all parts, wherever they lie, as in any other call.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hoplite_mp import _tasks
+from hoplite_mp._client.in_place import new_result
+from hoplite_mp._common import clock
+from hoplite_mp._protocol.local import GroupBuffers
+from hoplite_mp._serialize.contributions import REDUCTIONS, ROOTED, into, outs_of
+
+if TYPE_CHECKING:
+    from hoplite_mp._client.runtime import Runtime
+
+__all__ = ["UNDECIDED", "BoardCalls"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+# How long such a call waits in C. Meanwhile its worker does not count as blocked, and signals are
+# not handled.
+WAIT_NS = 2_000_000
+UNDECIDED = 0  # in place of the mask: the part is published, but the call is not over yet
+# Sizes of call buffers: so many bytes, and then four times as many each time. All the smaller
+# buffers of a Group together take a third of the memory of its largest ones.
+BUFFER_BYTES_MIN = 128 << 10
+BUFFER_GROWTH = 4
+# How long a member makes its calls without buffers when the store had no room for them.
+REFUSED_NS = 1_000_000_000
+GIVING_LOOK_S = 0.0001  # a copy of 8 MiB takes some milliseconds
+
+_KINDS = {number: kind for kind, number in _tasks.BOARD_KINDS.items()}
+_OPS = {number: op for op, number in _tasks.BOARD_OPS.items()}
+_DTYPES = {number: np.dtype(name) for name, number in _tasks.BOARD_DTYPES.items()}
+# By NumPy's own number of a type, `dtype.num`, so that no dtypes have to be compared. Two of these
+# numbers mean int64, because C's long and long long both are.
+_NUMBERS = {np.dtype(name).num: number for name, number in _tasks.BOARD_DTYPES.items()}
+_NUMBERS |= {np.dtype(c).num: _tasks.BOARD_DTYPES[np.dtype(c).name] for c in "bBhHiIlLqQ"}
+_FLOAT64 = np.dtype(np.float64)
+
+
+class Outcome(NamedTuple):
+    """A call that was committed without objects."""
+
+    mask: int  # the ranks in its result
+    kind: str
+    op: str
+    root: int
+    dtype: np.dtype[Any]  # of the parts
+    shape: tuple[int, ...]  # of the parts
+    buffered: bool  # the parts lie in call buffers
+
+    def is_of(self, kind: str, root: int) -> bool:
+        """Is it a call of that kind, with that root?"""
+        return self.kind == kind and (kind not in ROOTED or self.root == root)
+
+
+class BoardCalls:
+    """The calls of one member that need no objects."""
+
+    def __init__(
+        self, runtime: Runtime, board: _tasks.Board, generation: int, rank: int, size: int
+    ) -> None:
+        self._channel = runtime.channel
+        self._memory = runtime.memory
+        self._board = board
+        self._generation = generation
+        self._rank = rank
+        self._size = size
+        self._buffer_bytes_max = runtime.config.group_buffer_bytes_max
+        # Where the call buffers of all ranks begin in the store, by the size of one buffer.
+        self._buffers: dict[int, int] = {}
+        self._refused_until = 0  # without buffers until then, on the monotonic clock
+        board.set_store(runtime.memory.client.store_address, runtime.memory.client)
+
+    def make(self, call: int, part: tuple[str, str, int, Any], deadline_ns: int) -> int | None:
+        """Publishes the part, and waits for up to WAIT_NS. Returns the ranks in the result as a
+        mask, and then `take` reads the result; or UNDECIDED. None: nothing was published, because
+        the call is not one for the board."""
+        kind, op, root, values = part
+        number = _tasks.BOARD_KINDS.get(kind)
+        if number is None:
+            return None
+        wait = WAIT_NS, deadline_ns
+        if not values:
+            return self._board.make(self._rank, call, number, 0, root, 0, None, 0, *wait)
+        x = values[0]
+        if type(x) is not np.ndarray:
+            return None
+        dtype = _NUMBERS.get(x.dtype.num)
+        code = _tasks.BOARD_OPS.get(op) if kind in REDUCTIONS else 0
+        if dtype is None or code is None:
+            return None
+        if not x.flags.c_contiguous or not x.dtype.isnative or x.dtype.metadata is not None:
+            return None
+        buffer = 0
+        if kind not in ("allreduce", "reduce") or self._has_large_result(x, op):
+            if kind == "reduce_scatter" and not x.ndim:
+                return None  # a mistake
+            buffer = self._buffer(call, x.nbytes)
+            if not buffer:
+                return None
+        about = self._rank, call, number, code, root, dtype
+        mask = self._board.make(*about, x, buffer, *wait)
+        return None if mask < 0 else mask
+
+    @staticmethod
+    def _has_large_result(x: Array, op: str) -> bool:
+        nbytes = x.size * 8 if op == "mean" and x.dtype.kind in "biu" else x.nbytes
+        return nbytes > _tasks.BOARD_BYTES_MAX
+
+    def _buffer(self, call: int, nbytes: int) -> int:
+        """The offset in the store of this rank's buffer for that call; 0: it has to do without."""
+        if nbytes > self._buffer_bytes_max:
+            return 0
+        size = BUFFER_BYTES_MIN
+        while size < nbytes:
+            size *= BUFFER_GROWTH
+        size = min(size, self._buffer_bytes_max)
+        each = _tasks.BUFFER_HEAD_BYTES * (1 + -(-size // _tasks.BUFFER_HEAD_BYTES))
+        base = self._buffers.get(size)
+        if base is None:
+            now = clock.monotonic_ns()
+            if now < self._refused_until:
+                return 0
+            ask = GroupBuffers(self._generation, self._rank, each)
+            base = self._channel.call(ask).value
+            if base is None:
+                self._refused_until = now + REFUSED_NS
+                return 0
+            self._buffers[size] = base
+        return base + (2 * self._rank + (call & 1)) * each
+
+    def leave(self) -> None:
+        """After this returns, the member no longer writes to its buffers."""
+        self._board.leave_store()
+        # Another thread copies a part at this moment. A forked child does not have that thread.
+        while self._board.giving and self._memory.client.usable:
+            clock.sleep(GIVING_LOOK_S)
+
+    def part(self, rank: int) -> tuple[str, str, int, list[Array]] | None:
+        """The part that a rank has published on the board or in its buffer, in the form of any
+        call's part; None while the rank is writing it."""
+        found = self._board.part(rank)
+        if found is None:
+            return None
+        number, op, root, dtype, shape, data, _ = found
+        kind = _KINDS[number]
+        if kind == "barrier" or (kind == "broadcast" and rank != root):
+            return kind, "", root, []
+        array = np.frombuffer(data, _DTYPES[dtype]).reshape(shape)
+        return kind, _OPS[op] if kind in REDUCTIONS else "", root, [array]
+
+    def outcome(self) -> Outcome:
+        """What was decided about the latest call, whose commit names no object."""
+        mask, kind, op, root, dtype, shape, buffered = self._board.outcome()
+        about = mask, _KINDS[kind], _OPS[op], root, _DTYPES[dtype], shape, buffered
+        return Outcome(*about)
+
+    def take(self, outcome: Outcome, kind: str, call: int, out: Any) -> Any:
+        """What this rank gets of that call, which has this number. kind: "barrier" if it only waits
+        for the call."""
+        root = outcome.root
+        if kind == "barrier" or (kind in ("reduce", "gather") and self._rank != root):
+            return None
+        if kind == "broadcast":
+            return self._copied(root, call, out)
+        if kind not in REDUCTIONS:
+            outs = outs_of(kind, out, self._size)
+            return [
+                self._copied(rank, call, outs[rank]) if outcome.mask >> rank & 1 else None
+                for rank in range(self._size)
+            ]
+        dtype, shape = outcome.dtype, outcome.shape
+        if outcome.op == "mean" and dtype.kind in "biu":
+            dtype = _FLOAT64
+        first = 0
+        if kind == "reduce_scatter":  # the sections of numpy.array_split
+            each, more = divmod(shape[0], self._size)
+            row = self._rank * each + min(self._rank, more)
+            first = row * math.prod(shape[1:])
+            shape = each + (self._rank < more), *shape[1:]
+        result = self._room(shape, dtype, out)
+        if outcome.buffered:
+            self._board.fold(call, first, result)
+        else:
+            self._board.result(result)
+        return result if out is None or out is result else into(result, out)
+
+    def _copied(self, rank: int, call: int, out: Any) -> Any:
+        """A rank's part, from its buffer."""
+        number, shape, _ = self._board.buffered(rank, call)
+        result = self._room(shape, _DTYPES[number], out)
+        self._board.copy(rank, call, result)
+        return result if out is None or out is result else into(result, out)
+
+    def _room(self, shape: tuple[int, ...], dtype: np.dtype[Any], out: Any) -> Array:
+        """`out`, or a new array if the result does not fit there."""
+        return out if _fits(out, shape, dtype) else new_result(self._memory, shape, dtype)
+
+
+def _fits(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    """Can a result of that shape and dtype be written to `out` as it is?"""
+    if type(out) is not np.ndarray or out.shape != shape or out.dtype != dtype:
+        return False
+    return out.flags.c_contiguous and out.flags.writeable

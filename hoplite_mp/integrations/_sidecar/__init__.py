@@ -1,0 +1,1 @@
+"""A cluster beside another engine: one node on each host, shared by the engine's processes."""

@@ -1,0 +1,475 @@
+"""A cluster beside another engine (Dask, Ray): a node for each host, shared by its processes.
+
+    place = beside.begin()            # once, in a process that lives as long as the cluster
+    place = beside.begin_kept()       # or in one that may be killed and restarted
+    member = beside.take_part(place)  # in each process of the engine: then `current()` works
+    member.leave()                    # or the process ends
+
+Why it exists: an engine starts, restarts and kills the processes of a host as it likes, and the
+objects of that host must outlive them. So the node is a child of none of them: the first process
+that needs the node starts a *keeper* (`integrations/_sidecar/sidecar_main.py`), all processes
+attach to its node, and the node ends some time after the last of them, or with the cluster. A node
+has no workers, because tasks run in the engine's. A process whose node was killed takes part again
+through the next node. A keeper may also have the manager; then the cluster outlives the process
+that began it.
+
+In a process that takes part, pickling an ObjectRef by anything but this library makes its node hold
+the object for Config.foreign_hold_s (`_client/foreign_refs.py`), because the engine carries the
+bytes.
+
+A Place is a secret, because it contains the token. It can be pickled, to be sent over the engine's
+own connections; it is never among the arguments of a process, and its repr leaves out the token.
+It must never know: which engine that is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from hoplite_mp import errors
+from hoplite_mp._api.cluster import Cluster
+from hoplite_mp._client.launch import interpreter
+from hoplite_mp._client.open_cluster import NoNodeHere
+from hoplite_mp._common import clock, locks
+from hoplite_mp._transport.addresses import Address, parse_address
+from hoplite_mp._transport.rendezvous import Sole
+from hoplite_mp.config import Config
+from hoplite_mp.errors import AuthError, ConfigError, HopliteError, ProtocolError
+
+__all__ = [
+    "KeptCluster",
+    "Member",
+    "Place",
+    "begin",
+    "begin_kept",
+    "end_kept",
+    "is_kept",
+    "lock_name",
+    "member_of",
+    "take_part",
+]
+
+TOKEN_BYTES = 32
+# How often a process looks for a node that is being started, or is leaving. Lower: more connections
+# to the manager. Higher: the process waits longer.
+LOOK_S = 0.1
+# How long a process whose node has ended looks for another one. Higher: longer outages of a host
+# are bridged. Lower: threads stop earlier to try what cannot succeed.
+REJOIN_S = 60.0
+# How long a keeper may take to end after SIGTERM; then it is killed. Also how long the end of a
+# membership waits for its thread, which may just be connecting. Higher: an orderly end is possible
+# on a loaded machine. Lower: a shutdown takes no longer.
+END_S = 15.0
+# The keeper reads the place from its standard input, because other users could read its arguments.
+# The process that was started ends at once, so that the keeper is no child of this one.
+BOOT = (
+    "import json, os, sys; told = json.loads(sys.stdin.buffer.readline()); "
+    "os.fork() and os._exit(0); sys.path[:] = told['path']; "
+    "from hoplite_mp.integrations._sidecar.sidecar_main import main; main(told)"
+)
+_FINAL = (AuthError, ConfigError, ProtocolError)  # trying again does not help
+_log = logging.getLogger("hoplite_mp")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a cluster is, and what a process needs to take part in it."""
+
+    name: str  # 32 random hexadecimal digits, new for each cluster that is begun
+    address: str  # "host:port" of its manager
+    token: str = dataclasses.field(repr=False)
+    tls: bool = True
+    memory: int | str | None = None  # limit of each node's store
+    ports: str | None = None  # where nodes listen
+    config: Config = dataclasses.field(default_factory=Config)
+
+    def at(self, host: str) -> Place:
+        """The same place, with the name or number by which this process reaches the manager's
+        host."""
+        return dataclasses.replace(
+            self, address=str(Address(host, parse_address(self.address).port))
+        )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of `Cluster`, apart from addresses."""
+        return {
+            "workers": 0,
+            "ports": self.ports,
+            "token": self.token,
+            "tls": self.tls,
+            "memory": self.memory,
+            "config": self.config,
+        }
+
+
+class KeptCluster(Cluster):
+    """A Cluster with a node of its own, to which other processes of this host may attach."""
+
+    _attaches = False
+    _stays = True
+
+
+class _Attached(Cluster):
+    """A Cluster through the node that this host has already; without one, NoNodeHere."""
+
+    _joins = False
+
+
+class Member:
+    """The membership of this process in one cluster, shared by all callers of `take_part`."""
+
+    def __init__(self, place: Place, cluster: Cluster, passes_on: bool) -> None:
+        self.place = place
+        self.cluster = cluster  # the present one; replaced after the loss of a node
+        self.lost: HopliteError | None = None  # why this process cannot get back in
+        self._users = 1
+        self._passes_on = passes_on
+        # Notified when `cluster` or `lost` changes.
+        self._changed = locks.condition("engine.changed")
+        self._left = threading.Event()  # the membership has ended: nobody looks for another node
+        self._follows = threading.Thread(target=self._follow, name="hoplite_mp beside", daemon=True)
+
+    def leave(self) -> None:
+        """Takes back one `take_part`; the last `leave` ends the membership. It does not wait for
+        other processes: objects that this one has put stay as long as any process holds them."""
+        with _lock:
+            self._users -= 1
+            if self._users:
+                return
+        self.end()
+
+    def end(self) -> None:
+        """Ends the membership, whether or not all callers have left. In the process that called
+        `begin`, this ends the cluster."""
+        with _lock:
+            if _members.get(self.place.name) is not self:
+                return
+            del _members[self.place.name]
+            cluster = self.cluster
+        self._left.set()
+        cluster.shutdown(wait=True, cancel_futures=True)
+        # Otherwise that thread could start a keeper for nobody after this has returned.
+        self._follows.join(END_S)
+
+    def await_return(self, wait_s: float) -> None:
+        """Returns when this process takes part; if its node has just ended, waits until another one
+        is found. Raises the reason if there is none. After wait_s it returns in any case, and the
+        next call of the library raises the reason."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.lost is not None or self._takes_part, wait_s)
+            if self.lost is not None:
+                raise type(self.lost)(*self.lost.args)
+
+    @property
+    def _takes_part(self) -> bool:
+        runtime = self.cluster._runtime
+        return runtime.memory.lost is None or not runtime.client.usable
+
+    def _follow(self) -> None:
+        """Takes part again through another node, when the node has ended without this process
+        having left it."""
+        while True:
+            host = self.cluster._host
+            if host is not None:
+                host.ended.wait()
+            if _members.get(self.place.name) is not self or not host or not host.lost:
+                return
+            begun_here = isinstance(self.cluster, KeptCluster) and not host.attached
+            try:
+                if begun_here:
+                    raise errors.ManagerLostError("its node was on this host, with the manager")
+                found = _enter(self.place, REJOIN_S, self._passes_on, self._left)
+            # Of any class: the system may refuse a process or a descriptor. The next call of
+            # `take_part` tries anew.
+            except Exception as error:
+                if self._left.is_set():
+                    return
+                with self._changed, _lock:
+                    self.lost = error if isinstance(error, HopliteError) else _no_node(error)
+                    if _members.get(self.place.name) is self:
+                        del _members[self.place.name]
+                    self._changed.notify_all()
+                _log.warning("this process takes no part in the cluster any more: %s", error)
+                return
+            with self._changed, _lock:
+                left = _members.get(self.place.name) is not self
+                if not left:
+                    found._runtime.replace(self.cluster._runtime)
+                    self.cluster = found
+                self._changed.notify_all()
+            if left:
+                found.shutdown()
+                return
+            _log.warning("the node of this host has ended; this process takes part through another")
+
+
+_members: dict[str, Member] = {}
+_lock = locks.lock("engine.members")
+# One thread at a time, because two threads would enter the cluster twice.
+_entering = locks.lock("engine.entering")
+
+
+def begin(
+    listen: str = "0.0.0.0:0",
+    *,
+    memory: int | str | None = None,
+    ports: str | None = None,
+    tls: bool | None = None,
+    config: Config | None = None,
+    passes_on: bool = False,
+) -> Place:
+    """Starts a cluster whose manager, and first node, end with this process. Arguments as for
+    `Cluster`; memory, ports and config are also those of the nodes that join. passes_on: as for
+    `take_part`. This process takes part."""
+    place = _place(memory, ports, tls, config)
+    cluster = KeptCluster(listen=listen, **place.options)
+    place = dataclasses.replace(place, address=str(cluster.address))
+    _begin_member(place, cluster, passes_on)
+    return place
+
+
+def begin_kept(
+    listen: str = "0.0.0.0:0",
+    *,
+    memory: int | str | None = None,
+    ports: str | None = None,
+    tls: bool | None = None,
+    config: Config | None = None,
+) -> Place:
+    """As `begin`, but a keeper on this host has the manager and the first node, so the cluster
+    outlives this process. It ends by `end_kept`, with that keeper, or when no process on any host
+    has used it for Config.beside_idle_s. This process does not take part yet."""
+    place = _place(memory, ports, tls, config)
+    said = _start_keeper(place, place.config.start_timeout_s, listen)
+    error = _error_in(said)
+    if error is not None:
+        raise error
+    return dataclasses.replace(place, address=str(said["address"]))
+
+
+def is_kept(place: Place) -> bool:
+    """Does the keeper with the manager live? Only to be asked on the host of `begin_kept`."""
+    return Sole.holder(lock_name(place)) is not None
+
+
+def end_kept(place: Place) -> None:
+    """Ends the cluster, in order if that is possible within END_S; returns when its keeper is gone.
+    No effect if it is gone already. Only to be called on the host of `begin_kept`."""
+    pid = Sole.holder(lock_name(place))
+    if not pid:
+        return
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if Sole.holder(lock_name(place)) != pid:  # another process may have that pid by now
+                return
+            signal.pidfd_send_signal(process, number)
+            if poll.poll(END_S * 1e3):
+                return
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(process)
+
+
+def _place(
+    memory: int | str | None, ports: str | None, tls: bool | None, config: Config | None
+) -> Place:
+    """The Place of a new cluster, still without its address."""
+    return Place(
+        secrets.token_hex(16),
+        "",
+        secrets.token_urlsafe(TOKEN_BYTES),
+        tls is not False,
+        memory,
+        ports,
+        Config.from_environment() if config is None else config,
+    )
+
+
+def take_part(place: Place, wait_s: float | None = None, *, passes_on: bool = False) -> Member:
+    """Lets this process take part in the cluster, through the node of its host, which is started if
+    there is none. Several calls in one process share one membership, which as many `leave` end.
+
+    wait_s: how long to try (default: Config.start_timeout_s). passes_on: this process loads refs
+    only to pass them on (see `_client/foreign_refs.py`). AuthError, ManagerLostError,
+    ProtocolError: it cannot take part.
+    """
+    wait = place.config.start_timeout_s if wait_s is None else wait_s
+    with _entering:
+        member = member_of(place)
+        if member is None:
+            cluster = _enter(place, wait, passes_on, threading.Event())
+            return _begin_member(place, cluster, passes_on)
+        with _lock:
+            member._users += 1
+    member.await_return(wait)
+    return member
+
+
+def member_of(place: Place) -> Member | None:
+    """The membership of this process in that cluster; None if it does not take part, or has lost
+    the cluster."""
+    with _lock:
+        member = _members.get(place.name)
+        if member is not None and not member.cluster._runtime.client.usable:
+            del _members[place.name]  # its Cluster has been shut down
+            member._left.set()
+            return None
+        return member
+
+
+def _begin_member(place: Place, cluster: Cluster, passes_on: bool) -> Member:
+    _adapt(cluster, passes_on)
+    member = Member(place, cluster, passes_on)
+    with _lock:
+        member._follows.start()  # raises if the system has no thread left
+        _members[place.name] = member
+    return member
+
+
+def _adapt(cluster: Cluster, passes_on: bool) -> None:
+    """Prepares this process for working on behalf of an engine, without workers on any node."""
+    cluster._runtime.work_for_an_engine(passes_on)
+    cluster._runtime.pool_sizes.setdefault(0, 0)  # so `submit` raises instead of waiting for ever
+
+
+def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) -> Cluster:
+    """Takes part within wait_s, or raises the reason. left: set when the cluster is not wanted any
+    more."""
+    deadline = clock.monotonic() + wait_s
+    while True:
+        if left.is_set():
+            raise errors.ManagerLostError("this process has left the cluster")
+        try:
+            cluster: Cluster = _Attached(address=place.address, **place.options)
+            break
+        except NoNodeHere:
+            pass
+        rest_s = deadline - clock.monotonic()
+        error = None
+        if rest_s > 0 and not left.is_set():
+            error = _find_keeper(place, max(rest_s, LOOK_S), left)
+        if isinstance(error, _FINAL):
+            raise error
+        if clock.monotonic() >= deadline and not left.is_set():
+            if error is not None:
+                raise error
+            # For example, there is no directory for names. Starts a node for this process alone.
+            _log.warning("no node of this host lets this process in: it brings one of its own")
+            cluster = KeptCluster(address=place.address, **place.options)
+            break
+        left.wait(LOOK_S)
+    _adapt(cluster, passes_on)
+    return cluster
+
+
+def _find_keeper(place: Place, wait_s: float, left: threading.Event) -> HopliteError | None:
+    """Starts a keeper on this host unless there is one; returns None when its node has joined,
+    otherwise the reason."""
+    try:
+        sole = Sole.take(lock_name(place))
+    except OSError as error:
+        return errors.NodeLostError(f"no directory for names is fit: {error}")
+    if sole is None:
+        return None  # another keeper is just starting, or leaving
+    sole.close()
+    return _error_in(_start_keeper(place, wait_s, left=left))
+
+
+def _start_keeper(
+    place: Place, wait_s: float, listen: str | None = None, left: threading.Event | None = None
+) -> dict[str, Any]:
+    """Starts a keeper, and returns the message that it sends when its node has joined, or could not
+    be started. listen: it has the manager, which listens there. left: once it is set, nobody waits
+    for the message, and the keeper ends by itself because no process uses its node."""
+    told = {
+        "listen": listen,
+        "path": [path or os.getcwd() for path in [*sys.path, _root()]],
+        "place": dataclasses.asdict(place),
+    }
+    try:
+        # A file in memory, because a pipe may take less than all at once.
+        with os.fdopen(os.memfd_create("keeper"), "w+b") as given:
+            given.write(json.dumps(told).encode() + b"\n")
+            given.seek(0)
+            process = subprocess.Popen(
+                [interpreter(), "-c", BOOT],
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # signals of a terminal are for the engine only
+            )
+    except OSError as error:  # no memory or no descriptor is free
+        return {"error": "NodeLostError", "text": str(_no_node(error))}
+    with process:
+        try:
+            patience_s = wait_s + place.config.start_timeout_s
+            said: dict[str, Any] = json.loads(_answer(process, patience_s, left))
+        except (subprocess.TimeoutExpired, ValueError):
+            text = (
+                "a node beside this process could not be started: the process that was to keep it "
+                "has ended or does not answer"
+            )
+            return {"error": "NodeLostError", "text": text}
+    return said
+
+
+def _answer(process: subprocess.Popen[bytes], wait_s: float, left: threading.Event | None) -> bytes:
+    """What the process writes until it closes its output. subprocess.TimeoutExpired: it has not
+    closed it within wait_s, or before `left` was set."""
+    deadline = clock.monotonic() + wait_s
+    while True:
+        try:
+            return process.communicate(timeout=LOOK_S)[0]
+        except subprocess.TimeoutExpired:  # a further call loses nothing
+            if clock.monotonic() >= deadline or (left is not None and left.is_set()):
+                raise
+
+
+def _error_in(said: dict[str, Any]) -> HopliteError | None:
+    if "error" not in said:
+        return None
+    kind: type[HopliteError] = getattr(errors, said["error"], HopliteError)
+    return kind(said["text"])
+
+
+def _no_node(error: Exception) -> HopliteError:
+    return errors.NodeLostError(f"a node beside this process could not be started: {error}")
+
+
+def lock_name(place: Place) -> str:
+    """The name of the lock that makes a keeper the only one of its host."""
+    return f"keeper-{place.name}"
+
+
+def _root() -> str:
+    """The directory that contains the package."""
+    return str(Path(__file__).resolve().parents[3])
+
+
+def _forked() -> None:
+    """In a forked child, which has no membership of its own yet."""
+    global _lock, _entering
+    _members.clear()
+    _lock, _entering = locks.lock("engine.members"), locks.lock("engine.entering")
+
+
+os.register_at_fork(after_in_child=_forked)

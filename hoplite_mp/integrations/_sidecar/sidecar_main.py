@@ -1,0 +1,103 @@
+"""The keeper: a process that runs a node of this host for the processes of another engine.
+
+Why it exists: the node must outlive each of those processes, so it is a child of none of them. When
+no process has used the node for Config.beside_idle_s, it leaves in order: other nodes first fetch
+the objects that only it holds. If several keepers are started at once on a host, one stays. One
+keeper of the cluster may have the manager; it stays as long as there is a node on another host, and
+ends the cluster when it leaves. With SIGTERM any keeper leaves at once.
+It must never know: what the processes do, and for which engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from hoplite_mp._common import clock
+from hoplite_mp._common.stop_request import StopRequest
+from hoplite_mp._protocol.foreign import UsersOfNode
+from hoplite_mp._protocol.local import DrainNode
+from hoplite_mp._transport.rendezvous import Sole
+from hoplite_mp.config import Config
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.integrations._sidecar.sidecar import KeptCluster, Place, lock_name
+
+if TYPE_CHECKING:
+    from hoplite_mp._api.cluster import Cluster
+
+__all__ = ["main"]
+
+LOOK_S = 0.2  # how often it asks for the node's users; each time costs a round trip to the node
+# How long other nodes may take to fetch what only this one holds. Higher: large objects are saved
+# over slow links. Lower: the memory of a host that is no longer used is free sooner.
+DRAIN_S = 60.0
+_log = logging.getLogger("hoplite_mp")
+
+
+def main(told: dict[str, Any]) -> None:
+    """Runs the keeper: from its start by `beside` to the end of the node."""
+    # The process that waits for the keeper's message reads until the pipe is closed, so processes
+    # that are started from here on must not inherit it.
+    answer = os.dup(1)
+    silence = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1):
+        os.dup2(silence, fd)
+    os.close(silence)
+    place = Place(**{**told["place"], "config": Config(**told["place"]["config"])})
+    try:
+        sole = Sole.take(lock_name(place))
+    except OSError as error:
+        _say(answer, {"error": "NodeLostError", "text": f"no directory for names is fit: {error}"})
+        return
+    if sole is None:
+        _say(answer, {"taken": True})
+        return
+    ending = StopRequest()
+    signal.signal(signal.SIGTERM, ending.signalled)
+    listen = told["listen"]
+    where = {"address": place.address} if listen is None else {"listen": listen}
+    try:
+        try:
+            cluster = KeptCluster(**where, **place.options)
+        except HopliteError as error:
+            _say(answer, {"error": type(error).__name__, "text": str(error)})
+            return
+        with cluster:
+            _say(answer, {"ready": True, "address": cluster.address})
+            _keep(cluster, place.config.beside_idle_s, listen is not None, ending)
+    finally:
+        sole.close()
+
+
+def _say(fd: int, what: dict[str, Any]) -> None:
+    """Sends the keeper's only message. The process that started the keeper may have ended."""
+    with contextlib.suppress(OSError):
+        os.write(fd, json.dumps(what).encode() + b"\n")
+    os.close(fd)
+
+
+def _keep(cluster: Cluster, idle_s: float, leads: bool, ending: StopRequest) -> None:
+    """Returns when the cluster has ended, or no process uses the node, or SIGTERM has come."""
+    host, channel = cluster._host, cluster._runtime.channel
+    assert host is not None
+    used_at = clock.monotonic()
+    draining: float | None = None
+    with contextlib.suppress(HopliteError):  # the node has ended
+        while not host.ended.wait(LOOK_S) and not ending.is_set():
+            now = clock.monotonic()
+            if draining is not None:
+                if now > draining + DRAIN_S:
+                    return
+            elif channel.call(UsersOfNode()).value or (leads and len(cluster.nodes) > 1):
+                used_at = now
+            elif leads and now - used_at > idle_s:
+                _log.info("nobody uses this cluster: it ends")
+                return
+            elif now - used_at > idle_s:
+                _log.info("nobody uses this node: it leaves")
+                channel.call(DrainNode(cluster._runtime.tasks.node_number))
+                draining = now

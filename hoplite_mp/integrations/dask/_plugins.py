@@ -1,0 +1,125 @@
+"""The plugins by which this library runs in Dask's processes: one for the scheduler, one for
+workers.
+
+Why it exists: Dask starts, restarts and retires its workers, and sets its plugins up in each of
+them, also in those that join later; so plugins find, start and leave the nodes. The scheduler's
+process begins the cluster, because the Dask cluster ends with that process, too. The cluster's
+secret is part of the plugins' state, and is sent over Dask's own connections.
+It must never know: what users put, broadcast or reduce.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from dask.tokenize import normalize_token
+from distributed.comm.addressing import get_address_host
+from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
+
+from hoplite_mp._common.ref import ObjectRef
+from hoplite_mp._transport.addresses import Address
+from hoplite_mp.integrations._sidecar import sidecar
+
+if TYPE_CHECKING:
+    from hoplite_mp.integrations._sidecar.sidecar import Member, Place
+
+__all__ = ["NAME", "SchedulerSide", "WorkerSide", "host_of", "place_of"]
+
+NAME = "hoplite_mp"
+
+
+class SchedulerSide(SchedulerPlugin):
+    """In the scheduler's process: the cluster's manager, and the node of that host."""
+
+    name = NAME
+    idempotent = True
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options  # for beside.begin
+        self._member: Member | None = None
+        self._beginning: asyncio.Lock | None = None
+
+    async def start(self, scheduler: Any) -> None:
+        """Dask calls this when the plugin is registered."""
+        self._beginning = asyncio.Lock()
+        await self.place(scheduler)
+
+    async def place(self, scheduler: Any) -> Place:
+        """The Place of the cluster; begins a new cluster if its node, which has the manager, was
+        killed."""
+        assert self._beginning is not None
+        async with self._beginning:
+            before = self._member
+            if before is not None and sidecar.member_of(before.place) is before:
+                return before.place
+            if before is not None:
+                old = worker_plugin_name(before.place)
+                if old in scheduler.worker_plugins:
+                    await scheduler.unregister_worker_plugin(None, name=old)
+            listen = self._options.get("listen") or _listen_beside(scheduler)
+            options = {**self._options, "listen": listen}
+            place = await asyncio.to_thread(sidecar.begin, **options, passes_on=True)
+            self._member = sidecar.member_of(place)
+            return place
+
+    async def close(self) -> None:
+        """Dask calls this when the scheduler ends."""
+        member, self._member = self._member, None
+        if member is not None:
+            await asyncio.to_thread(member.end)
+
+
+class WorkerSide(WorkerPlugin):
+    """In each worker's process: attached to the node of its host."""
+
+    idempotent = True
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.name = worker_plugin_name(place)
+        self._member: Member | None = None
+
+    async def setup(self, worker: Any) -> None:
+        """Dask calls this in each worker, also in one that is restarted or joins later."""
+        host = host_of(worker.scheduler.address)
+        place = self._place if host is None else self._place.at(host)
+        self._member = await asyncio.to_thread(sidecar.take_part, place)
+
+    async def teardown(self, worker: Any) -> None:
+        """Dask calls this when the worker retires."""
+        member, self._member = self._member, None
+        if member is not None:
+            await asyncio.to_thread(member.leave)
+
+
+def worker_plugin_name(place: Place) -> str:
+    """A name of its own for each cluster that is begun. Registering the plugin again for the same
+    cluster does nothing."""
+    return f"{NAME}-{place.name}"
+
+
+async def place_of(dask_scheduler: Any) -> Place:
+    """Runs in the scheduler, and returns the Place of the cluster."""
+    plugin = dask_scheduler.plugins[NAME]
+    return await plugin.place(dask_scheduler)  # type: ignore[no-any-return]
+
+
+def host_of(address: str) -> str | None:
+    """The host in one of Dask's addresses; None if it names none ("inproc://...")."""
+    if address.startswith("inproc://"):
+        return None
+    return str(get_address_host(address))
+
+
+def _listen_beside(scheduler: Any) -> str:
+    """Where the manager listens: at the same addresses as the scheduler, so that both are reachable
+    from the same hosts."""
+    host = host_of(scheduler.listen_address) or "127.0.0.1"
+    return str(Address(host, 0))
+
+
+@normalize_token.register(ObjectRef)
+def _token_of(ref: ObjectRef[Any]) -> tuple[str, str]:
+    """Dask names tasks after their arguments; a ref counts as the object to which it refers."""
+    return "hoplite_mp.ObjectRef", ref.id

@@ -1,0 +1,66 @@
+"""A reduction of Dask's Futures, as it runs in one of Dask's workers; see `_reducing`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from distributed import Future, as_completed, worker_client
+
+from hoplite_mp._api.cluster import current
+from hoplite_mp._common.ref import ObjectRef
+from hoplite_mp.integrations._sidecar.carried_ref import CarriedRef
+from hoplite_mp.integrations._sidecar.reducing import Reducing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distributed import Client
+
+__all__ = ["Sources", "reduce_sources"]
+
+
+class Sources:
+    """Keys of Dask's, wrapped so that Dask does not take them for dependencies."""
+
+    def __init__(self, keys: list[Any]) -> None:
+        self.keys = keys
+
+
+def reduce_sources(
+    sources: Sources, op: str | Callable[..., Any], num: int
+) -> tuple[Any, tuple[int, ...]]:
+    """Returns the result, and the indices of the sources that went in. The task leaves its
+    worker's thread to other tasks."""
+    with worker_client() as client:
+        return _DaskReducing(client, sources.keys, num).run(op)
+
+
+class _DaskReducing(Reducing):
+    """Puts the values in tasks of Dask's."""
+
+    name = "futures"
+
+    def __init__(self, client: Client, keys: list[Any], num: int) -> None:
+        super().__init__(len(keys), num)
+        self._client = client
+        self._sources = [Future(key, client) for key in keys]
+        self._puts: dict[int, Any] = {}  # the latest of each source; its result holds the object
+        self._index_of: dict[Any, int] = {}  # key of a task that puts -> index of its source
+        self._completed = as_completed([])
+
+    def begin_put(self, index: int) -> None:
+        task = self._client.submit(_put, self._sources[index], pure=False)
+        self._puts[index] = task
+        self._index_of[task.key] = index
+        self._completed.add(task)
+
+    def wait_for_put(self) -> int:
+        return self._index_of.pop(next(self._completed).key)
+
+    def take_put(self, index: int) -> ObjectRef[Any]:
+        return self._puts[index].result().ref  # type: ignore[no-any-return]
+
+
+def _put(value: Any) -> CarriedRef:
+    """Runs in the worker that has the value. A value that is in the store already is not copied."""
+    return CarriedRef(value if isinstance(value, ObjectRef) else current().put(value))

@@ -1,0 +1,235 @@
+"""The Ray actors that keep a cluster beside Ray going: one leader, and one actor on each host.
+
+Why it exists: Ray restarts actors when they die, places them on hosts, and finds them by name; so
+detached actors keep the nodes going. The leader is on Ray's head, because Ray ends with that host,
+and follows the hosts that come and go. It writes the cluster's Place into the internal key-value
+store of Ray's head, where it is read by the actor with which Ray replaces a leader that has died.
+The token is sent there, and in arguments and results of actors, over Ray's own connections.
+It must never know: what drivers and tasks do with the cluster.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import ray
+from ray.exceptions import RayError
+from ray.experimental import internal_kv
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from hoplite_mp._common import clock, locks
+from hoplite_mp._transport.addresses import Address
+from hoplite_mp.errors import HopliteError
+from hoplite_mp.integrations._sidecar import sidecar
+
+if TYPE_CHECKING:
+    from hoplite_mp.config import Config
+
+__all__ = ["LEADER", "NAMESPACE", "Leader", "OnHost", "Settings", "head_of", "pinned"]
+
+NAMESPACE = "hoplite_mp"
+LEADER = "leader"
+KEY = "place"  # in this namespace of Ray's internal key-value store
+HEAD = "node:__internal_head__"  # the resource by which Ray marks its head
+# How often the leader asks which nodes Ray has. Higher: fewer requests to Ray's head. Lower: a new
+# host gets its node sooner.
+FOLLOW_S = 1.0
+_log = logging.getLogger("hoplite_mp")
+
+
+class Settings(NamedTuple):
+    """The first driver's settings for the cluster."""
+
+    memory: int | str | None
+    ports: str | None
+    tls: bool | None
+    config: Config | None
+
+
+def head_of(nodes: list[dict[str, Any]]) -> str:
+    """Ray's id of its head node."""
+    living = [node for node in nodes if node["Alive"]]
+    marked = [node for node in living if HEAD in node["Resources"]]
+    return str((marked or living)[0]["NodeID"])
+
+
+def pinned(node_id: str) -> NodeAffinitySchedulingStrategy:
+    """Schedules an actor on that node of Ray and on no other."""
+    return NodeAffinitySchedulingStrategy(node_id, soft=False)
+
+
+class OnHost:
+    """The actor beside one node of Ray. By taking part it starts the node of this library there,
+    and keeps that node from leaving."""
+
+    def __init__(self, place: sidecar.Place) -> None:
+        self._member = sidecar.take_part(place)
+
+    def number(self) -> int:
+        """The number of the node, as in `Cluster.nodes`. Raises the reason if there is none."""
+        if self._member.lost is not None:
+            raise self._member.lost
+        return int(self._member.cluster._runtime.tasks.node_number)
+
+
+class Leader:
+    """Keeps the cluster going. A keeper on Ray's head has the manager and the node there, so a
+    leader that Ray has restarted goes on with the same cluster."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._own = ray.get_runtime_context().get_node_id()
+        self._on_hosts: dict[str, Any] = {}  # Ray's id of a node -> the actor there
+        self._asked: dict[Any, tuple[str, Any]] = {}  # Ray's ref of a reply -> (node id, actor)
+        self._standing: set[str] = set()  # ids of Ray's nodes beside which ours have joined
+        self._names: dict[str, str] = {}
+        self._looked = locks.condition("ray.leader")
+        self._looks = 0
+        self._ends = threading.Event()
+        self._lead()
+        threading.Thread(target=self._follow, name="hoplite_mp follow", daemon=True).start()
+
+    def _lead(self) -> None:
+        """Takes over the cluster of the previous leader, if its manager lives; otherwise begins a
+        new one."""
+        found = internal_kv._internal_kv_get(KEY, namespace=NAMESPACE)
+        place = None if found is None else pickle.loads(found)
+        if place is None or not sidecar.is_kept(place):
+            settings = self._settings
+            place = sidecar.begin_kept(
+                str(Address(ray.util.get_node_ip_address(), 0)),
+                memory=settings.memory,
+                ports=settings.ports,
+                tls=settings.tls,
+                config=settings.config,
+            )
+            internal_kv._internal_kv_put(KEY, pickle.dumps(place), namespace=NAMESPACE)
+            _kill_earlier(place.name)
+        member = sidecar.take_part(place)
+        with self._looked:
+            self._place, self._member = place, member
+            self._on_hosts, self._asked, self._standing = {}, {}, {self._own}
+            self._looked.notify_all()
+
+    def place(self) -> sidecar.Place:
+        """The Place of the cluster. If the manager has ended, waits for a new cluster."""
+        patience = self._place.config.start_timeout_s
+        with self._looked:
+            self._looked.wait_for(lambda: self._ends.is_set() or self._is_there, patience)
+            return self._place
+
+    @property
+    def _is_there(self) -> bool:
+        return sidecar.is_kept(self._place) and self._member.lost is None
+
+    def pid(self) -> int:
+        """The pid of the leader's process."""
+        return os.getpid()
+
+    def await_hosts(self, timeout: float | None) -> list[str]:
+        """Waits until each living node of Ray has a node beside it, or for `timeout` seconds.
+        Returns the addresses of those that have none."""
+        deadline = None if timeout is None else clock.monotonic() + timeout
+        with self._looked:
+            enough = self._looks + 2  # the second look from now has begun after this call
+            while not self._ends.is_set() and (self._looks < enough or self._missing()):
+                left = None if deadline is None else deadline - clock.monotonic()
+                if left is not None and left <= 0:
+                    break
+                self._looked.wait(left)
+            return self._missing()
+
+    def _missing(self) -> list[str]:
+        return [name for one, name in self._names.items() if one not in self._standing]
+
+    def end(self) -> sidecar.Place:
+        """Ends the cluster; the nodes on other hosts end with the manager."""
+        with self._looked:
+            self._ends.set()
+            self._looked.notify_all()
+        for actor in list(self._on_hosts.values()):
+            ray.kill(actor)
+        internal_kv._internal_kv_del(KEY, namespace=NAMESPACE)
+        self._member.end()
+        sidecar.end_kept(self._place)
+        return self._place
+
+    # -- following Ray ---------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        while not self._ends.is_set():
+            try:
+                if not self._is_there:
+                    _log.warning("the manager beside Ray's head has ended: a new cluster begins")
+                    self._lead()
+                self._look()
+            except Exception as error:  # Ray raises many classes; the next look may succeed
+                _log.warning("following Ray's nodes failed, and is tried again: %s", error)
+            self._ends.wait(FOLLOW_S)
+
+    def _look(self) -> None:
+        living = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        for one in [one for one in self._on_hosts if one not in living]:
+            # Ray has given the host up. This library notices the death of its node by itself, so
+            # nothing is reported to it.
+            ray.kill(self._on_hosts.pop(one))
+        for one in living:
+            if one != self._own and one not in self._on_hosts:
+                self._on_hosts[one] = _begin_on(one, self._place)
+        waited_for = {one for one, _ in self._asked.values()}
+        for one, actor in self._on_hosts.items():
+            if one not in waited_for:  # also if the node has joined, because it may be lost later
+                self._asked[actor.number.remote()] = one, actor
+        standing = self._standing & living.keys()
+        done: list[Any] = []
+        if self._asked:
+            done, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+        for answer in done:
+            one, actor = self._asked.pop(answer)
+            try:
+                ray.get(answer)
+                standing.add(one)
+            except (RayError, HopliteError) as error:
+                _log.warning(
+                    "no node beside Ray on %s: %s",
+                    living.get(one, {}).get("NodeManagerAddress"),
+                    error,
+                )
+                standing.discard(one)
+                if self._on_hosts.get(one) is actor:
+                    ray.kill(self._on_hosts.pop(one))
+        with self._looked:
+            self._names = {one: str(node["NodeManagerAddress"]) for one, node in living.items()}
+            self._standing = standing
+            self._looks += 1
+            self._looked.notify_all()
+
+
+def _begin_on(node_id: str, place: sidecar.Place) -> Any:
+    """Starts the actor beside that node of Ray, or finds it."""
+    made = ray.remote(OnHost).options(
+        name=f"{place.name} {node_id}",
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=-1,
+        scheduling_strategy=pinned(node_id),
+    )
+    return made.remote(place)
+
+
+def _kill_earlier(name: str) -> None:
+    """Kills the actors that earlier clusters have left on hosts, because a new cluster begins."""
+    for one in ray.util.list_named_actors(all_namespaces=True):
+        if one["namespace"] != NAMESPACE or one["name"] == LEADER or one["name"].startswith(name):
+            continue
+        try:
+            ray.kill(ray.get_actor(one["name"], namespace=NAMESPACE))
+        except ValueError:  # it has just ended
+            continue

@@ -1,0 +1,154 @@
+"""init and shutdown: a driver of Ray begins the cluster beside Ray's, or takes part in it.
+
+Why it exists: all drivers of a Ray cluster share one cluster of this library, which lives as long
+as Ray's. So a detached Ray actor with a fixed name keeps it (`actors.Leader`).
+It must never know: how a node is started, what tasks do with refs.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from hoplite_mp import errors
+from hoplite_mp.integrations._sidecar import sidecar
+from hoplite_mp.integrations.ray._actors import LEADER, NAMESPACE, Leader, Settings, head_of, pinned
+
+if TYPE_CHECKING:
+    from hoplite_mp._api.cluster import Cluster
+    from hoplite_mp.config import Config
+
+__all__ = ["init", "shutdown"]
+
+# How many calls of the leader run at a time, because drivers that wait for hosts, and processes
+# that ask where the cluster is, must not wait for one another. Each costs a thread there.
+LEADER_CALLS_MAX = 64
+_log = logging.getLogger("hoplite_mp")
+
+
+def init(
+    *,
+    memory: int | str | None = None,
+    ports: str | None = None,
+    tls: bool | None = None,
+    config: Config | None = None,
+    timeout: float | None = 60.0,
+) -> Cluster:
+    """Starts a node of this library beside each node of the Ray cluster, or finds those that
+    another driver has started; returns the Cluster, in which this process takes part.
+
+    The nodes have no workers, because tasks run in Ray's. In tasks and actors of Ray
+    `hoplite_mp.current()` is the same cluster, through the node of their host, so arrays are read
+    there without a copy. Refs may be arguments and results of Ray's tasks, in any nesting: when a
+    ref is given to Ray, the node holds its object for Config.foreign_hold_s.
+
+    When a node of Ray is added, it gets one of this library within seconds; when it ends, that one
+    ends, too. The cluster lives until `shutdown()`, or until Ray's ends.
+
+    Parameters
+    ----------
+    memory : int or str, optional
+        Limit of each host's store, in bytes or as "2GiB". Default: a third of the host's memory, in
+        addition to Ray's own store (`object_store_memory`).
+    ports : str, optional
+        "A-B": the ports on which nodes listen for one another.
+    tls : bool, optional
+        False: everything is sent unencrypted, as Ray does by default.
+    config : Config, optional
+        All other limits, for all hosts. Only the first driver's arguments count.
+    timeout : float, optional
+        Seconds to wait until the nodes beside all living nodes of Ray have joined; None: for ever.
+
+    Raises
+    ------
+    RuntimeError
+        Ray is not initialized here, or this is a Ray Client (`ray://`), whose process is not on a
+        host of the cluster.
+    HopliteTimeoutError
+        Not all nodes have joined in time. Those that have joined stay, and `init()` may be called
+        again.
+    """
+    if not ray.is_initialized():
+        raise RuntimeError("Ray is not initialized in this process: call ray.init() before init()")
+    if ray.util.client.ray.is_connected():
+        raise RuntimeError(
+            "init() needs a driver on a host of the Ray cluster; this process is a Ray Client "
+            "(ray://), which has no node beside it. Submit the driver as a job, or run it there"
+        )
+    settings = Settings(memory, ports, tls, config)
+    place = _place(settings, timeout)
+    try:
+        return sidecar.take_part(place).cluster
+    except errors.ManagerLostError:
+        # The manager had died, which the leader had not noticed yet; meanwhile it may have begun
+        # another cluster.
+        other = _place(settings, timeout)
+        if other.name == place.name:
+            raise
+    return sidecar.take_part(other).cluster
+
+
+def _place(settings: Settings, timeout: float | None) -> sidecar.Place:
+    """The Place of the cluster, when all nodes have joined. Raises the same errors as `init`."""
+    leader = _leader(settings)
+    try:
+        place: sidecar.Place = ray.get(leader.place.remote(), timeout=timeout)
+        missing = ray.get(leader.await_hosts.remote(timeout), timeout=_longer(timeout))
+    except GetTimeoutError:
+        missing = ["the host of the manager"]
+    except RayActorError as error:
+        raise errors.ManagerLostError(
+            f"the actor that leads the cluster beside Ray's could not be started: {error}"
+        ) from error
+    if missing:
+        raise errors.HopliteTimeoutError(
+            f"after {timeout} s there is no node beside Ray on {', '.join(missing)}; the log of "
+            "the actor there says why (ray logs actor), and init() may be called again"
+        )
+    return place
+
+
+def _leader(settings: Settings) -> Any:
+    """The handle of the leader, which the first driver makes."""
+    made = ray.remote(Leader).options(
+        name=LEADER,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=-1,
+        max_concurrency=LEADER_CALLS_MAX,
+        scheduling_strategy=pinned(head_of(ray.nodes())),
+    )
+    return made.remote(settings)
+
+
+def _longer(timeout: float | None) -> float | None:
+    """A timeout for a reply that is sent when `timeout` has passed."""
+    return None if timeout is None else timeout + ANSWER_S
+
+
+ANSWER_S = 10.0
+
+
+def shutdown(timeout: float | None = 60.0) -> None:
+    """Ends the cluster beside Ray's, for all drivers, with its objects. Ray's own cluster goes on.
+
+    timeout: seconds to wait for its end. No effect if there is no such cluster.
+    """
+    try:
+        leader = ray.get_actor(LEADER, namespace=NAMESPACE)
+    except ValueError:
+        return
+    try:
+        place = ray.get(leader.end.remote(), timeout=timeout)
+        member = sidecar.member_of(place)
+        if member is not None:
+            member.end()
+    except (GetTimeoutError, RayActorError) as error:
+        _log.warning("the cluster beside Ray's did not end in order: %s", error)
+    ray.kill(leader)

@@ -1,0 +1,234 @@
+"""torch's DistributedDataParallel for ranks that may die, and come back.
+
+Why it exists: torch's world has a fixed size, and the death of one rank ends the training. Here
+torch's class gathers gradients in buckets during the backward pass, as always, but its process
+group has only one rank; calls of a Group average the buckets over the living ranks.
+It must never know: how members of a Group are found, how a call survives a death.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+# torch's own class imports this in its constructor, which takes 1.5 s in a new process. By then a
+# rank that has come back has entered its Group, and the others would wait for its first call.
+import torch._dynamo
+from torch.futures import Future
+from torch.nn import parallel
+
+from hoplite_mp.integrations.torch._alone import Alone
+from hoplite_mp.integrations.torch._rejoining import Meeting
+from hoplite_mp.integrations.torch._tensors import flat
+from hoplite_mp.integrations.torch._work import Caller, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch.distributed as dist
+
+    from hoplite_mp._group.group import Group
+
+__all__ = ["DistributedDataParallel"]
+
+OURS = ("process_group", "init_sync", "broadcast_buffers", "find_unused_parameters")
+NOT_HERE = (
+    "static_graph",
+    "device_ids",
+    "output_device",
+    "device_mesh",
+    "delay_all_reduce_named_params",
+)
+
+
+class DistributedDataParallel(parallel.DistributedDataParallel):
+    """A module whose gradients are averaged over the living ranks of a Group.
+
+    `group`: a Group of all ranks, made for this object alone; no other code makes calls of it.
+    `state`: further objects, by name, whose state a rank that comes back takes over from the
+    others: with `state_dict()` and `load_state_dict()`, such as optimizers and schedulers.
+    `forward_sync_buffers`: before each step all ranks take the buffers of the lowest living rank.
+    Further arguments as for torch's class, where they make sense; buckets keep their first order.
+
+    When the constructor returns, this rank has the parameters, buffers, state and `step_number` of
+    the others: at the beginning those of rank 0; later it gets them from a survivor between two
+    steps. Each rank then does the same: one forward pass in training mode and one backward pass for
+    a step (several with `no_sync()` before them). A rank that dies is left out of the averages from
+    then on, so `step_number` and the gradients are the same on all survivors.
+    PeerLostError: this rank has come back, but the others have finished.
+    TypeError: a parameter is not on the CPU; an object of `state` does not have these methods.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        group: Group,
+        state: Mapping[str, Any] | None = None,
+        forward_sync_buffers: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        _check(module, state or {}, kwargs)
+        traffic = _Traffic(group, _State(module, state or {}))
+        super().__init__(
+            module,
+            process_group=Alone(traffic.used),
+            init_sync=False,
+            forward_sync_buffers=False,
+            # Otherwise torch rebuilds the buckets after the first step of each rank, and a rank
+            # that has come back would have different ones than the survivors.
+            find_unused_parameters=True,
+            **kwargs,
+        )
+        # Only now, because from here on the ranks wait for each other.
+        traffic.begin_with_the_others()
+        self._traffic = traffic
+        self._syncs_buffers = forward_sync_buffers and bool(list(module.buffers()))
+        # torch checks the annotations of a hook, and does not understand them as strings; a lambda
+        # has none.
+        self.register_comm_hook(traffic, lambda to, bucket: to.average(bucket))
+        weakref.finalize(self, traffic.caller.end, 0)
+
+    @property
+    def step_number(self) -> int:
+        """How many steps the ranks have made: backward passes with averaged gradients."""
+        return self._traffic.state.step
+
+    @property
+    def contributors(self) -> tuple[int, ...]:
+        """The ranks whose gradients, or buffers, went into the last call, sorted."""
+        return self._traffic.meeting.contributors
+
+    @property
+    def peers(self) -> Group:
+        """The Group of the ranks that make the present step, for the program's own calls, which all
+        of them must make between a forward pass and the backward pass, or after that. The next
+        forward pass may replace the Group."""
+        return self._traffic.meeting.peers
+
+    @property
+    def _distributed_rank(self) -> int:
+        return self._traffic.meeting.group.rank
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self.training and torch.is_grad_enabled() and self.require_backward_grad_sync:
+            self._traffic.begin(list(self.module.buffers()) if self._syncs_buffers else [])
+        return super().forward(*inputs, **kwargs)
+
+
+class _State:
+    """The state that a newcomer takes over."""
+
+    def __init__(self, module: torch.nn.Module, others: Mapping[str, Any]) -> None:
+        self.module = module
+        self.others = dict(others)
+        self.step = 0
+
+    def give(self) -> dict[str, Any]:
+        others = {name: one.state_dict() for name, one in self.others.items()}
+        tensors = {name: tensor.detach() for name, tensor in self._tensors().items()}
+        return {"tensors": tensors, "step": self.step, "others": others}
+
+    def take(self, given: dict[str, Any]) -> None:
+        own = self._tensors()
+        theirs = given["tensors"]
+        _compare(
+            {name: (tuple(one.shape), one.dtype) for name, one in own.items()},
+            {name: (tuple(one.shape), one.dtype) for name, one in theirs.items()},
+        )
+        _compare(dict.fromkeys(self.others), dict.fromkeys(given["others"]))
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(theirs[name])
+        for name, one in self.others.items():
+            one.load_state_dict(given["others"][name])
+        self.step = given["step"]
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+
+
+class _Traffic:
+    """The calls between ranks. The backward pass gives buckets to the thread of `caller`, which
+    makes the calls in the given order while the pass goes on."""
+
+    def __init__(self, group: Group, state: _State) -> None:
+        self.state = state
+        self.meeting = Meeting(group, state.give, state.take)
+        self._has_met = False
+        self._failed = False  # a bucket of the present backward pass
+        self.caller: Caller
+
+    def begin_with_the_others(self) -> None:
+        """Before the first step: takes over the state of the other ranks, and starts `caller`."""
+        self.meeting.meet()
+        self._has_met = True
+        self.caller = Caller(f"hoplite_mp {self.meeting.group.name}", self.meeting.close)
+
+    def begin(self, buffers: list[torch.Tensor]) -> None:
+        """Before a step: meets the other ranks, and takes over the buffers of one of them."""
+        if not self._has_met:
+            self.meeting.meet()
+        self._has_met = self._failed = False
+        if buffers:
+            given = self.meeting.from_one([buffer.detach() for buffer in buffers])
+            for buffer, one in zip(buffers, given, strict=True):
+                buffer.detach().copy_(one)
+
+    def average(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+        """torch's communication hook: begins to average a bucket in place."""
+        tensor, last = bucket.buffer(), bucket.is_last()
+        array, peers = flat(tensor, reduced=True), self.meeting.peers
+        future: Future[torch.Tensor] = Future()
+
+        def call() -> None:
+            try:
+                peers.allreduce(array, "mean", out=array)
+            except BaseException as error:
+                self._failed = True
+                future.set_exception(error)
+                raise
+            self.state.step += last and not self._failed
+            future.set_result(tensor)
+
+        self.caller.make([tensor], call)
+        return future
+
+    def used(self, tensor: torch.Tensor) -> Work:
+        """Sums up how many ranks have used each parameter. torch makes no gradient for a parameter
+        that no rank has used."""
+        array, peers = flat(tensor, reduced=True), self.meeting.peers
+        return self.caller.make([tensor], lambda: _none(peers.allreduce(array, out=array)))
+
+
+def _none(_: Any) -> None:
+    return None
+
+
+def _check(module: torch.nn.Module, state: Mapping[str, Any], kwargs: dict[str, Any]) -> None:
+    for name in (*OURS, *NOT_HERE):
+        if kwargs.get(name) is not None:
+            why = "is set by this class" if name in OURS else "has no meaning for this class"
+            raise ValueError(f"{name}={kwargs[name]!r}: {why}")
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.device.type != "cpu":
+            raise TypeError(f"{name} is on {tensor.device}: the module must be on the CPU")
+    for name, one in state.items():
+        if not hasattr(one, "state_dict") or not hasattr(one, "load_state_dict"):
+            raise TypeError(
+                f"state[{name!r}] is a {type(one).__qualname__}, which has no state_dict() and "
+                "load_state_dict()"
+            )
+
+
+def _compare(own: dict[str, Any], theirs: dict[str, Any]) -> None:
+    if own != theirs:
+        names = sorted(
+            name for name in own.keys() | theirs.keys() if own.get(name, 0) != theirs.get(name, 0)
+        )
+        raise ValueError(
+            f"the state of the other ranks is of another program: {', '.join(names[:5])} differ "
+            f"({len(names)} in all)"
+        )

@@ -1,0 +1,153 @@
+"""A cluster for the ranks of one host that were started without one, by torchrun for example.
+
+Rank 0 opens it, at a port of the loopback interface; the other ranks connect to it. They find its
+address, and the file with its token, in torch's store; the token itself does not go that way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hoplite_mp._api.cluster
+from hoplite_mp._common import clock
+from hoplite_mp.errors import ClosedError
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+__all__ = ["announce_cluster", "check_cluster", "open_cluster"]
+
+ADDRESS_KEY = "hoplite_mp cluster"  # under these keys in torch's store
+CAME_KEY = "hoplite_mp ranks that came"
+LEFT_KEY = "hoplite_mp ranks that left"
+# How long rank 0 keeps the cluster open for ranks that have not ended yet. Longer: an exit takes
+# longer when another rank was killed. Shorter: a slow rank loses the cluster before its last call.
+LEAVE_S_MAX = 30.0
+LEAVE_POLL_S = 0.01
+TOKEN_BYTES = 32
+# How other ranks connect to the cluster that this process has opened, or joined, by `open_cluster`.
+_opened: dict[str, str] = {}
+# Holds that cluster, which would end with the first process group otherwise.
+_kept: list[hoplite_mp._api.cluster.Cluster] = []
+
+
+def open_cluster(store: dist.Store, rank: int) -> hoplite_mp._api.cluster.Cluster:
+    """Opens the cluster of these ranks in this process. It ends with the process of rank 0, which
+    waits for the others. ClosedError: the ranks are on several hosts, or rank 0 has no cluster for
+    the others."""
+    if rank == 0:
+        return _lead(store)
+    found = json.loads(store.get(ADDRESS_KEY))
+    if "error" in found:
+        raise ClosedError(f"this rank has no cluster for backend 'hoplite': {found['error']}")
+    if found["host"] != _host():
+        raise ClosedError(
+            "backend 'hoplite' needs a cluster for ranks on several hosts: run `hoplite-mp up` on "
+            "one host and `hoplite-mp join` on the others, and open Cluster(address=...) in each "
+            "rank before init_process_group"
+        )
+    store.add(CAME_KEY, 1)
+    try:
+        cluster = hoplite_mp._api.cluster.Cluster(
+            workers=0, address=found["address"], token=Path(found["token_file"])
+        )
+    except BaseException:
+        store.add(LEFT_KEY, 1)
+        raise
+    _opened.update(found)
+    _kept.append(cluster)
+    atexit.register(_leave, store, os.getpid())  # runs before the cluster's own exit function
+    return cluster
+
+
+def announce_cluster(store: dist.Store, cluster: hoplite_mp._api.cluster.Cluster) -> None:
+    """Rank 0 has this cluster already. The others have it, too, or read here what to do."""
+    if _is_own(cluster):  # of another process group
+        store.set(ADDRESS_KEY, json.dumps(_opened))
+        atexit.register(_await_others, store, os.getpid())
+        return
+    error = "rank 0 has one; open Cluster(address=...) in every rank, or a cluster in none"
+    store.set(ADDRESS_KEY, json.dumps({"error": error}))
+
+
+def check_cluster(store: dist.Store, cluster: hoplite_mp._api.cluster.Cluster) -> None:
+    """This rank, which is not rank 0, has a cluster already. ClosedError: rank 0 is in another
+    one."""
+    found = json.loads(store.get(ADDRESS_KEY))
+    if not _is_own(cluster):
+        if found.get("address") not in (None, cluster.address):
+            raise ClosedError(
+                "this rank has a cluster, and rank 0 of the process group has opened another one "
+                "because it had none: open Cluster(address=...) in every rank, or a cluster in none"
+            )
+        return
+    if found.get("address") != _opened["address"] or found.get("host") != _opened["host"]:
+        raise ClosedError(
+            "this rank and rank 0 of the process group are in different clusters, which earlier "
+            "process groups have opened for them: make the process group of all ranks with backend "
+            "'hoplite' first, or open Cluster(address=...) in every rank before"
+        )
+
+
+def _is_own(cluster: hoplite_mp._api.cluster.Cluster) -> bool:
+    return bool(_opened) and _opened["address"] == cluster.address
+
+
+def _lead(store: dist.Store) -> hoplite_mp._api.cluster.Cluster:
+    folder = tempfile.mkdtemp(prefix="hoplite_mp-")  # mode 0700
+    try:
+        file = Path(folder, "token")
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as token:
+            token.write(secrets.token_urlsafe(TOKEN_BYTES))
+        cluster = hoplite_mp._api.cluster.Cluster(workers=0, listen="127.0.0.1:0", token=file)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        store.set(ADDRESS_KEY, json.dumps({"error": f"rank 0 could not open one: {error}"}))
+        raise
+    _opened.update(host=_host(), address=str(cluster.address), token_file=str(file))
+    _kept.append(cluster)
+    store.set(ADDRESS_KEY, json.dumps(_opened))
+    atexit.register(_leave_last, store, folder, os.getpid())
+    return cluster
+
+
+def _host() -> str:
+    """A value that is equal for all processes of one host, and differs between hosts."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _leave(store: dist.Store, pid: int) -> None:
+    if os.getpid() != pid:  # a forked child ends
+        return
+    try:
+        store.add(LEFT_KEY, 1)
+    except RuntimeError:  # torch's store has ended, so rank 0 does not wait
+        return
+
+
+def _leave_last(store: dist.Store, folder: str, pid: int) -> None:
+    if os.getpid() != pid:  # a forked child ends
+        return
+    try:
+        _await_others(store, pid)
+    finally:  # a rank that connects through another one needs the token meanwhile
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _await_others(store: dist.Store, pid: int) -> None:
+    """Waits until the ranks that came have ended, because the cluster ends with this process."""
+    if os.getpid() != pid:  # a forked child ends
+        return
+    end = clock.monotonic() + LEAVE_S_MAX
+    try:
+        while store.add(LEFT_KEY, 0) < store.add(CAME_KEY, 0) and clock.monotonic() < end:
+            clock.sleep(LEAVE_POLL_S)
+    except RuntimeError:  # torch's store has ended
+        return

@@ -1,0 +1,214 @@
+"""A call that torch has begun and may wait for, and the thread that makes such calls in order.
+
+Why it exists: with `async_op=True`, and in DistributedDataParallel, the program goes on while a
+call is under way. Ranks match calls by their order, so one thread makes these calls of a process
+group. A program that waits for its call makes the call itself, because to pass it to a thread and
+back takes longer than a small call.
+It must never know: what the calls do.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from hoplite_mp._common import locks
+from hoplite_mp._common.interruptions import is_interruption
+from hoplite_mp.errors import HopliteTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+__all__ = ["Caller", "Work"]
+
+
+class Work(dist.Work):
+    """The handle that a call of a process group returns."""
+
+    def __init__(self, outputs: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self._done: concurrent.futures.Future[int] = concurrent.futures.Future()
+        self._future: Future[list[torch.Tensor]] | None = None
+        self._lock = locks.lock("torch.work")
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Returns when the outputs are filled; raises the call's exception if it failed."""
+        seconds = timeout.total_seconds() if timeout else None  # torch's "no timeout" is zero
+        try:
+            self._done.result(seconds)
+        except concurrent.futures.TimeoutError:
+            if self._done.done():
+                raise
+            raise HopliteTimeoutError(f"Timed out after waiting {seconds} s") from None
+        return True
+
+    def is_completed(self) -> bool:
+        return self._done.done()
+
+    def is_success(self) -> bool:
+        return self._done.done() and self._done.exception() is None
+
+    def exception(self) -> BaseException | None:
+        return self._done.exception() if self._done.done() else None
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        return self._outputs
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def source_rank(self) -> int:
+        """For a receive: the rank that has sent the message."""
+        return self._done.result()
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
+        """A torch.futures.Future of the list of outputs."""
+        with self._lock:
+            if self._future is None:
+                self._future = Future()
+                self._done.add_done_callback(self._settle)
+            return self._future
+
+    def finish(
+        self, call: Callable[[], int | None], leave: Callable[[], object] | None = None
+    ) -> None:
+        """Makes the call in this thread, and completes this Work with its outcome. leave: called
+        first if the call was not over in time, or was interrupted."""
+        try:
+            source = call()
+        except HopliteTimeoutError as error:  # programs for torch look for torch's text
+            made = HopliteTimeoutError(f"torch.distributed: Timed out waiting: {error}")
+            made.__cause__ = error
+            if leave is not None:
+                with contextlib.suppress(Exception):  # the cluster may be gone
+                    leave()
+            self._done.set_exception(made)
+            return
+        except BaseException as error:
+            # Ctrl-C, or what another signal handler has raised: the call is not over.
+            interrupted = not isinstance(error, Exception) or is_interruption(error)
+            if interrupted and leave is not None:
+                with contextlib.suppress(Exception):
+                    leave()
+            self._done.set_exception(error)
+            return
+        self._done.set_result(-1 if source is None else source)
+
+    def _settle(self, done: concurrent.futures.Future[int]) -> None:
+        assert self._future is not None
+        error = done.exception()
+        if error is None:
+            self._future.set_result(self._outputs)
+        else:
+            # torch also calls the callbacks of a failed Future, and prints what they raise.
+            self._future.set_exception(error)
+
+
+class Caller:
+    """Makes calls in the order in which it was given them: in a thread, or in the program's thread
+    if that waits for the call anyway and no earlier one is left."""
+
+    def __init__(self, name: str, at_end: Callable[[], object]) -> None:
+        """at_end: leaves the Group; it may be called more than once."""
+        self._queued = Queued()
+        self._at_end = at_end
+        self._thread = threading.Thread(
+            target=_serve, args=(self._queued, at_end), name=name, daemon=True
+        )
+        self._thread.start()
+
+    def make(self, outputs: list[torch.Tensor], call: Callable[[], Any], opts: Any = None) -> Work:
+        """Makes the call, or has the thread make it. opts: torch's options of the call, which say
+        whether the program goes on meanwhile; None: it does. A call that comes from a callback of
+        an earlier one, which runs in that thread, is made at once, because a callback that waits
+        for it would block the thread. If a call is not over in time, this rank leaves the Group,
+        because the next call would be made in its place, and would be matched with it by the other
+        ranks; torch's own backends, too, are not used again after that."""
+        work = Work(outputs)
+        if threading.current_thread() is self._thread:
+            work.finish(call, self._at_end)
+        elif getattr(opts, "asyncOp", True) or not self._queued.make_now(work, call, self._at_end):
+            self._queued.put((work, call))
+        return work
+
+    def end(self, timeout_s: float | None = None) -> None:
+        """Ends the thread after the calls that it was given, and waits for that."""
+        self._queued.put(None)
+        if self._queued.is_made_here():  # a signal handler has interrupted that call
+            self._at_end()
+        elif threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+
+class Queued:
+    """The calls that the thread is to make. The thread refers to this object, and not to the
+    Caller, so a Caller that nobody needs any more can be freed; its end then ends the thread."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._turn = locks.lock("torch.turn")  # held while a program's thread makes a call
+        self._maker = 0  # that thread
+        self._counting = locks.lock("torch.counting")  # guards `_left`
+        self._left = 0  # calls that the thread has not finished yet
+
+    def put(self, one: tuple[Work, Callable[[], Any]] | None) -> None:
+        """Gives the thread a call; None: it is to end."""
+        with self._counting:
+            self._left += 1
+        self._calls.put(one)
+
+    def is_made_here(self) -> bool:
+        """Is this thread in the middle of a call that it makes itself? A signal handler may ask."""
+        return self._maker == threading.get_ident()
+
+    def make_now(self, work: Work, call: Callable[[], Any], at_end: Callable[[], object]) -> bool:
+        """Makes a call in this thread; False: earlier ones are not over, so it has to be queued.
+        RuntimeError: a signal handler makes a call while it interrupts another one."""
+        if self.is_made_here():
+            raise RuntimeError("a signal handler cannot wait for a call while it interrupts one")
+        if self._is_busy() or self._turn.locked():
+            return False
+        with self._turn:
+            if self._is_busy():
+                return False
+            try:
+                self._maker = threading.get_ident()
+                work.finish(call, at_end)
+            finally:
+                self._maker = 0
+        return True
+
+    def _is_busy(self) -> bool:
+        return self._left > 0
+
+    def serve(self, at_end: Callable[[], object]) -> bool:
+        """Makes the next call; False: there is none, because the thread is to end."""
+        one = self._calls.get()
+        try:
+            with self._turn:  # a program's thread finishes its call; `_left` keeps it from another
+                pass
+            if one is not None:
+                one[0].finish(one[1], at_end)
+        finally:
+            with self._counting:
+                self._left -= 1
+        return one is not None
+
+
+def _serve(queued: Queued, at_end: Callable[[], object]) -> None:
+    while queued.serve(at_end):
+        pass
+    with contextlib.suppress(Exception):  # the cluster may be gone
+        at_end()

@@ -1,1 +1,0 @@
-"""Commands for a running cluster: its state, once or live; what hangs; and a standby to promote."""
