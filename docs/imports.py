@@ -19,17 +19,20 @@ NODE = HERE.parent / "hoplite_mp" / "_node"
 PACKAGE = "hoplite_mp._node"
 SHARED = "ports and tables"  # the files that stand beside the folders
 WORDS = {
-    "core": "the loop, all rooms, messages",
-    "inspect": "traces, dumps, counters",
+    "runtime": "loop, dispatch, construction",
+    "manager_link": "joining, failover",
+    "diagnostics": "traces, dumps, counters",
     "groups": "calls of Groups",
-    "actors": "here and elsewhere",
-    "collectives": "plans carried out",
-    "recovery": "owners, reconstruction",
+    "actors": "local, remote, failover",
+    "collectives": "operations on refs",
+    "execution": "plans as cells",
+    "lineage": "reconstruction",
     "tasks": "workers, resources",
-    "membership": "other nodes",
+    "peers": "other nodes",
     "output": "lines of workers",
-    "objects": "store, imports, exports",
-    "shell": "the operating system",
+    "objects": "imports, exports, leases",
+    "store": "budget, pages",
+    "io": "the operating system",
     SHARED: "",
 }
 BOX, HEIGHT, STEP, MARGIN = 164, 46, 92, 24

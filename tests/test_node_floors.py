@@ -16,8 +16,6 @@ FLOORS = (
     *("", "io", "store", "objects", "peers", "output", "tasks", "lineage", "actors"),
     *("execution", "collectives", "groups", "diagnostics", "manager_link", "runtime"),
 )
-# The store's budget says which objects are spilled, so both are one floor.
-ONE_FLOOR = {"store", "objects"}
 
 
 def folders_in(text: str) -> set[str]:
@@ -33,8 +31,6 @@ def folders_in(text: str) -> set[str]:
 @pytest.mark.parametrize("folder", FLOORS)
 def test_arrows_point_down(folder: str) -> None:
     above = set(FLOORS[FLOORS.index(folder) + 1 :])
-    if folder in ONE_FLOOR:
-        above -= ONE_FLOOR
     files = sorted((NODE / folder).glob("*.py"))
     assert files
     for path in files:

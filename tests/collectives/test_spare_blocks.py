@@ -13,8 +13,8 @@ import pytest
 import hoplite_mp
 from hoplite_mp._common.arena import Arena
 from hoplite_mp._group.multi_host import SPARE_BYTES_MAX, HostsMember
+from hoplite_mp._node.objects.leases import Leases
 from hoplite_mp._node.store.budget import HEAD, Store
-from hoplite_mp._node.store.leases import Leases
 from hoplite_mp.errors import HopliteError
 
 NBYTES = 1 << 20

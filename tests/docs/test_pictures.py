@@ -15,7 +15,6 @@ PROGRAMS = {
     "pictures": ("one_host.svg", "several_hosts.svg", "life_of_a_task.svg"),
     "plans": ("broadcast.svg", "reduction.svg"),
     "imports": ("node_imports.svg",),
-    "imports_of_files": ("node_files.svg",),
 }
 PAGES = ("how_it_works", "architecture")
 

@@ -142,7 +142,7 @@ MUTANTS = (
     ),
     Mutant(
         "leases-asks-for-room-once",
-        "hoplite_mp/_node/store/leases.py",
+        "hoplite_mp/_node/objects/leases.py",
         (
             "                self.client.set_hungry(True)\n"
             "                self.loop.call_later(RETRY_S, again)"

@@ -1,1 +1,1 @@
-"""Objects of this host and of others: memory, results, imports, exports, replicas."""
+"""Objects of this host and of others: leases, results, imports, exports, replicas, new owners."""

@@ -23,7 +23,7 @@ from hoplite_mp._node.groups.group_waits import group_waits
 from hoplite_mp._node.groups.point_to_point import PointToPoint
 from hoplite_mp._node.lifecycle import Life
 from hoplite_mp._node.manager_link import connection, join_waiters
-from hoplite_mp._node.objects import exports, imports, remote_objects
+from hoplite_mp._node.objects import exports, imports, leases, remote_objects
 from hoplite_mp._node.objects.context import HostContext
 from hoplite_mp._node.objects.import_requests import ImportRequests
 from hoplite_mp._node.objects.results import Results
@@ -31,7 +31,7 @@ from hoplite_mp._node.questions import Questions
 from hoplite_mp._node.requests import Requests
 from hoplite_mp._node.roster import Roster
 from hoplite_mp._node.runtime.client_cleanup import ClientEnds
-from hoplite_mp._node.store import budget, leases
+from hoplite_mp._node.store import budget
 from hoplite_mp._node.store.pages import Pages
 from hoplite_mp._node.tasks import (
     inbound_tasks,
@@ -162,7 +162,7 @@ class Rooms:
         self.pool_requests = pool_requests.PoolRequests(
             host, self.requests, self.sweeper, *of_pools, self.resources, above
         )
-        self.pages = Pages(host, start.workers)
+        self.pages = Pages(host.config, host.loop, host.client, host.store, start.workers)
         self.standing = join_waiters.StandingRequests(
             host, self.requests, self.life, self.management, above
         )

@@ -1,1 +1,1 @@
-"""The store of one host: its budget of memory, leases of blocks and spans, spilling, pages."""
+"""The store of one host: its budget of memory, spilling, pages, blocks that are still written."""

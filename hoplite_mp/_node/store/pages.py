@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 from hoplite_mp._node.io.os_info import yield_core
 
 if TYPE_CHECKING:
-    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp import _shm
+    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.store.budget import Store
+    from hoplite_mp.config import Config
 
 __all__ = ["Pages"]
 
@@ -27,12 +30,14 @@ IDLE_LOOK_S = 0.1  # between two checks at least, even if memory_idle_s is short
 class Pages:
     """The pages of one node's store."""
 
-    def __init__(self, host: HostContext, workers: int) -> None:
+    def __init__(
+        self, config: Config, loop: Loop, client: _shm.NodeClient, store: Store, workers: int
+    ) -> None:
         """workers: how many the host was started with."""
-        self.config = host.config
-        self.loop = host.loop
-        self.store = host.store
-        self.client = host.client
+        self.config = config
+        self.loop = loop
+        self.client = client
+        self.store = store
         self.workers = workers
         self._watching = False
 
