@@ -50,7 +50,7 @@ SOURCES = sorted(
 
 
 def dotted(path: Path) -> str:
-    """hoplite_mp/_node/loop.py -> hoplite_mp._node.loop; a package is named like its folder."""
+    """hoplite_mp/_node/ports.py -> hoplite_mp._node.ports; a package is named like its folder."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

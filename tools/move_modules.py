@@ -3,7 +3,8 @@
     python tools/move_modules.py TABLE
 
 Each line of TABLE is `old new`, both dotted and relative to the package: `node.shell.doors
-_node.io.listeners`. A line for a package moves all of its modules that have no line of their own.
+_node.io.listeners`. A line for a package moves all of its modules that have no line of their own. `old
+into new` appends a module to another one, and removes its docstring.
 Rewritten are imports (also names of modules that are used as objects), dotted names in strings and
 prose, and paths of files in every tracked text file. `ruff check --fix` and `ruff format` put the
 imports in order afterwards.
@@ -35,10 +36,13 @@ class Table:
 
     def __init__(self, text: str) -> None:
         self.lines: dict[str, str] = {}
+        self.merged: list[tuple[str, str]] = []
         for line in text.splitlines():
             words = line.split("#")[0].split()
             if words:
-                self.lines[words[0]] = words[1]
+                self.lines[words[0]] = words[-1]
+                if words[1] == "into":
+                    self.merged.append((words[0], words[2]))
         self.modules = {
             ".".join(path.relative_to(ROOT / PACKAGE).with_suffix("").parts).removesuffix(
                 ".__init__"
@@ -192,9 +196,65 @@ def names_rewritten(text: str, table: Table) -> str:
     return FOLDER.sub(folder, FILE.sub(file, DOTTED.sub(dotted, IMPORT.sub(statement, text))))
 
 
+class Parts:
+    """The parts of a module: docstring, imports, imports for type checkers, `__all__`, the rest."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = text.splitlines()
+        self.imports: list[str] = []
+        self.types: list[str] = []
+        self.exports: list[str] = []
+        self.body: list[str] = []
+        self.docstring = ""
+        last = 0
+        for node in ast.parse(text).body:
+            segment = self.lines[node.lineno - 1 : node.end_lineno]
+            gap = self.lines[last : node.lineno - 1]  # comments and decorators above it
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                gap, segment = self.lines[last : first - 1], self.lines[first - 1 : node.end_lineno]
+            last = node.end_lineno or 0
+            if isinstance(node, ast.Expr) and node.lineno == 1:
+                self.docstring = "\n".join(segment)
+            elif isinstance(node, ast.ImportFrom) and node.module == "__future__":
+                pass
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                self.imports += [*(one for one in gap if one.strip()), *segment]
+            elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                inner = self.lines[node.body[0].lineno - 1 : node.body[-1].end_lineno]
+                self.types += inner
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                self.exports = ast.literal_eval(node.value)
+            else:
+                self.body += [*gap, *segment]
+
+    def text(self) -> str:
+        blocks = [self.docstring, "", "from __future__ import annotations", "", *self.imports, ""]
+        if self.types:
+            blocks += ["if TYPE_CHECKING:", *self.types, ""]
+        if self.exports:
+            blocks += [f"__all__ = {sorted(set(self.exports))!r}".replace("'", '"'), ""]
+        return "\n".join([*blocks, *self.body]) + "\n"
+
+
+def merge(old: Path, new: Path) -> None:
+    """Appends one module to another one."""
+    source, target = Parts(old.read_text()), Parts(new.read_text())
+    target.imports += source.imports
+    target.types += source.types
+    target.exports += source.exports
+    target.body += ["", "", *source.body]
+    own = "hoplite_mp." + ".".join(new.relative_to(ROOT / PACKAGE).with_suffix("").parts)
+    text = re.sub(
+        rf"^ *from {re.escape(own)} import (\([^)]*\)|.*)\n", "", target.text(), flags=re.MULTILINE
+    )
+    new.write_text(text)
+
+
 def main() -> None:
     table = Table(Path(sys.argv[1]).read_text())
-    new_names = [table.new(name) for name in table.modules]
+    merged = {old for old, _ in table.merged}
+    new_names = [table.new(name) for name in table.modules if name not in merged]
     twice = {name for name in new_names if new_names.count(name) > 1}
     assert not twice, f"two modules would have one name: {twice}"
 
@@ -219,9 +279,12 @@ def main() -> None:
         text = names_rewritten(text, table)
         if text != before:
             path.write_text(text)
+    for old, new in table.merged:
+        merge(table.modules[old], table.modules[new])
+        git("rm", "-f", str(table.modules[old]))
     for name, path in sorted(table.modules.items()):
         new = table.new(name)
-        if new == name:
+        if new == name or name in merged:
             continue
         to = ROOT / PACKAGE / new.replace(".", "/")
         to = to / "__init__.py" if path.name == "__init__.py" else to.with_suffix(".py")

@@ -62,8 +62,8 @@ def fill(cluster: hoplite_mp.Cluster) -> list[Any]:
 
 def fill_here() -> int:
     """The same in a worker, whose spans are full, too; it keeps what it has put."""
-    hoplite_mp.kept = fill(hoplite_mp.current())  # type: ignore[attr-defined]
-    return len(hoplite_mp.kept)  # type: ignore[attr-defined]
+    hoplite_mp.errors.kept = fill(hoplite_mp.current())  # type: ignore[attr-defined]
+    return len(hoplite_mp.errors.kept)  # type: ignore[attr-defined]
 
 
 def fill_all(folder: Path, workers: int) -> None:
