@@ -214,7 +214,7 @@ def supervise(asked: dict[str, Any], received: list[int]) -> None:
 
 def import_all(modules: Iterable[str]) -> None:
     """Imports these, with no thread of BLAS, which a fork would lose."""
-    variables = importlib.import_module("hoplite_mp._supervisor.blas").BLAS_VARIABLES
+    variables = importlib.import_module("hoplite_mp._supervisor.environment").BLAS_VARIABLES
     given = {name: os.environ.get(name) for name in variables}
     os.environ.update(dict.fromkeys(variables, "1"))
     for name in modules:

@@ -3,8 +3,9 @@
     python tools/move_modules.py TABLE
 
 Each line of TABLE is `old new`, both dotted and relative to the package: `node.shell.doors
-_node.io.listeners`. A line for a package moves all of its modules that have no line of their own. `old
-into new` appends a module to another one, and removes its docstring.
+_node.io.listeners`. A line for a package moves all of its modules that have no line of their own.
+`old into new` appends a module to another one, and `old before new` puts it in front of what the
+other one defines; the docstring of `old` goes.
 Rewritten are imports (also names of modules that are used as objects), dotted names in strings and
 prose, and paths of files in every tracked text file. `ruff check --fix` and `ruff format` put the
 imports in order afterwards.
@@ -36,13 +37,13 @@ class Table:
 
     def __init__(self, text: str) -> None:
         self.lines: dict[str, str] = {}
-        self.merged: list[tuple[str, str]] = []
+        self.merged: list[tuple[str, str, bool]] = []
         for line in text.splitlines():
             words = line.split("#")[0].split()
             if words:
                 self.lines[words[0]] = words[-1]
-                if words[1] == "into":
-                    self.merged.append((words[0], words[2]))
+                if words[1] in {"into", "before"}:
+                    self.merged.append((words[0], words[2], words[1] == "before"))
         self.modules = {
             ".".join(path.relative_to(ROOT / PACKAGE).with_suffix("").parts).removesuffix(
                 ".__init__"
@@ -237,13 +238,14 @@ class Parts:
         return "\n".join([*blocks, *self.body]) + "\n"
 
 
-def merge(old: Path, new: Path) -> None:
-    """Appends one module to another one."""
+def merge(old: Path, new: Path, first: bool) -> None:
+    """Puts what one module defines into another one: in front, or at the end."""
     source, target = Parts(old.read_text()), Parts(new.read_text())
     target.imports += source.imports
     target.types += source.types
     target.exports += source.exports
-    target.body += ["", "", *source.body]
+    both = [source.body, target.body] if first else [target.body, source.body]
+    target.body = [*both[0], "", "", *both[1]]
     own = "hoplite_mp." + ".".join(new.relative_to(ROOT / PACKAGE).with_suffix("").parts)
     text = re.sub(
         rf"^ *from {re.escape(own)} import (\([^)]*\)|.*)\n", "", target.text(), flags=re.MULTILINE
@@ -253,7 +255,7 @@ def merge(old: Path, new: Path) -> None:
 
 def main() -> None:
     table = Table(Path(sys.argv[1]).read_text())
-    merged = {old for old, _ in table.merged}
+    merged = {old for old, _, _ in table.merged}
     new_names = [table.new(name) for name in table.modules if name not in merged]
     twice = {name for name in new_names if new_names.count(name) > 1}
     assert not twice, f"two modules would have one name: {twice}"
@@ -279,8 +281,8 @@ def main() -> None:
         text = names_rewritten(text, table)
         if text != before:
             path.write_text(text)
-    for old, new in table.merged:
-        merge(table.modules[old], table.modules[new])
+    for old, new, first in table.merged:
+        merge(table.modules[old], table.modules[new], first)
         git("rm", "-f", str(table.modules[old]))
     for name, path in sorted(table.modules.items()):
         new = table.new(name)

@@ -23,8 +23,8 @@ from hoplite_mp._api.pools import PoolCalls
 from hoplite_mp._api.run_on_workers import EverywhereCalls
 from hoplite_mp._api.shutdown import Ending
 from hoplite_mp._api.streams import StreamCalls
+from hoplite_mp._client.demands import WORKERS_MAX
 from hoplite_mp._client.memory import whole
-from hoplite_mp._client.pool_placement import WORKERS_MAX
 from hoplite_mp._client.runtime import Runtime, current_runtime
 from hoplite_mp._common import locks
 from hoplite_mp._group.group import GroupCalls

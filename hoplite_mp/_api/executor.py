@@ -19,12 +19,11 @@ from hoplite_mp._client.debugging import run_here
 from hoplite_mp._client.demands import check_demands
 from hoplite_mp._client.function_kind import CONCURRENCY_SHIFT, check_counts, flags_of
 from hoplite_mp._client.functions import Fixed
-from hoplite_mp._client.max_workers_compat import Sized
 from hoplite_mp._client.memory import whole
 from hoplite_mp._client.option_checks import UNUSED, check_values, refuse_unused
 from hoplite_mp._client.queues import SHUT_DOWN
 from hoplite_mp._protocol.fields import NUMBER_MAX
-from hoplite_mp._protocol.local import POOL_BROKEN
+from hoplite_mp._protocol.local import POOL_BROKEN, Members
 from hoplite_mp.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -36,7 +35,29 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.resources import Demand
     from hoplite_mp._protocol.inherited_context import Environment
 
-__all__ = ["Options", "TaskExecutor"]
+__all__ = ["Options", "Sized", "TaskExecutor"]
+
+
+WORKERS_FIELD = 3  # index in a node's entry in the reply to Members
+
+
+class Sized:
+    """An executor over one pool of workers. Dask and others read `_max_workers` of any executor, to
+    decide how many tasks to send at a time."""
+
+    _runtime: Runtime
+    _pool: int
+
+    @property
+    def _max_workers(self) -> int:
+        """The size of its own pool, or of all nodes' common workers together; at least one."""
+        runtime = self._runtime
+        known = runtime.pool_sizes.get(self._pool)
+        if known is None:
+            found = runtime.channel.call(Members()).value
+            known = sum(node[WORKERS_FIELD] for node in found)
+        return max(1, known)
+
 
 T = TypeVar("T")
 RETRIES_MAX = 127

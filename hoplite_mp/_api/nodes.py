@@ -12,9 +12,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import errors
+from hoplite_mp._client.demands import WORKERS_MAX
 from hoplite_mp._client.describing import cluster_words
 from hoplite_mp._client.memory import format_bytes, whole
-from hoplite_mp._client.pool_placement import WORKERS_MAX
 from hoplite_mp._client.tracing import Trace
 from hoplite_mp._common import clock
 from hoplite_mp._planner.resources import as_amounts

@@ -20,13 +20,12 @@ from hoplite_mp import errors
 from hoplite_mp._api.executor import TaskExecutor
 from hoplite_mp._api.nodes import named_places, working_places
 from hoplite_mp._client.deadlines import FOREVER_NS
-from hoplite_mp._client.demands import refuse_demands
+from hoplite_mp._client.demands import WORKERS_MAX, refusal, refuse_demands, spread
 from hoplite_mp._client.fail_pending import Underway, UnlessEnded
 from hoplite_mp._client.functions import Fixed
-from hoplite_mp._client.inheriting import Inheritance, put_setup
+from hoplite_mp._client.inherited_context import Inheritance, put_setup
 from hoplite_mp._client.memory import whole
 from hoplite_mp._client.option_checks import refuse_unused
-from hoplite_mp._client.pool_placement import WORKERS_MAX, refusal, spread
 from hoplite_mp._client.threads import starting_thread
 from hoplite_mp._common import locks
 from hoplite_mp._common.machine_limits import cpu_count

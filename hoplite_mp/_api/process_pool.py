@@ -13,8 +13,8 @@ from hoplite_mp._api.cluster import HiddenCluster
 from hoplite_mp._api.executor import Options, TaskExecutor
 from hoplite_mp._api.nodes import WORKERS_MAX
 from hoplite_mp._api.pools import open_pool
+from hoplite_mp._client.demands import refusal
 from hoplite_mp._client.memory import whole
-from hoplite_mp._client.pool_placement import refusal
 from hoplite_mp._common.machine_limits import cpu_count
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hoplite_mp._api.cluster import Cluster
 from hoplite_mp._api.nodes import node_id
-from hoplite_mp._cli.visit import brought_along, visit
 from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._protocol.local import Dump, DumpRead
 from hoplite_mp.errors import HopliteError
@@ -26,11 +26,30 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from hoplite_mp._api.cluster import Cluster
 
 __all__ = ["collect", "dump", "lines"]
 
 _FRAME = re.compile(r'\s*File "(.+)", line (\d+) in ')  # as faulthandler writes it
+
+
+def visit(arguments: argparse.Namespace) -> Cluster:
+    """Takes part in the cluster at `address`. HopliteError, ValueError: the reason why it cannot be
+    reached."""
+    return Cluster(
+        workers=0,
+        address=arguments.address,
+        token=arguments.token_file,
+        tls=False if arguments.no_tls else None,
+    )
+
+
+def brought_along(cluster: Cluster) -> int | None:
+    """The number of the node that this process has started only to look; None if it uses the node
+    that this host has."""
+    host = cluster._host
+    if host is None or host.attached:
+        return None
+    return cluster._runtime.tasks.node_number
 
 
 def dump(arguments: argparse.Namespace) -> int:

@@ -345,7 +345,7 @@ def _count(text: str) -> int:
 
 
 def _workers(text: str) -> int:
-    from hoplite_mp._client.pool_placement import WORKERS_MAX
+    from hoplite_mp._client.demands import WORKERS_MAX
 
     most = WORKERS_MAX
     return _whole(text, f"from 0 to {most}", lambda number: 0 <= number <= most)

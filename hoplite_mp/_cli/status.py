@@ -12,9 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._api.nodes import amount_words, gone_nodes, node_id, standby_of
-from hoplite_mp._cli import actor_rows
-from hoplite_mp._cli.dump import collect
-from hoplite_mp._cli.visit import brought_along, visit
+from hoplite_mp._cli.dump import brought_along, collect, visit
 from hoplite_mp._client.memory import format_bytes
 from hoplite_mp.errors import HopliteError
 
@@ -23,7 +21,51 @@ if TYPE_CHECKING:
 
     from hoplite_mp._api.cluster import Cluster
 
-__all__ = ["gone", "gone_words", "status", "table", "task_counts"]
+__all__ = [
+    "ACTOR_COLUMNS",
+    "actor_rows",
+    "gone",
+    "gone_words",
+    "status",
+    "table",
+    "task_counts",
+]
+
+
+ACTOR_COLUMNS = ("actor", "class", "node", "state", "waiting", "running", "done", "restarts")
+
+
+def actor_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A row for each actor, named ones first, with the fields in ACTOR_COLUMNS. `found`: the
+    result of `dump.collect`."""
+    elsewhere: dict[str, int] = {}
+    for node in found["nodes"]:
+        for calls in node.get("actor calls", {"first": ()})["first"]:
+            elsewhere[calls["identity"]] = elsewhere.get(calls["identity"], 0) + calls["waiting"]
+    shown: list[tuple[str, ...]] = []
+    for node in found["nodes"]:
+        for actor in node.get("actors", {"first": ()})["first"]:
+            waiting = actor["waiting"] + elsewhere.get(actor["identity"], 0)
+            shown.append(
+                (
+                    actor["name"] or "-",
+                    actor["class"],
+                    node_id(node["node"]),
+                    actor["state"],
+                    str(waiting),
+                    str(actor["running"]),
+                    str(actor["done"]),
+                    f"{actor['restarts']} of {actor['restarts'] + actor['restarts_left']}",
+                )
+            )
+    shown.sort(key=lambda row: (row[0] == "-", *row[:3]))
+    for node in found["nodes"]:
+        actors = node.get("actors", {"first": (), "count": 0})
+        more = actors["count"] - len(actors["first"])
+        if more:  # a node names only some
+            shown.append(("...", f"{more} more", node_id(node["node"]), *[""] * 5))
+    return shown
+
 
 HEAD = (
     "node", "address", "host", "workers", "memory", "queued", "running", "done", "failed",
@@ -40,14 +82,14 @@ def status(arguments: argparse.Namespace) -> int:
     try:
         with visit(arguments) as cluster:
             said = collect(cluster)
-            nodes, lost, found = node_states(cluster, said), gone(cluster), actor_rows.rows(said)
+            nodes, lost, found = node_states(cluster, said), gone(cluster), actor_rows(said)
             if arguments.json:
-                held = [dict(zip(actor_rows.COLUMNS, row, strict=True)) for row in found]
+                held = [dict(zip(ACTOR_COLUMNS, row, strict=True)) for row in found]
                 print(json.dumps({"nodes": nodes, "gone": lost, "actors": held}, indent=1))
                 return 0
             print("\n".join([table(nodes), *map(gone_words, lost), *standby(cluster)]))
             if found:
-                print("", *_columns([actor_rows.COLUMNS, *found]), sep="\n")
+                print("", *_columns([ACTOR_COLUMNS, *found]), sep="\n")
     except (HopliteError, ValueError) as error:  # also if the cluster ends meanwhile
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1

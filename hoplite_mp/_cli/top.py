@@ -36,10 +36,14 @@ from hoplite_mp._api.nodes import (
     resource_words,
     with_counts,
 )
-from hoplite_mp._cli import actor_rows as actors
-from hoplite_mp._cli.dump import collect
-from hoplite_mp._cli.status import gone, gone_words, task_counts
-from hoplite_mp._cli.visit import brought_along, visit
+from hoplite_mp._cli.dump import brought_along, collect, visit
+from hoplite_mp._cli.status import (
+    ACTOR_COLUMNS,
+    actor_rows,
+    gone,
+    gone_words,
+    task_counts,
+)
 from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._common import clock
 from hoplite_mp.errors import ClosedError, HopliteError, ManagerLostError
@@ -75,7 +79,7 @@ class Look:
     at: float  # seconds of a clock
     nodes: tuple[Node, ...]
     counts: dict[str, dict[str, int]]  # by node id
-    actors: tuple[tuple[str, ...], ...] = ()  # rows of _cli/actor_rows.py
+    actors: tuple[tuple[str, ...], ...] = ()  # rows of _cli/status.py
     # How many tasks were queued and ran then, by id of nodes that answered.
     tasks: dict[str, dict[str, int]] | None = None
     gone: tuple[str, ...] = ()  # a line for each host that has left or was lost
@@ -157,7 +161,7 @@ def _look(cluster: Cluster) -> Look:
     )
     said = collect(cluster)
     lost = tuple(map(gone_words, gone(cluster)))
-    return Look(at, tuple(shown), counted, tuple(actors.rows(said)), task_counts(said), lost)
+    return Look(at, tuple(shown), counted, tuple(actor_rows(said)), task_counts(said), lost)
 
 
 def _table(title: str, now: Look, before: Look | None, width: int) -> Table:
@@ -178,7 +182,7 @@ def _drawn(title: str, now: Look, before: Look | None, width: int) -> Group:
     parts: list[Table | Text] = [_table(title, now, before, width), *map(Text, now.gone)]
     if now.actors:
         table = Table(title="actors", title_justify="left", box=SIMPLE)
-        for name in actors.COLUMNS:
+        for name in ACTOR_COLUMNS:
             numbers = name in ("waiting", "running", "done")
             table.add_column(name, justify="right" if numbers else "left", no_wrap=True)
         for row in now.actors:

@@ -1,9 +1,8 @@
-"""Resources that a process asks for: which demands are valid, and which nodes can meet them.
+"""Placement: how many workers an executor may have, on which nodes, and which resources nodes have.
 
-Why it exists: a demand that no node can ever meet is an error at the call, and workers and actors
-that need resources are placed on nodes that have them. The node of this host knows which resources
-each node has; its answer is cached until the cluster's nodes change.
-It must never know: who holds what, when a task begins.
+A demand that no node can ever meet is an error at the call, and workers and actors that need
+resources are placed on nodes that have them. The node of this host knows which resources each node
+has; its answer is cached until the cluster's nodes change.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._client.calls import current_call
-from hoplite_mp._client.pool_placement import spread
 from hoplite_mp._client.priorities import checked_priority
 from hoplite_mp._planner.resources import Demand, amounts_of, demand_words
 from hoplite_mp._protocol.resources import AssignedAsked, ResourcePlaces
@@ -21,7 +19,8 @@ if TYPE_CHECKING:
 
     from hoplite_mp._client.ports import Membership
 
-__all__ = ["Demands", "check_demands", "refuse_demands"]
+__all__ = ["WORKERS_MAX", "Demands", "check_demands", "refusal", "refuse_demands", "spread"]
+
 
 KNOWN_MAX = 256  # how many different demands are cached
 
@@ -159,3 +158,28 @@ def _turned(numbers: list[int], turn: int) -> list[int]:
     """The list, rotated so that the number at index `turn` (modulo its length) is first."""
     first = turn % len(numbers) if numbers else 0
     return numbers[first:] + numbers[:first]
+
+
+WORKERS_MAX = 200
+
+
+def refusal(max_workers: Any) -> str:
+    """The error for an invalid number of workers; begins like the standard library's."""
+    return (
+        f"max_workers must be greater than 0 and at most {WORKERS_MAX}, or None, "
+        f"not {max_workers!r}"
+    )
+
+
+def spread(
+    count: int, places: Sequence[tuple[int, int]], most: dict[int, int] | None = None
+) -> list[tuple[int, int]]:
+    """Distributes `count` workers over (node, weight): returns (node, workers) without zeros. Each
+    worker goes to the node that then has the fewest in proportion to its weight, the first of
+    several. `most`: how many workers fit on a node."""
+    given = dict.fromkeys((number for number, _ in places), 0)
+    for _ in range(count):
+        open_ = [one for one in places if most is None or given[one[0]] < most[one[0]]]
+        number, _ = min(open_, key=lambda place: (given[place[0]] + 1) / place[1])
+        given[number] += 1
+    return [(number, workers) for number, workers in given.items() if workers]

@@ -11,10 +11,12 @@ It must never know: which engine that is, how long the node holds it.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common import clock
-from hoplite_mp._protocol.foreign import HoldForeign
+from hoplite_mp._protocol.local import HoldForeign
 from hoplite_mp.errors import HopliteError, ObjectLostError
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     from hoplite_mp._client.memory import Memory
     from hoplite_mp._common.ref import ObjectRef
 
-__all__ = ["ForeignRefs", "held_too_short"]
+__all__ = ["ForeignRefs", "enter_by_engine", "held_too_short"]
+
 
 # How many objects' last pickling is remembered. Higher: fewer round trips for processes that pickle
 # the same many refs repeatedly. Lower: less memory, some 200 bytes each.
@@ -87,3 +90,20 @@ def held_too_short(ref: ObjectRef[Any], node: int, seconds: float) -> ObjectLost
         "(Config.foreign_hold_s), unless that node has left before, and nobody else held it when "
         "it was loaded. Keep a ref to it until it has been loaded, or raise foreign_hold_s"
     )
+
+
+# Module of an engine, which its processes have imported -> its front end. The front end's `enter()`
+# joins the cluster that the engine's driver has begun; False if there is none for this process.
+FRONT_ENDS = {"ray": "hoplite_mp.integrations.ray._workers"}
+
+
+def enter_by_engine() -> bool:
+    """Makes `current()` and refs among a task's arguments work in a process that another engine has
+    started, for example a task of Ray.
+
+    Asks the engines that this process has loaded to bring it into a cluster; True if one did.
+    Raises the front end's error if joining that cluster failed."""
+    for engine, front_end in FRONT_ENDS.items():
+        if engine in sys.modules and importlib.import_module(front_end).enter():
+            return True
+    return False

@@ -1,9 +1,14 @@
-"""Settings that a program passes to its host's workers, as multiprocessing does to its children.
+"""What new processes inherit: settings of multiprocessing, and arguments of initializers.
 
-Why it exists: see `_protocol/inherited_context.py`. multiprocessing is imported only after the
-host's processes have been started, so that no program waits for it. If the program has not imported
-it before, it has no authkey that anything could depend on yet, and is given the workers' key.
-It must never know: how the settings reach the workers.
+multiprocessing is imported only after the host's processes have been started, so that no program
+waits for it. If the program has not imported it before, it has no authkey that anything could
+depend on yet, and is given the workers' key.
+
+The standard library's locks, queues, pipes and shared values refuse to be pickled except while a
+process is spawned, because they are file descriptors, or names that live as long as the object. So
+the arguments of an initializer are pickled as if for a spawned process. Their descriptors are
+numbered and sent along with the request for the pool; each worker of the pool inherits them, also
+one that is started later.
 """
 
 from __future__ import annotations
@@ -11,11 +16,27 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from hoplite_mp import _serialize
 from hoplite_mp._protocol.inherited_context import Birth
 
-__all__ = ["birth_here", "share_authkey"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._client.runtime import Runtime
+
+__all__ = [
+    "DESCRIPTORS_MAX",
+    "Inheritance",
+    "Inherited",
+    "birth_here",
+    "forget",
+    "put_setup",
+    "receive",
+    "share_authkey",
+]
+
 
 AUTHKEY_BYTES = 32
 
@@ -45,3 +66,94 @@ def share_authkey(birth: Birth) -> None:
         import multiprocessing.process
 
         multiprocessing.process.current_process().authkey = birth.authkey
+
+
+T = TypeVar("T")
+DESCRIPTORS_MAX = 200  # the kernel accepts 253 in one message
+_here: list[int] = []  # descriptors that this worker has inherited
+
+
+class Inherited:
+    """A descriptor, named by its number in the inheritance."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def detach(self) -> int:
+        """Returns a duplicate for the caller, as `multiprocessing.reduction.DupFd.detach` does."""
+        return os.dup(_here[self.number])
+
+
+class Inheritance:
+    """Stands in for the standard library's Popen while arguments for new processes are pickled."""
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self.descriptors.append(fd)
+        return len(self.descriptors) - 1
+
+    def DupFd(self, number: int) -> Inherited:
+        return Inherited(number)
+
+    def collected(self, pickle: Callable[[], T]) -> T:
+        """Calls `pickle` while this thread pickles for processes that inherit the descriptors."""
+        context: Any = sys.modules.get("multiprocessing.context")
+        if context is None:  # then no such objects exist
+            return pickle()
+        before = context.get_spawning_popen()
+        context.set_spawning_popen(self)
+        try:
+            return pickle()
+        finally:
+            context.set_spawning_popen(before)
+
+
+def receive(descriptors: list[int]) -> None:
+    """Stores the descriptors that this worker has inherited."""
+    _here[:] = descriptors
+
+
+def forget() -> None:
+    """Closes them, once the initializer has its arguments."""
+    while _here:
+        os.close(_here.pop())
+
+
+def put_setup(
+    runtime: Runtime,
+    initializer: Callable[..., Any],
+    initargs: tuple[Any, ...],
+    inheritance: Inheritance | None,
+) -> Any:
+    """Stores the initializer and its arguments for all workers. inheritance: given if all workers
+    are on this host."""
+    memory = runtime.memory
+    function = _serialize.encode_function(initializer, memory.keep and memory.keep())
+    if inheritance is not None and "multiprocessing.context" in sys.modules:
+        try:
+            ref = inheritance.collected(lambda: memory.put((function, initargs)))
+        except (RuntimeError, TypeError) as error:
+            if "fork context" not in str(error):
+                raise
+            raise TypeError(
+                "initargs hold an object of multiprocessing's fork context, which only a "
+                "forked process can use: make it with the spawn context, as "
+                "multiprocessing.get_context('spawn').Lock()"
+            ) from error
+        if len(inheritance.descriptors) > DESCRIPTORS_MAX:
+            raise ValueError(
+                f"initargs hold {len(inheritance.descriptors)} file descriptors: at most "
+                f"{DESCRIPTORS_MAX} can be passed"
+            )
+        return ref
+    try:
+        return memory.put((function, initargs))
+    except (RuntimeError, TypeError) as error:
+        if "through inheritance" not in str(error):
+            raise
+        raise TypeError(
+            f"{error}: initargs reach workers of other hosts by value; use a "
+            "multiprocessing.Manager() that listens on the network, or workers on this host"
+        ) from error

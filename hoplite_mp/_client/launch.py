@@ -24,6 +24,7 @@ import msgspec
 
 from hoplite_mp import _serialize, _shm, errors
 from hoplite_mp._client.channel import Channel, dump, seqpacket_pair
+from hoplite_mp._client.demands import WORKERS_MAX
 from hoplite_mp._client.descriptors import (
     Watched,
     close_socket,
@@ -33,7 +34,6 @@ from hoplite_mp._client.descriptors import (
     lift_socket,
 )
 from hoplite_mp._client.inherited_context import birth_here, share_authkey
-from hoplite_mp._client.pool_placement import WORKERS_MAX
 from hoplite_mp._client.printing import Printer
 from hoplite_mp._client.runtime import Runtime
 from hoplite_mp._client.store_size import store_size

@@ -19,9 +19,7 @@ import numpy as np
 
 from hoplite_mp import _serialize, _shm, errors
 from hoplite_mp._client.acquire_import import take_over
-from hoplite_mp._client.array_flags import checked_order, freeze
 from hoplite_mp._client.deadlines import FOREVER_NS
-from hoplite_mp._client.page_map import POPULATE_BYTES_MIN, Mapped
 from hoplite_mp._common import clock, ids
 from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp._common.object_states import CANCELLED, PENDING, STATE, is_cancelled
@@ -53,10 +51,73 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORKED",
+    "POPULATE_BYTES_MIN",
+    "Mapped",
     "Memory",
+    "checked_order",
     "format_bytes",
+    "freeze",
     "whole",
 ]
+
+
+POPULATE_BYTES_MIN = 1 << 20  # smaller payloads are always written through a mapping
+UNIT_BYTES = 1 << 20
+
+
+class Mapped:
+    """One process's mappings of the store, in units of 1 MiB.
+
+    A large write through a mapping costs one copy, but the first write to a page also pays for a
+    page fault. So the first write to a unit goes through the file, and the second through a
+    mapping.
+    """
+
+    def __init__(self, client: _shm.Client) -> None:
+        self._client = client
+        self.units: set[int] = set()
+        self._written: set[int] = set()
+
+    def add(self, payload: int, nbytes: int) -> None:
+        """Maps these bytes of the store, unless they are mapped already."""
+        units = _units(payload, nbytes)
+        if not self.units.issuperset(units):
+            self._client.populate(payload, nbytes)
+            self.units.update(units)
+
+    def serves(self, payload: int, nbytes: int) -> bool:
+        """Should a write there go through the mapping? The mapping is made when it begins to pay
+        off."""
+        if nbytes < POPULATE_BYTES_MIN:
+            return True
+        units = _units(payload, nbytes)
+        if self.units.issuperset(units):
+            return True
+        if self._written.issuperset(units):
+            self.add(payload, nbytes)
+            return True
+        self._written.update(units)
+        return False
+
+
+def _units(payload: int, nbytes: int) -> range:
+    return range(payload // UNIT_BYTES, (payload + nbytes - 1) // UNIT_BYTES + 1)
+
+
+def checked_order(order: str) -> Any:
+    """`order` as numpy takes it; ValueError for what is neither "C" nor "F"."""
+    if order not in ("C", "F"):
+        raise ValueError(f"order must be 'C' or 'F', not {order!r}")
+    return order
+
+
+def freeze(array: np.ndarray[Any, np.dtype[Any]]) -> None:
+    """Makes the array read-only, and every array that it is a view of."""
+    base: Any = array
+    while type(base) is np.ndarray:
+        base.flags.writeable = False
+        base = base.base
+
 
 PREFIX_BIG = 4096 - _shm.BLOCK_HEAD_BYTES  # the array of c.empty() begins on a page boundary
 PREFIX_SMALL = 256

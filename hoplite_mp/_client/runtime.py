@@ -18,8 +18,7 @@ from hoplite_mp._client.calls import current_call
 from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.demands import Demands
 from hoplite_mp._client.describing import ref_words
-from hoplite_mp._client.foreign_engines import enter_by_engine
-from hoplite_mp._client.foreign_refs import ForeignRefs, held_too_short
+from hoplite_mp._client.foreign_refs import ForeignRefs, enter_by_engine, held_too_short
 from hoplite_mp._client.futures import Future
 from hoplite_mp._client.memory import FORKED, Memory
 from hoplite_mp._client.queues import HERE

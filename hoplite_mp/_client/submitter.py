@@ -22,7 +22,6 @@ from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.done_callbacks import Watch
 from hoplite_mp._client.fail_pending import call_back, fail_pending
 from hoplite_mp._client.failures import Failures
-from hoplite_mp._client.fallback_error import last_resort
 from hoplite_mp._client.function_kind import FLAG_ASYNC
 from hoplite_mp._client.functions import Functions
 from hoplite_mp._client.futures import Future
@@ -43,6 +42,7 @@ from hoplite_mp._common.object_states import (
 from hoplite_mp._protocol.local import Interrupt
 from hoplite_mp.errors import (
     ClosedError,
+    HopliteError,
     HopliteTimeoutError,
     ObjectLostError,
     StoreFullError,
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.resources import Demand
 
 __all__ = ["Submitter", "last_resort"]
+
 
 # Flags: no waiting worker runs the task in place; it gets copies of refs' values; it stays on this
 # host.
@@ -126,7 +127,7 @@ class Submitter:
         delay: RetryDelay | None = None,
     ) -> Future[Any]:
         """holder: held until the task is done. refusal: an error with which it fails at once.
-        more_flags: see _client/function_kind.py. rank, demand: see _client/pending.py. delay: the
+        more_flags: see _client/function_kind.py. rank, demand: see _client/ports.py. delay: the
         pauses before its retries."""
         client, memory = self.client, self.memory
         if self.closed or memory.lost is not None or not client.usable:
@@ -574,3 +575,17 @@ class Submitter:
         self.collector.stop()
         if self.readers is not None:
             self.readers.shutdown(wait=False)
+
+
+ERROR_CHARS_MAX = 40  # so that it fits into a record
+NO_ROOM_EVEN_FOR_WORDS = "no room, even for details; raise memory="
+
+
+def last_resort(error: BaseException) -> _serialize.Encoded:
+    """Describes an error that found no room in a text that fits into the record. An error of this
+    library keeps its type, because `except` clauses look for that."""
+    kind = type(error)
+    if isinstance(error, HopliteError) and kind.__module__ == HopliteError.__module__:
+        return _serialize.encode_error(kind(NO_ROOM_EVEN_FOR_WORDS), "")
+    brief = f"its error found no room: {kind.__name__}"[:ERROR_CHARS_MAX]
+    return _serialize.encode_error(HopliteError(brief), "")

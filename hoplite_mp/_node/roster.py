@@ -1,7 +1,6 @@
-"""The other living nodes of the cluster, as far as this node knows; none in a cluster of one host.
+"""What the node knows about its cluster: whether it has joined, and which other nodes live.
 
-Why it exists: most rooms only need to know which nodes there are, not how to reach them.
-It must never know: connections.
+Most components only need to know which nodes there are, not how to reach them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hoplite_mp._protocol.messages import Member
 
-__all__ = ["Roster"]
+__all__ = ["Life", "Roster"]
 
 
 class Roster:
@@ -41,3 +40,24 @@ class Roster:
         """The number of that host's node; None: it is no member."""
         member = self.by_host_id.get(host_id)
         return None if member is None else member.node
+
+
+class Life:
+    """The state of one node. A component that finds out that the cluster has ended, or that this
+    host is cut off, sets a flag; the loop stops after the current turn. `alone`: a cluster of one
+    host, whose node need not wait for the manager to give it a number."""
+
+    def __init__(self, alone: bool) -> None:
+        self.standing = alone  # this node has joined, and knows its number
+        self.stopping = False  # the current turn of the loop is the last one
+        self.orderly = False  # all workers had ended before the node stopped
+        self.given_up = False  # this host is alive but was excluded, or is cut off from the others
+
+    def leave(self) -> None:
+        """Stops the node, because it is not needed any more or the cluster has ended. The
+        supervisor then ends the host's other processes."""
+        self.stopping = True
+
+    def workers_ended(self) -> None:
+        """Stops the node after the supervisor has ended all workers: an orderly shutdown."""
+        self.stopping = self.orderly = True

@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._planner import stripe_plan
 from hoplite_mp._planner.directory import Directory, Entry, Transfer
-from hoplite_mp._planner.loads import shares_sent
 from hoplite_mp._planner.plan_cache import Forests
-from hoplite_mp._planner.program import participants
+from hoplite_mp._planner.program import participants, shares_sent
 from hoplite_mp._planner.repair import kept_cut
 from hoplite_mp._planner.tree_cache import Trees
 from hoplite_mp._protocol.messages import (

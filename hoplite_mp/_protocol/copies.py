@@ -19,6 +19,7 @@ from hoplite_mp._protocol.fields import (
     NODES_MAX,
     TEXT_CHARS_MAX,
     Message,
+    Stripe,
     between,
     counts,
     numbers,
@@ -26,8 +27,8 @@ from hoplite_mp._protocol.fields import (
     one_of,
     shape,
     text,
+    whole_object,
 )
-from hoplite_mp._protocol.stripes import Stripe, whole_object
 
 # ---- node -> manager
 

@@ -20,14 +20,15 @@ from hoplite_mp._protocol.fields import (
     RANKS_MAX,
     TEXT_CHARS_MAX,
     Message,
+    Stripe,
     between,
     counts,
     flags,
     numbers,
     one_of,
     text,
+    whole_object,
 )
-from hoplite_mp._protocol.stripes import Stripe, whole_object
 
 NO_TASK = b""  # the task of a member that is a thread of a driver, and so runs in no task
 ASKED_MAX = 1 << 12  # tasks in one GroupTasksAsked

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import msgspec
 
 from hoplite_mp._protocol.actors import ActorAsk
-from hoplite_mp._protocol.foreign import HoldForeign, UsersOfNode
 from hoplite_mp._protocol.inherited_context import Environment
 from hoplite_mp._protocol.local_groups import (
     INBOX_MAX,
@@ -34,8 +33,6 @@ from hoplite_mp._protocol.local_groups import (
 )
 from hoplite_mp._protocol.output import MarkLines
 from hoplite_mp._protocol.resources import ResourceAsk, Wanted
-from hoplite_mp._protocol.retries import TryAgain
-from hoplite_mp._protocol.setup import SetUp, SetupFailed
 from hoplite_mp._protocol.spawning import (
     GIVEN_UP,
     NODE_DIED,
@@ -93,6 +90,7 @@ __all__ = [
     "GroupRefusal",
     "GroupSend",
     "GroupWritten",
+    "HoldForeign",
     "Import",
     "Imported",
     "Interrupt",
@@ -124,7 +122,44 @@ __all__ = [
     "TraceDrop",
     "TraceEnd",
     "TracePiece",
+    "TryAgain",
+    "UsersOfNode",
 ]
+
+
+# A pool whose initializer raises is broken. A pool whose initializer has returned in any worker
+# goes on, even if its workers are killed later.
+class SetUp(msgspec.Struct, frozen=True, tag="SetUp", array_like=True):
+    """This worker's initializer has returned. No reply."""
+
+
+class SetupFailed(msgspec.Struct, frozen=True, tag="SetupFailed", array_like=True):
+    """This worker's initializer raised. `summary`: the exception; `text`: its traceback. Reply:
+    None."""
+
+    summary: str
+    text: str
+
+
+class HoldForeign(msgspec.Struct, frozen=True, tag="HoldForeign", array_like=True):
+    """A ref to this object has just been pickled for another engine. The node holds the object for
+    Config.foreign_hold_s from now on. Reply: these seconds; 0.0: the object is gone."""
+
+    oid: int
+
+
+class UsersOfNode(msgspec.Struct, frozen=True, tag="UsersOfNode", array_like=True):
+    """Reply: how many drivers are attached to this node, without the process that started it."""
+
+
+class TryAgain(msgspec.Struct, frozen=True, tag="TryAgain", array_like=True):
+    """The task that this worker has claimed has failed. Reply: whether it is queued again, with one
+    retry less; an actor's call is not announced to workers, because this worker runs it next.
+    `failures`: only one item of a chunk has failed, for the `failures`-th time. Then the reply is
+    whether the worker may try the item again; the task stays claimed."""
+
+    task: int
+    failures: int = 0
 
 
 RESTORED, ON_ITS_WAY = 1, 2  # replies to Restore

@@ -49,7 +49,7 @@ from hoplite_mp._protocol.copies import (
     ObjectGone,
     Withdraw,
 )
-from hoplite_mp._protocol.fields import SHARES, Message, counts, shorten
+from hoplite_mp._protocol.fields import SHARES, Message, Stripe, counts, shorten
 from hoplite_mp._protocol.groups import (
     GroupAdmitted,
     GroupClosed,
@@ -91,7 +91,6 @@ from hoplite_mp._protocol.operations import (
     StripesComplete,
 )
 from hoplite_mp._protocol.owners import HoldingsReported, OwnerAsked, OwnersNamed, OwnerTold
-from hoplite_mp._protocol.stripes import Stripe
 
 __all__ = [
     "SHARES",

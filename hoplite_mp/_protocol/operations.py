@@ -22,6 +22,7 @@ from hoplite_mp._protocol.fields import (
     SOURCES_MAX,
     TEXT_CHARS_MAX,
     Message,
+    Stripe,
     between,
     counts,
     flags,
@@ -34,8 +35,8 @@ from hoplite_mp._protocol.fields import (
     shape,
     sorted_indices,
     text,
+    whole_object,
 )
-from hoplite_mp._protocol.stripes import Stripe, whole_object
 
 # The requesting node chooses the number of an operation: `node << OPERATION_NODE_BITS | count` of
 # its own collectives, so that no two nodes choose the same. Numbers from COPY_OPERATION on are

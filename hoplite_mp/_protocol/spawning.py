@@ -90,7 +90,8 @@ class Spawn(msgspec.Struct, frozen=True, tag="Spawn", array_like=True):
     audience: int = 0
     env: Environment = ()
     assigned: dict[str, list[int]] = {}  # indices of resources that it keeps as long as it lives
-    # Of its pool on this host, which share the cores (_supervisor/blas.py); 0: one thread each.
+    # Of its pool on this host, which share the cores (_supervisor/environment.py); 0: one thread
+    # each.
     processes: int = 0
 
 

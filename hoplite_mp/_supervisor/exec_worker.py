@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from hoplite_mp._protocol.inherited_context import Birth
-from hoplite_mp._supervisor.blas import BLAS_VARIABLES
+from hoplite_mp._supervisor.environment import BLAS_VARIABLES
 from hoplite_mp._supervisor.processes import leave
 
 if TYPE_CHECKING:

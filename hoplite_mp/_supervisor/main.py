@@ -36,8 +36,13 @@ from hoplite_mp._protocol.local import (
     StartStandby,
     ToSupervisor,
 )
-from hoplite_mp._supervisor.blas import BLAS_VARIABLES, blas_environment, limit_blas, note_given
-from hoplite_mp._supervisor.devices import device_environment
+from hoplite_mp._supervisor.environment import (
+    BLAS_VARIABLES,
+    blas_environment,
+    device_environment,
+    limit_blas,
+    note_given,
+)
 from hoplite_mp._supervisor.exec_worker import become_fresh
 from hoplite_mp._supervisor.manager_process import RETRY_MS, Managing
 from hoplite_mp._supervisor.processes import (

@@ -23,10 +23,10 @@ from hoplite_mp._client.function_kind import (
 )
 from hoplite_mp._client.threads import starting_thread
 from hoplite_mp._common import clock, locks
-from hoplite_mp._worker import ranked
+from hoplite_mp._worker import task_options
 from hoplite_mp._worker.forked import end_if_forked
-from hoplite_mp._worker.retrying import try_again
 from hoplite_mp._worker.streams import STREAMED
+from hoplite_mp._worker.task_options import try_again
 
 if TYPE_CHECKING:
     import asyncio
@@ -168,7 +168,7 @@ class Beside:
         worker.speak_to(self.tasks.audience(oid))
         if flags & _tasks.RANKED_FLAG:
             call.flags = flags
-            ranked.begins(worker.runtime, oid, flags)
+            task_options.begins(worker.runtime, oid, flags)
         timeout_ns = self.tasks.task(oid)[4]
         if timeout_ns:
             self.limit(oid, clock.monotonic_ns() + timeout_ns)
@@ -214,7 +214,7 @@ class Beside:
             _serialize.end_run(self._brought)
         worker.done_tasks += 1
         if call.flags:
-            ranked.ended(worker.runtime, oid, call.flags)
+            task_options.ended(worker.runtime, oid, call.flags)
         if not self.running:
             worker.submitter.floor = 0
         self.slots.end(oid, -1 if again else failed, next(iter(self.running), 0))

@@ -17,7 +17,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize
-from hoplite_mp._client import inheriting
+from hoplite_mp._client import inherited_context
 from hoplite_mp._client.actors import ActorSetup
 from hoplite_mp._client.channel import Channel
 from hoplite_mp._client.deadlines import FOREVER_NS
@@ -70,7 +70,7 @@ def prepare(worker: Worker, setup: int) -> bool:
         )
         return False
     end_if_forked(worker.pid)
-    inheriting.forget()
+    inherited_context.forget()
     channel.tell(SetUp())
     return True
 
@@ -122,7 +122,7 @@ def main(
     note_prints(runtime.client.note_printed)
     warm_up_worker(runtime)
     if setup:
-        inheriting.receive([lift(fd) for fd in inherited])
+        inherited_context.receive([lift(fd) for fd in inherited])
         if not prepare(worker, setup):
             return SETUP_FAILED
     else:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _serialize, _tasks
-from hoplite_mp._client.array_flags import freeze
 from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.function_kind import FLAG_ASYNC, FLAG_STREAM
 from hoplite_mp._client.functions import Caught, Raised
+from hoplite_mp._client.memory import freeze
 from hoplite_mp._client.streams import Plan
 from hoplite_mp._client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
 from hoplite_mp._common import clock
@@ -33,7 +33,8 @@ from hoplite_mp._protocol.actors import (
 from hoplite_mp._protocol.local import LINE_LOST
 from hoplite_mp._protocol.peers import PAYLOAD_BYTES_MAX
 from hoplite_mp._protocol.resources import AssignedAsked
-from hoplite_mp._worker import preimport, ranked, retrying, worker_broadcast
+from hoplite_mp._protocol.worker_broadcast import TakeRound
+from hoplite_mp._worker import preimport, task_options
 from hoplite_mp._worker.concurrent_tasks import Beside
 from hoplite_mp._worker.forked import end_if_forked
 from hoplite_mp._worker.streams import STREAMED, Source
@@ -46,8 +47,40 @@ if TYPE_CHECKING:
     from hoplite_mp._client.functions import Exceptions
     from hoplite_mp._client.runtime import Runtime
     from hoplite_mp._worker.output_routing import Voice
+    from hoplite_mp._worker.ports import OfWorker
 
 __all__ = ["Worker"]
+
+
+COMMON_POOL = 0
+
+
+def offer_for_round(worker: OfWorker) -> None:
+    """Lets this worker take part in rounds while a task of its own waits for a round that it has
+    called, because otherwise two tasks that call rounds would wait for each other for ever."""
+    if worker.pool != COMMON_POOL:
+        return
+
+    def take_part_now() -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "run() in an async task, or in a thread of a task: this worker can take part only "
+                "when that task has ended, and the task would wait for it; call run() from a plain "
+                "task's own thread, from an actor, or from the program"
+            )
+        if worker.beside.slots.called:
+            take_part_in_round(worker)
+
+    worker.runtime.take_part = take_part_now
+
+
+def take_part_in_round(worker: OfWorker) -> None:
+    """Asks the node for this worker's tasks of rounds, and runs them."""
+    for oid in worker.runtime.channel.call(TakeRound()).value:
+        if worker.tasks.claim(oid):
+            worker.run(oid)
+            worker.keep_house(True)
+
 
 POLL_NS = 500_000_000
 UNTAKEN_LOOKS = 8  # checks after each task; a task adds fewer, so that the number falls
@@ -96,7 +129,7 @@ class Worker:
         runtime.own_pool = pool
         self.submitter.floor = 0
         self.submitter.waiting.run_in_place = self.run_in_place
-        worker_broadcast.offer(self)
+        offer_for_round(self)
 
     def become_actor(self, setup: ActorSetup) -> None:
         """Makes this worker an actor's: its tasks are calls of one object, so while one waits, no
@@ -117,7 +150,7 @@ class Worker:
                 self.run_backlog()
         while not client.closing and self.concurrency == 1:
             if self.beside.slots.called:
-                worker_broadcast.take_part(self)
+                take_part_in_round(self)
             oid = tasks.next(self.pool, POLL_NS)
             if oid:
                 self.run_whole(oid)
@@ -257,7 +290,7 @@ class Worker:
         brought = _serialize.begin_run()
         audience, floor = self.submitter.audience, self.submitter.floor
         if flags & RANKED:
-            ranked.begins(self.runtime, oid, flags)
+            task_options.begins(self.runtime, oid, flags)
         else:
             self.submitter.floor = 0
         try:
@@ -272,8 +305,8 @@ class Worker:
                     carried.check_own()
                 else:
                     carried.check()
-            exceptions = retrying.exceptions_of(self, function, flags)
-            function = retrying.prepared(self, oid, function, args_id, inline, flags)
+            exceptions = task_options.exceptions_of(self, function, flags)
+            function = task_options.prepared(self, oid, function, args_id, inline, flags)
             self.in_user_code = True
             if flags & FLAG_STREAM:
                 function, args = self.streamed(oid, function, args)
@@ -294,7 +327,7 @@ class Worker:
         self.check_line()
         self.leave_groups(failed)
         self.voice.finish()
-        again = again and retrying.try_again(self, oid)
+        again = again and task_options.try_again(self, oid)
         if value is not STREAMED and not again:
             # Before `end_run`, because pickling functions in the result needs their globals.
             failed = self.store(oid, value, failed)
@@ -304,7 +337,7 @@ class Worker:
         self.done_tasks += 1
         self.submitter.floor = floor
         if flags & RANKED:
-            ranked.ended(self.runtime, oid, flags)
+            task_options.ended(self.runtime, oid, flags)
         if before:
             self.speak_to(audience)
         self.tasks.end(outer, -1 if again else failed)
@@ -325,8 +358,8 @@ class Worker:
         args, kwargs = self.arguments(oid, args_id, inline, bool(flags & FLAG_COPY))
         if carried is not None:
             carried.check()
-        again = retrying.exceptions_of(self, function, flags)
-        function = retrying.prepared(self, oid, function, args_id, inline, flags)
+        again = task_options.exceptions_of(self, function, flags)
+        function = task_options.prepared(self, oid, function, args_id, inline, flags)
         return function, args, kwargs, again
 
     def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:

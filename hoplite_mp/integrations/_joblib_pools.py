@@ -18,7 +18,7 @@ from hoplite_mp._api.nodes import WORKERS_MAX, list_nodes, node_id
 from hoplite_mp._common import locks
 from hoplite_mp._common.machine_limits import cpu_count
 from hoplite_mp._protocol.local import POOL_BROKEN
-from hoplite_mp._supervisor.blas import BLAS_VARIABLES, TBB_SHARES, set_blas_threads
+from hoplite_mp._supervisor.environment import BLAS_VARIABLES, TBB_SHARES, set_blas_threads
 from hoplite_mp.errors import ClosedError
 
 if TYPE_CHECKING:

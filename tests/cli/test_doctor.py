@@ -101,7 +101,7 @@ def test_a_cluster_that_is_not_joined(running: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["doctor", "bench"])
 def test_no_extra_is_needed(command: str) -> None:
     code = (
-        f"import sys, hoplite_mp.{command}.main; "
+        f"import sys, hoplite_mp._cli.{command}.main; "
         "print([name for name in ('rich', 'sklearn', 'matplotlib') if name in sys.modules])"
     )
     done = subprocess.run(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp._cli.doctor import capacity, network, settings, software, storage, trial
+from hoplite_mp._cli.doctor import capacity, findings, network, software, storage, trial
 from hoplite_mp._cli.doctor.findings import Finding, ok, problem, run, show, summary, warning
 from hoplite_mp._client import store_size
 from hoplite_mp._version import __version__
@@ -108,17 +108,17 @@ def test_a_call_that_is_not_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOPLITE_MP_TOKEN", TOKEN)
     monkeypatch.setenv("HOPLITE_MP_RETRIES", "5")
-    good = only(settings._settings())
+    good = only(findings._settings())
     assert good == ok("settings", "HOPLITE_MP_RETRIES=5")
     monkeypatch.setenv("HOPLITE_MP_RETRIS", "5")
-    unread, _ = settings._settings()
+    unread, _ = findings._settings()
     assert unread.level == "warning"
     assert "HOPLITE_MP_RETRIS" in unread.words
     monkeypatch.setenv("HOPLITE_MP_RETRIES", "many")
-    *_, wrong = settings._settings()
+    *_, wrong = findings._settings()
     assert wrong.level == "problem"
     assert "HOPLITE_MP_RETRIES='many'" in wrong.words
-    assert settings.limits().retries == 3
+    assert findings.limits().retries == 3
 
 
 # -- capacity ------------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ def test_threads_of_processes_on_another_host_are_its_cores_divided_by_them(
         lan[1],
         WAIT_FOR_ALL
         + """
-from hoplite_mp._supervisor.blas import blas_threads_here
+from hoplite_mp._supervisor.environment import blas_threads_here
 for name in [name for name in os.environ if name.endswith("_NUM_THREADS")]:
     raise SystemExit(f"{name} is set here")
 cores = c.submit(lambda: len(os.sched_getaffinity(0))).result()

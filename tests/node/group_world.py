@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from hoplite_mp import _serialize
-from hoplite_mp._node.groups.attempts import is_repeated
 from hoplite_mp._node.groups.group_calls import GroupCalls
+from hoplite_mp._node.groups.group_decisions import is_repeated
 from hoplite_mp._node.groups.repeated_plans import member_of
 from hoplite_mp._node.objects.array_layouts import payload_layout
 from hoplite_mp._planner.groups import Groups

@@ -17,7 +17,7 @@ from hoplite_mp._node.execution.transfers import Transfers
 from hoplite_mp._node.objects.replicas import Replicas
 from hoplite_mp._node.peers.links import UNREACHABLE
 from hoplite_mp._node.ranges import Ranges
-from hoplite_mp._node.store.engine_buffer import EngineBuffer
+from hoplite_mp._node.store.growing_block import EngineBuffer
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.reports import CopyHeld
 from tests.node.manual_loop import ManualLoop

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp._node.io.epoll_loop import EpollLoop
-from hoplite_mp._node.lifecycle import Life
 from hoplite_mp._node.manager_link.connection import MANAGER_ABSENT_S, MANAGER_SILENCES, Management
 from hoplite_mp._node.manager_link.failover import ALONE_S, CALL_S, PROMOTE_WAIT_S, Failover
+from hoplite_mp._node.roster import Life
 from hoplite_mp._protocol import terms as t
 from hoplite_mp._protocol.codec import BEAT, encode, manager_decoder
 from hoplite_mp._protocol.local import LanStart

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hoplite_mp._node.objects.foreign_leases import SLACK_S, Deadlines, ForeignHolds
-from hoplite_mp._protocol.foreign import HoldForeign
-from hoplite_mp._protocol.local import Reply, Request
+from hoplite_mp._protocol.local import HoldForeign, Reply, Request
 from tests.node.manual_loop import ManualLoop
 
 SECONDS = 600.0

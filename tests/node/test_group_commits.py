@@ -11,8 +11,8 @@ import pytest
 
 from hoplite_mp import _serialize
 from hoplite_mp._node.groups import leader
-from hoplite_mp._node.groups.attempts import ATTEMPT_BITS
 from hoplite_mp._node.groups.group_calls import GroupCalls, State
+from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS
 from hoplite_mp._node.groups.group_results import GroupResults
 from hoplite_mp._planner.topology import Host
 from hoplite_mp._protocol import codec

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from hoplite_mp._node.groups import group_state, leader, repeated_plans, speculative_start
-from hoplite_mp._node.groups.attempts import is_repeated
+from hoplite_mp._node.groups.group_decisions import is_repeated
 from hoplite_mp._planner import slow_owners
 from hoplite_mp._protocol.messages import ExecuteReduce
 from tests.node.group_world import LARGE, World

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hoplite_mp._node.groups.attempts import ATTEMPT_BITS, REPEATED, is_repeated
-from hoplite_mp._node.groups.group_decisions import decide
+from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, REPEATED, decide, is_repeated
 from hoplite_mp._node.groups.repeated_plans import (
     FORMS_MAX,
     LED_EVERY,

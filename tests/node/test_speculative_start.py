@@ -20,7 +20,7 @@ from hoplite_mp._node.groups.speculative_start import (
     transfer_s,
 )
 from hoplite_mp._node.objects.array_layouts import payload_layout
-from hoplite_mp._planner.loads import filled_links
+from hoplite_mp._planner.program import filled_links
 from hoplite_mp._planner.stripe_plan import cut
 from hoplite_mp._planner.topology import Host
 from hoplite_mp._protocol.fields import NO_OBJECT

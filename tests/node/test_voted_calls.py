@@ -11,8 +11,7 @@ import pytest
 
 from hoplite_mp import _engine
 from hoplite_mp._common.object_states import NODE_SLOT
-from hoplite_mp._node.groups.attempts import ATTEMPT_BITS, REPEATED
-from hoplite_mp._node.groups.group_decisions import decide
+from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, REPEATED, decide
 from hoplite_mp._node.groups.group_results import GroupResults, Prepared
 from hoplite_mp._node.groups.repeated_plans import LED_EVERY
 from hoplite_mp._node.store.budget import PROMISED

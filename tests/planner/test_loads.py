@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hoplite_mp._planner.loads import filled_links
-from hoplite_mp._planner.program import program_of
+from hoplite_mp._planner.program import filled_links, program_of
 from hoplite_mp._planner.stripe_plan import cut
 from hoplite_mp._protocol.fields import SHARES
 from hoplite_mp._protocol.messages import Distribute, ExecuteReduce

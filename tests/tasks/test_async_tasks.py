@@ -148,7 +148,7 @@ def test_results_errors_and_every_kind_of_function(cluster: Cluster) -> None:
     with pytest.raises(KeyError, match="its own") as caught:
         cluster.submit(wrong).result()
     assert "in wrong" in str(caught.value.__cause__)
-    assert "sidecar.py" not in str(caught.value.__cause__)
+    assert "concurrent_tasks.py" not in str(caught.value.__cause__)
     error = cluster.submit(leaves).exception()
     assert isinstance(error, hoplite_mp.TaskError)
     assert isinstance(error.__cause__, SystemExit)

@@ -240,7 +240,7 @@ def test_ctrl_c_during_a_wait_leaves_the_cluster_usable() -> None:
 
 
 def test_workers_start_where_the_driver_is(tmp_path: Path) -> None:
-    (tmp_path / "sidecar.py").write_text("value = 11\n")
+    (tmp_path / "beside.py").write_text("value = 11\n")
     out, _ = run(
         f"""
         os.chdir({str(tmp_path)!r}); sys.path.insert(0, {str(tmp_path)!r})

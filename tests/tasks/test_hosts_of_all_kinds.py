@@ -13,7 +13,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._client import launch
-from hoplite_mp._supervisor.devices import device_environment
+from hoplite_mp._supervisor.environment import device_environment
 from tests.tasks.helpers import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ open({path!r}, "w").write(str(found))
 """
 BLAS = """
 import ctypes, os
-from hoplite_mp._supervisor.blas import set_blas_threads
+from hoplite_mp._supervisor.environment import set_blas_threads
 library = ctypes.CDLL({path!r})
 if {gone}:
     os.unlink({path!r})

@@ -8,7 +8,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._client import launch
-from hoplite_mp._supervisor.blas import BLAS_VARIABLES, blas_environment, blas_threads_here
+from hoplite_mp._supervisor.environment import BLAS_VARIABLES, blas_environment, blas_threads_here
 
 CORES = 8  # that the host is said to have
 NAMES = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "MKL_NUM_THREADS")

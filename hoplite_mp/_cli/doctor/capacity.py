@@ -14,11 +14,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hoplite_mp._cli.doctor.findings import ok, problem, warning
-from hoplite_mp._cli.doctor.settings import limits
+from hoplite_mp._cli.doctor.findings import limits, ok, problem, warning
 from hoplite_mp._common.machine_limits import cpu_count, cpu_quota, processes_left
 from hoplite_mp._engine import crc32c
-from hoplite_mp._supervisor.blas import BLAS_VARIABLES, blas_environment
+from hoplite_mp._supervisor.environment import BLAS_VARIABLES, blas_environment
 from hoplite_mp._supervisor.processes import DESCRIPTORS_MAX
 
 if TYPE_CHECKING:

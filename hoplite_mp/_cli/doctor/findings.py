@@ -7,16 +7,25 @@ It must never know: what is checked.
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from hoplite_mp._common.locks import DEBUG_VARIABLE
+from hoplite_mp._transport.tokens import FILE_VARIABLE, VARIABLE
+from hoplite_mp.config import Config
+from hoplite_mp.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     Check: TypeAlias = Callable[[], Iterable["Finding"]]
 
-__all__ = ["Finding", "ok", "problem", "run", "show", "summary", "warning"]
+
+__all__ = ["CHECKS", "Finding", "limits", "ok", "problem", "run", "show", "summary", "warning"]
+
 
 Level = Literal["ok", "warning", "problem"]
 LEVEL_CHARS = len("problem")
@@ -93,3 +102,38 @@ def summary(findings: Iterable[Finding]) -> str:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+PREFIX = "HOPLITE_MP_"
+
+
+def limits() -> Config:
+    """The limits as the environment sets them; the defaults if they cannot be read, which
+    `_settings` reports."""
+    try:
+        return Config.from_environment()
+    except ConfigError:
+        return Config()
+
+
+def _settings() -> Iterator[Finding]:
+    """The variables that are set, whether they can be read, and those that have no effect although
+    their names look like it."""
+    fields = {PREFIX + field.name.upper() for field in dataclasses.fields(Config)}
+    secret = {VARIABLE}
+    known = fields | secret | {FILE_VARIABLE, DEBUG_VARIABLE}
+    found = sorted(name for name in os.environ if name.startswith(PREFIX))
+    for name in found:
+        if name not in known:
+            seen = f"{name} is set, and nobody reads it"
+            yield warning("settings", seen, "the fields of hoplite_mp.Config are what can be set")
+    try:
+        Config.from_environment()
+    except ConfigError as error:
+        yield problem("settings", str(error), "correct the variable, or unset it")
+        return
+    shown = [f"{name}={os.environ[name]}" for name in found if name in known - secret]
+    yield ok("settings", ", ".join(shown) or "no limit is set in the environment")
+
+
+CHECKS = (_settings,)

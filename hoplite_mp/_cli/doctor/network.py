@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from hoplite_mp._cli.doctor.findings import ok, problem, warning
-from hoplite_mp._cli.doctor.settings import limits
+from hoplite_mp._cli.doctor.findings import limits, ok, problem, warning
 from hoplite_mp._common import ids
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.versions import software_versions

@@ -17,8 +17,7 @@ import select
 import socket
 from typing import TYPE_CHECKING
 
-from hoplite_mp._cli.doctor.findings import ok, problem
-from hoplite_mp._cli.doctor.settings import limits
+from hoplite_mp._cli.doctor.findings import limits, ok, problem
 from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._client.store_size import store_size
 from hoplite_mp._protocol.versions import software_versions

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from hoplite_mp._cli.doctor.findings import ok, problem, warning
-from hoplite_mp._cli.doctor.settings import limits
+from hoplite_mp._cli.doctor.findings import limits, ok, problem, warning
 from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._client.store_size import store_size
 from hoplite_mp._common.machine_limits import available_bytes, cgroup_limit, total_bytes

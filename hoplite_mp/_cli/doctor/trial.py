@@ -29,7 +29,7 @@ from hoplite_mp._cli.doctor.network import shown
 from hoplite_mp._client.launch import interpreter
 from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._common.ref import by_ref
-from hoplite_mp._supervisor.blas import blas_threads_here
+from hoplite_mp._supervisor.environment import blas_threads_here
 from hoplite_mp._transport.tokens import FILE_VARIABLE, VARIABLE
 from hoplite_mp.config import MIB
 from hoplite_mp.errors import HopliteError

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from hoplite_mp._node.store.engine_buffer import EngineBuffer
+from hoplite_mp._node.store.growing_block import EngineBuffer
 from hoplite_mp._planner.program import CONTRIBUTION, MEMBER
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._node.execution.plan_state import NotNow
 from hoplite_mp._node.ranges import Ranges
+from hoplite_mp._protocol.fields import copy_offset
 from hoplite_mp._protocol.messages import Distribute
-from hoplite_mp._protocol.stripes import copy_offset
 
 if TYPE_CHECKING:
     from hoplite_mp._node.execution.plan_cells import PlanCells

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp._node.peers.link_estimator import Meter
 from hoplite_mp._node.peers.links import UNREACHABLE
 from hoplite_mp._node.peers.path_estimator import PairMeter
-from hoplite_mp._planner.loads import filled_links
+from hoplite_mp._planner.program import filled_links
 from hoplite_mp._protocol.messages import Distribute, HostMeasured, LinkMeasured
 from hoplite_mp._protocol.peers import HeldUp
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.peers.links import Links
     from hoplite_mp._node.ports import Key
-    from hoplite_mp._node.store.engine_buffer import EngineBuffer
+    from hoplite_mp._node.store.growing_block import EngineBuffer
 
 __all__ = ["NOBODY", "PlanCells"]
 

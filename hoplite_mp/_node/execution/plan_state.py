@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.execution.carryover import Slot, SlotName
     from hoplite_mp._node.ports import Key
-    from hoplite_mp._node.store.engine_buffer import EngineBuffer
-    from hoplite_mp._node.store.growing_block import StreamingSource
+    from hoplite_mp._node.store.growing_block import EngineBuffer, StreamingSource
     from hoplite_mp._planner.program import Cell, Program
     from hoplite_mp._protocol.group_calls import Plan
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.objects.remote_objects import RemoteObject
     from hoplite_mp._node.objects.replicas import Replicas
-    from hoplite_mp._node.store.engine_buffer import EngineBuffer
+    from hoplite_mp._node.store.growing_block import EngineBuffer
     from hoplite_mp._protocol.messages import Distribute, FetchRefused, NodeToManager, Withdraw
     from hoplite_mp._protocol.reports import Report
 

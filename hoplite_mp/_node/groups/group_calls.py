@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hoplite_mp._node.groups.attempts import ATTEMPT_BITS
 from hoplite_mp._node.groups.engine_commit import VotedCalls
-from hoplite_mp._node.groups.group_decisions import lost
+from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, lost
 from hoplite_mp._node.groups.group_state import MemberCall, State
 from hoplite_mp._node.groups.leader import Leading
 from hoplite_mp._node.groups.posted_calls import PostedCalls

@@ -15,7 +15,6 @@ import numpy as np
 
 from hoplite_mp import _serialize
 from hoplite_mp._common.reduction import reduce_arrays, result_dtype
-from hoplite_mp._node.groups.attempts import is_repeated
 from hoplite_mp._node.objects.array_layouts import can_fold, layout_words, parse_layout
 from hoplite_mp._planner import cost
 from hoplite_mp._planner.program import participants, waits_for
@@ -35,9 +34,32 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.group_calls import GroupPart, Plan
     from hoplite_mp._protocol.messages import GroupMembers
 
-__all__ = ["Outcome", "combine", "decide", "lost", "operation_of", "shared"]
+__all__ = [
+    "ATTEMPT_BITS",
+    "MADE_ATTEMPTS",
+    "REPEATED",
+    "Outcome",
+    "combine",
+    "decide",
+    "is_repeated",
+    "lost",
+    "operation_of",
+    "shared",
+]
 
+# Numbers of attempts at a call. Cells of two attempts must never meet, so each attempt has its own
+# number: the version of the members; one bit that says whether the plan is repeated; in the bits
+# below it the distance from the call that the repeated plan was made for, otherwise a counter from
+# 1.
+ATTEMPT_BITS = 8
+REPEATED = 1 << (ATTEMPT_BITS - 1)
+MADE_ATTEMPTS = REPEATED - 1  # attempts of one call for which the leading node makes plans
 EQUAL = 1e-6  # parts of an array that differ by less are the same
+
+
+def is_repeated(attempt: int) -> bool:
+    """Did nodes begin this attempt by themselves?"""
+    return bool(attempt & REPEATED)
 
 
 @dataclass(slots=True)

@@ -17,11 +17,10 @@ from hoplite_mp import _serialize
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp._common.ref import ObjectRef
-from hoplite_mp._node.groups.attempts import is_repeated
-from hoplite_mp._node.groups.group_decisions import combine
+from hoplite_mp._node.groups.group_decisions import combine, is_repeated
 from hoplite_mp._node.groups.repeated_plans import member_of
 from hoplite_mp._node.objects.array_layouts import payload_layout
-from hoplite_mp._node.store.deferred_lease import free_if_returned, keep_promise, promise
+from hoplite_mp._node.store.budget import PROMISED
 from hoplite_mp._node.store.growing_block import BLOCK, StreamingSource
 from hoplite_mp._protocol.fields import FOLDING, shorten
 from hoplite_mp._protocol.group_calls import GroupPart, Piece, error_kind, too_large
@@ -34,11 +33,37 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.execution.plan_runner import PlanExecutor
     from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.store.budget import Store
     from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, Plan
     from hoplite_mp._protocol.local import GroupCall
     from hoplite_mp._protocol.messages import GroupMembers
 
-__all__ = ["GroupResults", "Prepared"]
+__all__ = ["GroupResults", "Prepared", "free_if_returned", "keep_promise", "promise"]
+
+
+# The engine may commit a call before this process knows (`engine_commit.py`), and the member may
+# return a block of the result at once. The engine's cells lie in the block until this process has
+# learned of the commit, so the block is freed only then.
+
+
+def promise(store: Store, payload: int) -> bool:
+    """Keeps a block of this node until `keep_promise`. False: it has been promised already."""
+    if store.leases.get(payload) != NODE_SLOT:
+        return False
+    store.leases[payload] = PROMISED
+    return True
+
+
+def keep_promise(store: Store, payload: int, slot: int) -> None:
+    """Leases a promised block to that slot; NODE_SLOT: to nobody but this node."""
+    store.leases[payload] = slot
+
+
+def free_if_returned(store: Store, payload: int) -> None:
+    """Frees a block that its member had returned while it was still promised."""
+    if payload in store.leases and store.client.block_owner(payload) == 0:
+        store.free(payload)
+
 
 _log = logging.getLogger("hoplite_mp")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._node.groups.attempts import ATTEMPT_BITS, is_repeated
+from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, is_repeated
 from hoplite_mp._node.groups.repeated_plans import RepeatedPlans
 from hoplite_mp._planner.slow_owners import SlowLinks
 from hoplite_mp._protocol.group_calls import DECISION_REPEATED_BYTES_MAX, bytes_of
@@ -35,7 +35,14 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.local import GroupCall
     from hoplite_mp._protocol.messages import GroupMembers
 
-__all__ = ["InProgress", "Known", "MemberCall", "Posted", "State", "Voting"]
+__all__ = [
+    "InProgress",
+    "Known",
+    "MemberCall",
+    "Posted",
+    "State",
+    "Voting",
+]
 
 
 @dataclass(slots=True)

@@ -14,8 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from hoplite_mp._node.groups.attempts import ATTEMPT_BITS, MADE_ATTEMPTS, is_repeated
-from hoplite_mp._node.groups.group_decisions import Outcome, decide
+from hoplite_mp._node.groups.group_decisions import (
+    ATTEMPT_BITS,
+    MADE_ATTEMPTS,
+    Outcome,
+    decide,
+    is_repeated,
+)
 from hoplite_mp._node.groups.group_state import InProgress
 from hoplite_mp._node.groups.repeated_plans import named_by_all, repeat
 from hoplite_mp._node.groups.speculative_start import (

@@ -123,7 +123,7 @@ class PostedCalls:
     # -- what members give -----------------------------------------------------------------------
 
     def _head_of(self, part: GroupPart) -> bytes | None:
-        """The payload's head (_serialize/layout.py), up to the elements, of the one array that a member
+        """The payload's head (`_serialize`), up to the elements, of the one array that a member
         gives, or b"" if it gives nothing. None: it gives something else."""
         if not part.pieces:
             return b""

@@ -21,8 +21,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from hoplite_mp._common import ids
-from hoplite_mp._node.groups.attempts import ATTEMPT_BITS, REPEATED, is_repeated
-from hoplite_mp._node.groups.group_decisions import operation_of
+from hoplite_mp._node.groups.group_decisions import (
+    ATTEMPT_BITS,
+    REPEATED,
+    is_repeated,
+    operation_of,
+)
 from hoplite_mp._protocol.messages import Distribute
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from hoplite_mp._client.channel import PACKET_BYTES_MAX
-from hoplite_mp._client.inheriting import DESCRIPTORS_MAX
+from hoplite_mp._client.inherited_context import DESCRIPTORS_MAX
 from hoplite_mp._protocol.local import Reply, Request
 
 if TYPE_CHECKING:

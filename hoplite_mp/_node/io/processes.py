@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.spawning import Spawn
     from hoplite_mp._transport.addresses import Address
 
-__all__ = ["Processes"]
+__all__ = ["Processes", "close", "open_for_reading", "read"]
 
 
 class Processes:
@@ -82,3 +82,22 @@ class Processes:
     def close(self, descriptors: list[int]) -> None:
         while descriptors:
             os.close(descriptors.pop())
+
+
+def open_for_reading(fd: int) -> None:
+    """Makes `read` return at once from now on."""
+    os.set_blocking(fd, False)
+
+
+def read(fd: int, nbytes_max: int) -> bytes | None:
+    """What is there, at most so many bytes; b"": nobody can write into the pipe any more; None:
+    nothing is there now."""
+    try:
+        return os.read(fd, nbytes_max)
+    except BlockingIOError:
+        return None
+
+
+def close(fd: int) -> None:
+    """Closes the read end."""
+    os.close(fd)

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp import _shm
-    from hoplite_mp._node.lifecycle import Life
     from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.roster import Life
     from hoplite_mp._protocol.messages import Member
     from hoplite_mp._protocol.reports import NodeReturned
     from hoplite_mp._protocol.terms import Ends, Knows, Voted

@@ -17,13 +17,13 @@ from hoplite_mp._transport.addresses import endpoint_at
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._node.lifecycle import Life
     from hoplite_mp._node.manager_link.connection import Management
     from hoplite_mp._node.manager_link.failover import Failover
     from hoplite_mp._node.manager_link.membership import Membership
     from hoplite_mp._node.peers.peers import Peers
     from hoplite_mp._node.peers.suspects import Missing
     from hoplite_mp._node.ports import Calling, Connections, Loop, Processes
+    from hoplite_mp._node.roster import Life
     from hoplite_mp._protocol.terms import StandbyNamed
     from hoplite_mp._transport.conversation import Admission
 

@@ -44,12 +44,12 @@ from hoplite_mp._transport.silence import Silence
 from hoplite_mp.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hoplite_mp._node.lifecycle import Life
     from hoplite_mp._node.manager_link.connection import Management, Network
     from hoplite_mp._node.manager_link.membership import Membership
     from hoplite_mp._node.peers.peers import Peers
     from hoplite_mp._node.peers.suspects import Missing
     from hoplite_mp._node.ports import Connections, Loop, Processes
+    from hoplite_mp._node.roster import Life
     from hoplite_mp._protocol.messages import Member
     from hoplite_mp._protocol.terms import Knowledge
     from hoplite_mp._transport.addresses import Address

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 from hoplite_mp._protocol.local import Reply, Standing
 
 if TYPE_CHECKING:
-    from hoplite_mp._node.lifecycle import Life
     from hoplite_mp._node.manager_link.connection import Management
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.requests import Handler, Requests
+    from hoplite_mp._node.roster import Life
     from hoplite_mp._protocol.local import Request
 
 __all__ = ["StandingRequests"]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp._protocol.foreign import UsersOfNode
 from hoplite_mp._protocol.local import (
     DrainNode,
     GoneNodes,
@@ -22,6 +21,7 @@ from hoplite_mp._protocol.local import (
     Locate,
     Members,
     Reply,
+    UsersOfNode,
 )
 from hoplite_mp._protocol.messages import Member, NodeJoined
 from hoplite_mp._protocol.peers import AddWorkers, WorkersNow

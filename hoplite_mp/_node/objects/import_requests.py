@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._node.objects.foreign_leases import ForeignHolds
-from hoplite_mp._protocol.foreign import HoldForeign
-from hoplite_mp._protocol.local import DropForeign, Import, Imported, Reply
+from hoplite_mp._protocol.local import DropForeign, HoldForeign, Import, Imported, Reply
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp import _serialize
 from hoplite_mp._common.object_states import AWAY, NODE_SLOT
 from hoplite_mp._node.ranges import Ranges
-from hoplite_mp._node.store.engine_buffer import EngineBuffer
+from hoplite_mp._node.store.growing_block import EngineBuffer
 from hoplite_mp.errors import ObjectLostError, StoreFullError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from hoplite_mp._node.io import output_pipes
+from hoplite_mp._node.io import processes
 from hoplite_mp._node.io.driver_socket import DriverSocket, frames
 from hoplite_mp._node.output.lines import Lines, Run
 from hoplite_mp._node.output.subscriber import Subscriber
@@ -90,7 +90,7 @@ class Output:
     ) -> None:
         """Starts reading a worker's pipe. audience: of the lines before its first mark. ended:
         called after the pipe was closed here because nobody can write into it any more."""
-        output_pipes.open_for_reading(fd)
+        processes.open_for_reading(fd)
         lines = Lines(self.host_id, self.line_bytes_max, audience)
         self.pipes[fd] = pipe = Pipe(fd, slot, stream, lines, ended)
         self._listen(pipe)
@@ -105,7 +105,7 @@ class Output:
         if pipe.waiting:
             return  # the pipe was held after this event had been reported
         fd = pipe.fd
-        data = output_pipes.read(fd, READ_BYTES)
+        data = processes.read(fd, READ_BYTES)
         if data is None:
             return
         if data:
@@ -139,7 +139,7 @@ class Output:
     def _empty(self, pipe: Pipe) -> None:
         """Reads everything that is in the pipe now."""
         for _ in range(DRAIN_BYTES_MAX // READ_BYTES):
-            data = output_pipes.read(pipe.fd, READ_BYTES)
+            data = processes.read(pipe.fd, READ_BYTES)
             if not data:
                 return
             pipe.waiting.extend(pipe.lines.feed(data))
@@ -148,7 +148,7 @@ class Output:
         pipe.waiting.extend(pipe.lines.finish())
         del self.pipes[pipe.fd]
         self.loop.unwatch(pipe.fd)
-        output_pipes.close(pipe.fd)
+        processes.close(pipe.fd)
         pipe.fd = -1
         self._push(pipe)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.peers.peers import Peer, Peers
     from hoplite_mp._node.ports import Engine, Key
-    from hoplite_mp._node.store.engine_buffer import EngineBuffer
+    from hoplite_mp._node.store.growing_block import EngineBuffer
     from hoplite_mp._protocol.messages import Member
     from hoplite_mp._transport.conversation import Admission
 

@@ -21,7 +21,6 @@ from hoplite_mp._node.diagnostics.waits import Waits
 from hoplite_mp._node.groups import groups
 from hoplite_mp._node.groups.group_waits import group_waits
 from hoplite_mp._node.groups.point_to_point import PointToPoint
-from hoplite_mp._node.lifecycle import Life
 from hoplite_mp._node.manager_link import connection, join_waiters
 from hoplite_mp._node.objects import exports, imports, leases, remote_objects
 from hoplite_mp._node.objects.context import HostContext
@@ -29,7 +28,7 @@ from hoplite_mp._node.objects.import_requests import ImportRequests
 from hoplite_mp._node.objects.results import Results
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._node.requests import Requests
-from hoplite_mp._node.roster import Roster
+from hoplite_mp._node.roster import Life, Roster
 from hoplite_mp._node.runtime.client_cleanup import ClientEnds
 from hoplite_mp._node.store import budget
 from hoplite_mp._node.store.pages import Pages

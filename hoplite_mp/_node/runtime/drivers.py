@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common.object_states import CLIENT_DRIVER, KIND_TASK
-from hoplite_mp._protocol.foreign import UsersOfNode
-from hoplite_mp._protocol.local import Reply
+from hoplite_mp._protocol.local import Reply, UsersOfNode
 from hoplite_mp._protocol.output import audience_name
 
 if TYPE_CHECKING:

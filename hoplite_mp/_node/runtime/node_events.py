@@ -40,7 +40,7 @@ class Upward:
     rooms: Rooms
     alone: Alone
 
-    # -- _node/trace_events.py, budget.py, sweeper.py, remote_objects.py, imports.py, exports.py ----
+    # -- _node/trace_events.py, budget.py, sweeper.py, remote_objects.py, imports.py, exports.py ---
 
     def public(self, oid: int) -> bytes:
         return self.rooms.imports.public(oid)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import NODE_SLOT
@@ -24,7 +24,34 @@ if TYPE_CHECKING:
     from hoplite_mp._node.ports import Engine
     from hoplite_mp._node.store.budget import Store
 
-__all__ = ["BLOCK", "StreamingSource", "StreamingSources"]
+__all__ = ["BLOCK", "EngineBuffer", "StreamingSource", "StreamingSources"]
+
+
+@dataclass(slots=True, eq=False)
+class EngineBuffer:
+    """The memory that some cells of the engine lie in. The engine's thread may still write into a
+    cell for a moment after the cell was closed, so a block that cells lie in is freed through its
+    EngineBuffer. `keep`: objects that must live as long as any of the cells."""
+
+    keep: list[Any] = field(default_factory=list)
+    closing: int = 0  # closed cells that the engine may still write
+    then: list[Callable[[], None]] = field(default_factory=list)
+
+    def when_free(self, action: Callable[[], None]) -> None:
+        """Calls `action` when the engine writes no closed cell any more."""
+        if self.closing:
+            self.then.append(action)
+        else:
+            action()
+
+    def let_go(self) -> None:
+        """The engine has released one closed cell."""
+        self.closing -= 1
+        if not self.closing:
+            actions, self.then = self.then, []
+            for action in actions:
+                action()
+
 
 BLOCK = 1 << 63  # marks such a block in a local id; no table has so high a number
 

@@ -25,9 +25,9 @@ from hoplite_mp._protocol.local import (
     Reply,
     SetUp,
     SetupFailed,
+    TryAgain,
 )
 from hoplite_mp._protocol.peers import FarPoolOpened
-from hoplite_mp._protocol.retries import TryAgain
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hoplite_mp._planner.program import program_of
-from hoplite_mp._protocol.fields import FOLDING
+from hoplite_mp._protocol.fields import FOLDING, copy_offset
 from hoplite_mp._protocol.messages import (
     Distribute,
     ExecuteReduce,
@@ -22,7 +22,6 @@ from hoplite_mp._protocol.messages import (
     FetchRequested,
     StripesComplete,
 )
-from hoplite_mp._protocol.stripes import copy_offset
 from hoplite_mp._simulation.scale.oracle import WrongEnd
 
 if TYPE_CHECKING:

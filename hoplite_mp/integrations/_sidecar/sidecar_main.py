@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common import clock
 from hoplite_mp._common.stop_request import StopRequest
-from hoplite_mp._protocol.foreign import UsersOfNode
-from hoplite_mp._protocol.local import DrainNode
+from hoplite_mp._protocol.local import DrainNode, UsersOfNode
 from hoplite_mp._transport.rendezvous import Sole
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError

@@ -16,22 +16,60 @@ import torch
 # torch's own class imports this in its constructor, which takes 1.5 s in a new process. By then a
 # rank that has come back has entered its Group, and the others would wait for its first call.
 import torch._dynamo
+import torch.distributed as dist
 from torch.futures import Future
 from torch.nn import parallel
 
-from hoplite_mp.integrations.torch._alone import Alone
 from hoplite_mp.integrations.torch._rejoining import Meeting
 from hoplite_mp.integrations.torch._tensors import flat
 from hoplite_mp.integrations.torch._work import Caller, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import torch.distributed as dist
+    from collections.abc import Callable, Mapping
 
     from hoplite_mp._group.group import Group
 
-__all__ = ["DistributedDataParallel"]
+__all__ = ["Alone", "DistributedDataParallel"]
+
+
+Tensors = list[torch.Tensor]
+
+
+class Alone(dist.ProcessGroup):
+    """The process group of size one that torch's DistributedDataParallel gets.
+
+    torch's world has a fixed size, and its DDP makes calls of its own (at its start, for buffers),
+    which ranks that join later would miss. In a process group of one rank these calls have no
+    effect. Only one of the calls is passed on: the sum over ranks of the parameters that were used,
+    because all must agree which parameters have a gradient. `used` sums a tensor over all ranks, in
+    place."""
+
+    def __init__(self, used: Callable[[torch.Tensor], Work]) -> None:
+        super().__init__(0, 1)
+        self._used = used
+
+    def getBackendName(self) -> str:
+        return "hoplite_alone"
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
+        return self._used(tensors[0])
+
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
+        return _done(tensors)
+
+    def barrier(self, opts: Any = None) -> Work:
+        return _done([])
+
+    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        outputs[0][0].detach().copy_(inputs[0].detach())
+        return _done(outputs[0])
+
+
+def _done(tensors: Tensors) -> Work:
+    work = Work(tensors)
+    work.finish(lambda: None)
+    return work
+
 
 OURS = ("process_group", "init_sync", "broadcast_buffers", "find_unused_parameters")
 NOT_HERE = (

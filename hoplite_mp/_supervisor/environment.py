@@ -1,9 +1,10 @@
-"""How many threads the numerical libraries of each process use: BLAS, OpenMP, Numba, torch.
+"""Environment variables that libraries read once, when a worker imports them: threads and devices.
 
-The processes of a pool share the cores of their host: each library gets cores / processes of the
-pool on this host, at least 1. The process of an actor is alone in its pool, but a program usually
-has several actors, so it gets one thread unless the user asks for more. The template from which
-workers are forked must not have any threads.
+The processes of a pool share the cores of their host: each numerical library (BLAS, OpenMP, Numba,
+torch) gets cores / processes of the pool on this host, at least 1. The process of an actor is alone
+in its pool, but a program usually has several actors, so it gets one thread unless the user asks
+for more. The template from which workers are forked must not have any threads. A worker with
+resources sees the devices that are assigned to it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ __all__ = [
     "TBB_SHARES",
     "blas_environment",
     "blas_threads_here",
+    "device_environment",
     "limit_blas",
     "note_given",
     "set_blas_threads",
 ]
+
 
 # torch reads the first and the third, Numba the last, also for its TBB and OpenMP layers.
 BLAS_VARIABLES = (
@@ -97,3 +100,20 @@ def _functions_of_openblas(name: str) -> Iterator[Any]:
                 function = getattr(library, f"{prefix}_{name}{suffix}", None)
                 if function is not None:
                     yield function
+
+
+DEVICES = {"gpu": "CUDA_VISIBLE_DEVICES"}  # resource -> the variable that names its indices
+
+
+def device_environment(assigned: dict[str, list[int]]) -> dict[str, str]:
+    """The variables for a worker. assigned: for each resource the indices of the devices that are
+    the worker's for life. If this process may use only some devices, they count among these. A part
+    of a device has no index, and leaves the variable as it is."""
+    found = {}
+    for name, variable in DEVICES.items():
+        given = [one.strip() for one in os.environ.get(variable, "").split(",") if one.strip()]
+        indices = assigned.get(name, ())
+        if indices:
+            names = (given[index] if index < len(given) else str(index) for index in indices)
+            found[variable] = ",".join(names)
+    return found

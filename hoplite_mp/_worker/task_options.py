@@ -1,23 +1,25 @@
-"""Tasks that are tried again after an exception (`options(retry_exceptions=)`); their worker lives.
+"""Options of a task that its worker applies: priority, resources, `retry_exceptions`.
 
-It must never know: how tasks are queued, how many tries are left.
+The worker survives an exception that is retried. How many tries are left is the node's decision.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp import _serialize
+from hoplite_mp import _serialize, _tasks
 from hoplite_mp._client.function_kind import FLAG_STREAM
 from hoplite_mp._client.functions import Chunked, Raised, Tried
 from hoplite_mp._client.submitter import FLAG_COPY
-from hoplite_mp._protocol.retries import TryAgain
+from hoplite_mp._protocol.local import TryAgain
+from hoplite_mp._protocol.resources import GiveBack, KeepForStream
 
 if TYPE_CHECKING:
     from hoplite_mp._client.functions import Exceptions
+    from hoplite_mp._client.runtime import Runtime
     from hoplite_mp._worker.ports import OfWorker
 
-__all__ = ["exceptions_of", "prepared", "try_again"]
+__all__ = ["begins", "ended", "exceptions_of", "prepared", "try_again"]
 
 
 def prepared(
@@ -70,3 +72,32 @@ def try_again(worker: OfWorker, oid: int) -> bool:
     elif granted:
         worker.submitter.waiting.ready(oid)  # an enclosing task may wait for it
     return granted
+
+
+RESOURCES: int = _tasks.RESOURCES_FLAG
+
+
+# Tasks that a task submits inherit at least its priority, because it may wait for them. The node
+# must know at once that resources are in use, or free again.
+
+
+def begins(runtime: Runtime, oid: int, flags: int) -> None:
+    """To be called before the task's function is read."""
+    submitter = runtime.submitter
+    submitter.floor = max(submitter.queues.ranked.ranks(oid))
+    if flags & RESOURCES:
+        runtime.running = oid
+        if flags & FLAG_STREAM:  # the header, which is done sooner, cannot tell its end
+            runtime.channel.call(KeepForStream(oid))
+        else:
+            runtime.tasks.wake_node()  # there is one idle worker less
+
+
+def ended(runtime: Runtime, oid: int, flags: int) -> None:
+    """To be called when the result is written; for a generator, all of its items."""
+    if flags & RESOURCES:
+        runtime.running = 0
+        if flags & FLAG_STREAM:
+            runtime.channel.tell(GiveBack(oid))
+        else:
+            runtime.tasks.wake_node()
