@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from svg import COLOURS, EDGE, GREY, INK, Drawing
 
-from hoplite_mp._simulation.scale.node import Wanted
-from hoplite_mp._simulation.scale.streams import Stream
-from hoplite_mp._simulation.scale.world import World
+from hoplite_mp._simulation.scale.node import WantedCollective
+from hoplite_mp._simulation.scale.streams import ScaleStream
+from hoplite_mp._simulation.scale.world import ScaleWorld
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,21 +52,21 @@ class Played(NamedTuple):
 def play(nodes: int, ready: Sequence[float] = (), num: int = 1) -> Played:
     """A broadcast from the asking host; with `ready`, a reduction of the first `num` parts."""
     blocks: list[Block] = []
-    arrive = Stream.arrive
+    arrive = ScaleStream.arrive
 
-    def arrived(stream: Stream, begin: int, end: int) -> None:
+    def arrived(stream: ScaleStream, begin: int, end: int) -> None:
         server = stream.server
         blocks.append(Block(server.network.timeline.now, server.host, stream.to, end - begin))
         arrive(stream, begin, end)
 
-    world = World(nodes, RATE)
+    world = ScaleWorld(nodes, RATE)
     asker = world.nodes[ASKER]
-    wanted = Wanted("broadcast", (world.put(asker, NBYTES),), 1)
+    wanted = WantedCollective("broadcast", (world.put(asker, NBYTES),), 1)
     if ready:
         parts = zip(world.nodes, ready, strict=True)
         sources = tuple(world.put(node, NBYTES, late) for node, late in parts)
-        wanted = Wanted("reduce", sources, num, (world.result(asker, NBYTES),))
-    with mock.patch.object(Stream, "arrive", arrived):
+        wanted = WantedCollective("reduce", sources, num, (world.result(asker, NBYTES),))
+    with mock.patch.object(ScaleStream, "arrive", arrived):
         ended = world.run([asker.begin(wanted)])
     return Played(nodes, ready, ended, blocks)
 

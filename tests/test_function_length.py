@@ -14,11 +14,15 @@ ROOT = Path(__file__).resolve().parent.parent
 LINES_MAX = 70
 # Straight sequences that would be harder to read in parts. At most five.
 EXCEPTIONS = {
-    "hoplite_mp/_client/launch.py Host.__init__",  # each descriptor is made, passed on and closed
-    "hoplite_mp/_client/submitter.py Submitter.submit",  # a task's way to the queue, in 2 µs
-    "hoplite_mp/_node/runtime/cluster_node.py Lan.__init__",  # makes the components of a node
-    "hoplite_mp/_node/runtime/components.py Rooms.__init__",
-    "hoplite_mp/_worker/task_loop.py Worker.run",  # all that a task changes is put back at its end
+    # Each descriptor is made, passed on and closed.
+    "hoplite_mp/_client/launch.py HostProcesses.__init__",
+    # A task's way to the queue, in 2 µs.
+    "hoplite_mp/_client/submitter.py Submitter.submit",
+    # They make the components of a node.
+    "hoplite_mp/_node/runtime/cluster_node.py ClusterNode.__init__",
+    "hoplite_mp/_node/runtime/components.py Components.__init__",
+    # All that a task changes is put back at its end.
+    "hoplite_mp/_worker/task_loop.py Worker.run",
 }
 C_FUNCTION = re.compile(r"^[A-Za-z_][^;{}]*\([^;{}]*\)\s*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 CYTHON_FUNCTION = re.compile(r"^( *)(?:cdef|cpdef|def) (?!class|struct|extern|enum)[^=]*\(")

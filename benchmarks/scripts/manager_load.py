@@ -20,17 +20,17 @@ import time
 from pathlib import Path
 
 from hoplite_mp._common.ids import random_host_id
-from hoplite_mp._manager.heartbeats import Beats
-from hoplite_mp._manager.loop import Loop
+from hoplite_mp._manager.heartbeats import Heartbeats
+from hoplite_mp._manager.loop import ManagerLoop
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._protocol.codec import BEAT, encode
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.membership import NodeJoined
 from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._transport.addresses import Endpoint
-from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.certificates import make_certificate
-from hoplite_mp._transport.listener import Door
+from hoplite_mp._transport.listener import Listener
 from hoplite_mp._transport.sockets import listen
 from hoplite_mp.config import Config
 
@@ -49,7 +49,7 @@ def cpu_seconds(pid):
 def serve(listener, own):
     """The manager's process."""
     config = Config()
-    door = Door(
+    door = Listener(
         listener,
         key=KEY,
         service="manager",
@@ -59,9 +59,9 @@ def serve(listener, own):
         handshake_timeout_s=config.handshake_timeout_s,
         unauthenticated_max=config.unauthenticated_max,
     )
-    loop = Loop(Planner())
+    loop = ManagerLoop(Planner())
     loop.add(own)
-    loop.open(door, b"", Beats(config.beat_interval_s, config.silence_s))
+    loop.open(door, b"", Heartbeats(config.beat_interval_s, config.silence_s))
     loop.run()
 
 
@@ -138,7 +138,7 @@ class Hosts:
                     raise ConnectionError("the manager has closed a connection")
 
 
-class CountedCaller(Caller):
+class CountedCaller(Dialer):
     """A caller whose attempts are counted."""
 
     def __init__(self, where, number, now, hosts):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._api.actor_method import ActorMethod
 from hoplite_mp._api.nodes import working_places
-from hoplite_mp._client.actors import About
+from hoplite_mp._client.actors import ActorInfo
 from hoplite_mp._client.function_kind import (
     is_async,
     yields,
@@ -72,7 +72,7 @@ class Actor:
     __slots__ = ("__weakref__", "_about", "_cluster", "_identity", "_methods")
 
     _identity: ObjectRef[Any]
-    _about: About
+    _about: ActorInfo
     _cluster: Any  # kept alive, because a Cluster that is dropped ends
     _methods: dict[str, ActorMethod]  # those called so far; they do not refer to the handle
 
@@ -86,7 +86,7 @@ class Actor:
             return found
         if name.startswith("__") and name.endswith("__"):
             return object.__getattribute__(self, name)
-        about: About = _about_of(self)
+        about: ActorInfo = _about_of(self)
         if name in about.methods:
             return methods.setdefault(name, ActorMethod(_identity_of(self), about, name))
         if name in ("close", "kill", "restarts"):
@@ -100,7 +100,7 @@ class Actor:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        about: About = _about_of(self)
+        about: ActorInfo = _about_of(self)
         if "__call__" not in about.methods:
             raise TypeError(f"a {about.class_name} is not callable")
         return ActorMethod(_identity_of(self), about, "__call__")(*args, **kwargs)
@@ -122,7 +122,7 @@ class Actor:
         return hash(_identity_of(self))
 
     def __repr__(self) -> str:
-        about: About = _about_of(self)
+        about: ActorInfo = _about_of(self)
         name = f" {about.name!r}" if about.name else ""
         return f"<Actor{name} {about.class_name} {_identity_of(self).id}>"
 
@@ -218,7 +218,7 @@ def _checked(handle: Any) -> ObjectRef[Any]:
     return _identity_of(handle)  # type: ignore[no-any-return]
 
 
-def _handle(identity: ObjectRef[Any], about: About) -> Actor:
+def _handle(identity: ObjectRef[Any], about: ActorInfo) -> Actor:
     handle = Actor.__new__(Actor)
     _set_identity(handle, identity)
     _set_about(handle, about)
@@ -231,7 +231,7 @@ def _handle(identity: ObjectRef[Any], about: About) -> Actor:
 
 def _arrived(identity: ObjectRef[Any], about: tuple[Any, ...]) -> Actor:
     """Rebuilds a handle that was pickled; pickles name this function."""
-    return _handle(identity, About.of(about))
+    return _handle(identity, ActorInfo.of(about))
 
 
 def _methods_of(cls: type) -> frozenset[str]:
@@ -342,7 +342,7 @@ class ActorCalls:
         if options.resources is not None:
             demands, named = runtime.demands, options.node or ()
             places = iter(demands.places_for_actor(options.resources, named, next(_turns)))
-        about = About(
+        about = ActorInfo(
             shorten(cls.__qualname__.rpartition("<locals>.")[2], NAME_CHARS_MAX, " [...] "),
             options.name or "",
             _methods_of(cls),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._api.executor import TIMEOUT_S_MAX
-from hoplite_mp._client.actors import About
+from hoplite_mp._client.actors import ActorInfo
 from hoplite_mp._client.deadlines import check_timeout
 from hoplite_mp._client.function_kind import (
     CONCURRENCY_SHIFT,
@@ -19,7 +19,7 @@ from hoplite_mp._client.function_kind import (
     check_counts,
 )
 from hoplite_mp._client.runtime import runtime_of
-from hoplite_mp._client.streams import Plan, Stream
+from hoplite_mp._client.streams import Stream, StreamPlan
 from hoplite_mp._worker import checkpoints
 from hoplite_mp._worker.actor import call
 
@@ -38,7 +38,7 @@ class ActorMethod:
         *("_numbered", "_streams", "_timeout"),
     )
 
-    def __init__(self, identity: ObjectRef[Any], about: About, method: str) -> None:
+    def __init__(self, identity: ObjectRef[Any], about: ActorInfo, method: str) -> None:
         self._identity = identity
         self._about = about
         self._method = method
@@ -61,7 +61,7 @@ class ActorMethod:
             return self._submit((self._method, *args), kwargs)
         runtime = runtime_of(self._identity)
 
-        def begin(plan: Plan) -> Future[Any]:
+        def begin(plan: StreamPlan) -> Future[Any]:
             return self._submit((tuple(plan), self._method, *args), kwargs)
 
         face = None if runtime.face is None else runtime.face()
@@ -164,4 +164,4 @@ def _method_arrived(
     identity: ObjectRef[Any], about: tuple[Any, ...], method: str, options: dict[str, Any]
 ) -> ActorMethod:
     """Rebuilds a method that was pickled; pickles name this function."""
-    return ActorMethod(identity, About.of(about), method).options(**options)
+    return ActorMethod(identity, ActorInfo.of(about), method).options(**options)

@@ -20,8 +20,8 @@ from hoplite_mp._api.executor import COMMON_POOL, Options, TaskExecutor
 from hoplite_mp._api.nodes import Node, NodeCalls
 from hoplite_mp._api.objects import ObjectCalls
 from hoplite_mp._api.pools import PoolCalls
-from hoplite_mp._api.run_on_workers import EverywhereCalls
-from hoplite_mp._api.shutdown import Ending
+from hoplite_mp._api.run_on_workers import RunOnWorkersCalls
+from hoplite_mp._api.shutdown import ClusterShutdown
 from hoplite_mp._api.streams import StreamCalls
 from hoplite_mp._client.demands import WORKERS_MAX
 from hoplite_mp._client.memory import whole
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hoplite_mp._client.futures import Future
-    from hoplite_mp._client.launch import Host
-    from hoplite_mp._client.remote_hosts import FarHosts
+    from hoplite_mp._client.launch import HostProcesses
+    from hoplite_mp._client.remote_hosts import RemoteHosts
 
 __all__ = ["Cluster", "Node", "current"]
 
@@ -47,10 +47,10 @@ _turns = itertools.count()  # for tasks bound to several nodes, which take turns
 
 
 class Cluster(
-    Ending,
+    ClusterShutdown,
     ActorCalls,
     CollectiveCalls,
-    EverywhereCalls,
+    RunOnWorkersCalls,
     GroupCalls,
     NodeCalls,
     ObjectCalls,
@@ -171,7 +171,7 @@ class Cluster(
 
         self._pid = os.getpid()
         self._debugs = bool(debug)
-        self._host: Host | None
+        self._host: HostProcesses | None
         self._host, network = enter(
             count,
             config,
@@ -194,20 +194,20 @@ class Cluster(
         if network is None or self._host.workers:  # otherwise other nodes have workers, or will
             self._runtime.pool_sizes[0] = self._host.workers
         self._shutting = locks.lock("cluster.end")
-        self._far: FarHosts | None = None
+        self._far: RemoteHosts | None = None
         if hosts:
             self._start_far(hosts, config)
         self._keep()
 
     def _start_far(self, hosts: Sequence[str], config: Config) -> None:
         """Starts nodes on other hosts; returns when all have joined."""
-        from hoplite_mp._client.remote_hosts import FarHosts
+        from hoplite_mp._client.remote_hosts import RemoteHosts
 
         network = self._network
         assert network is not None
         before = len(self.nodes)
         try:
-            self._far = FarHosts(
+            self._far = RemoteHosts(
                 {host: network.address_for(host) for host in hosts},
                 config.hosts_command,
                 network.token.reveal(),

@@ -18,7 +18,7 @@ from hoplite_mp._client.deadlines import check_timeout
 from hoplite_mp._client.debugging import run_here
 from hoplite_mp._client.demands import check_demands
 from hoplite_mp._client.function_kind import CONCURRENCY_SHIFT, check_counts, flags_of
-from hoplite_mp._client.functions import Fixed
+from hoplite_mp._client.functions import FrozenFunction
 from hoplite_mp._client.memory import whole
 from hoplite_mp._client.option_checks import UNUSED, check_values, refuse_unused
 from hoplite_mp._client.queues import SHUT_DOWN
@@ -229,9 +229,9 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         options = self._options
         if options._unfit:
             refuse_unused(options, "submit")
-        if options.retry_exceptions and not isinstance(fn, Fixed):
-            fn = Fixed(fn, again=options.retry_exceptions)  # type: ignore[assignment]
-        flags = fn.flags if isinstance(fn, Fixed) else flags_of(fn)
+        if options.retry_exceptions and not isinstance(fn, FrozenFunction):
+            fn = FrozenFunction(fn, again=options.retry_exceptions)  # type: ignore[assignment]
+        flags = fn.flags if isinstance(fn, FrozenFunction) else flags_of(fn)
         if flags:
             flags |= options.concurrency << CONCURRENCY_SHIFT
         retries = options.retries

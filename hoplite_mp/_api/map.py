@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hoplite_mp._client.chunks import Chunks, Items
 from hoplite_mp._client.deadlines import check_timeout
 from hoplite_mp._client.function_kind import flags_of
-from hoplite_mp._client.functions import Fixed
-from hoplite_mp._client.mapping import Results, Run
+from hoplite_mp._client.functions import FrozenFunction
+from hoplite_mp._client.mapping import MapRun, Results
 from hoplite_mp._client.option_checks import refuse_unused
 from hoplite_mp._client.progress import length_of, open_bar
 from hoplite_mp._common import clock
@@ -150,7 +150,7 @@ class MapCalls:
         chunked = size > 1
         # All items use the function with its closure and globals as they are now.
         catches = bool(return_exceptions)
-        fixed: Any = Fixed(fn, chunked, self._options.retry_exceptions, catches)
+        fixed: Any = FrozenFunction(fn, chunked, self._options.retry_exceptions, catches)
         futures: Iterator[tuple[Future[Any], int]]
         if chunked:
             name = self._options.name or getattr(fn, "__name__", "map")
@@ -161,7 +161,7 @@ class MapCalls:
             futures = ((self.submit(fixed, *args), 1) for args in items.rows())
             limit = buffersize
         bar = open_bar(progress, total)
-        run = Run(futures, limit, timeout, deadline, ordered, self, bar, catches, chunked)
+        run = MapRun(futures, limit, timeout, deadline, ordered, self, bar, catches, chunked)
         return Results(run)
 
     def _chunksize(self, count: int) -> int:

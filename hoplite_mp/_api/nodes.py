@@ -22,9 +22,9 @@ from hoplite_mp._protocol.local import (
     AddWorkers,
     DrainNode,
     GoneNodes,
+    JoinStatus,
     LeavingNodes,
     Members,
-    Standing,
     Stats,
 )
 
@@ -124,7 +124,7 @@ def standby_of(runtime: Runtime) -> tuple[tuple[str, ...], int, bool, bool]:
     """As far as this host's node knows: (addresses where the cluster's standby is to be, the best
     first; the number of the node on the standby's host, -1 if that has not joined; whether the
     standby leads the cluster by now; whether there is a manager at all)."""
-    standing = runtime.channel.call(Standing()).value
+    standing = runtime.channel.call(JoinStatus()).value
     return tuple(standing[2]), standing[4], standing[5], standing[6]
 
 

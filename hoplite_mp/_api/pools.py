@@ -21,8 +21,8 @@ from hoplite_mp._api.executor import TaskExecutor
 from hoplite_mp._api.nodes import named_places, working_places
 from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.demands import WORKERS_MAX, refusal, refuse_demands, spread
-from hoplite_mp._client.fail_pending import Underway, UnlessEnded
-from hoplite_mp._client.functions import Fixed
+from hoplite_mp._client.fail_pending import Completion, suppress_closed
+from hoplite_mp._client.functions import FrozenFunction
 from hoplite_mp._client.inherited_context import Inheritance, put_setup
 from hoplite_mp._client.memory import whole
 from hoplite_mp._client.option_checks import refuse_unused
@@ -78,18 +78,18 @@ class PoolExecutor(TaskExecutor):
         ending, self._closed = self._closed, True
         self._dropped.detach()
         if cancel_futures:
-            with UnlessEnded():
+            with suppress_closed():
                 self._cancel_pending(False)
         if ending:  # it is ending in the background already
             if wait and self._finisher is not None:
                 self._finisher()
         elif wait:
-            underway = Underway()
+            underway = Completion()
             self._finisher = underway.wait
             try:
                 _close_pool(self._runtime, self._pool)
             except BaseException:  # as at an exception in the `with` block: the processes must end
-                with UnlessEnded():
+                with suppress_closed():
                     self._cancel_pending(True)
                     self._close(False)
                 raise
@@ -109,7 +109,7 @@ class PoolExecutor(TaskExecutor):
         else:
             self._closed = True
             self._dropped.detach()
-            with UnlessEnded():
+            with suppress_closed():
                 self._cancel_pending(True)
                 self._close(False)
         return None
@@ -137,7 +137,7 @@ def _end_pool(runtime: Runtime, pool: int, kill: bool = False) -> None:
 def _close_pool(runtime: Runtime, pool: int) -> None:
     """Ends a pool when this process's tasks in it are done."""
     submitter = runtime.submitter
-    with UnlessEnded():  # the cluster may end meanwhile
+    with suppress_closed():  # the cluster may end meanwhile
         queues = submitter.queues.all_to(pool)
         while oids := [
             oid for oid, task in submitter.pending.copy().items() if task.queue in queues
@@ -273,7 +273,7 @@ def spmd(
         return opened[0]
 
     futures: list[Future[T]] = []
-    fixed: Any = Fixed(fn, again=options.retry_exceptions)
+    fixed: Any = FrozenFunction(fn, again=options.retry_exceptions)
     try:
         about = (), env, demand, anywhere
         peers = _start(runtime, places, 0, 0, True, own_it, *about)
@@ -293,7 +293,7 @@ def spmd(
             left[0] -= 1
             if left[0]:
                 return
-        with UnlessEnded():  # otherwise the pool has ended with its cluster
+        with suppress_closed():  # otherwise the pool has ended with its cluster
             _end_pool(runtime, peers._pool)
 
     for future in futures:

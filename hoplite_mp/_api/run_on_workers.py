@@ -14,7 +14,7 @@ from hoplite_mp import _serialize, _tasks, errors
 from hoplite_mp._api.executor import TaskExecutor
 from hoplite_mp._client.deadlines import FOREVER_NS, check_timeout, deadline_ns
 from hoplite_mp._client.function_kind import CONCURRENCY_SHIFT, flags_of, is_async
-from hoplite_mp._client.functions import Fixed
+from hoplite_mp._client.functions import FrozenFunction
 from hoplite_mp._client.option_checks import refuse_unused
 from hoplite_mp._client.runtime import current_runtime
 from hoplite_mp._client.waiting import BLOCKED_AFTER_NS
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from hoplite_mp._client.futures import Future
     from hoplite_mp._client.runtime import Runtime
 
-__all__ = ["EverywhereCalls"]
+__all__ = ["RunOnWorkersCalls"]
 
 T = TypeVar("T")
 
 
-class EverywhereCalls(TaskExecutor):
+class RunOnWorkersCalls(TaskExecutor):
     """The part of `Cluster` that calls a function in every worker."""
 
     def run(
@@ -141,7 +141,7 @@ def _run(
         raise HopliteTimeoutError(f"not all nodes have answered run() within {timeout:g} s")
     pool, count = opened
     submitter.queues.opened(pool)
-    fixed: Any = Fixed(_Named(fn))
+    fixed: Any = FrozenFunction(_Named(fn))
     name = name or getattr(fn, "__name__", None) or type(fn).__name__
     futures: list[Future[Any]] = []
     ended: list[Any] = []  # in the order in which they ended

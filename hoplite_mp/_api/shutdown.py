@@ -19,29 +19,29 @@ import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hoplite_mp._client.deadlines import FOREVER_NS
-from hoplite_mp._client.fail_pending import Underway, UnlessEnded
+from hoplite_mp._client.fail_pending import Completion, suppress_closed
 from hoplite_mp._client.threads import starting_thread
 from hoplite_mp.errors import HopliteTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._client.launch import Host
-    from hoplite_mp._client.remote_hosts import FarHosts
+    from hoplite_mp._client.launch import HostProcesses
+    from hoplite_mp._client.remote_hosts import RemoteHosts
     from hoplite_mp._client.runtime import Runtime
 
-__all__ = ["Ending"]
+__all__ = ["ClusterShutdown"]
 
 _open: set[_Keeper] = set()
 _log = logging.getLogger("hoplite_mp")
 
 
-class Ending:
+class ClusterShutdown:
     """The end of a Cluster."""
 
     _runtime: Runtime
-    _host: Host | None
-    _far: FarHosts | None
+    _host: HostProcesses | None
+    _far: RemoteHosts | None
     _shutting: threading.Lock
     _pid: int
     _closed: bool = False
@@ -90,7 +90,7 @@ class Ending:
             if wait and self._finisher is not None:
                 self._finisher()
         elif wait:
-            underway = Underway()
+            underway = Completion()
             self._finisher = underway.wait
             try:
                 self._finish()
@@ -116,7 +116,7 @@ class Ending:
         if host is None or not runtime.client.usable:
             return
         try:
-            with UnlessEnded():  # if it has ended meanwhile, there is nothing to wait for
+            with suppress_closed():  # if it has ended meanwhile, there is nothing to wait for
                 if not host.lost:
                     runtime.submitter.waiting.wait_idle(FOREVER_NS)
         except BaseException:
@@ -182,8 +182,8 @@ class Ending:
         return None
 
 
-class _Keeper(Ending):
-    """Shares its attributes with a Cluster; see `Ending._keep`."""
+class _Keeper(ClusterShutdown):
+    """Shares its attributes with a Cluster; see `ClusterShutdown._keep`."""
 
     def _finish_dropped(self) -> None:
         try:

@@ -14,7 +14,7 @@ from hoplite_mp._client.function_kind import FLAG_STREAM, is_async
 from hoplite_mp._client.option_checks import refuse_unused
 from hoplite_mp._client.priorities import rank_of
 from hoplite_mp._client.queues import SHUT_DOWN
-from hoplite_mp._client.streams import Plan, Stream
+from hoplite_mp._client.streams import Stream, StreamPlan
 from hoplite_mp._client.submitter import FLAG_OWN_STACK
 from hoplite_mp.errors import ClosedError
 
@@ -106,7 +106,7 @@ class StreamCalls(TaskExecutor):
             )
         retries = runtime.config.retries if options.retries is None else options.retries
 
-        def begin(plan: Plan) -> Future[Any]:
+        def begin(plan: StreamPlan) -> Future[Any]:
             pool, nodes = self._pool, options.node
             if options.resources is not None:
                 pool = COMMON_POOL

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._cli.demo.training import Plan
+from hoplite_mp._cli.demo.training import TrainingPlan
 from hoplite_mp._version import __version__
 
 if TYPE_CHECKING:
@@ -154,10 +154,18 @@ def _add_demo(commands: Commands) -> None:
         "Exit code 1 if our test accuracy is below 95 %.",
     )
     demo.add_argument(
-        "--workers", type=_positive, default=Plan.workers, metavar="N", help="default: %(default)s"
+        "--workers",
+        type=_positive,
+        default=TrainingPlan.workers,
+        metavar="N",
+        help="default: %(default)s",
     )
     demo.add_argument(
-        "--steps", type=_positive, default=Plan.steps, metavar="S", help="default: %(default)s"
+        "--steps",
+        type=_positive,
+        default=TrainingPlan.steps,
+        metavar="S",
+        help="default: %(default)s",
     )
     demo.add_argument("--no-kill", action="store_true", help="let all workers live")
     demo.add_argument(
@@ -424,7 +432,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
     from hoplite_mp._cli.demo.main import demo
 
-    plan = Plan(arguments.workers, arguments.steps, kill=not arguments.no_kill)
+    plan = TrainingPlan(arguments.workers, arguments.steps, kill=not arguments.no_kill)
     return demo(plan, arguments.out)
 
 

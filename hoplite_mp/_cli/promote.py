@@ -17,7 +17,7 @@ from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.terms import Promote, Promoted
 from hoplite_mp._protocol.versions import software_versions
 from hoplite_mp._transport.addresses import parse_address, resolve
-from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.tokens import load_token
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError, ManagerLostError
@@ -58,7 +58,7 @@ def promote(arguments: argparse.Namespace) -> int:
 
 def _ask(arguments: argparse.Namespace) -> Promoted:
     config = Config.from_environment()
-    caller = Caller(
+    caller = Dialer(
         resolve(parse_address(arguments.address)),
         key=load_token(arguments.token_file, make=False).key,
         role="tool",

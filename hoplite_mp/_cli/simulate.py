@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from hoplite_mp._simulation.runs import Outcome
-    from hoplite_mp._simulation.scale.scale import Row
+    from hoplite_mp._simulation.runs import RunOutcome
+    from hoplite_mp._simulation.scale.scale import ScaleRow
 
 __all__ = ["DEFAULT_NODES", "simulate"]
 
@@ -74,7 +74,7 @@ def _faults(arguments: argparse.Namespace) -> int:
         (nodes, *more) = _nodes(arguments.nodes, NODES_MIN, FAULTS_NODES_MAX)
         if more:
             raise ConfigError("--faults random takes one --nodes, or none: each seed draws its own")
-    outcomes: list[Outcome] = []
+    outcomes: list[RunOutcome] = []
     failed = 0
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         outcome = run_seed(seed, nodes=nodes)
@@ -89,7 +89,7 @@ def _faults(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _tally(outcomes: Sequence[Outcome]) -> str:
+def _tally(outcomes: Sequence[RunOutcome]) -> str:
     faults = Counter(kind for outcome in outcomes for kind in outcome.faults)
     counted = ", ".join(f"{count} {kind}" for kind, count in sorted(faults.items()))
     if len(outcomes) == 1:
@@ -124,7 +124,7 @@ def _scale(arguments: argparse.Namespace) -> int:
         raise ConfigError("--seeds goes with --faults random: without faults all seeds are alike")
     if arguments.json is not None:
         arguments.json.touch()  # fails before the simulation if it cannot be written, not after
-    rows: list[Row] = []
+    rows: list[ScaleRow] = []
     try:
         for operation in operations:
             for size in sizes:
@@ -152,7 +152,7 @@ HEAD = (
 UNDER = ("", "", "", "", "bound", "a node", "a node", "a message", "message", "")
 
 
-def show(rows: Sequence[Row]) -> str:
+def show(rows: Sequence[ScaleRow]) -> str:
     """The rows as a table."""
     cells: list[tuple[str, ...]] = [HEAD, UNDER]
     for row in rows:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._api.cluster import Cluster
 
-__all__ = ["Look", "lines", "top"]
+__all__ = ["TopSnapshot", "lines", "top"]
 
 PIPED_COLUMNS = 200  # width of a table when the output is no terminal
 NARROW_COLUMNS = 150  # on a narrower terminal, the columns in LEAST are left out
@@ -73,7 +73,7 @@ INTERRUPTED = 130  # the exit code that shells use
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TopSnapshot:
     """The state at one time: the nodes, and the counters of those that have answered."""
 
     at: float  # seconds of a clock
@@ -85,7 +85,7 @@ class Look:
     gone: tuple[str, ...] = ()  # a line for each host that has left or was lost
 
 
-def lines(now: Look, before: Look | None) -> list[tuple[str, ...]]:
+def lines(now: TopSnapshot, before: TopSnapshot | None) -> list[tuple[str, ...]]:
     """A line for each node and, if there are several, one with the totals; fields as in COLUMNS."""
     found = []
     names = ("workers", "used", "limit", "done", "failed", "objects", "queued", "running")
@@ -136,7 +136,7 @@ def _cells(counts: dict[str, int], rates: dict[str, float]) -> tuple[str, ...]:
     )
 
 
-def _rates(now: Look, before: Look | None, node: str) -> dict[str, float]:
+def _rates(now: TopSnapshot, before: TopSnapshot | None, node: str) -> dict[str, float]:
     """Rates per second since the previous look; none if that did not have the node, or if the
     node's counters have begun anew."""
     if before is None or node not in before.counts or now.at <= before.at:
@@ -147,7 +147,7 @@ def _rates(now: Look, before: Look | None, node: str) -> dict[str, float]:
     return {name: (new[name] - old[name]) / seconds for name in RATES}
 
 
-def _look(cluster: Cluster) -> Look:
+def _look(cluster: Cluster) -> TopSnapshot:
     """Asks all nodes for their counters, then for their waits; each has some seconds to answer.
     Leaves out the node that this process has brought along only to look."""
     runtime = cluster._runtime
@@ -161,10 +161,10 @@ def _look(cluster: Cluster) -> Look:
     )
     said = collect(cluster)
     lost = tuple(map(gone_words, gone(cluster)))
-    return Look(at, tuple(shown), counted, tuple(actor_rows(said)), task_counts(said), lost)
+    return TopSnapshot(at, tuple(shown), counted, tuple(actor_rows(said)), task_counts(said), lost)
 
 
-def _table(title: str, now: Look, before: Look | None, width: int) -> Table:
+def _table(title: str, now: TopSnapshot, before: TopSnapshot | None, width: int) -> Table:
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     shown = [name not in LEAST or width >= NARROW_COLUMNS for name in COLUMNS]
     for name in compress(COLUMNS, shown):
@@ -177,7 +177,7 @@ def _table(title: str, now: Look, before: Look | None, width: int) -> Table:
     return table
 
 
-def _drawn(title: str, now: Look, before: Look | None, width: int) -> Group:
+def _drawn(title: str, now: TopSnapshot, before: TopSnapshot | None, width: int) -> Group:
     """The table of nodes, and below it the hosts that are gone and the actors, if there are any."""
     parts: list[Table | Text] = [_table(title, now, before, width), *map(Text, now.gone)]
     if now.actors:
@@ -281,7 +281,7 @@ def _tables(
 ) -> Iterator[Group]:
     """Yields a picture for each interval. On a terminal the first one comes at once, still without
     rates."""
-    before: Look | None = None
+    before: TopSnapshot | None = None
     left = arguments.count
     while not ending.asked and left != 0:
         now = _look(cluster)

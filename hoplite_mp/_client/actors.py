@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp._client.futures import Future
-    from hoplite_mp._client.ports import Membership
+    from hoplite_mp._client.ports import MembershipPort
     from hoplite_mp._planner.resources import Demand
     from hoplite_mp._protocol.inherited_context import Environment
 
-__all__ = ["About", "ActorSetup", "Actors"]
+__all__ = ["ActorClient", "ActorInfo", "ActorSetup"]
 
 POOL_CLOSING = 2
 # Default retries of a call: none, because the first try may have changed the actor's state.
 RETRIES = 0
 
 
-class About(NamedTuple):
+class ActorInfo(NamedTuple):
     """What every handle of an actor knows."""
 
     class_name: str
@@ -71,7 +71,7 @@ class About(NamedTuple):
         )
 
     @classmethod
-    def of(cls, plain: tuple[Any, ...]) -> About:
+    def of(cls, plain: tuple[Any, ...]) -> ActorInfo:
         """What `plain` was made from."""
         one = cls(*plain)
         return one._replace(
@@ -100,10 +100,10 @@ class CallNumber(NamedTuple):
     seen: int  # the caller has the results of all its calls with a smaller `turn` than this
 
 
-class Actors:
+class ActorClient:
     """The actors that one process knows."""
 
-    def __init__(self, runtime: Membership) -> None:
+    def __init__(self, runtime: MembershipPort) -> None:
         self._runtime = runtime
         self._pools: dict[int, int] = {}  # local id of an identity -> its pool
         # Reentrant, because pickling arguments may call actors.
@@ -126,14 +126,14 @@ class Actors:
         cls: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        about: About,
+        about: ActorInfo,
         get_if_exists: bool,
         detached: bool,
         nodes: Iterator[int],
         env: Environment = (),
         again: tuple[type[Exception], ...] = (),
         demand: Demand = (),
-    ) -> tuple[ObjectRef[Any], About]:
+    ) -> tuple[ObjectRef[Any], ActorInfo]:
         """Makes a new actor on the first of these nodes that is not leaving the cluster; with a
         `demand`, preferably on the first that can meet it now. With get_if_exists, returns the
         actor of that name if there is one, with what its own handles know. Raises NodeLostError if
@@ -198,22 +198,22 @@ class Actors:
             # Reached with get_if_exists, when the actor that had the name has just ended or could
             # not start.
 
-    def find(self, name: str) -> tuple[ObjectRef[Any], About] | None:
+    def find(self, name: str) -> tuple[ObjectRef[Any], ActorInfo] | None:
         """The living actor of that name, or None."""
         self._runtime.memory.check()
         hold = take_over(self._runtime.memory, FindActor(name), int)
         return None if hold is None else self._known(hold)
 
-    def _known(self, hold: Any) -> tuple[ObjectRef[Any], About] | None:
+    def _known(self, hold: Any) -> tuple[ObjectRef[Any], ActorInfo] | None:
         """A ref to the identity on which `hold` is a hold, and what the actor's handles know. None
         if the actor that claimed the name could not start."""
         said = self._runtime.memory.read(hold.oid, FOREVER_NS, False)
         if said is None:
             return None
         _, about, identity = said
-        return ObjectRef(identity, hold), About.of(pickle.loads(about))
+        return ObjectRef(identity, hold), ActorInfo.of(pickle.loads(about))
 
-    def pool_of(self, identity: ObjectRef[Any], about: About) -> int:
+    def pool_of(self, identity: ObjectRef[Any], about: ActorInfo) -> int:
         """The pool of that actor's calls on this host. Invariant: the pool's number belongs to the
         actor as long as anybody holds the identity."""
         memory = self._runtime.memory
@@ -235,7 +235,7 @@ class Actors:
     def submit(
         self,
         identity: ObjectRef[Any],
-        about: About,
+        about: ActorInfo,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -271,7 +271,7 @@ class Actors:
     def submit_numbered(
         self,
         identity: ObjectRef[Any],
-        about: About,
+        about: ActorInfo,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -345,7 +345,7 @@ CALLER_BYTES = 8
 OPENED_KNOWN_MAX = 4096
 
 
-def title(about: About) -> str:
+def title(about: ActorInfo) -> str:
     """The actor's name as it appears in errors."""
     name, kind = about.name, about.class_name
     return f"actor {name!r} ({kind})" if name else f"actor {kind}"

@@ -24,7 +24,7 @@ import msgspec
 from hoplite_mp import errors
 from hoplite_mp._client.channel import Channel
 from hoplite_mp._client.descriptors import Watched, close_socket, lift, lift_socket
-from hoplite_mp._client.launch import Host
+from hoplite_mp._client.launch import HostProcesses
 from hoplite_mp._client.runtime import Runtime
 from hoplite_mp._client.store_size import check_room_to_attach
 from hoplite_mp._common import clock, ids
@@ -32,14 +32,14 @@ from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.handshake import ClientHandshake
 from hoplite_mp._protocol.local import Attached, NotAttached
 from hoplite_mp._protocol.versions import software_versions
-from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.conversation import Conversation
 from hoplite_mp._transport.rendezvous import anybody, peer_of, reach
 from hoplite_mp._transport.stream import TcpStream
 from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:
-    from hoplite_mp._client.network import Network
+    from hoplite_mp._client.network import HostNetwork
     from hoplite_mp._protocol.secret import Secret
     from hoplite_mp.config import Config
 
@@ -53,7 +53,7 @@ GENERATION_SHIFT = 32
 _log = logging.getLogger("hoplite_mp")
 
 
-def attach(network: Network, config: Config) -> AttachedHost | None:
+def attach(network: HostNetwork, config: Config) -> AttachedHost | None:
     """Attaches to this host's node of that cluster; None if there is none, or it has no free slot.
 
     Raises AuthError, ManagerLostError and ProtocolError, as joining with a node of one's own does.
@@ -61,7 +61,7 @@ def attach(network: Network, config: Config) -> AttachedHost | None:
     if not anybody():
         return None
     mine = Introduction(ids.random_host_id(), software_versions())
-    caller = Caller(
+    caller = Dialer(
         network.manager,
         key=network.token.key,
         role="tool",
@@ -138,7 +138,7 @@ def _receive(life: socket.socket) -> tuple[Attached | NotAttached, list[int]]:
     return told, fds
 
 
-class AttachedHost(Host):
+class AttachedHost(HostProcesses):
     """The host as an attached driver sees it: the driver must not end its processes."""
 
     attached = True

@@ -29,11 +29,11 @@ from hoplite_mp._common.object_states import AWAY, is_cancelled
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hoplite_mp._client.ports import Submitting, Waits
+    from hoplite_mp._client.ports import Submitting, WaitsPort
     from hoplite_mp._common.ref import ObjectRef
 
 __all__ = [
-    "Inbox",
+    "LoopInbox",
     "counted",
     "ended",
     "in_thread",
@@ -75,7 +75,7 @@ class OfThread(Protocol[T_co]):
     def patience_s(self, since: float) -> float | None: ...
 
 
-class Inbox:
+class LoopInbox:
     """Waiters of one event loop whose wait is over, put there by other threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -128,19 +128,19 @@ def _loop_here() -> asyncio.AbstractEventLoop:
         ) from None
 
 
-def inbox_here() -> Inbox:
+def inbox_here() -> LoopInbox:
     """The running loop's inbox. It lives as long as somebody waits there."""
     loop = _loop_here()
-    known: weakref.ref[Inbox] | None = getattr(_here, "inbox", None)
+    known: weakref.ref[LoopInbox] | None = getattr(_here, "inbox", None)
     inbox = None if known is None else known()
     if inbox is None or inbox.loop is not loop:
-        inbox = Inbox(loop)
+        inbox = LoopInbox(loop)
         _here.inbox = weakref.ref(inbox)
     return inbox
 
 
 @contextlib.contextmanager
-def counted(waiting: Waits) -> Iterator[None]:
+def counted(waiting: WaitsPort) -> Iterator[None]:
     """In a worker, an `await` of a task counts as blocking, as `result()` does: after a while a
     stand-in worker is started."""
     if waiting.run_in_place is None:
@@ -204,7 +204,7 @@ async def result_of(future: Awaited[T]) -> T:
         del future  # no reference cycle through its error's traceback
 
 
-async def result_of_thread(future: OfThread[T], blocks: Waits | None) -> T:
+async def result_of_thread(future: OfThread[T], blocks: WaitsPort | None) -> T:
     """As `result_of`, for a Future that a thread of this process settles. `blocks`: in a worker,
     its waits, so that the task counts as blocked meanwhile."""
     try:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hoplite_mp._common.ref import ObjectRef
     from hoplite_mp._serialize import Array
 
-__all__ = ["Carried", "Copy", "Kept", "Look", "Part"]
+__all__ = ["ArrayScan", "CapturedArrays", "CapturedPart", "StoredCopy", "TrackedArray"]
 
 # An array that was mostly rewritten at so many checks in a row is no longer watched; one that was
 # found unchanged at so many checks without a watch is watched again.
@@ -45,7 +45,7 @@ _log = logging.getLogger("hoplite_mp")
 _numbers = itertools.count(1)
 
 
-class Copy:
+class StoredCopy:
     """A value that an array had: an object with its bytes, and a mark that no other value has."""
 
     __slots__ = ("__weakref__", "mark", "nbytes", "ref")
@@ -56,7 +56,7 @@ class Copy:
         self.mark = b"copy %d" % next(_numbers)
 
 
-class Kept:
+class TrackedArray:
     """What is known of the array at one place in memory; lives as long as a function that was sent
     with it. It has no reference to an array that can be written to, not even a weak one, because
     numpy refuses to resize an array that is referred to. It needs none, because the memory is
@@ -64,12 +64,12 @@ class Kept:
 
     __slots__ = ("__weakref__", "copy", "frozen", "gone", "looks", "number", "place", "watch")
 
-    def __init__(self, place: Any, watch: dirty_pages.Watch | None, gone: list[Any]) -> None:
+    def __init__(self, place: Any, watch: dirty_pages.WriteWatch | None, gone: list[Any]) -> None:
         self.place = place  # address, shape, strides, dtype and class
         self.watch = watch
         self.gone = gone
         self.number = next(_numbers)
-        self.copy: Copy | None = None
+        self.copy: StoredCopy | None = None
         # At how many checks the opposite choice, to watch or not, would have been cheaper.
         self.looks = 0
         # A weak reference to the array if nobody can write to its memory.
@@ -82,23 +82,27 @@ class Kept:
             self.gone.append(self.watch)
 
 
-class Carried:
+class CapturedArrays:
     """The stored copies of one process's arrays."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._kept: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
-        self._copies: dict[int, list[weakref.ref[Copy]]] = {}  # by size in bytes, the newest last
-        self._gone: list[dirty_pages.Watch] = []
-        self._users: dict[int, tuple[weakref.ref[Any], list[Kept]]] = {}
+        self._kept: weakref.WeakValueDictionary[int, TrackedArray] = weakref.WeakValueDictionary()
+        self._copies: dict[
+            int, list[weakref.ref[StoredCopy]]
+        ] = {}  # by size in bytes, the newest last
+        self._gone: list[dirty_pages.WriteWatch] = []
+        self._users: dict[int, tuple[weakref.ref[Any], list[TrackedArray]]] = {}
         # (id of a module, name) -> the module, the id of the variable's value, its arrays.
-        self._bound: dict[tuple[int, str], tuple[weakref.ref[ModuleType], int, list[Kept]]] = {}
+        self._bound: dict[
+            tuple[int, str], tuple[weakref.ref[ModuleType], int, list[TrackedArray]]
+        ] = {}
         self.nbytes_min = memory.config.carried_array_bytes_min
         self._named: set[tuple[str, str]] = set()
         self.bytes_compared = 0  # bytes that were read to find changes
 
-    def copy_of(self, array: Array) -> tuple[Copy, Kept]:
-        """The copy that equals the array now, and the array's Kept. Each array has a Kept of its
+    def copy_of(self, array: Array) -> tuple[StoredCopy, TrackedArray]:
+        """The copy that equals the array now, and the array's TrackedArray. Each array has its
         own, and gets a new one when its address, shape, strides or dtype has changed."""
         with dirty_pages.lock:
             self._forget()
@@ -133,7 +137,7 @@ class Carried:
             name, module, format_bytes(array.nbytes), name,
         )  # fmt: skip
 
-    def _kept_of(self, array: Array) -> Kept:
+    def _kept_of(self, array: Array) -> TrackedArray:
         key = id(array)
         kept = self._kept.get(key)
         address, readonly = array.__array_interface__["data"]
@@ -143,15 +147,15 @@ class Carried:
             return kept
         flags = array.flags
         contiguous = flags.c_contiguous or flags.f_contiguous
-        watch = dirty_pages.Watch(address, array.nbytes) if contiguous else None
-        kept = self._kept[key] = Kept(place, watch, self._gone)
+        watch = dirty_pages.WriteWatch(address, array.nbytes) if contiguous else None
+        kept = self._kept[key] = TrackedArray(place, watch, self._gone)
         if readonly and _immutable(array):
             kept.frozen = weakref.ref(array)
         elif watch is not None:
             watch.open()
         return kept
 
-    def hold(self, fn: Any, kept: list[Kept]) -> None:
+    def hold(self, fn: Any, kept: list[TrackedArray]) -> None:
         """Keeps what is known of a function's arrays as long as the function lives."""
         key, users = id(fn), self._users
         if kept:
@@ -160,7 +164,7 @@ class Carried:
         else:
             users.pop(key, None)
 
-    def bound(self, module: ModuleType, name: str, value: Any, kept: list[Kept]) -> None:
+    def bound(self, module: ModuleType, name: str, value: Any, kept: list[TrackedArray]) -> None:
         """Keeps the marks of the arrays of a module's variable as long as the variable has this
         value. Otherwise the same array would get a new mark after the last function that was sent
         with it is gone, and would overwrite values that tasks have set."""
@@ -193,7 +197,9 @@ class Carried:
 
     # -- watch an array or compare all of it? -----------------------------------------------------
 
-    def _hectic(self, kept: Kept, watch: dirty_pages.Watch, ranges: dirty_pages.Ranges) -> None:
+    def _hectic(
+        self, kept: TrackedArray, watch: dirty_pages.WriteWatch, ranges: dirty_pages.Ranges
+    ) -> None:
         """Stops watching an array that is mostly rewritten between submits: the first write to each
         protected page costs a fault, so comparing all of it is cheaper."""
         much = sum(high - low for low, high in ranges) > watch.nbytes // 2
@@ -202,7 +208,7 @@ class Carried:
             kept.looks = 0
             watch.close()
 
-    def _calm(self, kept: Kept, watch: dirty_pages.Watch) -> None:
+    def _calm(self, kept: TrackedArray, watch: dirty_pages.WriteWatch) -> None:
         kept.looks += 1
         if kept.looks >= REWRITTEN_LOOKS:
             kept.looks = 0
@@ -211,7 +217,7 @@ class Carried:
 
     # -- copies --------------------------------------------------------------------------------
 
-    def _stored(self, copy: Copy) -> Array | None:
+    def _stored(self, copy: StoredCopy) -> Array | None:
         """The copy's bytes; None if they are gone."""
         try:
             stored: Array = self._memory.read(self._memory.local_id(copy.ref), FOREVER_NS, False)
@@ -219,7 +225,7 @@ class Carried:
             return None
         return stored
 
-    def _differs(self, array: Array, copy: Copy, ranges: dirty_pages.Ranges | None) -> bool:
+    def _differs(self, array: Array, copy: StoredCopy, ranges: dirty_pages.Ranges | None) -> bool:
         stored = self._stored(copy)
         if stored is None:
             return True
@@ -231,7 +237,7 @@ class Carried:
                 return True
         return False
 
-    def _same(self, array: Array) -> Copy | None:
+    def _same(self, array: Array) -> StoredCopy | None:
         """An existing copy that has the same bytes by chance, or None."""
         copies = self._copies.get(array.nbytes, [])
         for ref in copies[: -SAME_LOOKS_MAX - 1 : -1]:
@@ -243,8 +249,8 @@ class Carried:
                 return copy
         return None
 
-    def _put(self, array: Array) -> Copy:
-        copy = Copy(self._memory.put(_flat(array)), array.nbytes)
+    def _put(self, array: Array) -> StoredCopy:
+        copy = StoredCopy(self._memory.put(_flat(array)), array.nbytes)
         copies = [ref for ref in self._copies.get(array.nbytes, []) if ref() is not None]
         self._copies[array.nbytes] = [*copies, weakref.ref(copy)]
         if len(self._copies) > len(self._kept) + SAME_LOOKS_MAX:
@@ -254,19 +260,19 @@ class Carried:
         return copy
 
 
-class Look:
+class ArrayScan:
     """One pass over everything that a function carries. Each array is compared only once, however
     often it occurs, so the function is pickled with the same copies that its comparison found."""
 
-    def __init__(self, carried: Carried) -> None:
+    def __init__(self, carried: CapturedArrays) -> None:
         self._carried = carried
-        self._seen: dict[int, tuple[Copy, Kept]] = {}
+        self._seen: dict[int, tuple[StoredCopy, TrackedArray]] = {}
         self.nbytes_min = carried.nbytes_min
         # The globals and closures of the function, as they were compared: see serial.Keep.
         self.snapshot: dict[tuple[int, str], Any] = {}
 
     @property
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[TrackedArray]:
         """The caller holds these as long as the same arrays may be checked again."""
         return [kept for _, kept in self._seen.values()]
 
@@ -274,9 +280,9 @@ class Look:
         """Keeps what is known of all arrays checked so far as long as this function lives."""
         self._carried.hold(fn, self.kept)
 
-    def part(self) -> Part:
+    def part(self) -> CapturedPart:
         """For the arrays of one global variable."""
-        return Part(self)
+        return CapturedPart(self)
 
     def bound(self, module: ModuleType, name: str, value: Any, part: Any) -> None:
         """The variable has this value, with these arrays."""
@@ -291,22 +297,22 @@ class Look:
         cost."""
         self._carried.named(module, name, array)
 
-    def copy_of(self, array: Array) -> tuple[Copy, Kept]:
+    def copy_of(self, array: Array) -> tuple[StoredCopy, TrackedArray]:
         seen = self._seen.get(id(array))
         if seen is None:
             seen = self._seen[id(array)] = self._carried.copy_of(array)
         return seen
 
 
-class Part:
+class CapturedPart:
     """The arrays of one global variable within a Look."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: ArrayScan) -> None:
         self._look = look
         self.nbytes_min = look.nbytes_min
-        self.kept: list[Kept] = []
+        self.kept: list[TrackedArray] = []
 
-    def copy_of(self, array: Array) -> tuple[Copy, Kept]:
+    def copy_of(self, array: Array) -> tuple[StoredCopy, TrackedArray]:
         found = self._look.copy_of(array)
         self.kept.append(found[1])
         return found

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hoplite_mp import _tasks
 from hoplite_mp._client.deadlines import check_timeout, deadline_ns
-from hoplite_mp._client.done_callbacks import Watch, begin
+from hoplite_mp._client.done_callbacks import DoneCallback, begin
 from hoplite_mp._client.futures import Future
 from hoplite_mp._client.runtime import runtime_of
 from hoplite_mp._client.waiting import BLOCKED_AFTER_NS
@@ -31,7 +31,7 @@ from hoplite_mp.errors import HopliteTimeoutError
 if TYPE_CHECKING:
     import asyncio
 
-    from hoplite_mp._client.awaiting import Inbox
+    from hoplite_mp._client.awaiting import LoopInbox
     from hoplite_mp._client.ports import Submitting
 
 __all__ = ["Completions", "as_completed"]
@@ -63,7 +63,7 @@ class Completions(Generic[T]):
         self._submitters: dict[Submitting, None] = {}
         self._others = False  # are there Futures of another library?
         self._sleeping = 0  # threads that sleep on the event word
-        self._loops: dict[asyncio.Future[None], Inbox] = {}
+        self._loops: dict[asyncio.Future[None], LoopInbox] = {}
         self.add(items)
 
     def add(self, more: Any) -> None:
@@ -314,7 +314,7 @@ class Completions(Generic[T]):
         return oids
 
 
-class _Awaited(Watch):
+class _Awaited(DoneCallback):
     """The watch on one item."""
 
     __slots__ = ("completions", "number", "submitter")

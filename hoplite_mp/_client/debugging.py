@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _serialize
 from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.function_kind import is_async
-from hoplite_mp._client.functions import Fixed
+from hoplite_mp._client.functions import FrozenFunction
 from hoplite_mp._client.futures import Future
 from hoplite_mp._client.option_checks import retry_pause
 from hoplite_mp._common import clock
@@ -47,7 +47,7 @@ def run_here(
         return memory.read(memory.local_id(one), FOREVER_NS, copy)
 
     again: tuple[type[Exception], ...] = ()
-    if isinstance(fn, Fixed):
+    if isinstance(fn, FrozenFunction):
         fn, again = fn.fn, fn.again
     for tries in range(retries + 1):
         if tries and delay is not None:

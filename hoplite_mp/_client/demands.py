@@ -17,7 +17,7 @@ from hoplite_mp._protocol.resources import AssignedAsked, ResourcePlaces
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hoplite_mp._client.ports import Membership
+    from hoplite_mp._client.ports import MembershipPort
 
 __all__ = ["WORKERS_MAX", "Demands", "check_demands", "refusal", "refuse_demands", "spread"]
 
@@ -46,7 +46,7 @@ def refuse_demands(changes: dict[str, Any]) -> None:
 class Demands:
     """What one process knows about where resources are."""
 
-    def __init__(self, runtime: Membership) -> None:
+    def __init__(self, runtime: MembershipPort) -> None:
         self._runtime = runtime
         self._known: dict[Demand, list[tuple[int, int, int, int]]] = {}
         self._version = -1

@@ -16,7 +16,7 @@ from hoplite_mp._common.object_states import AWAY, PENDING, STATE
 from hoplite_mp._serialize.layout import BYTES, payload_kind
 
 if TYPE_CHECKING:
-    from hoplite_mp._client.ports import Membership
+    from hoplite_mp._client.ports import MembershipPort
     from hoplite_mp._common.ref import ObjectRef
 
 __all__ = ["cluster_words", "ref_words"]
@@ -31,7 +31,7 @@ _ENDED = {
 }
 
 
-def ref_words(runtime: Membership, ref: ObjectRef[Any]) -> str:
+def ref_words(runtime: MembershipPort, ref: ObjectRef[Any]) -> str:
     """ "float32 (1000,), 3.9 KiB, ready on h0"; may raise what reading the ref raises."""
     client = runtime.client
     oid = runtime.memory.local_id(ref)

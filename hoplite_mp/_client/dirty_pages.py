@@ -16,7 +16,7 @@ import os
 from hoplite_mp import _pages
 from hoplite_mp._common import locks
 
-__all__ = ["Watch", "available", "lock"]
+__all__ = ["WriteWatch", "available", "lock"]
 
 PAGE_BYTES = 4096
 MAPS, STATUS = "/proc/self/maps", "/proc/self/status"
@@ -32,7 +32,7 @@ class _State:
 
     def __init__(self) -> None:
         self.usable: bool | None = None  # None: not tried yet
-        self.watches: list[Watch] = []
+        self.watches: list[WriteWatch] = []
 
 
 _state = _State()
@@ -66,7 +66,7 @@ def available() -> bool:
     return _state.usable
 
 
-class Watch:
+class WriteWatch:
     """A watch over a piece of memory that stays in place; to be used under `lock`.
 
     look() tells what may have been written since the last settle(), and tells it again until
@@ -143,7 +143,7 @@ class Watch:
         self.found = []
         self.doubt = False
 
-    def _others(self) -> list[Watch]:
+    def _others(self) -> list[WriteWatch]:
         return [
             watch
             for watch in _state.watches

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from hoplite_mp._client.ports import Submitting
 
-__all__ = ["Watch", "begin", "watch", "withdraw"]
+__all__ = ["DoneCallback", "begin", "watch", "withdraw"]
 
 
-class Watch:
+class DoneCallback:
     """An entry among the tasks that wait for an object (`Submitting.waits`).
 
     `tell` is called when the object is done, or when it can never be done because its cluster has
@@ -35,7 +35,7 @@ class Watch:
         raise NotImplementedError
 
 
-class _Call(Watch):
+class _Call(DoneCallback):
     """A watch that calls a function."""
 
     __slots__ = ("tell",)
@@ -45,14 +45,14 @@ class _Call(Watch):
         self.tell = tell  # type: ignore[method-assign]
 
 
-def watch(submitter: Submitting, oid: int, tell: Callable[[], None]) -> Watch:
+def watch(submitter: Submitting, oid: int, tell: Callable[[], None]) -> DoneCallback:
     """Starts a watch that calls `tell`."""
     made = _Call(oid, tell)
     begin(submitter, made)
     return made
 
 
-def begin(submitter: Submitting, made: Watch) -> None:
+def begin(submitter: Submitting, made: DoneCallback) -> None:
     """Starts a watch; it fires at once if the object is done. The caller must hold the object as
     long as the watch exists."""
     oid, memory = made.oid, submitter.memory
@@ -77,7 +77,7 @@ def begin(submitter: Submitting, made: Watch) -> None:
         raise
 
 
-def withdraw(submitter: Submitting, made: Watch) -> None:
+def withdraw(submitter: Submitting, made: DoneCallback) -> None:
     """Cancels a watch. The list of waiters is replaced instead of changed, because another thread
     may be iterating over it."""
     oid = made.oid

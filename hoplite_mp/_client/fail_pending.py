@@ -19,12 +19,12 @@ from hoplite_mp.errors import ClosedError, ManagerLostError
 if TYPE_CHECKING:
     from hoplite_mp._client.ports import Submitting
 
-__all__ = ["Underway", "UnlessEnded", "call_back", "fail_pending"]
+__all__ = ["Completion", "call_back", "fail_pending", "suppress_closed"]
 
 _log = logging.getLogger("hoplite_mp")
 
 
-class UnlessEnded:
+class suppress_closed:
     """Suppresses errors that mean that the node is gone or the cluster is closed. Naming
     NodeLostError creates its class, so that is done only when something was raised: most programs
     never need it."""
@@ -78,7 +78,7 @@ def call_back(submitter: Submitting) -> None:
         raise interrupt
 
 
-class Underway:
+class Completion:
     """An end that one thread is making. Other threads can wait for it. That thread itself, which
     may run callbacks meanwhile, cannot."""
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from hoplite_mp import _serialize
-from hoplite_mp._client.captured_arrays import Carried as Arrays
-from hoplite_mp._client.captured_arrays import Kept, Look
+from hoplite_mp._client.captured_arrays import ArrayScan
+from hoplite_mp._client.captured_arrays import CapturedArrays as Arrays
 from hoplite_mp._client.chunks import rows_of
 from hoplite_mp._client.function_kind import flags_of, is_async
 from hoplite_mp._serialize import code
@@ -29,11 +29,20 @@ from hoplite_mp._serialize.out_of_band import UNBOUND
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from hoplite_mp._client.captured_arrays import TrackedArray
     from hoplite_mp._client.memory import Memory
     from hoplite_mp._common.ref import ObjectRef
     from hoplite_mp._serialize.out_of_band import Snapshot
 
-__all__ = ["Caught", "Chunked", "Exceptions", "Fixed", "Functions", "Raised", "Tried"]
+__all__ = [
+    "Caught",
+    "Chunked",
+    "Exceptions",
+    "FrozenFunction",
+    "Functions",
+    "Raised",
+    "RetryingFunction",
+]
 
 _BY_IDENTITY = {types.FunctionType, types.BuiltinFunctionType, type}
 _IMMUTABLE = {
@@ -45,7 +54,7 @@ NOTHING = object()
 # Function -> what was last sent for it: (the object; what the function carried, or None if a change
 # of that could go unnoticed; the digest of the bytes; what is known of its large arrays).
 Known = weakref.WeakKeyDictionary[
-    Any, tuple["ObjectRef[Any]", "list[Any] | None", bytes, "list[Kept]"]
+    Any, tuple["ObjectRef[Any]", "list[Any] | None", bytes, "list[TrackedArray]"]
 ]
 # Exceptions after which a task is tried again, as after the death of its worker.
 Exceptions: TypeAlias = tuple[type[Exception], ...]
@@ -63,7 +72,7 @@ class Functions:
         # Tables for functions that are Chunked or Tried.
         self._in_form: dict[tuple[bool, Exceptions, bool], Known] = {}
         self._arrays = arrays = Arrays(memory)
-        memory.keep = lambda: Look(arrays)
+        memory.keep = lambda: ArrayScan(arrays)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -90,7 +99,7 @@ class Functions:
         a Chunked, which takes columns of arguments. `catches`: the Chunked catches exceptions of
         items. `again`: the task is tried again after these exceptions."""
         kind = type(fn)
-        if kind is Fixed:
+        if kind is FrozenFunction:
             sent: tuple[ObjectRef[Any], Any] | None = fn.sent
             if sent is None:
                 sent = fn.sent = self.send(fn.fn, fn.chunked, fn.again, fn.catches)
@@ -100,7 +109,7 @@ class Functions:
         by_name = code.by_name  # the current list; a registration starts a new one
         if known is not None and known[1] is by_name:
             return known[0], None
-        look = Look(self._arrays)
+        look = ArrayScan(self._arrays)
         if kind not in _BY_IDENTITY:  # a callable object may have state, and its own equality
             sending = _in_form(fn, *form)
             encoded, beside, refs = _serialize.encode_with_aside(sending, look)
@@ -137,7 +146,7 @@ class Functions:
         return self._memory.put((encoded, beside) if beside else encoded)
 
 
-class Fixed:
+class FrozenFunction:
     """A function for one call that makes many tasks: it is sent once, with what it carries when the
     first task is made. `catches`: see `Chunked`."""
 
@@ -156,10 +165,10 @@ class Fixed:
 def _in_form(fn: Any, chunked: bool, again: Exceptions, catches: bool) -> Any:
     if chunked:
         return Chunked(fn, again, catches)
-    return Tried(fn, again) if again else fn
+    return RetryingFunction(fn, again) if again else fn
 
 
-class Tried:
+class RetryingFunction:
     """Wraps a function whose task is tried again after some exceptions, as after the death of its
     worker. It is unpickled as a Tried, from which the worker reads `again`."""
 
@@ -169,7 +178,7 @@ class Tried:
         self.__qualname__ = getattr(fn, "__qualname__", None) or type(fn).__qualname__
 
     def __reduce__(self) -> Any:
-        return Tried, (self.fn, self.again)
+        return RetryingFunction, (self.fn, self.again)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn(*args, **kwargs)
@@ -295,7 +304,7 @@ def _same(now: list[Any], before: list[Any]) -> bool:
     return len(now) == len(before) and all(map(is_, now, before))
 
 
-def _carried(fn: Any, look: Look, snapshot: Snapshot | None = None) -> tuple[list[Any], bool]:
+def _carried(fn: Any, look: ArrayScan, snapshot: Snapshot | None = None) -> tuple[list[Any], bool]:
     """The values that travel with a function, and whether comparing them would reveal every change.
     The globals and closures are recorded in `snapshot`."""
     if type(fn) is not types.FunctionType:

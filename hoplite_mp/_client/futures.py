@@ -30,7 +30,7 @@ from hoplite_mp.errors import ClosedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from hoplite_mp._client.ports import Submitting, Waits
+    from hoplite_mp._client.ports import Submitting, WaitsPort
 
 __all__ = ["Future"]
 
@@ -65,7 +65,7 @@ class _Waiters(list[Any]):
     """Who waits for a Future in `concurrent.futures.wait` or `as_completed`. In a worker: as long
     as somebody does, the worker counts as blocked."""
 
-    def __init__(self, waiting: Waits) -> None:
+    def __init__(self, waiting: WaitsPort) -> None:
         super().__init__()
         self._waiting = waiting
 

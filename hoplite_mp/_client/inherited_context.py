@@ -19,7 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import _serialize
-from hoplite_mp._protocol.inherited_context import Birth
+from hoplite_mp._protocol.inherited_context import InheritedContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ __all__ = [
 AUTHKEY_BYTES = 32
 
 
-def birth_here() -> Birth:
+def birth_here() -> InheritedContext:
     """The settings for workers of this program."""
     process: Any = sys.modules.get("multiprocessing.process")
     context: Any = sys.modules.get("multiprocessing.context")
@@ -50,7 +50,7 @@ def birth_here() -> Birth:
     if context is not None:
         method = context._default_context.get_start_method(allow_none=True)
     argv = [os.fsencode(word) for word in getattr(sys, "argv", ()) if isinstance(word, str)]
-    return Birth(
+    return InheritedContext(
         pid=os.getpid(),
         authkey=bytes(key),
         argv=argv,
@@ -59,7 +59,7 @@ def birth_here() -> Birth:
     )
 
 
-def share_authkey(birth: Birth) -> None:
+def share_authkey(birth: InheritedContext) -> None:
     """Gives this process the authkey that its workers have, if multiprocessing was not imported
     before."""
     if "multiprocessing.process" not in sys.modules:

@@ -48,10 +48,10 @@ from hoplite_mp.config import SPAN_BYTES_MIN
 from hoplite_mp.errors import ClosedError, ConfigError, HopliteError, ManagerLostError
 
 if TYPE_CHECKING:
-    from hoplite_mp._client.network import Network
+    from hoplite_mp._client.network import HostNetwork
     from hoplite_mp.config import Config
 
-__all__ = ["Host"]
+__all__ = ["HostProcesses"]
 
 PROCESSES_BESIDE = 2  # processes other than workers that put small objects: driver and node
 SPANS_SHARE = 2  # spans are made smaller until those of all processes take at most 1/2 of the store
@@ -66,7 +66,7 @@ READER_PATIENCE_S = 1.0  # for the thread that prints, which the user's stdout m
 _log = logging.getLogger("hoplite_mp")
 
 
-class Host:
+class HostProcesses:
     """The processes of one host, as seen by the driver that started them."""
 
     attached = False  # true if the node is another process's child
@@ -78,7 +78,7 @@ class Host:
         workers: int | None,
         memory: int | None,
         config: Config,
-        network: Network | None = None,
+        network: HostNetwork | None = None,
     ) -> None:
         cores = cpu_count()
         self.workers = min(cores, WORKERS_MAX) if workers is None else workers

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from hoplite_mp._client.captured_arrays import Copy, Kept
+    from hoplite_mp._client.captured_arrays import StoredCopy, TrackedArray
     from hoplite_mp._client.memory import Memory
     from hoplite_mp._serialize import Array
 
@@ -32,7 +32,7 @@ class Lending:
         self._memory = memory
         # Id of an array -> (weak reference to it, its copy, what is known of it). An entry is
         # removed with its array, so an id never stands for another array.
-        self._held: dict[int, tuple[weakref.ref[Array], Copy, Kept]] = {}
+        self._held: dict[int, tuple[weakref.ref[Array], StoredCopy, TrackedArray]] = {}
         self._compared: set[int] = set()  # ids of arrays that were compared during the present call
         self._call: object = None
 
@@ -49,7 +49,7 @@ class Lending:
 
     # -- the interface `serial.Keep` -------------------------------------------------------------
 
-    def copy_of(self, array: Array) -> tuple[Copy, Kept]:
+    def copy_of(self, array: Array) -> tuple[StoredCopy, TrackedArray]:
         key = id(array)
         known = self._held.get(key)
         if known is not None and key in self._compared and not _watched(known[2]):
@@ -82,6 +82,6 @@ class Lending:
         """Does nothing, as `named`."""
 
 
-def _watched(kept: Kept) -> bool:
+def _watched(kept: TrackedArray) -> bool:
     """Is checking the array cheap, because the kernel knows which pages were written?"""
     return kept.frozen is not None or (kept.watch is not None and kept.watch.watched)

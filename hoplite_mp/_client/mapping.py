@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from hoplite_mp._client.futures import Future
     from hoplite_mp._client.memory import Memory
 
-__all__ = ["Results", "Run"]
+__all__ = ["MapRun", "Results"]
 
 T = TypeVar("T")
 
 
-class Run:
+class MapRun:
     """One call of map: the Futures in progress, and those that are still to be made."""
 
     def __init__(
@@ -187,7 +187,7 @@ def _of_item(memory: Memory, result: Any) -> Any:
 class Results(Generic[T]):
     """What `map` returns: an iterator over the results, for `for` and for `async for`."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: MapRun) -> None:
         self._run = run
         self._results = results = _results_of(run)
         # Drives the iterator over the present chunk, and ends it when cleared (see `_poppers`).
@@ -213,7 +213,7 @@ class Results(Generic[T]):
         return _InLoop(self._run)
 
 
-def _results_of(run: Run) -> Generator[Any, None, None]:
+def _results_of(run: MapRun) -> Generator[Any, None, None]:
     """Yields results; whatever ends the generator, tasks that have not begun are cancelled."""
     try:
         while run:
@@ -231,7 +231,7 @@ def _results_of(run: Run) -> Generator[Any, None, None]:
         run.end()
 
 
-def _read(future: Future[Any], run: Run) -> Any:
+def _read(future: Future[Any], run: MapRun) -> Any:
     try:
         return run.result(future, future.result(run.left()))
     except HopliteTimeoutError as error:
@@ -267,7 +267,7 @@ class _InLoop(Generic[T]):
     """The results in an event loop. Not an asynchronous generator, which a loop would have to
     close."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: MapRun) -> None:
         self._run = run
         self._chunk: list[T] = []  # reversed: its last item is the next one
         self._future: Future[Any] | None = None  # a Future that is done and not read yet

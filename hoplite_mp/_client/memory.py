@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 __all__ = [
     "FORKED",
     "POPULATE_BYTES_MIN",
-    "Mapped",
     "Memory",
+    "PageMap",
     "checked_order",
     "format_bytes",
     "freeze",
@@ -65,7 +65,7 @@ POPULATE_BYTES_MIN = 1 << 20  # smaller payloads are always written through a ma
 UNIT_BYTES = 1 << 20
 
 
-class Mapped:
+class PageMap:
     """One process's mappings of the store, in units of 1 MiB.
 
     A large write through a mapping costs one copy, but the first write to a page also pays for a
@@ -178,7 +178,7 @@ class Memory:
         self.inner: dict[int, list[ObjectRef[Any]]] = {}  # object of this process -> refs inside it
         # Do tasks that raised SystemExit and the like fail with that exception, not a TaskError?
         self.raises_exits = False
-        self.mapped = Mapped(client)
+        self.mapped = PageMap(client)
         # Payloads of blocks that hold results of Groups' calls, which their owner may write.
         self.results: set[int] = set()
 

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from hoplite_mp._transport.addresses import Endpoint
     from hoplite_mp.config import Config
 
-__all__ = ["Network"]
+__all__ = ["HostNetwork"]
 
 CLUSTER_BYTES = 16
 _log = logging.getLogger("hoplite_mp")
 
 
-class Network:
+class HostNetwork:
     """The listening sockets and secrets of one host, until they are passed to its processes."""
 
     def __init__(

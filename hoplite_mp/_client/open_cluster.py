@@ -15,15 +15,15 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import errors
-from hoplite_mp._client.launch import Host
-from hoplite_mp._protocol.local import Standing
+from hoplite_mp._client.launch import HostProcesses
+from hoplite_mp._protocol.local import JoinStatus
 from hoplite_mp.errors import ConfigError, HopliteError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from hoplite_mp._client.network import Network
+    from hoplite_mp._client.network import HostNetwork
     from hoplite_mp.config import Config
 
 __all__ = ["NoNodeHere", "enter"]
@@ -51,7 +51,7 @@ def enter(
     joins: bool,
     stays: bool,
     standby: Sequence[str] = (),
-) -> tuple[Host, Network | None]:
+) -> tuple[HostProcesses, HostNetwork | None]:
     """Returns the host, and its network if there is one; arguments as of `Cluster`.
 
     attaches: use this host's node of the cluster, if there is one. joins: if there is none, start
@@ -63,12 +63,12 @@ def enter(
     if address is None and listen is None:
         if (ports, token, tls) != (None, None, None):
             raise ConfigError("ports=, token= and tls= need listen= or address=")
-        return Host(workers, config.memory_bytes, config), None
-    from hoplite_mp._client.network import Network
+        return HostProcesses(workers, config.memory_bytes, config), None
+    from hoplite_mp._client.network import HostNetwork
 
     with _warns_if_silent(address, config.connect_timeout_s):
         return _enter_network(
-            Network(
+            HostNetwork(
                 config,
                 listen_at=listen,
                 address=address,
@@ -87,14 +87,14 @@ def enter(
 
 
 def _enter_network(
-    network: Network,
+    network: HostNetwork,
     workers: int | None,
     config: Config,
     address: str | None,
     *,
     attaches: bool,
     joins: bool,
-) -> tuple[Host, Network]:
+) -> tuple[HostProcesses, HostNetwork]:
     """As `enter`, for a cluster with a network."""
     if address is not None:
         workers = workers or 0
@@ -108,7 +108,7 @@ def _enter_network(
             raise NoNodeHere(f"this host has no node of the cluster at {address}")
         network.open()
     try:
-        host = Host(workers, config.memory_bytes, config, network)
+        host = HostProcesses(workers, config.memory_bytes, config, network)
     except BaseException:
         network.close()  # so that a second attempt finds the port free
         raise
@@ -152,10 +152,10 @@ def _why_silent(address: str) -> str:
     return ""
 
 
-def _await_standing(host: Host) -> None:
+def _await_standing(host: HostProcesses) -> None:
     """Waits until the node has joined. If it could not, raises the reason."""
     try:
-        standing = host.runtime.channel.call(Standing()).value
+        standing = host.runtime.channel.call(JoinStatus()).value
         if isinstance(standing[0], str):
             raise getattr(errors, standing[0], HopliteError)(standing[1])
         host.standby, host.holds_standby = tuple(standing[2]), standing[3]

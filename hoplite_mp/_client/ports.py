@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hoplite_mp._client.pending import Pending, Settles
     from hoplite_mp._client.queues import Queues
 
-__all__ = ["Collecting", "Membership", "Submitting", "Waits"]
+__all__ = ["Collecting", "MembershipPort", "Submitting", "WaitsPort"]
 
 
 class Collecting(Protocol):
@@ -49,7 +49,7 @@ class Collecting(Protocol):
         """Makes the thread call the callbacks of Futures that have ended."""
 
 
-class Waits(Protocol):
+class WaitsPort(Protocol):
     """How this process waits for its objects."""
 
     @property
@@ -97,7 +97,7 @@ class Submitting(Protocol):
     @property
     def failures(self) -> Failures: ...
     @property
-    def waiting(self) -> Waits: ...
+    def waiting(self) -> WaitsPort: ...
     @property
     def waits_lock(self) -> threading.RLock: ...
     @property
@@ -142,7 +142,7 @@ class Submitting(Protocol):
         """Drops what waits for arguments or for room in a queue, because it will not be sent."""
 
 
-class Membership(Protocol):
+class MembershipPort(Protocol):
     """One process's membership in a cluster."""
 
     @property

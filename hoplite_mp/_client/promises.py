@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hoplite_mp._client.runtime import Runtime
     from hoplite_mp._common.ref import ObjectRef
 
-__all__ = ["PROCESS_BYTES", "Life", "keep", "life_of", "promise"]
+__all__ = ["PROCESS_BYTES", "PromiseLife", "keep", "life_of", "promise"]
 
 PROCESS_BYTES = 8
 _lock = locks.lock("sync.first_life")
@@ -41,7 +41,7 @@ def keep(runtime: Runtime, promised: ObjectRef[Any], value: Any) -> None:
     runtime.submitter.store_result(oid, _serialize.encode(value), False)
 
 
-class Life:
+class PromiseLife:
     """What other processes need in order to notice the death of this one."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -52,14 +52,14 @@ class Life:
         self.known_to: set[bytes] = set()  # identities of the actors that have received it
 
 
-def life_of(runtime: Runtime) -> Life:
+def life_of(runtime: Runtime) -> PromiseLife:
     """The Life of this process."""
-    life: Life | None = runtime.life
+    life: PromiseLife | None = runtime.life
     if life is None:
         with _lock:
             life = runtime.life
             if life is None:
-                life = runtime.life = Life(runtime)
+                life = runtime.life = PromiseLife(runtime)
     return life
 
 

@@ -23,14 +23,14 @@ from hoplite_mp.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FarHosts", "checked_hosts"]
+__all__ = ["RemoteHosts", "checked_hosts"]
 
 LOOK_S = 0.05
 END_PATIENCE_S = 5.0  # for processes that end by themselves when the cluster does
 ERROR_BYTES_MAX = 4096  # how much of a host's error output is shown
 
 
-class FarHosts:
+class RemoteHosts:
     """The processes that run Config.hosts_command, one for each host."""
 
     def __init__(self, addresses: dict[str, str], command: str, token: str, tls: bool) -> None:

@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize, _shm, _tasks
-from hoplite_mp._client.actors import Actors
+from hoplite_mp._client.actors import ActorClient
 from hoplite_mp._client.calls import current_call
 from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.demands import Demands
@@ -78,7 +78,7 @@ class Runtime:
         self.memory.wait_moved = self.submitter.waiting.wait_moved
         self.memory.drain = self.submitter.drain
         self.memory.failure_read = self.submitter.failures.read
-        self.actors = Actors(self)
+        self.actors = ActorClient(self)
         # In a worker of the common pool: runs this worker's tasks of rounds (`Cluster.run`). Called
         # while a task in this worker waits for a round, so that two tasks that both wait for rounds
         # do not wait for each other for ever.

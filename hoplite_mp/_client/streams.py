@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hoplite_mp._client.futures import Future
     from hoplite_mp._client.runtime import Runtime
 
-__all__ = ["END", "ITEM", "RAISED", "Plan", "Stream"]
+__all__ = ["END", "ITEM", "RAISED", "Stream", "StreamPlan"]
 
 T = TypeVar("T")
 # The kinds of a link's value: an item and the next link; the end; the end, and an object that has
@@ -39,7 +39,7 @@ _AGAIN: Any = object()
 _LOST = (STATE["FAILED"], STATE["DELETED"], *GONE)
 
 
-class Plan(NamedTuple):
+class StreamPlan(NamedTuple):
     """What the generator's worker needs to know; the first argument of the generator's task."""
 
     skip: int  # how many items are computed and not sent
@@ -57,7 +57,7 @@ class Stream(Generic[T]):
     def __init__(
         self,
         runtime: Runtime,
-        begin: Callable[[Plan], Future[Any]],
+        begin: Callable[[StreamPlan], Future[Any]],
         retries: int,
         buffersize: int | None,
         name: str,
@@ -80,7 +80,7 @@ class Stream(Generic[T]):
         self._send()
 
     def _send(self) -> None:
-        plan = Plan(
+        plan = StreamPlan(
             self._count, self._buffersize, self._runtime.config.stream_bytes_max, self._tries
         )
         self._task = self._begin(plan)
@@ -285,5 +285,5 @@ class _Alone:
         self._lock.release()
 
 
-def _nothing(plan: Plan) -> Any:
+def _nothing(plan: StreamPlan) -> Any:
     raise RuntimeError("this stream is closed")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _serialize, _shm, _tasks
 from hoplite_mp._client.collector import Collector
 from hoplite_mp._client.deadlines import FOREVER_NS
-from hoplite_mp._client.done_callbacks import Watch
+from hoplite_mp._client.done_callbacks import DoneCallback
 from hoplite_mp._client.fail_pending import call_back, fail_pending
 from hoplite_mp._client.failures import Failures
 from hoplite_mp._client.function_kind import FLAG_ASYNC
@@ -85,7 +85,7 @@ class Submitter:
         self.pending: dict[int, Pending] = {}
         self._functions = Functions(memory)
         # Dependency -> tasks that need it, and watches on it.
-        self.waits: dict[int, list[Pending | Watch]] = {}
+        self.waits: dict[int, list[Pending | DoneCallback]] = {}
         self.told: deque[Callable[[], None]] = deque()  # each wakes waiters that were notified
         self.ended_futures: deque[Settles] = deque()  # their callbacks have not been called yet
         self.readers: Any = None  # threads that read values for event loops
@@ -259,7 +259,7 @@ class Submitter:
         if first:
             self.collector.notice()
 
-    def begin_wait(self, oid: int, pending: Pending | Watch) -> None:
+    def begin_wait(self, oid: int, pending: Pending | DoneCallback) -> None:
         waiting = self.waits.get(oid)
         if waiting is None:
             waiting = self.waits[oid] = []
@@ -268,7 +268,7 @@ class Submitter:
                 self.tasks.watch(oid)
             for bucket in buckets:
                 self._others.setdefault(bucket, set()).add(oid)
-        if isinstance(pending, Watch):
+        if isinstance(pending, DoneCallback):
             waiting.append(pending)
         elif oid not in pending.missing:
             pending.missing.add(oid)
@@ -277,7 +277,7 @@ class Submitter:
     def release(self, oid: int) -> None:
         """The object is done: notifies all that wait for it. A thread that adds one later calls
         this, too. Each step may be repeated: `look_at_all` repeats what Ctrl-C interrupted."""
-        seen: set[Pending | Watch] = set()
+        seen: set[Pending | DoneCallback] = set()
         while True:
             with self.waits_lock:  # remove the list only when everybody in it has been notified
                 tasks = [one for one in self.waits.get(oid, ()) if one not in seen]
@@ -286,7 +286,7 @@ class Submitter:
                     return
             for pending in tasks:
                 seen.add(pending)
-                if isinstance(pending, Watch):
+                if isinstance(pending, DoneCallback):
                     pending.tell()
                     continue
                 with self.waits_lock:
@@ -538,7 +538,7 @@ class Submitter:
             self.waits.clear()
             self.queues.overflow.clear()
         for one in waiting:
-            if isinstance(one, Watch):
+            if isinstance(one, DoneCallback):
                 one.tell()
         self.wake_told()
 

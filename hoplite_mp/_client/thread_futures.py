@@ -17,7 +17,7 @@ from hoplite_mp._common.ref import NotAnArray
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from hoplite_mp._client.ports import Waits
+    from hoplite_mp._client.ports import WaitsPort
 
 __all__ = ["ThreadFuture", "for_asyncio", "outcome"]
 
@@ -77,7 +77,7 @@ class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
 
     HOW = "future.result()"
 
-    def __init__(self, blocks: Waits | None = None) -> None:
+    def __init__(self, blocks: WaitsPort | None = None) -> None:
         """blocks: in a worker, its waits, so that the worker counts as blocked while its task waits
         for this Future, if the thread that settles it does not count itself as blocked."""
         super().__init__()

@@ -44,7 +44,7 @@ class LockOrderError(RuntimeError):
     """A thread would wait for a lock that it holds itself."""
 
 
-class Held(NamedTuple):
+class HeldLock(NamedTuple):
     """A lock that a thread holds."""
 
     lock: CheckedLock
@@ -111,7 +111,7 @@ class _Thread(threading.local):
     """The locks that one thread has taken. Some may have been released since."""
 
     def __init__(self) -> None:
-        self.held: list[Held] = []
+        self.held: list[HeldLock] = []
 
 
 class Checker:
@@ -167,7 +167,7 @@ class Checker:
 
     # -- what threads do -------------------------------------------------------------------------
 
-    def _held(self) -> list[Held]:
+    def _held(self) -> list[HeldLock]:
         held = self._local.held
         if held and not all(one.lock._is_owned() for one in held):
             held = self._local.held = [one for one in held if one.lock._is_owned()]
@@ -181,7 +181,7 @@ class Checker:
     def after(self, lock: CheckedLock) -> None:
         """The thread has taken the lock."""
         collecting = self._collecting == threading.get_ident()
-        self._local.held.append(Held(lock, _stack(), collecting))
+        self._local.held.append(HeldLock(lock, _stack(), collecting))
 
     def taken_twice(self, lock: CheckedLock) -> str:
         """Reports that a thread takes a lock that it already holds, which would deadlock."""
@@ -217,7 +217,7 @@ class Checker:
 
     # -- the graph -------------------------------------------------------------------------------
 
-    def _edge(self, held: Held, name: str) -> None:
+    def _edge(self, held: HeldLock, name: str) -> None:
         """The thread takes a lock of this name while it holds another."""
         pair = held.lock.name, name
         if pair in self._edges:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ByRef",
-    "Carried",
+    "ForwardedHold",
     "NotAnArray",
     "ObjectRef",
     "RuntimeHooks",
@@ -222,7 +222,7 @@ class ObjectRef(NotAnArray, Generic[T]):
     def __reduce__(self) -> tuple[Callable[..., ObjectRef[Any]], tuple[Any, ...]]:
         # Only foreign picklers come here; our own writes an index into the payload's list of refs.
         hold = self._hold
-        held = hold if type(hold) is Carried else runtime_hooks.hold_for(self)
+        held = hold if type(hold) is ForwardedHold else runtime_hooks.hold_for(self)
         return named(self) if held is None else (_attach_held, (self._id, *held))
 
 
@@ -231,7 +231,7 @@ _set_id = ObjectRef.__dict__["_id"].__set__
 _set_hold = ObjectRef.__dict__["_hold"].__set__
 
 
-class Carried(NamedTuple):
+class ForwardedHold(NamedTuple):
     """In place of a hold, in a process that passes a ref on and is in no cluster. It is pickled
     again with the ref, for the process that needs to know how long a node holds the object."""
 
@@ -253,7 +253,7 @@ def _attach(object_id: bytes) -> ObjectRef[Any]:
 def _attach_held(object_id: bytes, node: int, seconds: float) -> ObjectRef[Any]:
     """The same, for bytes for which that node has held the object. ObjectLostError: it is gone."""
     hold = runtime_hooks.attach_held(object_id, node, seconds)
-    return ObjectRef(object_id, Carried(node, seconds) if hold is None else hold)
+    return ObjectRef(object_id, ForwardedHold(node, seconds) if hold is None else hold)
 
 
 class ByRef(Generic[T]):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-__all__ = ["Rule", "block_bytes_for", "fold_goal", "goal", "serve_goal"]
+__all__ = ["TransferModel", "block_bytes_for", "fold_goal", "goal", "serve_goal"]
 
 LINE_BYTES = 64
 BLOCK_BYTES_LEAST = 16 * 1024
@@ -68,7 +68,7 @@ class _Cell:
     item_bytes: int = 1
 
 
-class Rule:
+class TransferModel:
     """Cells by name, what fills them, and the steps that follow."""
 
     def __init__(self) -> None:

@@ -24,10 +24,10 @@ from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp._common.operators import operation_name
 from hoplite_mp._common.reduction import prefix
 from hoplite_mp._common.ref import ObjectRef
-from hoplite_mp._group.combine import MISTAKE, Leading, mistake_words
-from hoplite_mp._group.member_lifecycle import Member
-from hoplite_mp._group.multi_host import HostsMember
-from hoplite_mp._group.single_host import UNDECIDED, BoardCalls
+from hoplite_mp._group.combine import MISTAKE, Combiner, mistake_words
+from hoplite_mp._group.member_lifecycle import MemberLifecycle
+from hoplite_mp._group.multi_host import MultiHost
+from hoplite_mp._group.single_host import UNDECIDED, SingleHost
 from hoplite_mp._group.splitting import check_split
 from hoplite_mp._protocol.group_calls import error_kind, error_of
 from hoplite_mp._protocol.local import GroupAdmit
@@ -47,7 +47,7 @@ from hoplite_mp.errors import HopliteError, HopliteTimeoutError, PeerLostError
 if TYPE_CHECKING:
     from hoplite_mp._client.runtime import Runtime
 
-__all__ = ["Calling"]
+__all__ = ["CallProtocol"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -56,7 +56,7 @@ class Retry(Exception):
     """The board has changed while the leader was reading it: the leader has to look again."""
 
 
-class Calling(Member):
+class CallProtocol(MemberLifecycle):
     """The part of a Group that is below its single calls. `place`: the node's reply to
     GroupJoin."""
 
@@ -76,12 +76,12 @@ class Calling(Member):
         self._gets = True  # this rank gets new arrays, because the call has no `out`
         self._failed_call = -1  # the latest call whose error all ranks raise
         self._led = -1  # the latest call that this member has committed itself, as an object
-        self._leading = Leading(runtime, name)
-        self._small = BoardCalls(runtime, self._board, self._generation, self.rank, size)
+        self._leading = Combiner(runtime, name)
+        self._small = SingleHost(runtime, self._board, self._generation, self.rank, size)
         # This rank's own arrays, as far as other ranks read them in place.
         self._in_place = InPlace(self._memory)
         about = board, self._generation, self.rank, size
-        self._hosts = HostsMember(runtime, *about, self._in_place) if hosts else None
+        self._hosts = MultiHost(runtime, *about, self._in_place) if hosts else None
 
     @property
     def alive(self) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._client.runtime import Runtime
 
-__all__ = ["PeerCalls"]
+__all__ = ["GroupCollectives"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,11 +46,11 @@ concurrent.futures.Future
 
 
 def _in_background(
-    call: Callable[Concatenate[PeerCalls, P], R],
-) -> Callable[Concatenate[PeerCalls, P], CallFuture[R]]:
+    call: Callable[Concatenate[GroupCollectives, P], R],
+) -> Callable[Concatenate[GroupCollectives, P], CallFuture[R]]:
     """The form of a call that returns a Future."""
 
-    def later(me: PeerCalls, /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
+    def later(me: GroupCollectives, /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
         return me._begin_in_background(functools.partial(call, me, *args, **kwargs))
 
     name = call.__name__
@@ -66,7 +66,7 @@ def _nothing() -> None:
     """In place of a Group that is gone."""
 
 
-class PeerCalls(ObjectFolds):
+class GroupCollectives(ObjectFolds):
     """A member that makes calls, in its own thread or in the background."""
 
     def __init__(

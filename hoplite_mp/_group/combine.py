@@ -22,14 +22,14 @@ from hoplite_mp.errors import PeerLostError
 if TYPE_CHECKING:
     from hoplite_mp._client.runtime import Runtime
 
-__all__ = ["MISTAKE", "Leading", "mistake_words"]
+__all__ = ["MISTAKE", "Combiner", "mistake_words"]
 
 MISTAKE = "mistake"  # the kind of a part whose rank could not make its call
 MISTAKE_CHARS_MAX = 8000  # of the message of a mistake, for which every host must have room
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Leading:
+class Combiner:
     """Combines parts: (kind, op, root, values) by rank. The part of a rank that made a mistake is
     (MISTAKE, message, 0, kind of the error)."""
 

@@ -24,7 +24,7 @@ from hoplite_mp._serialize.contributions import REDUCTIONS, SMALL_KINDS, SMALL_O
 if TYPE_CHECKING:
     from hoplite_mp._client.runtime import Runtime
 
-__all__ = ["SmallCalls"]
+__all__ = ["EngineCalls"]
 
 # In the order of reduce_kernels.h.
 DTYPES = (
@@ -48,7 +48,7 @@ def _numbers(kind: str, op: str, name: str | None) -> tuple[int, int, int] | Non
     return _KINDS[kind], SMALL_OPS.index(op), DTYPES.index(kernel)
 
 
-class Bell(Watched):
+class Doorbell(Watched):
     """An eventfd, which is closed with its owner."""
 
     __slots__ = ()
@@ -61,7 +61,7 @@ class Bell(Watched):
         self.close()
 
 
-class SmallCalls:
+class EngineCalls:
     """One member's place on the board, and its bell."""
 
     def __init__(self, runtime: Runtime, board: int, generation: int, rank: int, size: int) -> None:
@@ -70,7 +70,7 @@ class SmallCalls:
         self._generation = generation
         self._rank = rank
         self._size = size
-        self._bell: Bell | None = None
+        self._bell: Doorbell | None = None
 
     def give(
         self, call: int, kind: str, op: str, root: int, encoded: _serialize.Encoded | None
@@ -122,7 +122,7 @@ class SmallCalls:
             fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         except OSError:  # no descriptor is left
             return False
-        bell = Bell(lift(fd))
+        bell = Doorbell(lift(fd))
         self._channel.call(GroupBell(self._generation, self._rank), descriptors=[bell.fd])
         self._bell = bell  # only now, because the line above may be interrupted
         return True
@@ -133,7 +133,7 @@ class SmallCalls:
 
     def result(self) -> tuple[int, str, str, Any]:
         """(ranks as bits, no error, no message, data) of the last call, in the form of the node's
-        results of other calls; see `HostsMember.take`."""
+        results of other calls; see `MultiHost.take`."""
         _, mask, kind, _, _, _, found = _tasks.read_record(self._board.record())
         if SMALL_KINDS[kind] in REDUCTIONS:
             return mask, "", "", list(found.values())

@@ -18,7 +18,7 @@ from hoplite_mp._client.calls import current_call
 from hoplite_mp._client.deadlines import check_timeout
 from hoplite_mp._client.memory import whole
 from hoplite_mp._client.option_checks import check_name, refuse_unused
-from hoplite_mp._group.collectives import PeerCalls
+from hoplite_mp._group.collectives import GroupCollectives
 from hoplite_mp._group.splitting import peers_of, split_name
 from hoplite_mp._protocol.local import GroupJoin, GroupLeave
 from hoplite_mp.errors import PeerLostError
@@ -34,7 +34,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 PLACE_MAX = 1 << 31
 
 
-class Group(PeerCalls):
+class Group(GroupCollectives):
     """One member of a Group; made by `Cluster.group`.
 
     A Group belongs to one thread at a time. Calls are matched by their order, so every member has

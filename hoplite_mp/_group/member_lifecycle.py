@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._client.runtime import Runtime
 
-__all__ = ["Member", "NotWholeError"]
+__all__ = ["MemberLifecycle", "NotWholeError"]
 
 BLOCKED_AFTER_NS = 2_000_000
 
@@ -29,7 +29,7 @@ class NotWholeError(HopliteTimeoutError):
     """The Group has not become whole in time. No user gets it: `background` raises another."""
 
 
-class Member:
+class MemberLifecycle:
     """One member's place in its Group. `place`: the node's reply to GroupJoin."""
 
     rank: int

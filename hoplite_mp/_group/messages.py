@@ -18,7 +18,7 @@ from hoplite_mp._client.memory import whole
 from hoplite_mp._client.thread_futures import ThreadFuture
 from hoplite_mp._client.threads import starting_thread
 from hoplite_mp._common import clock, locks
-from hoplite_mp._group.call_protocol import Calling
+from hoplite_mp._group.call_protocol import CallProtocol
 from hoplite_mp._group.inbox import Inbox, Receive
 from hoplite_mp._protocol.fields import SOURCES_MAX
 from hoplite_mp._protocol.local import RESULT_TAG, GroupSend
@@ -35,7 +35,7 @@ __all__ = ["Messages"]
 REFS_IN_PACKET_MAX = 4096
 
 
-class Messages(Calling):
+class Messages(CallProtocol):
     """A member that also sends and receives. These methods may be used while a call is under way in
     the background, and by any thread."""
 

@@ -19,11 +19,11 @@ from hoplite_mp._client.in_place import own_copy
 from hoplite_mp._common import clock
 from hoplite_mp._common.reduction import prefix
 from hoplite_mp._group.combine import MISTAKE
-from hoplite_mp._group.engine_calls import SmallCalls
+from hoplite_mp._group.engine_calls import EngineCalls
 from hoplite_mp._group.overlapped_copy import (
     FAILURES_MAX,
     WRITE_ROUND_BYTES,
-    PartWriter,
+    OverlappedCopy,
     is_node_lost,
 )
 from hoplite_mp._protocol.group_calls import PIECE_BYTES_MAX
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from hoplite_mp._client.in_place import InPlace
     from hoplite_mp._client.runtime import Runtime
 
-__all__ = ["HostsMember"]
+__all__ = ["MultiHost"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OWN_AT_ROOT = ("broadcast", "gather", "scatter")  # the root gets a value of its own back
@@ -62,14 +62,14 @@ PACKET_PARTS_BYTES_MAX = 256 << 10
 PACE_BYTES_PER_S_MIN = 250e6
 
 
-class HostsMember:
+class MultiHost:
     """Gives the parts of one member to its node, and takes results."""
 
     def __init__(
         self, runtime: Runtime, board: int, generation: int, rank: int, size: int, in_place: InPlace
     ) -> None:
         self._in_place = in_place
-        self.small = SmallCalls(runtime, board, generation, rank, size)
+        self.small = EngineCalls(runtime, board, generation, rank, size)
         self._channel = runtime.channel
         self._cores = runtime.tasks.cores
         self._memory = runtime.memory
@@ -142,7 +142,7 @@ class HostsMember:
             interrupted = raised = None  # no reference cycle through its traceback
 
     def _hand_over(
-        self, ask: GroupCall, leases: list[_shm.Lease], writers: list[PartWriter]
+        self, ask: GroupCall, leases: list[_shm.Lease], writers: list[OverlappedCopy]
     ) -> BaseException | None:
         """Sends the message by which these blocks become the node's, and writes what is left of
         them. Returns what a signal handler has raised after that message was sent; if it was not,
@@ -249,13 +249,13 @@ class HostsMember:
             return cause
         return None
 
-    def _writer(self, kind: str, payload: int, encoded: _serialize.Encoded) -> PartWriter:
+    def _writer(self, kind: str, payload: int, encoded: _serialize.Encoded) -> OverlappedCopy:
         """Copies the elements of a part after the message to the node."""
         (buffer,), (offset,) = encoded.buffers, encoded.offsets
         bounds = section_bounds(kind, self.size, buffer.nbytes)
         pace = max(PACE_BYTES_PER_S_MIN, 2 * max(self._rates)) if self._rates else 0.0
         block = payload, buffer, offset
-        return PartWriter(self._memory.client, self._channel, *block, bounds, pace, self.size)
+        return OverlappedCopy(self._memory.client, self._channel, *block, bounds, pace, self.size)
 
     def close(self) -> None:
         """Called when the member has left."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hoplite_mp import _shm
     from hoplite_mp._client.channel import Channel
 
-__all__ = ["FAILURES_MAX", "WRITE_ROUND_BYTES", "PartWriter", "is_node_lost"]
+__all__ = ["FAILURES_MAX", "WRITE_ROUND_BYTES", "OverlappedCopy", "is_node_lost"]
 
 # How often signal handlers may raise during one write. What is raised more often than that is taken
 # for a failure of the write, and ends it.
@@ -39,7 +39,7 @@ WRITE_ROUND_BYTES_MAX = 16 << 20
 SECTION_OVERLAP_BYTES = 16 << 10
 
 
-class PartWriter:
+class OverlappedCopy:
     """The elements of one part, from `buffer` into the block from `offset` on. Every round has a
     part of each section, and every host of the call begins to read where a section begins, so all
     hosts begin at once.

@@ -23,7 +23,7 @@ from hoplite_mp._serialize.contributions import REDUCTIONS, ROOTED, into, outs_o
 if TYPE_CHECKING:
     from hoplite_mp._client.runtime import Runtime
 
-__all__ = ["UNDECIDED", "BoardCalls"]
+__all__ = ["UNDECIDED", "SingleHost"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # How long such a call waits in C. Meanwhile its worker does not count as blocked, and signals are
@@ -48,7 +48,7 @@ _NUMBERS |= {np.dtype(c).num: _tasks.BOARD_DTYPES[np.dtype(c).name] for c in "bB
 _FLOAT64 = np.dtype(np.float64)
 
 
-class Outcome(NamedTuple):
+class BoardOutcome(NamedTuple):
     """A call that was committed without objects."""
 
     mask: int  # the ranks in its result
@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
         return self.kind == kind and (kind not in ROOTED or self.root == root)
 
 
-class BoardCalls:
+class SingleHost:
     """The calls of one member that need no objects."""
 
     def __init__(
@@ -160,13 +160,13 @@ class BoardCalls:
         array = np.frombuffer(data, _DTYPES[dtype]).reshape(shape)
         return kind, _OPS[op] if kind in REDUCTIONS else "", root, [array]
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> BoardOutcome:
         """What was decided about the latest call, whose commit names no object."""
         mask, kind, op, root, dtype, shape, buffered = self._board.outcome()
         about = mask, _KINDS[kind], _OPS[op], root, _DTYPES[dtype], shape, buffered
-        return Outcome(*about)
+        return BoardOutcome(*about)
 
-    def take(self, outcome: Outcome, kind: str, call: int, out: Any) -> Any:
+    def take(self, outcome: BoardOutcome, kind: str, call: int, out: Any) -> Any:
         """What this rank gets of that call, which has this number. kind: "barrier" if it only waits
         for the call."""
         root = outcome.root

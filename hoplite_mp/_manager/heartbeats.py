@@ -15,12 +15,12 @@ from hoplite_mp._transport.silence import Silence
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-__all__ = ["Beats"]
+__all__ = ["Heartbeats"]
 
 Who = TypeVar("Who", bound="Hashable")
 
 
-class Beats(Generic[Who]):
+class Heartbeats(Generic[Who]):
     """The nodes whose beats are awaited, each identified by any hashable value."""
 
     def __init__(self, interval_s: float, patience_s: float) -> None:

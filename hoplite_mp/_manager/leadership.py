@@ -18,7 +18,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hoplite_mp._planner.terms import OUT_S, Candidate, Lease
+from hoplite_mp._planner.terms import OUT_S, Candidate, ManagerLease
 from hoplite_mp._protocol.messages import GivenUp
 from hoplite_mp._protocol.terms import (
     Ends,
@@ -97,7 +97,7 @@ class Leadership(Generic[Who]):
         self._own = own
         self._lease_s = lease_s
         self._write = write
-        self._lease = None if again or candidate is not None else Lease(1, own, lease_s)
+        self._lease = None if again or candidate is not None else ManagerLease(1, own, lease_s)
         self._candidate = candidate
         self._identity = 0 if candidate is None else candidate.identity
         # connection -> the node that offers its vote over it, and what that node knew then
@@ -238,7 +238,7 @@ class Leadership(Generic[Who]):
             self._ask(now)
         elif self._lease is None:
             if node == self._own:  # the previous manager has sent it all lists
-                lease = Lease(max(1, knowledge.term), node, self._lease_s, knowledge.lists)
+                lease = ManagerLease(max(1, knowledge.term), node, self._lease_s, knowledge.lists)
                 latest = knowledge.latest
                 version = 0 if latest is None else latest.version
                 lease.followed(node, lease.term, now, version)

@@ -46,16 +46,16 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from hoplite_mp._manager.heartbeats import Beats
+    from hoplite_mp._manager.heartbeats import Heartbeats
     from hoplite_mp._manager.leadership import Leadership
     from hoplite_mp._planner.packing import PackingWanted, TreesPacked
     from hoplite_mp._planner.planner_core import Planner
-    from hoplite_mp._planner.step_result import Plan
+    from hoplite_mp._planner.step_result import StepResult
     from hoplite_mp._protocol.messages import NodeToManager
     from hoplite_mp._protocol.reports import Report
     from hoplite_mp._protocol.terms import TermsToManager
-    from hoplite_mp._transport.listener import Door
-    from hoplite_mp._transport.stream import Stream
+    from hoplite_mp._transport.listener import Listener
+    from hoplite_mp._transport.stream import ByteStream
 
 READ_BYTES = 256 << 10  # read from a connection before the others get their turn
 OUTGOING_BYTES_MAX = 64 << 20  # may wait for one node: four of the longest frames
@@ -73,7 +73,7 @@ _log = logging.getLogger("hoplite_mp")
 class Link:
     """One connection, and the node at its other end."""
 
-    def __init__(self, stream: Stream, unsent: dict[Link, None]) -> None:
+    def __init__(self, stream: ByteStream, unsent: dict[Link, None]) -> None:
         """unsent: the links of the loop that the next flush must visit."""
         self.stream = stream
         self._unsent = unsent
@@ -107,7 +107,7 @@ class Link:
         self.broken = True
 
 
-class Loop:
+class ManagerLoop:
     """Connects the planner to the nodes, and to the clock that the planner must not have."""
 
     def __init__(
@@ -133,9 +133,9 @@ class Loop:
         self._routes: dict[int, Link] = {}  # node -> its connection
         self._wake_at: float | None = None
         self._ending = False
-        self._door: Door | None = None
+        self._door: Listener | None = None
         self._credentials = b""
-        self._beats: Beats[Link] | None = None
+        self._beats: Heartbeats[Link] | None = None
         self._own: Link | None = None  # to the node of this host, if this process serves it
         # Nodes that wait to join until earlier ones are known and this host's node has joined.
         self._newcomers: list[tuple[Link, NodeJoined]] = []
@@ -150,7 +150,9 @@ class Loop:
         """Serves this connected stream socket until it ends."""
         self.serve(TcpStream(sock, self._outgoing_bytes_max))
 
-    def open(self, door: Door, credentials: bytes = b"", beats: Beats[Link] | None = None) -> None:
+    def open(
+        self, door: Listener, credentials: bytes = b"", beats: Heartbeats[Link] | None = None
+    ) -> None:
         """Also serves connections that the door admits. Each node is first sent these credentials;
         with `beats` it is given up when it is silent for too long."""
         self._door = door
@@ -163,7 +165,7 @@ class Loop:
         that it may replace."""
         self._leadership = leadership
 
-    def serve(self, stream: Stream, *, near: bool = True) -> Link:
+    def serve(self, stream: ByteStream, *, near: bool = True) -> Link:
         """Serves this stream until it ends. near: the node at its other end is on this host."""
         link = Link(stream, self._unsent)
         link.near = near
@@ -273,7 +275,7 @@ class Loop:
             self._door.not_now = frozenset({"node"}) if away else frozenset()
         self._turn_away(len(self._newcomers) if away else 0)
 
-    def _look_at_beats(self, beats: Beats[Link], now: float) -> None:
+    def _look_at_beats(self, beats: Heartbeats[Link], now: float) -> None:
         due, silent = beats.look(now)
         if self._leadership is not None:
             self._say_who_leads(self._leadership, due, now)
@@ -422,7 +424,7 @@ class Loop:
             self._beats.add(link, now)
         self._step(message, now)
 
-    def _carry_out(self, plan: Plan) -> None:
+    def _carry_out(self, plan: StepResult) -> None:
         encoded: tuple[object, bytes] = (None, b"")
         for node, message in plan.sends:
             link = self._routes.get(node)

@@ -12,8 +12,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from hoplite_mp._common import clock
-from hoplite_mp._manager.heartbeats import Beats
-from hoplite_mp._manager.loop import Link, Loop
+from hoplite_mp._manager.heartbeats import Heartbeats
+from hoplite_mp._manager.loop import Link, ManagerLoop
 from hoplite_mp._planner.planner_core import BOARDS_MAX, OPERATIONS_MAX, Planner
 from hoplite_mp._protocol.codec import encode
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._manager.leadership import Leadership
     from hoplite_mp._protocol.local import LanStart
-    from hoplite_mp._transport.listener import Door
+    from hoplite_mp._transport.listener import Listener
 
 __all__ = ["door_of", "main"]
 
@@ -39,10 +39,12 @@ def main(
     `lan` is given, for all nodes that join over the network. again: this manager replaces one that
     has died."""
     planner = Planner(boards_max=boards_max, operations_max=operations_max, again=again)
-    loop = Loop(planner, clock.monotonic if lan is None or not lan.standby else _lease_clock())
+    loop = ManagerLoop(
+        planner, clock.monotonic if lan is None or not lan.standby else _lease_clock()
+    )
     loop.add(socket.socket(fileno=fd))
     if lan is not None:
-        loop.open(door_of(lan), lan.certificate, Beats(lan.beat_interval_s, lan.silence_s))
+        loop.open(door_of(lan), lan.certificate, Heartbeats(lan.beat_interval_s, lan.silence_s))
         if lan.standby:
             loop.share(_leadership(lan, again))
         loop.end_with(signal.SIGTERM)
@@ -68,14 +70,14 @@ def _leadership(lan: LanStart, again: bool) -> Leadership[Link]:
     )
 
 
-def door_of(lan: LanStart) -> Door:
+def door_of(lan: LanStart) -> Listener:
     """The Door at which nodes on the network connect."""
     from hoplite_mp._protocol.greetings import Introduction
     from hoplite_mp._protocol.versions import software_versions
     from hoplite_mp._transport.certificates import Certificate
-    from hoplite_mp._transport.listener import Door
+    from hoplite_mp._transport.listener import Listener
 
-    return Door(
+    return Listener(
         socket.socket(fileno=lan.manager_fd),
         key=lan.key,
         service="manager",

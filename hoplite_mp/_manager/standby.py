@@ -18,9 +18,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from hoplite_mp._common import clock
-from hoplite_mp._manager.heartbeats import Beats
+from hoplite_mp._manager.heartbeats import Heartbeats
 from hoplite_mp._manager.leadership import Leadership, lease_clock
-from hoplite_mp._manager.loop import Link, Loop
+from hoplite_mp._manager.loop import Link, ManagerLoop
 from hoplite_mp._manager.main import door_of
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.terms import Candidate, lease_s
@@ -29,12 +29,12 @@ from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.terms import Superseded
 from hoplite_mp._protocol.versions import software_versions
 from hoplite_mp._transport.addresses import Endpoint
-from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.caller import Dialer
 from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:
     from hoplite_mp._protocol.local import LanStart
-    from hoplite_mp._transport.stream import Stream
+    from hoplite_mp._transport.stream import ByteStream
 
 __all__ = ["main"]
 
@@ -58,8 +58,8 @@ def main(lan: LanStart, own: int) -> int:
         candidate=candidate,
     )
     leadership.won = lambda term: _tell_former(lan, term)
-    loop = Loop(Planner(again=True, own=own), lease_clock)
-    loop.open(door_of(lan), lan.certificate, Beats(lan.beat_interval_s, lan.silence_s))
+    loop = ManagerLoop(Planner(again=True, own=own), lease_clock)
+    loop.open(door_of(lan), lan.certificate, Heartbeats(lan.beat_interval_s, lan.silence_s))
     loop.share(leadership)
     loop.end_with(signal.SIGTERM)
     return loop.run()
@@ -77,7 +77,7 @@ def _tell(lan: LanStart, term: int) -> None:
     endpoints = [Endpoint(socket.AddressFamily(f), tuple(where)) for f, where in lan.manager]
     mine = Introduction(lan.host_id, software_versions())
     while True:
-        caller = Caller(
+        caller = Dialer(
             endpoints,
             key=lan.key,
             role="voter",
@@ -96,7 +96,7 @@ def _tell(lan: LanStart, term: int) -> None:
         clock.sleep(TELL_PAUSE_S)
 
 
-def _until_it_ends(stream: Stream) -> None:
+def _until_it_ends(stream: ByteStream) -> None:
     """Waits until the other side has read the message and closed the connection, at most for
     TELL_WAIT_S."""
     poll, deadline = select.poll(), clock.monotonic() + TELL_WAIT_S

@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.spawning import Spawn
     from hoplite_mp._transport.addresses import Address, Endpoint
     from hoplite_mp._transport.conversation import Admission
-    from hoplite_mp._transport.stream import Stream
+    from hoplite_mp._transport.stream import ByteStream
 
 __all__ = [
     "AttachedDrivers",
-    "Calling",
+    "ClientSocketsPort",
     "Connections",
     "Disk",
-    "DriverDoor",
-    "Engine",
+    "DriverListenerPort",
+    "EnginePort",
     "HasWorkers",
     "Key",
     "LentPort",
-    "Lines",
-    "Loop",
+    "LoopPort",
     "NodePorts",
-    "Processes",
-    "Stacks",
+    "OutgoingConnection",
+    "ProcessesPort",
+    "StacksPort",
 ]
 
 # Names a cell that other hosts may pull: operation (64 bits), epoch, stripe, part (32 bits each).
@@ -44,7 +44,7 @@ Key = tuple[int, int, int, int]
 T = TypeVar("T")
 
 
-class Loop(Protocol):
+class LoopPort(Protocol):
     """Time, timers, descriptors and threads. All callbacks run in the loop's thread, one after the
     other."""
 
@@ -77,7 +77,7 @@ class Loop(Protocol):
         Returns a function that ends the thread. `name`: the thread's name."""
 
 
-class Lines(Protocol):
+class ClientSocketsPort(Protocol):
     """The connections (lines) to the processes of this host, by client slot."""
 
     @property
@@ -101,7 +101,7 @@ class Lines(Protocol):
         now, or nobody if that process has ended meanwhile."""
 
 
-class Processes(Protocol):
+class ProcessesPort(Protocol):
     """Starting and ending of worker processes on this host."""
 
     def spawn(self, ask: Spawn, descriptors: list[int]) -> str:
@@ -154,7 +154,7 @@ class HasWorkers(Protocol):
         """Workers by slot."""
 
 
-class Stacks(Protocol):
+class StacksPort(Protocol):
     """Stack traces of this host's workers."""
 
     def ask(self, done: Callable[[list[dict[str, Any]]], None]) -> None:
@@ -162,7 +162,7 @@ class Stacks(Protocol):
         worker."""
 
 
-class Calling(Protocol):
+class OutgoingConnection(Protocol):
     """An outgoing connection while it is being established."""
 
     @property
@@ -209,7 +209,7 @@ class Connections(Protocol):
         cluster: bytes = b"",
         host_id: int | None = None,
         rounds_max: int = 0,
-    ) -> Calling:
+    ) -> OutgoingConnection:
         """Begins to connect; the arguments are those of _transport/caller.py. OSError: this process
         has no descriptor left."""
 
@@ -236,7 +236,7 @@ class Connections(Protocol):
 
 
 class AttachedDrivers(Protocol):
-    """Programs of this host that attach to its node. The door that lets them in (DriverDoor) calls
+    """Programs of this host that attach to its node. DriverListenerPort, which lets them in, calls
     these methods."""
 
     def register(self) -> tuple[int, int, int, str]:
@@ -261,7 +261,7 @@ class AttachedDrivers(Protocol):
         """The driver has ended or unmapped the memory: it reads nothing any more."""
 
 
-class DriverDoor(Protocol):
+class DriverListenerPort(Protocol):
     """How programs of this host find its node (_node/io/driver_listener.py)."""
 
     def open(self, drivers: AttachedDrivers, cluster: bytes, mine: Introduction) -> None:
@@ -272,7 +272,7 @@ class DriverDoor(Protocol):
         """Closes the door when the node ends, so that no driver finds it any more."""
 
 
-class Engine(Protocol):
+class EnginePort(Protocol):
     """Moves bulk bytes between hosts and reduces them on the way; see hoplite_mp/_engine.pyi."""
 
     def fileno(self) -> int: ...
@@ -340,13 +340,13 @@ class NodePorts:
     """All ports of one node. `manager`: the connection to a manager of this host; None: the manager
     is on another host. The last three are only needed in a cluster of several hosts."""
 
-    loop: Loop
-    lines: Lines
-    processes: Processes
-    stacks: Callable[[HasWorkers], Stacks]
+    loop: LoopPort
+    lines: ClientSocketsPort
+    processes: ProcessesPort
+    stacks: Callable[[HasWorkers], StacksPort]
     disk: Disk
     hostname: str
-    manager: Stream | None = None
+    manager: ByteStream | None = None
     connections: Connections | None = None
-    engine: Engine | None = None
-    driver_door: DriverDoor | None = None
+    engine: EnginePort | None = None
+    driver_door: DriverListenerPort | None = None

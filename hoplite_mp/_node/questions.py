@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.ports import LoopPort
     from hoplite_mp._node.roster import Roster
     from hoplite_mp._protocol.peers import PeerMessage
 
@@ -48,7 +48,7 @@ class Questions:
     """The questions of this node that are not answered yet."""
 
     def __init__(
-        self, loop: Loop, roster: Roster, send: Callable[[int, PeerMessage], bool]
+        self, loop: LoopPort, roster: Roster, send: Callable[[int, PeerMessage], bool]
     ) -> None:
         self.loop = loop
         self.roster = roster

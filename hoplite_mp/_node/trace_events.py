@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.ports import LoopPort
 
-__all__ = ["Note", "Notes"]
+__all__ = ["Note", "TraceEvents"]
 
 Note = tuple[str, str, int, int, dict[str, Any]]
 
 
-class Above(Protocol):
+class ObjectNames(Protocol):
     """What this room asks of the rooms above it."""
 
     def public(self, oid: int) -> bytes:
         """The cluster-wide id of an object that has a header on this host."""
 
 
-class Notes:
+class TraceEvents:
     """The latest `most` events; older ones are dropped and counted."""
 
-    def __init__(self, loop: Loop, above: Above, most: int = 0) -> None:
+    def __init__(self, loop: LoopPort, above: ObjectNames, most: int = 0) -> None:
         self.above = above
         self.loop = loop
         self.most = most

@@ -25,11 +25,11 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from hoplite_mp._planner import stripe_plan
-from hoplite_mp._planner.directory import Directory, Entry, Transfer
-from hoplite_mp._planner.plan_cache import Forests
+from hoplite_mp._planner.directory import Directory, DirectoryEntry, Transfer
+from hoplite_mp._planner.plan_cache import PlanCache
 from hoplite_mp._planner.program import participants, shares_sent
 from hoplite_mp._planner.repair import kept_cut
-from hoplite_mp._planner.tree_cache import Trees
+from hoplite_mp._planner.tree_cache import TreeCache
 from hoplite_mp._protocol.messages import (
     SHARES,
     CopyDropped,
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hoplite_mp._planner.manager_recovery import RunningCopy
-    from hoplite_mp._planner.membership import Membership
+    from hoplite_mp._planner.membership import ClusterMembership
     from hoplite_mp._planner.step_result import Send
-    from hoplite_mp._planner.topology import Host, Topology
+    from hoplite_mp._planner.topology import HostRates, Topology
     from hoplite_mp._protocol.reports import CopyHeld
 
 # Holders of each sort that are considered for a new receiver, the latest first, because they have
@@ -70,18 +70,18 @@ SOURCES_NAMED_MAX = 16
 class Copies:
     """All transfers of a cluster."""
 
-    def __init__(self, membership: Membership, topology: Topology) -> None:
+    def __init__(self, membership: ClusterMembership, topology: Topology) -> None:
         self._membership = membership
         self._topology = topology
-        self._forests = Forests(topology)
+        self._forests = PlanCache(topology)
         self._directory = Directory(membership)
         self._epoch = 0  # plans made so far
         self._busy: dict[int, float] = {}  # node -> bytes a second that its plans make it send
-        self.trees = Trees(topology)
+        self.trees = TreeCache(topology)
         self.notes: list[str] = []  # why plans are as they are; taken by the machine
 
     @property
-    def entries(self) -> dict[bytes, Entry]:
+    def entries(self) -> dict[bytes, DirectoryEntry]:
         """The directory's entry of each object."""
         return self._directory.entries
 
@@ -242,7 +242,7 @@ class Copies:
 
     # ---- plans
 
-    def _strike(self, entry: Entry, node: int, now: float) -> list[Send]:
+    def _strike(self, entry: DirectoryEntry, node: int, now: float) -> list[Send]:
         """The node no longer holds or receives the object; its children get new parents."""
         entry.whole.pop(node, None)
         entry.receiving.pop(node, None)
@@ -258,7 +258,7 @@ class Copies:
         return sends
 
     def _replace(
-        self, entry: Entry, epochs: list[int], receivers: list[list[int]], now: float
+        self, entry: DirectoryEntry, epochs: list[int], receivers: list[list[int]], now: float
     ) -> list[Send]:
         """Makes new plans instead of these. They are sent before the old ones are withdrawn, so
         that no node releases the object in between."""
@@ -279,7 +279,11 @@ class Copies:
         return sends + old
 
     def _spread(
-        self, entry: Entry, receivers: list[int], now: float, before: Distribute | None = None
+        self,
+        entry: DirectoryEntry,
+        receivers: list[int],
+        now: float,
+        before: Distribute | None = None,
     ) -> list[Send]:
         """Makes one plan for all these receivers. `before`: the plan that they had."""
         living = self._membership.living(receivers)
@@ -322,7 +326,7 @@ class Copies:
         return [(node, plan) for node in participants(plan)]
 
     def _single(
-        self, entry: Entry, receiver: int, now: float, *, waited_for: bool = True
+        self, entry: DirectoryEntry, receiver: int, now: float, *, waited_for: bool = True
     ) -> list[Send]:
         """Makes a plan for one receiver, with the parents that have the most to spare.
         `waited_for`: the receiver is not new, so nodes may wait for it that cannot be its parents.
@@ -362,7 +366,7 @@ class Copies:
         return [(node, plan) for node in participants(plan)]
 
     def _candidates(
-        self, entry: Entry, receiver: int, below: set[int], now: float
+        self, entry: DirectoryEntry, receiver: int, below: set[int], now: float
     ) -> list[tuple[bool, float, int, float]]:
         """(takes from others, seconds until it has all itself, node, bytes a second offered) of
         each possible parent, the best one first. Nodes with a rate to spare come before nodes that
@@ -397,7 +401,7 @@ class Copies:
             for takes, _, _, ready_in, node, offered in sorted(ranked)
         ]
 
-    def _offer(self, node: int, host: Host) -> tuple[bool, float]:
+    def _offer(self, node: int, host: HostRates) -> tuple[bool, float]:
         """(does it take from others, bytes a second): what is left of the node's up rate or, if
         that is little, a fair part of the whole rate, which the node's other receivers lose."""
         busy = self._busy.get(node, 0.0)
@@ -406,7 +410,7 @@ class Copies:
             return False, left
         return True, host.up * host.up / (host.up + busy)
 
-    def _below(self, entry: Entry, receiver: int) -> set[int]:
+    def _below(self, entry: DirectoryEntry, receiver: int) -> set[int]:
         """All nodes that wait for this receiver, over however many steps."""
         children: dict[int, set[int]] = {}
         for transfer in entry.transfers.values():
@@ -421,7 +425,9 @@ class Copies:
             found += new
         return below
 
-    def _cut_late(self, entry: Entry, parents: Sequence[tuple[int, float]]) -> tuple[Stripe, ...]:
+    def _cut_late(
+        self, entry: DirectoryEntry, parents: Sequence[tuple[int, float]]
+    ) -> tuple[Stripe, ...]:
         """Stripes for a single. Where a stripe of a parent that still receives ends, a stripe of
         the single ends too, so that each one grows with one cell of its parent.
         """
@@ -448,7 +454,7 @@ class Copies:
         self._epoch += 1
         return self._epoch
 
-    def _start(self, entry: Entry, plan: Distribute, now: float, seconds: float) -> None:
+    def _start(self, entry: DirectoryEntry, plan: Distribute, now: float, seconds: float) -> None:
         if plan.rule == "stripes":
             shares = shares_sent(plan)
         else:
@@ -464,7 +470,7 @@ class Copies:
         entry.transfers[plan.epoch] = Transfer(plan, waiting, rates, now + seconds)
         entry.receiving.update(dict.fromkeys(plan.receivers, plan.epoch))
 
-    def _arrived(self, entry: Entry, epoch: int, node: int) -> list[Send]:
+    def _arrived(self, entry: DirectoryEntry, epoch: int, node: int) -> list[Send]:
         """One receiver is done; after the last one the plan is withdrawn."""
         transfer = entry.transfers[epoch]
         del transfer.waiting[node]
@@ -474,7 +480,7 @@ class Copies:
         self._directory.forget_if_over(entry)
         return sends
 
-    def _withdraw(self, entry: Entry, epoch: int) -> list[Send]:
+    def _withdraw(self, entry: DirectoryEntry, epoch: int) -> list[Send]:
         transfer = entry.transfers.pop(epoch)
         for node, rate in transfer.rates.items():
             left = self._busy.get(node, 0.0) - rate
@@ -486,7 +492,7 @@ class Copies:
         living = self._membership.is_living
         return [(node, message) for node in participants(transfer.plan) if living(node)]
 
-    def _refuse(self, entry: Entry, receivers: list[int], now: float) -> list[Send]:
+    def _refuse(self, entry: DirectoryEntry, receivers: list[int], now: float) -> list[Send]:
         """These receivers cannot have the object. Nodes that wait for one of them get new parents,
         or are refused too."""
         why = "no living node holds it whole"

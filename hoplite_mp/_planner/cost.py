@@ -34,7 +34,7 @@ from hoplite_mp._protocol.fields import SHARES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hoplite_mp._planner.topology import Host
+    from hoplite_mp._planner.topology import HostRates
     from hoplite_mp._protocol.messages import Distribute
 
 # What one more stream costs the node that opens it: a request, a cell, a wake-up. Higher: trees
@@ -75,7 +75,7 @@ def one_hop_s(transfer_s: float, streams: int, latency_s: float) -> float:
 
 
 def broadcast(
-    nbytes: int, source_up: float, receivers: Sequence[Host]
+    nbytes: int, source_up: float, receivers: Sequence[HostRates]
 ) -> tuple[float, float, list[float]]:
     """(T, share that the source itself sends to all, share that each receiver passes on).
 
@@ -102,7 +102,11 @@ def broadcast(
 
 
 def broadcast_s(
-    nbytes: int, source_up: float, receivers: Sequence[Host], direct: float, shares: Sequence[float]
+    nbytes: int,
+    source_up: float,
+    receivers: Sequence[HostRates],
+    direct: float,
+    shares: Sequence[float],
 ) -> float:
     """T for given shares: what the busiest direction of any host needs."""
     count = len(receivers)
@@ -129,7 +133,7 @@ def narrow_s(plan: Distribute, rates: Mapping[tuple[int, int], float]) -> float:
     return max(widths[edge] / SHARES * plan.nbytes / rate for edge, rate in rates.items())
 
 
-def allreduce(nbytes: int, hosts: Sequence[Host]) -> tuple[float, list[float]]:
+def allreduce(nbytes: int, hosts: Sequence[HostRates]) -> tuple[float, list[float]]:
     """(T, share that each host owns) if all hosts contribute and all want the result.
 
     T = S max{1/b_min, 2(n-1)/Σ b_i}, b_i = min(u_i, d_i);
@@ -151,7 +155,7 @@ def allreduce(nbytes: int, hosts: Sequence[Host]) -> tuple[float, list[float]]:
 
 def folding_s(
     nbytes: int,
-    hosts: Sequence[Host],
+    hosts: Sequence[HostRates],
     sent: Sequence[int],
     wanted: Sequence[bool],
     shares: Sequence[float],
@@ -170,7 +174,7 @@ def folding_s(
 
 def folding(
     nbytes: int,
-    hosts: Sequence[Host],
+    hosts: Sequence[HostRates],
     sent: Sequence[int],
     wanted: Sequence[bool],
     may_own: Sequence[bool],

@@ -25,7 +25,7 @@ from hoplite_mp._protocol.operations import COPY_OPERATION
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hoplite_mp._planner.membership import Membership
+    from hoplite_mp._planner.membership import ClusterMembership
     from hoplite_mp._protocol.messages import Distribute
 
 
@@ -40,7 +40,7 @@ class Transfer:
 
 
 @dataclass(slots=True)
-class Entry:
+class DirectoryEntry:
     """One object. Invariant: no node is both in `whole` and in `receiving`."""
 
     object: bytes
@@ -60,14 +60,14 @@ class Entry:
 class Directory:
     """All entries."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: ClusterMembership) -> None:
         self._membership = membership
         self._entries_ever = 0
-        self.entries: dict[bytes, Entry] = {}
+        self.entries: dict[bytes, DirectoryEntry] = {}
         # Node -> the objects whose entries name it, so that a death visits no others.
         self.named: dict[int, dict[bytes, None]] = {}
 
-    def entry(self, object_id: bytes, nbytes: int, holders: Iterable[int]) -> Entry:
+    def entry(self, object_id: bytes, nbytes: int, holders: Iterable[int]) -> DirectoryEntry:
         """The object's entry, made if necessary. Those `holders` that live are recorded in it."""
         entry = self.entries.get(object_id)
         if entry is not None and entry.nbytes != nbytes and not entry.transfers:
@@ -76,14 +76,14 @@ class Directory:
         if entry is None:
             operation = COPY_OPERATION | self._entries_ever
             self._entries_ever += 1
-            self.entries[object_id] = entry = Entry(object_id, operation, nbytes)
+            self.entries[object_id] = entry = DirectoryEntry(object_id, operation, nbytes)
         for holder in holders:
             if self._membership.is_living(holder) and holder not in entry.receiving:
                 entry.whole.setdefault(holder, False)
                 self.name(entry, (holder,))
         return entry
 
-    def name(self, entry: Entry, nodes: Iterable[int]) -> None:
+    def name(self, entry: DirectoryEntry, nodes: Iterable[int]) -> None:
         """To be called before any part of the entry names these nodes. An entry that was dropped
         with its last transfer is listed again, because another transfer begins."""
         if entry.object not in self.entries:
@@ -95,24 +95,24 @@ class Directory:
                 entry.nodes.add(node)
                 self.named.setdefault(node, {})[entry.object] = None
 
-    def naming(self, node: int) -> list[Entry]:
+    def naming(self, node: int) -> list[DirectoryEntry]:
         """The entries that name this node, in the order in which they were made."""
         found = [self.entries[one] for one in self.named.get(node, ())]
         return sorted(found, key=lambda entry: entry.operation)
 
-    def unname(self, entry: Entry, node: int) -> None:
+    def unname(self, entry: DirectoryEntry, node: int) -> None:
         """No part of the entry names this node any more."""
         if node in entry.nodes:
             entry.nodes.discard(node)
             self._unlist(entry, node)
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: DirectoryEntry) -> None:
         """Drops the entry."""
         if self.entries.pop(entry.object, None) is not None:
             for node in entry.nodes:
                 self._unlist(entry, node)
 
-    def _unlist(self, entry: Entry, node: int) -> None:
+    def _unlist(self, entry: DirectoryEntry, node: int) -> None:
         objects = self.named.get(node, {})
         objects.pop(entry.object, None)
         if not objects:
@@ -122,16 +122,16 @@ class Directory:
         """Continues the count of the directory before this one: it has made so many entries."""
         self._entries_ever = max(self._entries_ever, entries_ever)
 
-    def restore(self, plan: Distribute) -> Entry:
+    def restore(self, plan: Distribute) -> DirectoryEntry:
         """The entry of a plan that ran before this directory was made."""
         self._entries_ever = max(self._entries_ever, (plan.operation ^ COPY_OPERATION) + 1)
         entry = self.entries.get(plan.object)
         if entry is None:
-            entry = Entry(plan.object, plan.operation, plan.nbytes)
+            entry = DirectoryEntry(plan.object, plan.operation, plan.nbytes)
             self.entries[plan.object] = entry
         return entry
 
-    def forget_if_over(self, entry: Entry) -> None:
+    def forget_if_over(self, entry: DirectoryEntry) -> None:
         """Drops the entry if no transfer runs and only the first owner has reported a copy."""
         if entry.transfers:
             return

@@ -27,11 +27,11 @@ __all__ = [
     "ON_ADMIT",
     "ON_JOIN",
     "TASKS_MAX",
-    "Group",
+    "GroupRecord",
     "Identity",
-    "Member",
+    "MemberRecord",
+    "MemberStanding",
     "Phase",
-    "Standing",
 ]
 
 TASKS_MAX = 2 * RANKS_MAX  # of former members that one group remembers
@@ -46,7 +46,7 @@ class Identity(NamedTuple):
     generation: int
 
 
-class Standing(enum.Enum):
+class MemberStanding(enum.Enum):
     ALIVE = "the others count on it"
     JOINING = "it waits to be admitted"
 
@@ -57,19 +57,19 @@ class Phase(enum.Enum):
 
 
 # The standing of a new member, and of a member that is admitted. Without a row nothing changes.
-ON_JOIN = {Phase.FORMING: Standing.ALIVE, Phase.FORMED: Standing.JOINING}
-ON_ADMIT = {Standing.JOINING: Standing.ALIVE}
+ON_JOIN = {Phase.FORMING: MemberStanding.ALIVE, Phase.FORMED: MemberStanding.JOINING}
+ON_ADMIT = {MemberStanding.JOINING: MemberStanding.ALIVE}
 
 
 @dataclass(slots=True)
-class Member:
+class MemberRecord:
     """The holder of a rank. `request`: recognises a request that arrives twice. `mates`: the tasks
     that it came back to. `since`: the first version of the members that shows it; 0: none yet.
     `team`: the `spmd` call whose peer it is."""
 
     identity: Identity
     request: int
-    standing: Standing
+    standing: MemberStanding
     task: bytes = NO_TASK
     tries: int = 0
     mates: Mates = None
@@ -82,7 +82,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Group:
+class GroupRecord:
     """A group. Invariant: 0 <= rank < size for every rank in `members`."""
 
     name: str
@@ -90,7 +90,7 @@ class Group:
     board: int
     size: int
     phase: Phase = Phase.FORMING
-    members: dict[int, Member] = field(default_factory=dict)  # by rank
+    members: dict[int, MemberRecord] = field(default_factory=dict)  # by rank
     nodes: set[int] = field(default_factory=set)  # those that have had members
     shown: GroupMembers | None = None  # the version that these nodes were sent last
     versions: int = 0  # versions that were sent so far
@@ -105,7 +105,7 @@ class Group:
     # Until it is formed: rank -> (task, team) of its last member, even if the member is gone.
     holders: dict[int, Holder] = field(default_factory=dict)
 
-    def take(self, rank: int, member: Member) -> None:
+    def take(self, rank: int, member: MemberRecord) -> None:
         """Adds a member."""
         self.members[rank] = member
         self.holders[rank] = member.task, member.team
@@ -160,7 +160,7 @@ class Group:
         tasks, runs = tuple(self.tasks), tuple(self.tasks.values())
         return GroupEnd(self.name, self.generation, tuple(self.dead), tasks, runs, self.open)
 
-    def mask(self, standing: Standing) -> int:
+    def mask(self, standing: MemberStanding) -> int:
         """The ranks of that standing as bits."""
         return sum(1 << rank for rank, m in self.members.items() if m.standing is standing)
 

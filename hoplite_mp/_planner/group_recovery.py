@@ -16,11 +16,11 @@ import msgspec
 
 from hoplite_mp._planner.group_members import (
     NO_REQUEST,
-    Group,
+    GroupRecord,
     Identity,
-    Member,
+    MemberRecord,
+    MemberStanding,
     Phase,
-    Standing,
 )
 from hoplite_mp._planner.rejoin import struck_text
 from hoplite_mp._protocol.groups import NO_TASK
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.messages import GroupJoinRequested, GroupMembers
     from hoplite_mp._protocol.reports import GroupHeld
 
-__all__ = ["RestoredGroups"]
+__all__ = ["RecoveredGroups"]
 
 
-class RestoredGroups:
+class RecoveredGroups:
     """All Groups that nodes have reported. `groups`: those that live, by name; `ended`: those that
     are over, although some node has not received that; `generation`: the highest one."""
 
@@ -46,12 +46,12 @@ class RestoredGroups:
         joins: Iterable[GroupJoinRequested],
         members: Collection[int],
         closed: Collection[int],
-        take: Callable[[Group, int, Member], None],
+        take: Callable[[GroupRecord, int, MemberRecord], None],
     ) -> None:
         """joins: requests whose answers their nodes have not received. members: living nodes.
         closed: generations of Groups of whose end some node has heard. take: adds a member."""
-        self.groups: dict[str, Group] = {}
-        self.ended: list[Group] = []
+        self.groups: dict[str, GroupRecord] = {}
+        self.ended: list[GroupRecord] = []
         self.sends: list[Send] = []
         self.generation = max((one.shown.generation for one in held), default=0)
         self._held = held
@@ -61,7 +61,7 @@ class RestoredGroups:
         self._gone: dict[int, set[int]] = {}  # generation -> ranks whose members have left or died
         latest = latest_shown([one.shown for one in held])
         over = superseded(latest.values()) | latest.keys() & set(closed)
-        ended: dict[int, Group] = {}
+        ended: dict[int, GroupRecord] = {}
         for one in held:
             shown = latest[one.shown.generation]
             if shown.generation in over:
@@ -80,7 +80,7 @@ class RestoredGroups:
                     self._give_back(group, one.node, left)
         self.ended = list(ended.values())
 
-    def _note_members(self, group: Group, one: GroupHeld, shown: GroupMembers) -> None:
+    def _note_members(self, group: GroupRecord, one: GroupHeld, shown: GroupMembers) -> None:
         """Takes those members that a node has and the latest version shows."""
         if shown.formed and not one.shown.formed and group.shown is not None:
             # Some nodes have not received that it is formed, so it is sent to all again as new.
@@ -89,15 +89,15 @@ class RestoredGroups:
             if shown.nodes[rank] != one.node or not _is_latest(one, shown, rank):
                 self.sends.append((one.node, _given_up(shown, rank, client, generation)))
                 continue
-            standing = Standing.JOINING if shown.joining >> rank & 1 else Standing.ALIVE
+            standing = MemberStanding.JOINING if shown.joining >> rank & 1 else MemberStanding.ALIVE
             identity = Identity(one.node, client, generation)
             tries = shown.tries[rank] if rank < len(shown.tries) else 0
-            member = Member(identity, NO_REQUEST, standing, group.task_at(rank), tries)
+            member = MemberRecord(identity, NO_REQUEST, standing, group.task_at(rank), tries)
             member.since = shown.since_of(rank)
             member.team = group.holders.get(rank, (NO_TASK, NO_TASK))[1]
             self._take(group, rank, member)
 
-    def find_unheard(self, group: Group) -> list[Send]:
+    def find_unheard(self, group: GroupRecord) -> list[Send]:
         """Finds the members at nodes that have never received a version of that Group; returns what
         nodes are sent that have no member any more. To be called once for each Group, in any order,
         before it is settled."""
@@ -113,7 +113,7 @@ class RestoredGroups:
                 group.come &= ~(1 << rank)
         return sends
 
-    def missed(self, group: Group) -> list[Send]:
+    def missed(self, group: GroupRecord) -> list[Send]:
         """The latest version, to those nodes of that Group that may not have received it."""
         if group.shown is None:
             return []
@@ -123,11 +123,11 @@ class RestoredGroups:
             if one.shown.generation == group.generation and one.shown.version < group.versions
         ]
 
-    def _heard(self, group: Group) -> set[int]:
+    def _heard(self, group: GroupRecord) -> set[int]:
         """The nodes that have received some version of that Group."""
         return {one.node for one in self._held if one.shown.generation == group.generation}
 
-    def _give_back_unheard(self, group: Group) -> None:
+    def _give_back_unheard(self, group: GroupRecord) -> None:
         """As `_give_back`, for nodes that received no version."""
         if group.shown is None or group.phase is not Phase.FORMED:
             return
@@ -138,7 +138,7 @@ class RestoredGroups:
                 # It is sent to the node as new that the group is formed.
                 group.shown = msgspec.structs.replace(group.shown, formed=False)
 
-    def _tell_unheard(self, group: Group) -> list[Send]:
+    def _tell_unheard(self, group: GroupRecord) -> list[Send]:
         """Sends the version of a formed group to those of its nodes that have never received one,
         because their members died early. It is sent their ends, and says that nothing more comes
         from them. A node that is gone is not counted: calls would wait for it for ever."""
@@ -150,7 +150,7 @@ class RestoredGroups:
         group.nodes |= unheard
         return [(node, shown) for node in sorted(unheard)]
 
-    def _give_back(self, group: Group, node: int, left: Collection[int]) -> bool:
+    def _give_back(self, group: GroupRecord, node: int, left: Collection[int]) -> bool:
         """Gives the ranks that a version shows at a node to that node's unanswered requests. These
         are members from call 0 on: no call can have been made without them. left: ranks whose
         members on that node have left or died. False: there is no such request."""
@@ -163,7 +163,9 @@ class RestoredGroups:
                     continue  # the answer for this rank was read, by a former member
                 if its == node and rank not in group.members and join.rank in (None, rank):
                     identity = Identity(join.node, join.client, join.client_generation)
-                    member = Member(identity, join.request, Standing.ALIVE, join.task, join.tries)
+                    member = MemberRecord(
+                        identity, join.request, MemberStanding.ALIVE, join.task, join.tries
+                    )
                     member.since = group.shown.since_of(rank)
                     member.team = join.team
                     self._take(group, rank, member)
@@ -200,9 +202,9 @@ def is_founder(shown: GroupMembers, rank: int) -> bool:
     return bool(shown.alive >> rank & 1 and shown.since_of(rank) <= shown.whole)
 
 
-def restored(shown: GroupMembers) -> Group:
+def restored(shown: GroupMembers) -> GroupRecord:
     """A group as a planner before this one has shown it, without its members."""
-    group = Group(shown.name, shown.generation, shown.board, shown.size)
+    group = GroupRecord(shown.name, shown.generation, shown.board, shown.size)
     group.phase = Phase.FORMED if shown.formed else Phase.FORMING
     group.shown, group.versions = shown, shown.version
     if shown.past is not None:

@@ -28,15 +28,15 @@ from hoplite_mp._planner import cost, stripe_plan
 from hoplite_mp._planner.group_members import (
     ON_ADMIT,
     ON_JOIN,
-    Group,
+    GroupRecord,
     Identity,
-    Member,
+    MemberRecord,
+    MemberStanding,
     Phase,
-    Standing,
 )
-from hoplite_mp._planner.group_recovery import RestoredGroups
-from hoplite_mp._planner.rejoin import Returns, Vacated, ended_text, vacated_text
-from hoplite_mp._planner.tombstones import GroupEnds
+from hoplite_mp._planner.group_recovery import RecoveredGroups
+from hoplite_mp._planner.rejoin import Rejoins, Vacated, ended_text, vacated_text
+from hoplite_mp._planner.tombstones import Tombstones
 from hoplite_mp._protocol.groups import NO_TASK
 from hoplite_mp._protocol.messages import (
     SHARES,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.reports import GroupHeld
 
 
-class Groups:
+class GroupRegistry:
     """All groups of a cluster, by name."""
 
     def __init__(
@@ -73,9 +73,9 @@ class Groups:
         self._boards_max = boards_max
         self._topology = topology
         self._generation = 0  # groups made so far
-        self.groups: dict[str, Group] = {}
-        self.ends = GroupEnds()
-        self.returns = Returns(node_of)
+        self.groups: dict[str, GroupRecord] = {}
+        self.ends = Tombstones()
+        self.returns = Rejoins(node_of)
         self.vacated = Vacated()
 
     def join(self, message: GroupJoinRequested) -> list[Send]:
@@ -96,7 +96,7 @@ class Groups:
         assert rank is not None
         identity = Identity(message.node, message.client, message.client_generation)
         standing = ON_JOIN[group.phase]
-        member = Member(identity, message.request, standing, message.task, message.tries)
+        member = MemberRecord(identity, message.request, standing, message.task, message.tries)
         member.team = message.team
         for vacated, holder in self.vacated.take(group.name, group.size, member.team).items():
             group.holders.setdefault(vacated, holder)
@@ -108,7 +108,7 @@ class Groups:
             return [*sends, (message.node, GroupRefused(message.request, text, "ended"))]
         return [*sends, (message.node, _answer(group, rank, message.request))]
 
-    def _take(self, group: Group, rank: int, member: Member) -> None:
+    def _take(self, group: GroupRecord, rank: int, member: MemberRecord) -> None:
         member.mates = self.ends.mates(group.name, member.task, member.run)
         group.take(rank, member)
 
@@ -181,7 +181,7 @@ class Groups:
         """Restores the groups of the planner before this one, as the nodes of their members know
         them. `joins`: requests whose answers these have not received. `members`: living nodes.
         `closed`: by generation, the ends of which some node has heard."""
-        found = RestoredGroups(held, joins, members, closed, self._take)
+        found = RecoveredGroups(held, joins, members, closed, self._take)
         self._generation = max(self._generation, found.generation)
         self.groups.update(found.groups)
         sends = list(found.sends)
@@ -201,7 +201,7 @@ class Groups:
         self.returns.keep(awaited)
         return [send for group in forming for send in self._settle(group)]
 
-    def _give_up(self, group: Group) -> list[Send]:
+    def _give_up(self, group: GroupRecord) -> list[Send]:
         """Removes those members of a group that is not formed that wait in vain for others."""
         if not group.members:
             return []
@@ -220,29 +220,31 @@ class Groups:
             sends.append((node, GroupGivenUp(*about, text)))
         return sends
 
-    def _never_again(self, group: Group) -> list[int]:
+    def _never_again(self, group: GroupRecord) -> list[int]:
         """The free ranks whose last members will not join again."""
         vacated = group.vacated.items()
         return sorted(rank for rank, (task, _) in vacated if self.returns.is_over(task))
 
-    def _why_hopeless(self, group: Group) -> str:
+    def _why_hopeless(self, group: GroupRecord) -> str:
         ranks = self._never_again(group)
         return vacated_text(group.name, group.size, ranks) if ranks else ended_text(group.name)
 
-    def _remove(self, group: Group, ranks: list[int]) -> list[Send]:
+    def _remove(self, group: GroupRecord, ranks: list[int]) -> list[Send]:
         group.lose(ranks)
         return self._settle(group) if ranks else []
 
-    def _known(self, name: str, generation: int) -> Group | None:
+    def _known(self, name: str, generation: int) -> GroupRecord | None:
         group = self.groups.get(name)
         return group if group is not None and group.generation == generation else None
 
-    def _over(self, group: Group | None, message: GroupJoinRequested) -> GroupRefused | None:
+    def _over(self, group: GroupRecord | None, message: GroupJoinRequested) -> GroupRefused | None:
         tasks = () if group is None else group.tasks
         text = self.ends.refusal(message.name, message.task, tasks)
         return GroupRefused(message.request, text, "ended") if text else None
 
-    def _no_board(self, group: Group | None, message: GroupJoinRequested) -> GroupRefused | None:
+    def _no_board(
+        self, group: GroupRecord | None, message: GroupJoinRequested
+    ) -> GroupRefused | None:
         if group is not None or len(self.groups) < self._boards_max:
             return None
         text = (
@@ -251,21 +253,21 @@ class Groups:
         )
         return GroupRefused(message.request, text, "full")
 
-    def _open(self, message: GroupJoinRequested) -> Group:
+    def _open(self, message: GroupJoinRequested) -> GroupRecord:
         used = {group.board for group in self.groups.values()}
         board = next(board for board in range(self._boards_max) if board not in used)
         self._generation += 1
-        group = Group(message.name, self._generation, board, message.size)
+        group = GroupRecord(message.name, self._generation, board, message.size)
         self.groups[message.name] = group
         return group
 
-    def _settle(self, group: Group) -> list[Send]:
+    def _settle(self, group: GroupRecord) -> list[Send]:
         """Applies the rules, and sends the members' nodes what is new."""
         awaited = awaits_founders(group, self.groups.values())
         forming = group.phase is Phase.FORMING and len(group.members) < group.size
         return (self._give_up(group) if forming else []) + self._settled(group, awaited)
 
-    def _close(self, group: Group, told: GroupEnd | None = None) -> list[Send]:
+    def _close(self, group: GroupRecord, told: GroupEnd | None = None) -> list[Send]:
         """All members have left or died. told: the end, as the planner before has told it."""
         end = group.end if group.left and group.phase is Phase.FORMED else None
         if told is not None:  # what has been reported of the group since may be out of date
@@ -274,7 +276,7 @@ class Groups:
             self.ends.add(end)
         return _to_all(group, GroupClosed(group.name, group.generation, group.board, end))
 
-    def _settled(self, group: Group, awaited: bool) -> list[Send]:
+    def _settled(self, group: GroupRecord, awaited: bool) -> list[Send]:
         if not group.members and not awaited:
             del self.groups[group.name]
             self.vacated.add(group.name, group.size, group.vacated)
@@ -283,11 +285,11 @@ class Groups:
             return []
         if len(group.members) == group.size or (group.founders and not awaited):
             group.phase = Phase.FORMED
-        if not group.mask(Standing.ALIVE):
+        if not group.mask(MemberStanding.ALIVE):
             for member in group.members.values():
-                member.standing = Standing.ALIVE
+                member.standing = MemberStanding.ALIVE
         shown = group.shown
-        masks = (group.mask(Standing.ALIVE), group.mask(Standing.JOINING))
+        masks = (group.mask(MemberStanding.ALIVE), group.mask(MemberStanding.JOINING))
         nodes = tuple(
             group.members[rank].identity.node if rank in group.members else None
             for rank in range(group.size)
@@ -340,19 +342,19 @@ class Groups:
         )
         return _to_all(group, group.shown)
 
-    def _stripes(self, group: Group) -> tuple[Stripe, ...]:
+    def _stripes(self, group: GroupRecord) -> tuple[Stripe, ...]:
         """Owners of large calls: the living members' nodes, by rank, with shares by their links."""
         nodes = [
             group.members[rank].identity.node
             for rank in sorted(group.members)
-            if group.members[rank].standing is Standing.ALIVE
+            if group.members[rank].standing is MemberStanding.ALIVE
         ]
         nodes = list(dict.fromkeys(nodes))
         _, shares = cost.allreduce(SHARES, self._topology.hosts(nodes))
         return stripe_plan.cut(zip(nodes, shares, strict=True))
 
 
-def awaits_founders(group: Group, groups: Iterable[Group]) -> bool:
+def awaits_founders(group: GroupRecord, groups: Iterable[GroupRecord]) -> bool:
     """For a group that is made from members of another one, its parent: may a founder still join?
     A founder that has not joined yet may, as long as it is a member of the parent."""
     if not group.founders or group.phase is Phase.FORMED:
@@ -372,11 +374,11 @@ def _shown(shown: GroupMembers) -> tuple[object, ...]:
     return shown.alive, shown.joining, shown.formed, shown.nodes, shown.former
 
 
-def _to_all(group: Group, message: ManagerToNode) -> list[Send]:
+def _to_all(group: GroupRecord, message: ManagerToNode) -> list[Send]:
     return [(node, message) for node in sorted(group.nodes)]
 
 
-def _answer(group: Group, rank: int, request: int) -> GroupJoined:
+def _answer(group: GroupRecord, rank: int, request: int) -> GroupJoined:
     return GroupJoined(
         request=request,
         name=group.name,
@@ -385,11 +387,11 @@ def _answer(group: Group, rank: int, request: int) -> GroupJoined:
         size=group.size,
         board=group.board,
         formed=group.phase is Phase.FORMED,
-        admitted=group.members[rank].standing is Standing.ALIVE,
+        admitted=group.members[rank].standing is MemberStanding.ALIVE,
     )
 
 
-def _find_request(group: Group, message: GroupJoinRequested) -> int | None:
+def _find_request(group: GroupRecord, message: GroupJoinRequested) -> int | None:
     """The rank that this same request was given before."""
     identity = Identity(message.node, message.client, message.client_generation)
     for rank, member in group.members.items():
@@ -398,7 +400,7 @@ def _find_request(group: Group, message: GroupJoinRequested) -> int | None:
     return None
 
 
-def _refusal(group: Group | None, message: GroupJoinRequested) -> GroupRefused | None:
+def _refusal(group: GroupRecord | None, message: GroupJoinRequested) -> GroupRefused | None:
     """Why the caller cannot have what it asks for; the most basic reason comes first."""
     name, size, rank = message.name, message.size, message.rank
     text = None

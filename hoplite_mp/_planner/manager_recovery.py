@@ -36,7 +36,7 @@ from hoplite_mp._protocol.reports import (
 if TYPE_CHECKING:
     from hoplite_mp._protocol.messages import Distribute, ExecuteReduce, Member
 
-__all__ = ["RESTORE_S", "Restoring", "RunningCopy", "RunningFold"]
+__all__ = ["RESTORE_S", "ManagerRecovery", "RunningCopy", "RunningFold"]
 
 # How long nodes have to come back, from the first one on and from each message of a report that is
 # not complete. Higher: a node whose link is bad stays in the cluster; lower: the others wait less
@@ -69,7 +69,7 @@ class RunningFold:
     older: set[int] = field(default_factory=set)
 
 
-class Restoring:
+class ManagerRecovery:
     """The reports of nodes, while they arrive."""
 
     def __init__(self, own: int = 0) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.messages import NodeJoined
 
 
-class Membership:
+class ClusterMembership:
     """The living nodes, and what must be known of dead ones to recognise their late messages."""
 
     def __init__(self) -> None:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     )
 
 
-class State(enum.Enum):
+class OperationState(enum.Enum):
     """There is no finished state, because a finished operation is forgotten."""
 
     WAITING = "for enough sources to be ready"
@@ -102,7 +102,7 @@ class Operation:
     request: ReduceRequested
     need: int  # ready sources that suffice: 1 <= need <= num; 1 from the deadline on
     twins: dict[bytes, list[int]]  # ids given more than once, with all their indices
-    state: State = State.WAITING
+    state: OperationState = OperationState.WAITING
     deadline_at: float | None = None  # not None exactly while it is in the list of deadlines
     ready: dict[int, Source] = field(default_factory=dict)  # in order of arrival; ∩ failed = ∅
     failed: set[int] = field(default_factory=set)
@@ -301,7 +301,7 @@ def _note_node_lost(op: Operation, event: HolderLost) -> ManagerToNode | None:
         return _finish(op, node) if node in op.unfinished else None
     gives = node in plan.holders or any(stripe.owner == node for stripe in plan.stripes)
     if gives or (plan.shape != "stripes" and node in waits_for(plan)):
-        op.state = State.WAITING
+        op.state = OperationState.WAITING
         return None
     return _finish(op, node) if node in op.unfinished else None
 
@@ -320,7 +320,7 @@ def _note_execution_failed(op: Operation, message: ExecutionFailed) -> ManagerTo
         if source not in noted:  # a node that has it no more names all its indices
             noted.add(source)
             _note_gone(op, index, message)
-    op.state = State.WAITING
+    op.state = OperationState.WAITING
     return None
 
 
@@ -343,19 +343,19 @@ def _drop(op: Operation, _: OperationDropped) -> ManagerToNode:
 # that becomes ready is a spare for the next epoch. A source that fails is no longer a spare, but
 # the plan stands, because the nodes that execute it may have read the source before; if they have
 # not, they report ExecutionFailed.
-TRANSITIONS: dict[tuple[State, type], Callable[[Operation, Any], ManagerToNode | None]] = {
-    (State.WAITING, SourceReady): note_ready,
-    (State.WAITING, SourceFailed): note_failed,
-    (State.WAITING, DeadlinePassed): _lower_need,
-    (State.WAITING, OperationDropped): _drop,
-    (State.WAITING, HolderLost): _note_holder_lost,
-    (State.EXECUTING, SourceReady): note_ready,
-    (State.EXECUTING, SourceFailed): note_failed,
-    (State.EXECUTING, DeadlinePassed): _lower_need,
-    (State.EXECUTING, OperationDropped): _drop,
-    (State.EXECUTING, HolderLost): _note_node_lost,
-    (State.EXECUTING, CopyMade): _note_copy,
-    (State.EXECUTING, CopyRefused): _note_refusal,
-    (State.EXECUTING, StripesComplete): _note_complete,
-    (State.EXECUTING, ExecutionFailed): _note_execution_failed,
+TRANSITIONS: dict[tuple[OperationState, type], Callable[[Operation, Any], ManagerToNode | None]] = {
+    (OperationState.WAITING, SourceReady): note_ready,
+    (OperationState.WAITING, SourceFailed): note_failed,
+    (OperationState.WAITING, DeadlinePassed): _lower_need,
+    (OperationState.WAITING, OperationDropped): _drop,
+    (OperationState.WAITING, HolderLost): _note_holder_lost,
+    (OperationState.EXECUTING, SourceReady): note_ready,
+    (OperationState.EXECUTING, SourceFailed): note_failed,
+    (OperationState.EXECUTING, DeadlinePassed): _lower_need,
+    (OperationState.EXECUTING, OperationDropped): _drop,
+    (OperationState.EXECUTING, HolderLost): _note_node_lost,
+    (OperationState.EXECUTING, CopyMade): _note_copy,
+    (OperationState.EXECUTING, CopyRefused): _note_refusal,
+    (OperationState.EXECUTING, StripesComplete): _note_complete,
+    (OperationState.EXECUTING, ExecutionFailed): _note_execution_failed,
 }

@@ -26,7 +26,7 @@ from hoplite_mp._protocol.owners import HOLDINGS_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hoplite_mp._planner.membership import Membership
+    from hoplite_mp._planner.membership import ClusterMembership
     from hoplite_mp._planner.step_result import Send
     from hoplite_mp._protocol.messages import ObjectGone, OwnerAsked
     from hoplite_mp._protocol.reports import OwnersKnown
@@ -73,7 +73,7 @@ class _Round:
 class OwnerRounds:
     """All open rounds, and all owners that were named."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: ClusterMembership) -> None:
         self._membership = membership
         self._rounds: dict[int, _Round] = {}  # by the node that was lost
         self.named: dict[bytes, int] = {}  # object -> its owner, if that is not the first one

@@ -15,26 +15,26 @@ from hoplite_mp._planner import stripe_plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from hoplite_mp._planner.stripe_plan import Forest
+    from hoplite_mp._planner.stripe_plan import StripePlan
     from hoplite_mp._planner.topology import Topology
 
-__all__ = ["Forests"]
+__all__ = ["PlanCache"]
 
 # Forests that are kept, of some hundred bytes for each of their nodes. Higher: also programs that
 # alternate between more kinds of operations are planned quickly.
 FORESTS_MAX = 16
 
 
-class Forests:
+class PlanCache:
     """Forests by the arguments that determine them, the latest last."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._known: dict[tuple[object, ...], Forest] = {}
+        self._known: dict[tuple[object, ...], StripePlan] = {}
 
     def spread(
         self, nbytes: int, source: int, receivers: Sequence[int], leaving: Collection[int]
-    ) -> Forest:
+    ) -> StripePlan:
         """As forest.spread."""
         key = nbytes, source, tuple(receivers), frozenset(leaving)
         return self._remembered(
@@ -50,7 +50,7 @@ class Forests:
         *,
         ordered: bool,
         leaving: Collection[int],
-    ) -> Forest:
+    ) -> StripePlan:
         """As forest.reduction."""
         about = kind, nbytes, tuple(sent), tuple(sent.values()), tuple(destinations), ordered
         return self._remembered(
@@ -66,7 +66,7 @@ class Forests:
             ),
         )
 
-    def _remembered(self, about: tuple[object, ...], make: Callable[[], Forest]) -> Forest:
+    def _remembered(self, about: tuple[object, ...], make: Callable[[], StripePlan]) -> StripePlan:
         key = self._topology.changes, *about
         found = self._known.pop(key, None)
         if found is None:

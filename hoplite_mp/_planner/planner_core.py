@@ -18,14 +18,14 @@ import msgspec
 from hoplite_mp._planner.actors import ActorNames
 from hoplite_mp._planner.announcements import Announcements
 from hoplite_mp._planner.broadcast import Copies
-from hoplite_mp._planner.groups import Groups
-from hoplite_mp._planner.manager_recovery import Restoring
-from hoplite_mp._planner.membership import Membership
+from hoplite_mp._planner.groups import GroupRegistry
+from hoplite_mp._planner.manager_recovery import ManagerRecovery
+from hoplite_mp._planner.membership import ClusterMembership
 from hoplite_mp._planner.operation import CopyRefused
 from hoplite_mp._planner.owners import OwnerRounds
 from hoplite_mp._planner.packing import TreesPacked
 from hoplite_mp._planner.reduce import Reductions
-from hoplite_mp._planner.step_result import Plan
+from hoplite_mp._planner.step_result import StepResult
 from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol.messages import (
     ActorNameAsked,
@@ -89,18 +89,18 @@ class Planner:
         """again: there was a planner before, whose nodes come back and report. own: the node of the
         manager's host; the whole cluster would end with it."""
         self._own = own
-        self.restoring = Restoring(own) if again else None
-        self.membership = Membership()
+        self.restoring = ManagerRecovery(own) if again else None
+        self.membership = ClusterMembership()
         self.announcements = Announcements()
         self.topology = Topology()
         self.copies = Copies(self.membership, self.topology)
         self.reductions = Reductions(operations_max, self.membership, self.topology, self.copies)
-        self.groups = Groups(boards_max, self.topology, self.membership.node_of)
+        self.groups = GroupRegistry(boards_max, self.topology, self.membership.node_of)
         self.owners = OwnerRounds(self.membership)
         self.actor_names = ActorNames()
         self.owners.concluded = self.actor_names.moved
 
-    def step(self, message: NodeToManager | Report | TreesPacked, now: float) -> Plan:
+    def step(self, message: NodeToManager | Report | TreesPacked, now: float) -> StepResult:
         """What follows from one message received at `now`, or from an answer to Plan.packing."""
         if self.restoring is not None:
             self.restoring.take(message, now)
@@ -108,17 +108,17 @@ class Planner:
         handler = _HANDLERS.get(type(message))  # None: a report that no planner waits for
         return self._plan([] if handler is None else handler(self, message, now))
 
-    def tick(self, now: float) -> Plan:
+    def tick(self, now: float) -> StepResult:
         """What follows from the fact that it is now `now`."""
         if self.restoring is not None:
             return self._restore(self.restoring, now)
         announced = self.announcements.tick(self.membership.nodes, now)
         return self._plan(announced + self.reductions.tick(now))
 
-    def _restore(self, restoring: Restoring, now: float) -> Plan:
+    def _restore(self, restoring: ManagerRecovery, now: float) -> StepResult:
         """Goes on where the planner before this one was, as soon as its nodes have reported."""
         if not restoring.is_over(now):
-            return Plan((), restoring.until)
+            return StepResult((), restoring.until)
         self.restoring = None
         sends: list[Send] = []
         buried: set[int] = set()
@@ -173,7 +173,7 @@ class Planner:
             plan = plan.followed_by(self.step(message, now))
         return plan
 
-    def _plan(self, sends: list[Send]) -> Plan:
+    def _plan(self, sends: list[Send]) -> StepResult:
         if self.membership.leaving:
             sends = sends + self._let_go()
         sends = self.announcements.before(sends)
@@ -184,7 +184,7 @@ class Planner:
             self.reductions.notes.clear()
         if wanted:
             self.copies.trees.wanted.clear()
-        return Plan(tuple(sends), self._wake_at, wanted, notes)
+        return StepResult(tuple(sends), self._wake_at, wanted, notes)
 
     @property
     def _wake_at(self) -> float | None:

@@ -124,7 +124,7 @@ def program_of(plan: Distribute | ExecuteReduce, node: int) -> Program:
     return _stripes(plan, node)
 
 
-class Programs:
+class ProgramCache:
     """The programs of a few plans, for calls that are made again and again by plans that differ
     only in what they are called."""
 

@@ -27,12 +27,12 @@ from hoplite_mp._planner.operation import (
     DeadlinePassed,
     HolderLost,
     Operation,
-    State,
+    OperationState,
     find_twins,
     note_failed,
     note_ready,
 )
-from hoplite_mp._planner.plan_cache import Forests
+from hoplite_mp._planner.plan_cache import PlanCache
 from hoplite_mp._planner.program import participants, too_many_parts, waits_for
 from hoplite_mp._planner.repair import kept_cut
 from hoplite_mp._planner.slow_owners import SLOW_GATHER_S, SlowLinks, relieved
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
 
     from hoplite_mp._planner.broadcast import Copies
     from hoplite_mp._planner.manager_recovery import RunningFold
-    from hoplite_mp._planner.membership import Membership
+    from hoplite_mp._planner.membership import ClusterMembership
     from hoplite_mp._planner.operation import Report
     from hoplite_mp._planner.step_result import Send
-    from hoplite_mp._planner.stripe_plan import Forest
+    from hoplite_mp._planner.stripe_plan import StripePlan
     from hoplite_mp._planner.topology import Topology
     from hoplite_mp._protocol.messages import ManagerToNode, OperationSlow
 
@@ -70,12 +70,12 @@ class Reductions:
     """The operations of a cluster that are not yet over."""
 
     def __init__(
-        self, operations_max: int, membership: Membership, topology: Topology, copies: Copies
+        self, operations_max: int, membership: ClusterMembership, topology: Topology, copies: Copies
     ) -> None:
         self._operations_max = operations_max
         self._membership = membership
         self._topology = topology
-        self._forests = Forests(topology)
+        self._forests = PlanCache(topology)
         self._copies = copies
         self.operations: dict[int, Operation] = {}
         self._deadlines: list[tuple[float, int]] = []  # sorted; of open operations only
@@ -153,7 +153,7 @@ class Reductions:
     def _resume(self, op: Operation, fold: RunningFold, now: float) -> list[Send]:
         """Takes up an operation that is being executed."""
         plan = fold.plan
-        op.state = State.EXECUTING
+        op.state = OperationState.EXECUTING
         op.epoch, op.members, op.plan = plan.epoch, plan.members, plan
         taking = participants(plan)
         op.unfinished = waits_for(plan) - fold.reported
@@ -176,7 +176,7 @@ class Reductions:
         if not isinstance(message, ExecuteReduce):
             return True
         op = self.operations.get(message.operation)
-        return op is not None and op.state is State.EXECUTING and op.epoch == message.epoch
+        return op is not None and op.state is OperationState.EXECUTING and op.epoch == message.epoch
 
     def step(self, message: Report, now: float) -> list[Send]:
         """One message about one operation; ignored if the operation is over or unknown."""
@@ -200,7 +200,7 @@ class Reductions:
     def slow(self, message: OperationSlow, now: float) -> list[Send]:
         """The link of a node has become slow while an operation is executed."""
         op = self.operations.get(message.operation)
-        if op is None or op.relieved or op.plan is None or op.state is not State.EXECUTING:
+        if op is None or op.relieved or op.plan is None or op.state is not OperationState.EXECUTING:
             return []
         if message.epoch != op.epoch or op.plan.shape != "stripes":
             return []
@@ -213,7 +213,7 @@ class Reductions:
         """Gives the stripes of a node whose link has become slow to the other owners, once, if that
         is worthwhile: another epoch, for which nodes keep the parts that have arrived."""
         plan = op.plan
-        if plan is None or op.relieved or op.state is not State.EXECUTING:
+        if plan is None or op.relieved or op.state is not OperationState.EXECUTING:
             return []
         found = relieved(op.links, plan, now)
         if found is None:
@@ -280,7 +280,7 @@ class Reductions:
 
     def _conclude(self, op: Operation, message: ManagerToNode | None, now: float) -> list[Send]:
         """Returns what follows from the operation's state: an end, a plan, or nothing yet."""
-        if message is None and op.state is State.WAITING:
+        if message is None and op.state is OperationState.WAITING:
             if not op.can_be_met():
                 message = op.failure()
             elif len(op.ready) >= op.need:
@@ -316,7 +316,7 @@ class Reductions:
             if op.plan is not None:  # the sources that had to move are now at their destinations
                 op.plan, op.destinations = None, destinations
             return self._end(op, op.commit())
-        op.state = State.EXECUTING
+        op.state = OperationState.EXECUTING
         op.epoch += 1
         return self._announce(op, self._plan(op, chosen, holder_of, destinations))
 
@@ -340,7 +340,7 @@ class Reductions:
         """`broadcast` makes the copies; the operation ends when all of them have arrived."""
         (index,) = op.members
         object_id, source = op.request.sources[index], op.ready[index]
-        op.state = State.EXECUTING
+        op.state = OperationState.EXECUTING
         op.destinations = destinations
         sends, lacking = self._copies.spread(
             object_id, source.nbytes, source.holders, destinations, now
@@ -405,7 +405,7 @@ class Reductions:
         holder_of: dict[int, int],
         destinations: tuple[int, ...],
         nbytes: int,
-    ) -> Forest:
+    ) -> StripePlan:
         sent = Counter([holder_of[index] for index in chosen])
         return self._forests.reduction(
             op.request.kind,

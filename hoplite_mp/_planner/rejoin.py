@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.step_result import Send
     from hoplite_mp._protocol.groups import GroupTasksOver
 
-__all__ = ["Holder", "Mates", "Returns", "Vacated", "ended_text", "struck_text", "vacated_text"]
+__all__ = ["Holder", "Mates", "Rejoins", "Vacated", "ended_text", "struck_text", "vacated_text"]
 
 # How many (name, team) are remembered for Groups that ended before they were whole. The oldest one
 # is forgotten first; its peers wait for group_wait_s. Higher: more memory of the manager, up to
@@ -92,7 +92,7 @@ class Vacated:
         return {rank: (task, team) for rank, task in tasks.items()} if known == size else {}
 
 
-class Returns:
+class Rejoins:
     """What is known of the tasks that members wait for."""
 
     def __init__(self, node_of: Callable[[int], int | None]) -> None:

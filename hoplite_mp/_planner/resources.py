@@ -24,9 +24,9 @@ __all__ = [
     "UNITS",
     "Assigned",
     "Demand",
-    "Ledger",
-    "Row",
-    "Rows",
+    "ResourceLedger",
+    "WaitingRow",
+    "WaitingRows",
     "amounts_of",
     "amounts_text",
     "as_amounts",
@@ -120,7 +120,7 @@ def demand_words(demand: Demand) -> str:
     return ", ".join(f"{name} {amount:g}" for name, amount in as_amounts(demand).items())
 
 
-class Ledger:
+class ResourceLedger:
     """What one node has, and which holder has which part of it. A holder is any hashable value."""
 
     def __init__(self, totals: Demand = ()) -> None:
@@ -190,7 +190,7 @@ class Ledger:
     def times(self, demand: Demand, most: int, now: bool) -> int:
         """How often that demand can be met at the same time, at most `most`. `now`: beside what is
         held now; else as if nothing were held."""
-        trial = Ledger(tuple(self.totals.items()))
+        trial = ResourceLedger(tuple(self.totals.items()))
         if now:
             trial._sums = dict(self._sums)
             trial._used = {name: dict(used) for name, used in self._used.items()}
@@ -230,7 +230,7 @@ def _has_indices(units: int) -> bool:
 
 
 @dataclass(slots=True)
-class Row:
+class WaitingRow:
     """Tasks and workers that wait for the same demand on the same nodes, by rank."""
 
     demand: Demand
@@ -246,16 +246,16 @@ class Row:
 
     @property
     def key(self) -> Any:
-        """The row's key in `Rows.rows`."""
+        """The row's key in `WaitingRows.rows`."""
         return self.demand, self.where, self.needed
 
 
-class Rows:
+class WaitingRows:
     """All tasks and workers that wait, grouped by demand, so that the cost of a turn grows only
     with the number of different demands."""
 
     def __init__(self) -> None:
-        self.rows: dict[Any, Row] = {}
+        self.rows: dict[Any, WaitingRow] = {}
         self.ranks: dict[Any, tuple[Any, Any]] = {}  # who -> (rank, key of its row)
 
     def __contains__(self, who: Any) -> bool:
@@ -266,7 +266,7 @@ class Rows:
         key = demand, where, needed
         row = self.rows.get(key)
         if row is None:
-            row = self.rows[key] = Row(demand, where, needed)
+            row = self.rows[key] = WaitingRow(demand, where, needed)
         self.ranks[who] = rank, key
         heapq.heappush(row.members, (rank, who))
 
@@ -285,15 +285,15 @@ class Rows:
             heapq.heappop(row.members)
         del self.rows[key]
 
-    def everybody(self, row: Row) -> list[Any]:
+    def everybody(self, row: WaitingRow) -> list[Any]:
         """The members of that row, in order."""
         members = sorted(row.members, key=lambda one: one[0])
         return [who for rank, who in members if self.ranks.get(who) == (rank, row.key)]
 
-    def first(self, skip: Container[Any]) -> Row | None:
+    def first(self, skip: Container[Any]) -> WaitingRow | None:
         """The row whose first member has the lowest rank, of the rows whose key is not in `skip`;
         None: there is none."""
-        best: Row | None = None
+        best: WaitingRow | None = None
         for key, row in self.rows.items():
             if key not in skip and (best is None or row.members[0][0] < best.members[0][0]):
                 best = row

@@ -22,7 +22,7 @@ from hoplite_mp._protocol.messages import ExecuteReduce
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hoplite_mp._planner.topology import Host
+    from hoplite_mp._planner.topology import HostRates
     from hoplite_mp._protocol.group_calls import Plan
     from hoplite_mp._protocol.messages import Stripe
 
@@ -87,7 +87,12 @@ class SlowLinks(Generic[Report]):
     looks: bool = False  # a look at them is due SLOW_GATHER_S after the first report
 
     def hear(
-        self, node: int, report: Report, plan: Plan | None, rates: Mapping[int, Host], now: float
+        self,
+        node: int,
+        report: Report,
+        plan: Plan | None,
+        rates: Mapping[int, HostRates],
+        now: float,
     ) -> bool:
         """A report; returns whether a look at all of them becomes due by it."""
         self.reports[node] = report
@@ -107,7 +112,9 @@ class SlowLinks(Generic[Report]):
             self.reports.pop(node, None)
 
 
-def is_slow(node: int, report: SlowReport, plan: Plan | None, rates: Mapping[int, Host]) -> bool:
+def is_slow(
+    node: int, report: SlowReport, plan: Plan | None, rates: Mapping[int, HostRates]
+) -> bool:
     """Does that node, which has reported a slow link, send less than the plan needs? rates: bytes
     per second of the links, by node."""
     if not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
@@ -134,7 +141,7 @@ def slow_one(reports: Mapping[int, SlowReport]) -> int | None:
     return node
 
 
-def stays_slow(report: SlowReport | None, believed: Host | None, up: float) -> bool:
+def stays_slow(report: SlowReport | None, believed: HostRates | None, up: float) -> bool:
     """Is a link still as slow as it is believed to be, although its own node remembers `up`?"""
     if report is None or believed is None or believed.up > EXPECTED * up:
         return False

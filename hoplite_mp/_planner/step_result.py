@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepResult:
     """What to do now, in this order."""
 
     # Each message is sent over its node's connection in this order, before any message of the next
@@ -62,9 +62,9 @@ class Plan:
     # The reasons for the plans, for the log.
     notes: tuple[str, ...] = ()
 
-    def followed_by(self, later: Plan) -> Plan:
+    def followed_by(self, later: StepResult) -> StepResult:
         """This plan and a later one as one plan."""
-        return Plan(
+        return StepResult(
             self.sends + later.sends,
             later.wake_at,
             self.packing + later.packing,

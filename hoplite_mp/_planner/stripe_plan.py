@@ -23,7 +23,7 @@ from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING
 
 from hoplite_mp._planner import cost
-from hoplite_mp._planner.topology import Host
+from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol.fields import SHARES
 from hoplite_mp._protocol.messages import Stripe
 
@@ -39,7 +39,7 @@ DEGREES = (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Forest:
+class StripePlan:
     """One way to run an operation, with the model's estimate in seconds and the reason."""
 
     shape: str
@@ -85,7 +85,7 @@ def spread(
     receivers: Sequence[int],
     topology: Topology,
     leaving: Collection[int] = (),
-) -> Forest:
+) -> StripePlan:
     """The forest for copies from one source to receivers that are known at once."""
     up = topology.hosts((source,))[0].up
     hosts = topology.hosts(receivers)
@@ -122,7 +122,7 @@ def reduction(
     *,
     ordered: bool = False,
     leaving: Collection[int] = (),
-) -> Forest:
+) -> StripePlan:
     """The forest for a fold. `sent`: contributing nodes in order of arrival, with how many members
     each one has; `ordered`: members travel one by one and are folded from left to right.
     """
@@ -132,9 +132,9 @@ def reduction(
             Stripe(owner, begin, end)
             for owner, (begin, end) in zip(destinations, halves(len(destinations)), strict=True)
         )
-        return Forest("stripes", stripes, 0.0, f"{what}: each destination owns its slice")
+        return StripePlan("stripes", stripes, 0.0, f"{what}: each destination owns its slice")
     if len(sent) == 1 and set(sent) == set(destinations):
-        return Forest("stripes", single_vertex(destinations[0]), 0.0, f"{what}: on one node")
+        return StripePlan("stripes", single_vertex(destinations[0]), 0.0, f"{what}: on one node")
     if kind == "reduce" and len(destinations) == 1 and not ordered:
         return _to_one(what, nbytes, list(sent), destinations[0], topology, leaving)
     return _to_many(what, nbytes, sent, destinations, topology, ordered, leaving)
@@ -147,11 +147,11 @@ def _to_one(
     destination: int,
     topology: Topology,
     leaving: Collection[int],
-) -> Forest:
+) -> StripePlan:
     """The mirror image of a broadcast. The destination folds its own contribution, at the end."""
     others = [node for node in contributors if node != destination]
     down = topology.hosts((destination,))[0].down
-    hosts = [Host(down, up) for up, down in topology.hosts(others)]
+    hosts = [HostRates(down, up) for up, down in topology.hosts(others)]
     latency_s = topology.latency_s((destination, *others))
     _, direct, shares = cost.broadcast(nbytes, down, hosts)
     if leaving and any(node in leaving for node in others):
@@ -182,7 +182,7 @@ def _to_many(
     topology: Topology,
     ordered: bool,
     leaving: Collection[int],
-) -> Forest:
+) -> StripePlan:
     """Owners are chosen among all that take part; among equals those that arrived first."""
     wanted_by = set(destinations)
     nodes = [*sent, *[node for node in destinations if node not in sent]]
@@ -235,7 +235,7 @@ def _few(nbytes: int, direct: float, shares: list[float]) -> tuple[float, list[f
 
 def _trees(
     root: int,
-    others: Sequence[Host],
+    others: Sequence[HostRates],
     nbytes: int,
     rate: float,
     latency_s: float,
@@ -256,11 +256,11 @@ def _trees(
     ]
 
 
-def _best(choices: list[tuple[str, tuple[Stripe, ...], float]], what: str) -> Forest:
+def _best(choices: list[tuple[str, tuple[Stripe, ...], float]], what: str) -> StripePlan:
     """The fastest choice, with a line that lists the estimates of all."""
     shape, stripes, seconds = min(choices, key=lambda choice: choice[2])
     named = [
         f"{one} over {len(owners(cuts))} owners {estimate * 1e3:.3g} ms"
         for one, cuts, estimate in sorted(choices, key=lambda choice: choice[2])
     ]
-    return Forest(shape, stripes, seconds, f"{what}: {', '.join(named)}")
+    return StripePlan(shape, stripes, seconds, f"{what}: {', '.join(named)}")

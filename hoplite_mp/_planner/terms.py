@@ -25,7 +25,16 @@ import math
 
 from hoplite_mp._protocol.terms import Hosts, Knowledge
 
-__all__ = ["OUT_S", "Candidate", "Hosts", "Knowledge", "Lease", "Voter", "lease_s", "promise_s"]
+__all__ = [
+    "OUT_S",
+    "Candidate",
+    "Hosts",
+    "Knowledge",
+    "ManagerLease",
+    "Voter",
+    "lease_s",
+    "promise_s",
+]
 
 # The lease of a manager, as a multiple of the silence after which a host is given up. Higher: a
 # manager that is cut off goes on deciding for longer, and a standby takes over later. Not above 1:
@@ -55,7 +64,7 @@ def promise_s(silence_s: float) -> float:
     return PROMISE_LEASES * lease_s(silence_s)
 
 
-class Lease:
+class ManagerLease:
     """A manager's right to decide. `at`: the node of its own host, which never votes for another
     manager as long as this one lives."""
 
@@ -269,13 +278,13 @@ class Candidate:
         """A human has confirmed that the other hosts are gone, so the nodes here suffice."""
         self._forced = forced
 
-    def lease(self, lease_s: float) -> Lease:
+    def lease(self, lease_s: float) -> ManagerLease:
         """The lease of the manager that this standby becomes; only after it has won."""
         assert self.has_won
         lists = self.latest(self.votes)
         if self._forced or lists is None:
             lists = Hosts((self.term << TERM_SHIFT) + 1, tuple(sorted(self.votes)))
-        lease = Lease(self.term, self.own, lease_s, (lists,))
+        lease = ManagerLease(self.term, self.own, lease_s, (lists,))
         for node, knowledge in self.votes.items():
             known = knowledge.latest
             version = 0 if known is None else known.version

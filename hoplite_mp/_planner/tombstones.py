@@ -36,7 +36,7 @@ class _End(NamedTuple):
     various: bool
 
 
-class GroupEnds:
+class Tombstones:
     """The ends of Groups, by name and task."""
 
     def __init__(self) -> None:

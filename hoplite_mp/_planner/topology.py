@@ -41,7 +41,7 @@ ALIKE = 0.7
 _WEIGHT = 1.0 - 0.5 ** (1.0 / HALF_LIFE_REPORTS)
 
 
-class Host(NamedTuple):
+class HostRates(NamedTuple):
     """Bytes a second that a host can send and receive, both at once."""
 
     up: float
@@ -88,7 +88,7 @@ class Topology:
         self._up = _Rates()
         self._down = _Rates()
         # (rates by node, rates of hosts that have reported none); None: to be computed anew.
-        self._hosts: tuple[dict[int, Host], Host] | None = None
+        self._hosts: tuple[dict[int, HostRates], HostRates] | None = None
         self.changes = 0  # reports that change forests, so far; rates of pairs do not
         self._latency: dict[int, float] = {}  # node -> smoothed over all its peers
         self._pairs: dict[int, dict[int, float]] = {}  # node -> peer -> latency
@@ -130,14 +130,14 @@ class Topology:
             for row in table.values():
                 row.pop(node, None)
 
-    def hosts(self, nodes: Iterable[int]) -> list[Host]:
+    def hosts(self, nodes: Iterable[int]) -> list[HostRates]:
         """The rates of these nodes, in their order."""
         if self._hosts is None:
             ups, downs = self._up.by_node, self._down.by_node
-            unknown = Host(self._up.guess, self._down.guess)
+            unknown = HostRates(self._up.guess, self._down.guess)
             up, down = (max(rates.values(), default=0.0) for rates in (ups, downs))
             known = {
-                n: Host(
+                n: HostRates(
                     levelled(ups[n], up) if n in ups else unknown.up,
                     levelled(downs[n], down) if n in downs else unknown.down,
                 )
@@ -147,7 +147,7 @@ class Topology:
         known, unknown = self._hosts
         return [known.get(node, unknown) for node in nodes]
 
-    def measured(self, nodes: Iterable[int]) -> dict[int, Host]:
+    def measured(self, nodes: Iterable[int]) -> dict[int, HostRates]:
         """The rates of those among these nodes that have reported both of their own."""
         some = [n for n in nodes if n in self._up.by_node and n in self._down.by_node]
         return dict(zip(some, self.hosts(some), strict=True))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.packing import TreesPacked
     from hoplite_mp._planner.topology import Topology
 
-__all__ = ["Trees"]
+__all__ = ["TreeCache"]
 
 # Nodes of the largest spread for which trees are packed when the LAN is no star. Packing 16 takes
 # 4 s of a thread that shares the interpreter with the manager's loop, 32 would take 50 s.
@@ -33,7 +33,7 @@ WORTH = 1.2
 PACKINGS_MAX = 64
 
 
-class Trees:
+class TreeCache:
     """The packed trees, and the requests for more."""
 
     def __init__(self, topology: Topology) -> None:

@@ -36,7 +36,7 @@ __all__ = [
     "refusal",
 ]
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAGIC = b"HOPLITE"
 PREAMBLE = MAGIC + bytes((PROTOCOL_VERSION,))
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.greetings import Greeting
     from hoplite_mp._protocol.secret import Secret
 
-__all__ = ["PLAIN", "ClientHandshake", "Outcome", "ServerHandshake", "transcript"]
+__all__ = ["PLAIN", "ClientHandshake", "HandshakeOutcome", "ServerHandshake", "transcript"]
 
 PLAIN = bytes(32)  # in place of the certificate's hash where there is no TLS
 CLIENT_LABEL = b"hoplite_mp client has the token"
@@ -67,7 +67,7 @@ SERVER_LABEL = b"hoplite_mp server has the token"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class HandshakeOutcome:
     """The other side, as proved (role, service, cluster) and by its own statement (peer)."""
 
     role: str
@@ -95,7 +95,7 @@ class _Handshake:
 
     def __init__(self, key: Secret, mine: Introduction, sees: bytes, deadline: float) -> None:
         self.deadline = deadline
-        self.result: Outcome | None = None
+        self.result: HandshakeOutcome | None = None
         self.failure: HopliteError | None = None
         self._key = key
         self._mine = mine
@@ -249,7 +249,7 @@ class ServerHandshake(_Handshake):
             raise self._refuse("standby", ProtocolError(f"a {self._role} called too early"))
         self._send(self._mine)
         challenge = self._challenge
-        self.result = Outcome(self._role, challenge.service, challenge.cluster, message)
+        self.result = HandshakeOutcome(self._role, challenge.service, challenge.cluster, message)
 
     def _refuse(self, code: str, error: HopliteError, reason: str = "") -> HopliteError:
         self._send(Refused(code, reason))
@@ -312,7 +312,7 @@ class ClientHandshake(_Handshake):
         if table is not None:
             raise ProtocolError(f"{REFUSED_TEXTS['software']}:\n{printable(table)}")
         role = self._hello.role
-        self.result = Outcome(role, SERVICE_OF[role], self._cluster, message)
+        self.result = HandshakeOutcome(role, SERVICE_OF[role], self._cluster, message)
 
     def _refused(self, message: Refused) -> HopliteError:
         """The code of a server that has not proved itself only chooses among our own texts; its

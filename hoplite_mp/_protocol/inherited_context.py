@@ -12,14 +12,14 @@ from typing import TypeAlias
 
 import msgspec
 
-__all__ = ["Birth", "Environment"]
+__all__ = ["Environment", "InheritedContext"]
 
 # Changes of the environment of an actor's or a pool's processes (`options(env=)`): name and value,
 # or None for a variable that is removed.
 Environment: TypeAlias = tuple[tuple[str, str | None], ...]
 
 
-class Birth(msgspec.Struct, frozen=True, kw_only=True):
+class InheritedContext(msgspec.Struct, frozen=True, kw_only=True):
     """`start_method`: that of multiprocessing, if the program has set one; otherwise ""."""
 
     pid: int

@@ -94,6 +94,7 @@ __all__ = [
     "Import",
     "Imported",
     "Interrupt",
+    "JoinStatus",
     "LanStart",
     "Lease",
     "LeaseSpan",
@@ -113,7 +114,6 @@ __all__ = [
     "Shutdown",
     "Spawn",
     "Spawned",
-    "Standing",
     "Start",
     "StartStandby",
     "Stats",
@@ -322,7 +322,7 @@ class LeavingNodes(msgspec.Struct, frozen=True, tag="LeavingNodes", array_like=T
     """Reply: the numbers of the nodes that are about to leave the cluster and take no more work."""
 
 
-class Standing(msgspec.Struct, frozen=True, tag="Standing", array_like=True):
+class JoinStatus(msgspec.Struct, frozen=True, tag="Standing", array_like=True):
     """Reply, as soon as this node has joined: (number of this node in its cluster, cluster id,
     addresses of the standby, its address if it is on this host, number of the node whose host has
     one of those addresses or -1, whether that host has the manager, whether this node has a
@@ -408,7 +408,7 @@ Ask: TypeAlias = (
     | Members
     | GoneNodes
     | LeavingNodes
-    | Standing
+    | JoinStatus
     | SetUp
     | SetupFailed
     | Stats

@@ -21,7 +21,7 @@ from hoplite_mp._protocol.inherited_context import Environment
 from hoplite_mp._protocol.resources import Wanted
 
 __all__ = [
-    "AddWorkers",
+    "AddPeerWorkers",
     "CloseFarPool",
     "CountersAsked",
     "CountersNow",
@@ -47,7 +47,7 @@ COUNTERS_MAX = 256
 _U16_MAX = (1 << 16) - 1
 
 
-class AddWorkers(Message, frozen=True, tag="AddWorkers"):
+class AddPeerWorkers(Message, frozen=True, tag="AddWorkers"):
     """The receiver's host must start `count` more workers."""
 
     count: int

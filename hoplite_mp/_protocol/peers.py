@@ -2,7 +2,7 @@
 
     importer ── Acquire Release Drop ─►  owner         the owner counts which hosts hold an object
              ◄─ Described ──                           at once, and again when a pending one is done
-             ── MakeAgain ─►                           all its holders are dead; Described again
+             ── Reconstruct ─►                           all its holders are dead; Described again
              ◄─ CopiesAsked ──                         to all nodes, before a task is run again
              ── Kept CopiesTold ─►
     sender   ── RunTask CancelTask RecallTasks ─►  runner
@@ -41,7 +41,7 @@ from hoplite_mp._protocol.peer_actors import (
     RestartsTold,
 )
 from hoplite_mp._protocol.peer_hosts import (
-    AddWorkers,
+    AddPeerWorkers,
     CloseFarPool,
     CountersAsked,
     CountersNow,
@@ -75,7 +75,7 @@ __all__ = [
     "ActorHeld",
     "ActorKept",
     "ActorSought",
-    "AddWorkers",
+    "AddPeerWorkers",
     "BeginActor",
     "CancelTask",
     "CloseFarPool",
@@ -86,6 +86,7 @@ __all__ = [
     "Described",
     "Drop",
     "DropActor",
+    "DropReplica",
     "EndActorThere",
     "EndFarRound",
     "Evacuated",
@@ -94,14 +95,11 @@ __all__ = [
     "FarRoundOpened",
     "HeldUp",
     "KeepActor",
-    "Kept",
     "LastLinesAsked",
     "LastLinesSent",
     "Leaving",
-    "LetGo",
-    "Locate",
+    "LocateReplicas",
     "Located",
-    "MakeAgain",
     "OpenFarPool",
     "OpenFarRound",
     "PeerMessage",
@@ -110,10 +108,12 @@ __all__ = [
     "Probe",
     "Probed",
     "RecallTasks",
+    "Reconstruct",
     "RelayAsked",
     "RelayOpened",
     "Release",
     "RemoveNode",
+    "ReplicaStored",
     "ResourcesFreed",
     "RestartsAsked",
     "RestartsTold",
@@ -165,7 +165,7 @@ class Acquire(Message, frozen=True, tag="Acquire"):
 class Described(Message, frozen=True, tag="Described"):
     """The state of the object. `payload`: the whole payload, if it is small and in memory; without
     it the bytes are at `holders` (numbers of nodes). No holders: it is lost, and is made again when
-    a node asks for it (MakeAgain). Pending: another Described follows. `layout`: the shape and
+    a node asks for it (Reconstruct). Pending: another Described follows. `layout`: the shape and
     dtype, as text, of an array whose bytes are not in this message
     (_node/objects/array_layouts.py)."""
 
@@ -188,7 +188,7 @@ class Described(Message, frozen=True, tag="Described"):
             raise ValueError("a failed object has its error as payload")
 
 
-class MakeAgain(Message, frozen=True, tag="MakeAgain"):
+class Reconstruct(Message, frozen=True, tag="MakeAgain"):
     """The importer needs this object of the receiver's host, and knows no living node that holds
     it. Answered by Described; if no node has it any more, after it has been made again."""
 
@@ -214,9 +214,9 @@ class Release(Message, frozen=True, tag="Release"):
         flags(keeps=self.keeps)
 
 
-class Kept(Message, frozen=True, tag="Kept"):
+class ReplicaStored(Message, frozen=True, tag="Kept"):
     """The sender's node has a whole copy of this object of the receiver's host. It was fetched, and
-    Release takes that back; or a collective has placed it there, and it is kept until LetGo,
+    Release takes that back; or a collective has placed it there, and it is kept until DropReplica,
     whether a process there holds it or not. `hosts`: the copy is not at the sender, but at the
     nodes with these host ids; the node that requested the copies sends this before it asks where
     they are."""
@@ -231,7 +231,7 @@ class Kept(Message, frozen=True, tag="Kept"):
         between("number of hosts", len(self.hosts), 0, HOLDERS_MAX)
 
 
-class LetGo(Message, frozen=True, tag="LetGo"):
+class DropReplica(Message, frozen=True, tag="LetGo"):
     """The object is gone, so a copy that was only kept is not needed any more."""
 
     object: bytes
@@ -265,7 +265,7 @@ class CopiesTold(Message, frozen=True, tag="CopiesTold"):
         counts(number=self.number)
 
 
-class Locate(Message, frozen=True, tag="Locate"):
+class LocateReplicas(Message, frozen=True, tag="Locate"):
     """Asks which nodes hold this object of the receiver's host. Answered by Located."""
 
     object: bytes
@@ -384,20 +384,20 @@ class RecallTasks(Message, frozen=True, tag="RecallTasks"):
 PeerMessage: TypeAlias = (
     Acquire
     | Described
-    | MakeAgain
+    | Reconstruct
     | Release
-    | Kept
-    | LetGo
+    | ReplicaStored
+    | DropReplica
     | CopiesAsked
     | CopiesTold
-    | Locate
+    | LocateReplicas
     | Located
     | Drop
     | RunTask
     | TaskEnded
     | CancelTask
     | RecallTasks
-    | AddWorkers
+    | AddPeerWorkers
     | WorkersNow
     | ResourcesFreed
     | OpenFarPool

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from hoplite_mp._protocol.inherited_context import Birth, Environment
+from hoplite_mp._protocol.inherited_context import Environment, InheritedContext
 from hoplite_mp._protocol.secret import Secret
 
 __all__ = [
@@ -72,7 +72,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     config: dict[str, Any]
     host_id: int
-    birth: Birth
+    birth: InheritedContext
     lan: LanStart | None = None
     # The first workers, filled in by the supervisor for the node: (client slot, rpc, stdout,
     # stderr).

@@ -114,7 +114,7 @@ from hoplite_mp._serialize.mains import (
     refuse_in_children,
 )
 from hoplite_mp._serialize.namespaces import (
-    Carried,
+    BroughtGlobals,
     begin_run,
     end_run,
     turn_to_audience,
@@ -174,7 +174,7 @@ __all__ = [
     "REF_BYTES",
     "Array",
     "ArrayInfo",
-    "Carried",
+    "BroughtGlobals",
     "Encoded",
     "EncodedCall",
     "Folded",

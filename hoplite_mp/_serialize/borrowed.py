@@ -14,14 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp._serialize.out_of_band import Aside, described, fetching, named_or_given, own_array
+from hoplite_mp._serialize.out_of_band import (
+    OutOfBand,
+    described,
+    fetching,
+    named_or_given,
+    own_array,
+)
 from hoplite_mp._serialize.reading import id_in_payload
 
 if TYPE_CHECKING:
     from hoplite_mp._common.dtypes import Array
     from hoplite_mp._serialize.code import Reduced
     from hoplite_mp._serialize.out_of_band import Keep
-    from hoplite_mp._serialize.pickle_stream import Stream
+    from hoplite_mp._serialize.pickle_stream import PickleStream
 
 
 class Lender:
@@ -38,17 +44,17 @@ class Lender:
         self.maps = maps
         self.writable = writable
 
-    def beside(self, stream: Stream) -> Lent:
+    def beside(self, stream: PickleStream) -> Borrowed:
         """What lends the arrays of this stream."""
-        return Lent(self, stream)
+        return Borrowed(self, stream)
 
 
-class Lent(Aside):
+class Borrowed(OutOfBand):
     """The arrays that are lent beside one stream."""
 
     __slots__ = ("_maps", "_writable")
 
-    def __init__(self, lender: Lender, stream: Stream) -> None:
+    def __init__(self, lender: Lender, stream: PickleStream) -> None:
         super().__init__(lender.keep, stream)
         self._maps = lender.maps
         self._writable = lender.writable

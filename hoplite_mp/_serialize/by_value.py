@@ -38,7 +38,7 @@ from hoplite_mp._serialize.sources import Source, source_of
 from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:
-    from hoplite_mp._serialize.out_of_band import Aside, Keep
+    from hoplite_mp._serialize.out_of_band import Keep, OutOfBand
 
 _ATTRIBUTES = ("__package__", "__name__", "__path__", "__file__")
 _NOT_LOOKED_AT: Any = object()
@@ -49,7 +49,7 @@ class Manifests:
 
     __slots__ = ("aside", "classes", "entries", "keep", "namespaces", "sources")
 
-    def __init__(self, aside: Aside | None, keep: Keep | None) -> None:
+    def __init__(self, aside: OutOfBand | None, keep: Keep | None) -> None:
         self.aside = aside
         # Large arrays count by the marks of their copies also where they travel in the stream
         # itself. Else an array would count as changed between an initializer and a task.

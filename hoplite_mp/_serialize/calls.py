@@ -42,7 +42,7 @@ from hoplite_mp._serialize.streams import (
 from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:
-    from hoplite_mp._serialize.pickle_stream import Stream
+    from hoplite_mp._serialize.pickle_stream import PickleStream
 
 
 class EncodedCall(Encoded):
@@ -108,7 +108,9 @@ def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
     return call
 
 
-def _write_call(value: Any, args: tuple[Any, ...], keep: MakeKeep | None, beside: bool) -> Stream:
+def _write_call(
+    value: Any, args: tuple[Any, ...], keep: MakeKeep | None, beside: bool
+) -> PickleStream:
     # Many calls hold no ref at all. Their lists need not be walked through in Python.
     types = ref_types()
     if not any(isinstance(arg, types) for arg in args):

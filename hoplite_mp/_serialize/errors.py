@@ -28,7 +28,7 @@ from hoplite_mp._serialize.layout import (
     align,
     unpack_head,
 )
-from hoplite_mp._serialize.pickle_stream import Stream
+from hoplite_mp._serialize.pickle_stream import PickleStream
 from hoplite_mp._serialize.picklers import write_stream
 from hoplite_mp._serialize.reducers import BareException
 from hoplite_mp._serialize.streams import (
@@ -92,7 +92,7 @@ def _encode(exc: BaseException, traceback_text: str | None) -> tuple[Encoded, st
             raise
         except BaseException:  # whatever the exception's own code raises
             continue
-    return fill(Encoded, Stream(), ERROR, 0, prefix), traceback_text
+    return fill(Encoded, PickleStream(), ERROR, 0, prefix), traceback_text
 
 
 def _exit_within(exc: BaseException) -> BaseException:
@@ -158,7 +158,7 @@ def short_error(mem: memoryview) -> bytes:
     text, summary, _ = _error_texts(mem)
     texts = [_cut(part, WHOLE_BYTES_MAX // 16).encode(errors="replace") for part in (text, summary)]
     prefix = ERROR_META.pack(*map(len, texts)) + b"".join(texts)
-    return fill(Encoded, Stream(), ERROR, 0, prefix).tobytes()
+    return fill(Encoded, PickleStream(), ERROR, 0, prefix).tobytes()
 
 
 def encode_short_error(exc: BaseException, traceback_text: str, nbytes_max: int) -> Encoded:
@@ -201,7 +201,7 @@ def _encode_short(exc: BaseException, traceback_text: str, nbytes_max: int) -> E
             except BaseException:
                 continue
     summary = _cut(_summary(exc), WORDS_CHARS_MAX).encode(errors="backslashreplace")
-    return fill(Encoded, Stream(), ERROR, 0, ERROR_META.pack(0, len(summary)) + summary)
+    return fill(Encoded, PickleStream(), ERROR, 0, ERROR_META.pack(0, len(summary)) + summary)
 
 
 # The shares of the room that are tried for the traceback, and for the message as much again. With

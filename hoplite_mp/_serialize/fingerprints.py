@@ -27,8 +27,8 @@ from hoplite_mp._serialize.out_of_band import Marks
 from hoplite_mp._serialize.reducers import reducer_override, ref_types
 
 if TYPE_CHECKING:
-    from hoplite_mp._serialize.out_of_band import Part
-    from hoplite_mp._serialize.pickle_stream import Stream
+    from hoplite_mp._serialize.out_of_band import GlobalArrays
+    from hoplite_mp._serialize.pickle_stream import PickleStream
 
 DIGEST_BYTES = 16
 PLAIN_BYTES_MAX = 32  # A pickle up to this length is as good a fingerprint as its digest.
@@ -75,7 +75,7 @@ def digest(data: bytes) -> bytes:
 
 
 def fingerprint(
-    value: Any, nbytes_max: int | None = None, keep: Part | None = None
+    value: Any, nbytes_max: int | None = None, keep: GlobalArrays | None = None
 ) -> tuple[bytes, bool]:
     """The fingerprint, never empty; and whether the value holds refs. A large array that is kept as
     an object counts by that object's mark, so its bytes are not read if it has not changed.
@@ -105,7 +105,7 @@ def _fingerprinter() -> type[pickle.Pickler]:
 
     class Fingerprinter(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         by_value = True
-        stream: Stream | None = None
+        stream: PickleStream | None = None
         stop_at_refs = False
         holds_refs = False
         keep = None

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp._serialize.blame import blamed
-from hoplite_mp._serialize.namespaces import Carried, collecting
-from hoplite_mp._serialize.out_of_band import Aside, Keep, bringing
-from hoplite_mp._serialize.pickle_stream import Stream
+from hoplite_mp._serialize.namespaces import BroughtGlobals, collecting
+from hoplite_mp._serialize.out_of_band import Keep, OutOfBand, bringing
+from hoplite_mp._serialize.pickle_stream import PickleStream
 from hoplite_mp._serialize.picklers import LightPickler, heavy_pickler
 from hoplite_mp._serialize.reading import load_foreign
 from hoplite_mp._serialize.streams import UNPICKLABLE, ExitWhilePickling, NotPicklable, text_of
@@ -40,8 +40,8 @@ def encode_with_aside(
     caller keeps `function` alive until it has arrived.
     """
     name = _display_name(function).encode(errors="replace")[:255]
-    stream = Stream()
-    aside = None if keep is None or not beside else Aside(keep)
+    stream = PickleStream()
+    aside = None if keep is None or not beside else OutOfBand(keep)
     try:
         try:
             pickler: Any = LightPickler(stream, 5)
@@ -50,8 +50,8 @@ def encode_with_aside(
         except (MemoryError, HopliteError):
             raise
         except Exception:
-            stream = Stream()
-            aside = None if keep is None or not beside else Aside(keep)
+            stream = PickleStream()
+            aside = None if keep is None or not beside else OutOfBand(keep)
             pickler = heavy_pickler()(stream, 5)
             pickler.aside = aside
             pickler.keep = keep
@@ -93,7 +93,9 @@ def decode_function(data: bytes | memoryview) -> Any:
     return load_foreign(data[1 + data[0] :])
 
 
-def decode_with_carried(data: bytes | memoryview, ids: Sequence[bytes] = ()) -> tuple[Any, Carried]:
+def decode_with_carried(
+    data: bytes | memoryview, ids: Sequence[bytes] = ()
+) -> tuple[Any, BroughtGlobals]:
     """That function, and the globals to check before each of its runs. `ids`: of the objects
     beside it."""
     with collecting() as carried, bringing(ids) as brought:

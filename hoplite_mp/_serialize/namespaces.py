@@ -121,7 +121,7 @@ class Namespace:
             _state.changes = next(_numbers)
 
 
-class Carried:
+class BroughtGlobals:
     """The globals that one decoded function has brought: the manifests of all functions by value
     in its stream, and the classes."""
 
@@ -194,7 +194,7 @@ class _State:
 
 
 class _Local(threading.local):
-    carried: Carried | None = None
+    carried: BroughtGlobals | None = None
 
 
 class _Marker(NamedTuple):
@@ -312,9 +312,9 @@ class collecting:
     """`with collecting() as carried:` collects the globals of the functions that are loaded inside
     it."""
 
-    def __enter__(self) -> Carried:
+    def __enter__(self) -> BroughtGlobals:
         self._outer = _local.carried
-        _local.carried = carried = Carried()
+        _local.carried = carried = BroughtGlobals()
         return carried
 
     def __exit__(self, *what: object) -> None:

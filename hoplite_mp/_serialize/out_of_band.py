@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._common.ref import ObjectRef
     from hoplite_mp._serialize.code import Reduced
-    from hoplite_mp._serialize.pickle_stream import Stream
+    from hoplite_mp._serialize.pickle_stream import PickleStream
 
 
 class Fetching:
@@ -44,7 +44,7 @@ def _nowhere(object_id: bytes) -> Any:
 fetching = Fetching()
 
 
-class Kept(Protocol):
+class KeptArray(Protocol):
     """An object that holds the bytes of an array as it was at the call."""
 
     mark: bytes
@@ -71,16 +71,16 @@ class Keep(Protocol):
     # sent, although other threads may have bound the variables meanwhile.
     snapshot: Snapshot
 
-    def copy_of(self, array: Array) -> tuple[Kept, Numbered]:
+    def copy_of(self, array: Array) -> tuple[KeptArray, Numbered]:
         """The object that keeps the array; and a number that no other array of this process has."""
 
     def used_by(self, fn: Any) -> None:
         """Notes that this function carries what has been kept so far."""
 
-    def part(self) -> Part:
+    def part(self) -> GlobalArrays:
         """For the arrays of one global variable."""
 
-    def bound(self, module: ModuleType, name: str, value: Any, part: Part) -> None:
+    def bound(self, module: ModuleType, name: str, value: Any, part: GlobalArrays) -> None:
         """Notes that the variable has this value, with these arrays: their marks stay the same as
         long as it has."""
 
@@ -88,21 +88,21 @@ class Keep(Protocol):
         """Notes of which global variable of this process the array is the value."""
 
 
-class Part(Protocol):
+class GlobalArrays(Protocol):
     """The arrays of one global variable, looked at for its fingerprint."""
 
     nbytes_min: int
 
-    def copy_of(self, array: Array) -> tuple[Kept, Numbered]:
+    def copy_of(self, array: Array) -> tuple[KeptArray, Numbered]:
         """As Keep.copy_of."""
 
 
-class Aside:
+class OutOfBand:
     """The arrays that stand beside one stream that is being written."""
 
     __slots__ = ("index", "keep", "nbytes_min", "refs", "shared", "stream")
 
-    def __init__(self, keep: Keep, stream: Stream | None = None) -> None:
+    def __init__(self, keep: Keep, stream: PickleStream | None = None) -> None:
         self.keep = keep
         self.nbytes_min = keep.nbytes_min
         self.refs: list[ObjectRef[Any]] = []
@@ -143,7 +143,7 @@ class Marks:
 
     __slots__ = ("keep", "nbytes_min")
 
-    def __init__(self, keep: Part) -> None:
+    def __init__(self, keep: GlobalArrays) -> None:
         self.keep = keep
         self.nbytes_min = keep.nbytes_min
 
@@ -193,7 +193,7 @@ class Shared:
         return self.array
 
 
-class Bringing:
+class ArrayFetch:
     """The objects beside the stream that this thread is reading, and how many bytes came from
     them."""
 
@@ -203,7 +203,7 @@ class Bringing:
 
 
 class _Local(threading.local):
-    bringing: Bringing | None = None
+    bringing: ArrayFetch | None = None
 
 
 _local = _Local()
@@ -214,9 +214,9 @@ class bringing:
     """`with bringing(ids) as what:` reads a stream that has these objects beside it."""
 
     def __init__(self, ids: Sequence[bytes]) -> None:
-        self._what = Bringing(ids)
+        self._what = ArrayFetch(ids)
 
-    def __enter__(self) -> Bringing:
+    def __enter__(self) -> ArrayFetch:
         self._outer = _local.bringing
         _local.bringing = self._what
         return self._what
@@ -225,7 +225,7 @@ class bringing:
         _local.bringing = self._outer
 
 
-def _now() -> Bringing:
+def _now() -> ArrayFetch:
     if _local.bringing is None:
         raise LookupError("this stream names arrays that travelled beside it, and it came alone")
     return _local.bringing

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hoplite_mp._common.ref import ObjectRef
 
 
-class Stream:
+class PickleStream:
     """A pickle stream: its bytes, the buffers beside it, and the refs that it names."""
 
     __slots__ = ("buffers", "chunks", "dependencies", "index", "refs", "write")

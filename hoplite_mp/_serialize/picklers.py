@@ -17,8 +17,8 @@ from typing import Any
 from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp._serialize.by_value import Manifests, reduce_by_value
 from hoplite_mp._serialize.code import by_value_modules
-from hoplite_mp._serialize.out_of_band import Aside, Keep
-from hoplite_mp._serialize.pickle_stream import Stream
+from hoplite_mp._serialize.out_of_band import Keep, OutOfBand
+from hoplite_mp._serialize.pickle_stream import PickleStream
 from hoplite_mp._serialize.reducers import RefMet, reducer_override
 
 MakeKeep = Callable[[], Keep]
@@ -28,11 +28,11 @@ class LightPickler(pickle.Pickler):
     """Plain pickle, except for refs and arrays; raises NeedCloudpickle where that is not enough."""
 
     by_value = False
-    stream: Stream | None = None  # None: refs are written as a foreign pickler would.
+    stream: PickleStream | None = None  # None: refs are written as a foreign pickler would.
     stop_at_refs = False
     holds_refs = False  # The value has refs, and they were written as a foreign pickler would.
-    aside: Aside | None = None  # None: no arrays become objects of their own.
-    globals_aside: Aside | None = None  # As `aside`, only for globals.
+    aside: OutOfBand | None = None  # None: no arrays become objects of their own.
+    globals_aside: OutOfBand | None = None  # As `aside`, only for globals.
     reducer_override = reducer_override
 
 
@@ -50,11 +50,11 @@ def heavy_pickler() -> type[pickle.Pickler]:
         by_value = True
         reduce_by_value = reduce_by_value
         manifests: Manifests | None = None
-        stream: Stream | None = None
+        stream: PickleStream | None = None
         stop_at_refs = False
         holds_refs = False
-        aside: Aside | None = None
-        globals_aside: Aside | None = None
+        aside: OutOfBand | None = None
+        globals_aside: OutOfBand | None = None
         keep: Keep | None = None  # marks large arrays of globals where none becomes an object
         reducer_override = reducer_override
 
@@ -63,7 +63,7 @@ def heavy_pickler() -> type[pickle.Pickler]:
 
 def write_stream(
     value: Any, *, stop_at_refs: bool = False, keep: MakeKeep | None = None, beside: bool = True
-) -> Stream:
+) -> PickleStream:
     """Pickles `value`, with its large buffers and its refs beside the stream.
 
     `keep` returns a Keep, which keeps large globals of functions as objects of their own; they are
@@ -71,7 +71,7 @@ def write_stream(
     that they count as unchanged wherever they were sent before. Raises whatever the value's own
     reducers raise; RefMet at the first ref if `stop_at_refs`.
     """
-    stream = Stream()
+    stream = PickleStream()
     light = LightPickler(stream, 5, buffer_callback=stream.buffers.append)
     light.stream = stream
     light.stop_at_refs = stop_at_refs
@@ -82,13 +82,13 @@ def write_stream(
     except Exception as error:  # NeedCloudpickle, or a failure that cloudpickle may mend
         if is_interruption(error):
             raise
-        stream = Stream()
+        stream = PickleStream()
         heavy: Any = heavy_pickler()(stream, 5, buffer_callback=stream.buffers.append)
         heavy.stream = stream
         heavy.stop_at_refs = stop_at_refs
         if keep is not None:
             heavy.keep = keep()
             if beside:
-                heavy.globals_aside = Aside(heavy.keep, stream)
+                heavy.globals_aside = OutOfBand(heavy.keep, stream)
         heavy.dump(value)
     return stream

@@ -29,7 +29,7 @@ from hoplite_mp._serialize.reading import Reading, load_stream
 from hoplite_mp.errors import TaskError
 
 if TYPE_CHECKING:
-    from hoplite_mp._serialize.pickle_stream import Stream
+    from hoplite_mp._serialize.pickle_stream import PickleStream
 
 
 MakeRef = Callable[[bytes], ObjectRef[Any]]
@@ -133,7 +133,7 @@ def _too_long(nbytes: int) -> ValueError | None:
 E = TypeVar("E", bound=Encoded)
 
 
-def fill(cls: type[E], stream: Stream, kind: int, flags: int, prefix: bytes = b"") -> E:
+def fill(cls: type[E], stream: PickleStream, kind: int, flags: int, prefix: bytes = b"") -> E:
     """Lays a written stream out as a payload."""
     buffers = [buffer.raw() for buffer in stream.buffers]
     refs = stream.refs

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._simulation.timeline import Timeline
 
-__all__ = ["Channel", "Network", "Port", "Sending"]
+__all__ = ["Port", "Sending", "VirtualNetwork", "VirtualPipe"]
 
 # Blocks of one stream that may be on the way. Higher: one stream fills a busy receiver's queue. If
 # it were 1, a link would be idle while the last byte of a block arrives.
@@ -59,7 +59,7 @@ class Port:
         self.debt_s = 0.0  # time that messages have taken from the next block
 
 
-class Network:
+class VirtualNetwork:
     """Hosts by number, and the network between them."""
 
     def __init__(self, timeline: Timeline, latency_s: float, jitter_s: float) -> None:
@@ -186,13 +186,13 @@ class Network:
                 self.pass_on(*pair, call, *arguments)
 
 
-class Channel:
+class VirtualPipe:
     """Messages in one direction between two processes, in order."""
 
     __slots__ = ("_last", "ends", "is_open", "network", "receive")
 
     def __init__(
-        self, network: Network, ends: tuple[int, int], receive: Callable[[Any], object]
+        self, network: VirtualNetwork, ends: tuple[int, int], receive: Callable[[Any], object]
     ) -> None:
         self.network = network
         self.ends = ends

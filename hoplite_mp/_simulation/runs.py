@@ -15,12 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hoplite_mp._simulation.faults.faults import Faults
-from hoplite_mp._simulation.network import Network
+from hoplite_mp._simulation.network import VirtualNetwork
 from hoplite_mp._simulation.oracle.leftovers import left_over
-from hoplite_mp._simulation.oracle.oracle import Truth, WrongEnd
+from hoplite_mp._simulation.oracle.oracle import Oracle, WrongEnd
 from hoplite_mp._simulation.timeline import Timeline
 from hoplite_mp._simulation.virtual.clock import virtual_time
-from hoplite_mp._simulation.virtual.environment import Sizes, Surroundings
+from hoplite_mp._simulation.virtual.environment import RunEnvironment, Sizes
 from hoplite_mp._simulation.virtual.locks import virtual_locks
 from hoplite_mp._simulation.virtual.world import World
 from hoplite_mp._simulation.workloads.resource import RESOURCE
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-__all__ = ["Outcome", "run_seed"]
+__all__ = ["RunOutcome", "run_seed"]
 
 NODES_MIN, NODES_MAX = 2, 32
 # Most runs have few hosts, because many bugs need only two, and show sooner there.
@@ -66,7 +66,7 @@ SETTLE_S, SETTLES_MAX = 3.0, 15
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """The result of one run. `failure`: which promise was broken, or ""."""
 
     seed: int
@@ -94,14 +94,14 @@ def run_seed(
     store: int | None = None,
     standby: bool | None = None,
     collectors: bool | None = None,
-) -> Outcome:
+) -> RunOutcome:
     """Plays a seed to its end. For tests: prepare: called with the world first; begin: starts the
     programs; store: bytes of each store; standby: whether there is one; collectors: whether
     processes have collector threads; None: as the seed draws it."""
     timeline = Timeline(seed)
     chance = timeline.chance
     latency_s = chance.choice([20e-6, 100e-6, 1e-3])
-    network = Network(timeline, latency_s, latency_s * chance.choice([0.0, 0.5, 5.0]))
+    network = VirtualNetwork(timeline, latency_s, latency_s * chance.choice([0.0, 0.5, 5.0]))
     sizes = Sizes(store=chance.choice(STORES), disk=chance.choice(DISKS))
     if store is not None:
         sizes = replace(sizes, store=store)
@@ -112,14 +112,14 @@ def run_seed(
     if collectors is None:
         drawn = random.Random(f"collectors {seed}").random() < COLLECTED
         collectors = seed >= COLLECTED_FROM and drawn
-    around = Surroundings(
+    around = RunEnvironment(
         timeline, network, sizes, standby_place=place, resources=f"{RESOURCE}=2",
         collectors=collectors,
     )  # fmt: skip
     world = World(around)
     prepare(world)
     count = nodes or chance.choice(SIZES)
-    truth = Truth(world)
+    truth = Oracle(world)
     truth.tight = sizes.store < STORES[0]
     failure = ""
     span_s = chance.choice([0.02, 0.2, 1.0])
@@ -134,7 +134,7 @@ def run_seed(
             failure = f"{type(error).__name__}: {error}"
             timeline.tail.extend(traceback.format_exc().splitlines())
     world.close()
-    return Outcome(
+    return RunOutcome(
         seed,
         count,
         timeline.digest,
@@ -225,7 +225,7 @@ def _play(
     raise WrongEnd(left)
 
 
-def _narrow(network: Network, chance: random.Random) -> dict[tuple[int, int], float]:
+def _narrow(network: VirtualNetwork, chance: random.Random) -> dict[tuple[int, int], float]:
     """Makes some paths narrow. Returns (place of the sender, of the receiver) -> rate."""
     narrow: dict[tuple[int, int], float] = {}
     if chance.random() >= NARROW_RUNS:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from hoplite_mp._protocol.inherited_context import Birth
+from hoplite_mp._protocol.inherited_context import InheritedContext
 from hoplite_mp._supervisor.environment import BLAS_VARIABLES
 from hoplite_mp._supervisor.processes import leave
 
@@ -49,7 +49,7 @@ class _Arguments(msgspec.Struct, frozen=True, array_like=True):
     audience: int
     label: str
     config: dict[str, Any]
-    birth: Birth
+    birth: InheritedContext
     inherited: list[int]
 
 

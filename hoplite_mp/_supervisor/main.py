@@ -44,7 +44,7 @@ from hoplite_mp._supervisor.environment import (
     note_given,
 )
 from hoplite_mp._supervisor.exec_worker import become_fresh
-from hoplite_mp._supervisor.manager_process import RETRY_MS, Managing
+from hoplite_mp._supervisor.manager_process import RETRY_MS, ManagerProcess
 from hoplite_mp._supervisor.processes import (
     children,
     descriptors,
@@ -82,7 +82,7 @@ class Supervisor:
         self.driver_ends: list[int] = []  # becomes readable when the driver has ended
         self.workers: dict[int, tuple[int, int]] = {}  # pid -> (slot, pool)
         self.node_pid = 0
-        self.managing = Managing(self)
+        self.managing = ManagerProcess(self)
         self.given_up = self.node_died = False
         self.first: list[tuple[int, list[int]]] = []  # first workers: (slot, [rpc, stdout, stderr])
         self.ending = self.orderly = False

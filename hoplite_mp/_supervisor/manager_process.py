@@ -22,7 +22,7 @@ from hoplite_mp._supervisor.processes import descriptors, say
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["RETRY_MS", "Managing"]
+__all__ = ["RETRY_MS", "ManagerProcess"]
 
 MANAGER_MAIN = ("hoplite_mp._manager.main", "main")
 STANDBY_MAIN = ("hoplite_mp._manager.standby", "main")
@@ -35,7 +35,7 @@ PATIENCE_S = 7.0
 RETRY_MS = 50  # the longest time between two attempts
 
 
-class Host(Protocol):
+class ManagerHost(Protocol):
     """What this room asks of the supervisor."""
 
     start: Start
@@ -52,10 +52,10 @@ class Host(Protocol):
         """Descriptors and sockets that no child gets."""
 
 
-class Managing:
+class ManagerProcess:
     """The manager or standby of one host. `pid`: 0 if there is none."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ManagerHost) -> None:
         self.host = host
         self.pid = 0
         # If this host has a standby instead of a manager: (its configuration, number of the node).

@@ -13,7 +13,7 @@ from hoplite_mp._sync import sync_actors
 from hoplite_mp._sync.handles import Handle, waits
 from hoplite_mp._sync.locks import Lock, RLock, owner, task_owner
 from hoplite_mp._sync.sync_async_driver import Read, Until, run, run_async
-from hoplite_mp._sync.waiting import Answer
+from hoplite_mp._sync.waiting import CallAnswer
 from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Condition(Handle):
 
     __slots__ = ("_lock",)
 
-    _served = sync_actors.Condition
+    _served = sync_actors.ConditionActor
     _lock: Lock | RLock
 
     def __init__(
@@ -277,7 +277,7 @@ class Condition(Handle):
                     raise AssertionError("wait() needs the lock: acquire() the condition first")
                 answer = yield from self._until(promised, deadline)
                 if answer is None:
-                    answer = Answer((yield self._call("stop_waiting", ticket, True)))
+                    answer = CallAnswer((yield self._call("stop_waiting", ticket, True)))
             finally:
                 if released is not None and (times := (yield released)):
                     yield from self._acquiring_again(number, times)
@@ -285,9 +285,9 @@ class Condition(Handle):
             with contextlib.suppress(HopliteError):
                 self._call("stop_waiting", ticket, False)
             raise
-        if answer is Answer.DONE:
+        if answer is CallAnswer.DONE:
             self._call("returned", ticket)
-        return answer is Answer.DONE
+        return answer is CallAnswer.DONE
 
     def _acquiring_again(self, number: int, times: int) -> Steps[None]:
         """Acquires the lock as often as it was released. A cancelled `await` is raised when that is
@@ -299,7 +299,7 @@ class Condition(Handle):
         while True:
             try:
                 code, promised = yield asked
-                if code == Answer.WAIT:
+                if code == CallAnswer.WAIT:
                     yield from lock._until(promised, FOREVER_NS)
                 break
             except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -347,7 +347,7 @@ class Barrier(Handle):
 
     __slots__ = ("_action", "_timeout")
 
-    _served = sync_actors.Barrier
+    _served = sync_actors.BarrierActor
     _action: Callable[[], object] | None
     _timeout: float | None
 
@@ -420,33 +420,33 @@ class Barrier(Handle):
         try:
             acts = self._action is not None
             code, found = yield self._call("arrive", ticket, may_wait, acts)
-            if code == Answer.WAIT:
+            if code == CallAnswer.WAIT:
                 promised = found
                 kept = yield from self._kept(promised, deadline)
                 if kept is None:
                     code = yield self._call("give_up", ticket)
-                    if code == Answer.DONE:  # it was answered just before
+                    if code == CallAnswer.DONE:  # it was answered just before
                         kept = yield from self._kept(promised, FOREVER_NS)
                 if kept is not None:
                     code, found = kept
-            if code == Answer.ACT:
+            if code == CallAnswer.ACT:
                 code = yield from self._acting(ticket)
         except BaseException:  # a signal handler may raise any exception
             with contextlib.suppress(HopliteError):
                 self._call("leave", ticket)
             raise
-        if code != Answer.DONE:
+        if code != CallAnswer.DONE:
             raise threading.BrokenBarrierError
         return int(found)  # the index
 
-    def _acting(self, ticket: Any) -> Steps[Answer]:
+    def _acting(self, ticket: Any) -> Steps[CallAnswer]:
         try:
             if self._action is not None:  # a handle that was opened by name may have none
                 self._action()
         except Exception:
             yield self._call("abort")
             raise
-        return Answer.DONE if (yield self._call("acted", ticket)) else Answer.ENDED
+        return CallAnswer.DONE if (yield self._call("acted", ticket)) else CallAnswer.ENDED
 
     def reset(self) -> None:
         """Begins a new round; calls that wait raise BrokenBarrierError.

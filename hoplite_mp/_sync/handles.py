@@ -17,7 +17,7 @@ from hoplite_mp._client.promises import life_of
 from hoplite_mp._client.runtime import runtime_of
 from hoplite_mp._common.ref import by_ref
 from hoplite_mp._sync.sync_async_driver import Read, Until
-from hoplite_mp._sync.waiting import Answer
+from hoplite_mp._sync.waiting import CallAnswer
 from hoplite_mp.errors import ObjectLostError
 
 if TYPE_CHECKING:
@@ -117,10 +117,10 @@ class Handle:
 
     def _until(
         self, promised: ObjectRef[Any], deadline: int
-    ) -> Generator[Future[Any] | Until | Read, Any, Answer | None]:
+    ) -> Generator[Future[Any] | Until | Read, Any, CallAnswer | None]:
         """As `_kept`, for a promise whose value is an Answer."""
         code = yield from self._kept(promised, deadline)
-        return None if code is None else Answer(code)
+        return None if code is None else CallAnswer(code)
 
     def _kept(
         self, promised: ObjectRef[Any], deadline: int

@@ -16,7 +16,7 @@ from hoplite_mp._client.memory import whole
 from hoplite_mp._sync import sync_actors
 from hoplite_mp._sync.handles import Handle, waits
 from hoplite_mp._sync.sync_async_driver import Read, Until, run, run_async
-from hoplite_mp._sync.waiting import Answer
+from hoplite_mp._sync.waiting import CallAnswer
 from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:
@@ -84,16 +84,16 @@ class _Acquired(Handle):
         ticket = self._ticket()
         try:
             code, promised = yield self._call("acquire", ticket, may_wait, *owner)
-            answer: Answer | None = Answer(code)
-            if answer is Answer.WAIT:
+            answer: CallAnswer | None = CallAnswer(code)
+            if answer is CallAnswer.WAIT:
                 answer = yield from self._until(promised, deadline)
                 if answer is None:
-                    answer = Answer((yield self._call("stop_waiting", ticket, True)))
+                    answer = CallAnswer((yield self._call("stop_waiting", ticket, True)))
         except BaseException:  # Ctrl-C, a signal handler's error, or a cancelled await
             with contextlib.suppress(HopliteError):
                 self._call("stop_waiting", ticket, False)
             raise
-        return answer is Answer.DONE
+        return answer is CallAnswer.DONE
 
     def release(self) -> None:
         """Gives it back. Of the processes that wait, the one that has waited longest gets it.
@@ -175,7 +175,7 @@ class Lock(_Acquired):
 
     __slots__ = ()
 
-    _served = sync_actors.Lock
+    _served = sync_actors.LockActor
 
     def __init__(
         self, *, name: str | None = None, node: Any = None, detached: bool = False
@@ -210,7 +210,7 @@ class Semaphore(_Acquired):
 
     __slots__ = ()
 
-    _served: ClassVar[type] = sync_actors.Semaphore
+    _served: ClassVar[type] = sync_actors.SemaphoreActor
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class BoundedSemaphore(Semaphore):
 
     __slots__ = ()
 
-    _served = sync_actors.BoundedSemaphore
+    _served = sync_actors.BoundedSemaphoreActor
 
 
 class RLock(_Acquired):
@@ -303,7 +303,7 @@ class RLock(_Acquired):
 
     __slots__ = ()
 
-    _served = sync_actors.RLock
+    _served = sync_actors.RLockActor
 
     def __init__(
         self, *, name: str | None = None, node: Any = None, detached: bool = False
@@ -397,7 +397,7 @@ class Event(Handle):
 
     __slots__ = ()
 
-    _served = sync_actors.Event
+    _served = sync_actors.EventActor
 
     def __init__(
         self, *, name: str | None = None, node: Any = None, detached: bool = False
@@ -471,6 +471,6 @@ class Event(Handle):
     def _waiting(self, timeout: float | None) -> Generator[Future[Any] | Until | Read, Any, bool]:
         may_wait, deadline = waits(True, timeout)
         code, promised = yield self._call("wait", may_wait)
-        if code == Answer.WAIT:
+        if code == CallAnswer.WAIT:
             return (yield from self._until(promised, deadline)) is not None
-        return bool(code == Answer.DONE)
+        return bool(code == CallAnswer.DONE)

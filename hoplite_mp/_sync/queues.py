@@ -22,7 +22,7 @@ from hoplite_mp._common.ref import ObjectRef, by_ref
 from hoplite_mp._sync import sync_actors
 from hoplite_mp._sync.handles import Handle, waits
 from hoplite_mp._sync.sync_async_driver import Read, Until, run, run_async
-from hoplite_mp._sync.waiting import Answer
+from hoplite_mp._sync.waiting import CallAnswer
 from hoplite_mp.errors import ClosedError, HopliteError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Queue(Handle, Generic[T]):
 
     __slots__ = ("_copy",)
 
-    _served = sync_actors.Queue
+    _served = sync_actors.QueueActor
     ShutDown = _ShutDown
     _copy: bool
 
@@ -200,17 +200,17 @@ class Queue(Handle, Generic[T]):
         ticket = self._ticket()
         try:
             code, promised = yield self._call("put", *ticket, packed, may_wait)
-            answer: Answer | None = Answer(code)
-            if answer is Answer.WAIT:
+            answer: CallAnswer | None = CallAnswer(code)
+            if answer is CallAnswer.WAIT:
                 answer = yield from self._until(promised, deadline)
                 if answer is None:
-                    answer = Answer((yield self._call("stop_putting", ticket)))
+                    answer = CallAnswer((yield self._call("stop_putting", ticket)))
         except BaseException:  # Ctrl-C, a signal handler's error, or a cancelled await
             self._say("stop_putting", ticket)
             raise
-        if answer is Answer.ENDED:
+        if answer is CallAnswer.ENDED:
             raise _ShutDown(f"{self!r} was shut down: nothing can be put")
-        if answer is Answer.REFUSED:
+        if answer is CallAnswer.REFUSED:
             raise queue.Full
 
     # -- get -----------------------------------------------------------------------------------
@@ -287,10 +287,10 @@ class Queue(Handle, Generic[T]):
                 asked = self._call("take", *ticket, may_wait, *([True] if cancellable else ()))
                 code, *found = yield asked
                 asked = None
-                if code == Answer.BUSY:
+                if code == CallAnswer.BUSY:
                     yield from self._until(found[0], deadline_ns(sync_actors.UNCERTAIN_S))
                     continue
-                if code != Answer.WAIT:
+                if code != CallAnswer.WAIT:
                     break
                 # After the deadline it tries once more, without waiting.
                 may_wait = (yield from self._until(found[0], deadline)) is not None
@@ -300,9 +300,9 @@ class Queue(Handle, Generic[T]):
                 _interrupted.append((self._key, asked))
                 asked.add_done_callback(self._give_back)
             raise
-        if code == Answer.ENDED:
+        if code == CallAnswer.ENDED:
             raise _ShutDown(f"{self!r} was shut down, and has no items left")
-        if code == Answer.REFUSED:
+        if code == CallAnswer.REFUSED:
             raise queue.Empty
         value: Any = found[1]
         try:
@@ -345,7 +345,7 @@ class Queue(Handle, Generic[T]):
     def _say_back(self, asked: Any) -> None:
         with contextlib.suppress(Exception):  # the call has failed
             code, *found = asked.result(0)
-            if code == Answer.DONE:
+            if code == CallAnswer.DONE:
                 self._say("give_back", self._process(), found[0], by_ref(found[1]))
 
     def _say(self, method: str, *args: Any) -> None:
@@ -453,9 +453,9 @@ class Queue(Handle, Generic[T]):
     def _joining(self) -> Generator[Future[Any] | Until | Read, Any, None]:
         while True:
             code, found = yield self._call("join")
-            if code == Answer.DONE:
+            if code == CallAnswer.DONE:
                 return
-            if code == Answer.REFUSED:
+            if code == CallAnswer.REFUSED:
                 raise errors.WorkerLostError(
                     f"{found} item{'s' if found != 1 else ''} of {self!r} will never be done: the "
                     "processes that had taken them have died before task_done()"

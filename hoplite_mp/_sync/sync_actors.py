@@ -20,7 +20,7 @@ from hoplite_mp._client.promises import keep, promise
 from hoplite_mp._client.runtime import current_runtime
 from hoplite_mp._common import clock, locks
 from hoplite_mp._sync.waiting import (
-    Answer,
+    CallAnswer,
     Gathering,
     Item,
     Notifications,
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from hoplite_mp._sync.waiting import Ticket
 
 __all__ = [
-    "Barrier",
-    "BoundedSemaphore",
-    "Condition",
-    "Event",
-    "Lock",
-    "Queue",
-    "RLock",
+    "BarrierActor",
+    "BoundedSemaphoreActor",
+    "ConditionActor",
+    "EventActor",
+    "LockActor",
+    "QueueActor",
+    "RLockActor",
     "Reply",
-    "Semaphore",
+    "SemaphoreActor",
 ]
 
 # The reply to a call: an Answer as a number, and for Answer.WAIT a promise to wait for.
@@ -107,14 +107,14 @@ class Served:
         promised = self._promises.get(key)
         if promised is None:
             promised = self._promises[key] = promise(self._runtime)
-        return int(Answer.WAIT), promised
+        return int(CallAnswer.WAIT), promised
 
-    def _keep(self, key: Hashable, answer: Answer) -> None:
+    def _keep(self, key: Hashable, answer: CallAnswer) -> None:
         promised = self._promises.pop(key, None)
         if promised is not None:
             keep(self._runtime, promised, self._reply(key, answer))
 
-    def _reply(self, key: Hashable, answer: Answer) -> Any:
+    def _reply(self, key: Hashable, answer: CallAnswer) -> Any:
         """The value of a kept promise."""
         return int(answer)
 
@@ -149,10 +149,10 @@ class Served:
         self._table.died(process)
         self._wake()
         for key in [one for one in self._promises if one[0] == process]:  # type: ignore[index]
-            self._keep(key, Answer.REFUSED)
+            self._keep(key, CallAnswer.REFUSED)
 
 
-class Queue(Served):
+class QueueActor(Served):
     """The object of one queue."""
 
     def __init__(self, size_max: int) -> None:
@@ -165,7 +165,7 @@ class Queue(Served):
         ticket = process, turn
         with self._alone(process) as table:
             answer = table.put(ticket, value, waits)
-            return self._wait(ticket) if answer is Answer.WAIT else (int(answer), None)
+            return self._wait(ticket) if answer is CallAnswer.WAIT else (int(answer), None)
 
     def stop_putting(self, ticket: Ticket) -> int:
         with self._alone(ticket[0]) as table:
@@ -186,11 +186,11 @@ class Queue(Served):
                 if uncertain:
                     self._decided_by = clock.monotonic() + UNCERTAIN_S
                 if ticket in self._promises:  # it called again before it was woken
-                    self._keep(ticket, Answer.DONE)
-                return int(Answer.DONE), found.number, found.value
-            if found is Answer.WAIT:
+                    self._keep(ticket, CallAnswer.DONE)
+                return int(CallAnswer.DONE), found.number, found.value
+            if found is CallAnswer.WAIT:
                 return self._wait(ticket)
-            if found is Answer.BUSY:
+            if found is CallAnswer.BUSY:
                 return int(found), self._wait(ticket)[1]
             self._keep(ticket, found)
             return int(found), None
@@ -203,7 +203,7 @@ class Queue(Served):
     def stop_taking(self, ticket: Ticket) -> None:
         with self._alone(ticket[0]) as table:
             table.stop_taking(ticket)
-            self._keep(ticket, Answer.REFUSED)
+            self._keep(ticket, CallAnswer.REFUSED)
 
     def give_back(self, process: bytes, number: int, value: Any) -> None:
         with self._alone(process) as table:
@@ -216,7 +216,7 @@ class Queue(Served):
     def join(self) -> Reply:
         with self._alone() as table:
             answer = table.join()
-            return self._wait(_JOINED) if answer is Answer.WAIT else (int(answer), table.lost)
+            return self._wait(_JOINED) if answer is CallAnswer.WAIT else (int(answer), table.lost)
 
     def end(self, at_once: bool) -> None:
         with self._alone() as table:
@@ -228,11 +228,11 @@ class Queue(Served):
 
     def _wake(self) -> None:
         super()._wake()
-        if _JOINED in self._promises and (answer := self._table.join()) is not Answer.WAIT:
+        if _JOINED in self._promises and (answer := self._table.join()) is not CallAnswer.WAIT:
             self._keep(_JOINED, answer)
 
 
-class Semaphore(Served):
+class SemaphoreActor(Served):
     """The object of one semaphore."""
 
     def __init__(self, value: int, bounded: bool = False) -> None:
@@ -242,7 +242,7 @@ class Semaphore(Served):
     def acquire(self, ticket: Ticket, waits: bool) -> Reply:
         with self._alone(ticket[0]) as table:
             answer = table.acquire(ticket, waits)
-            return self._wait(ticket) if answer is Answer.WAIT else (int(answer), None)
+            return self._wait(ticket) if answer is CallAnswer.WAIT else (int(answer), None)
 
     def stop_waiting(self, ticket: Ticket, keep: bool) -> int:
         with self._alone(ticket[0]) as table:
@@ -261,7 +261,7 @@ class Semaphore(Served):
         return self._first
 
 
-class Lock(Semaphore):
+class LockActor(SemaphoreActor):
     """The object of one lock."""
 
     def __init__(self) -> None:
@@ -280,14 +280,14 @@ class Lock(Semaphore):
         return self.acquire(ticket, True)
 
 
-class BoundedSemaphore(Semaphore):
+class BoundedSemaphoreActor(SemaphoreActor):
     """The object of one bounded semaphore."""
 
     def __init__(self, value: int) -> None:
         super().__init__(value, True)
 
 
-class RLock(Served):
+class RLockActor(Served):
     """The object of one recursive lock."""
 
     def __init__(self) -> None:
@@ -296,7 +296,7 @@ class RLock(Served):
     def acquire(self, ticket: Ticket, waits: bool, number: int, times: int = 1) -> Reply:
         with self._alone(ticket[0]) as table:
             answer = table.acquire(ticket, waits, number, times)
-            return self._wait(ticket) if answer is Answer.WAIT else (int(answer), None)
+            return self._wait(ticket) if answer is CallAnswer.WAIT else (int(answer), None)
 
     def stop_waiting(self, ticket: Ticket, keep: bool) -> int:
         with self._alone(ticket[0]) as table:
@@ -322,7 +322,7 @@ class RLock(Served):
         return self.acquire(ticket, True, number, times)
 
 
-class Condition(Served):
+class ConditionActor(Served):
     """The object of one condition; its lock is another one."""
 
     def __init__(self) -> None:
@@ -349,7 +349,7 @@ class Condition(Served):
             table.notify(count)
 
 
-class Barrier(Served):
+class BarrierActor(Served):
     """The object of one barrier."""
 
     def __init__(self, parties: int) -> None:
@@ -360,9 +360,13 @@ class Barrier(Served):
         with self._alone(ticket[0]) as table:
             answer = table.arrive(ticket, waits, acts)
             # A call that completes a round comes last in it.
-            return self._wait(ticket) if answer is Answer.WAIT else (int(answer), table.parties - 1)
+            return (
+                self._wait(ticket)
+                if answer is CallAnswer.WAIT
+                else (int(answer), table.parties - 1)
+            )
 
-    def _reply(self, key: Hashable, answer: Answer) -> tuple[int, int]:
+    def _reply(self, key: Hashable, answer: CallAnswer) -> tuple[int, int]:
         """The answer, and the index of the call in its round."""
         return int(answer), self._table.indices.get(key, 0)
 
@@ -382,7 +386,7 @@ class Barrier(Served):
     def leave(self, ticket: Ticket) -> None:
         with self._alone(ticket[0]) as table:
             table.leave(ticket)
-            self._keep(ticket, Answer.REFUSED)
+            self._keep(ticket, CallAnswer.REFUSED)
 
     def abort(self) -> None:
         with self._alone() as table:
@@ -397,7 +401,7 @@ class Barrier(Served):
         return self._table.parties, len(self._table.waiting), self._table.broken
 
 
-class Event(Served):
+class EventActor(Served):
     """The object of one event. All calls that wait share one promise."""
 
     def __init__(self) -> None:
@@ -406,7 +410,7 @@ class Event(Served):
 
     def set(self) -> None:
         self._is_set = True
-        self._keep("set", Answer.DONE)
+        self._keep("set", CallAnswer.DONE)
 
     def clear(self) -> None:
         self._is_set = False
@@ -416,5 +420,5 @@ class Event(Served):
 
     def wait(self, waits: bool) -> Reply:
         if self._is_set:
-            return int(Answer.DONE), None
-        return self._wait("set") if waits else (int(Answer.REFUSED), None)
+            return int(CallAnswer.DONE), None
+        return self._wait("set") if waits else (int(CallAnswer.REFUSED), None)

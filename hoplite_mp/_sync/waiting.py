@@ -20,7 +20,7 @@ from collections import OrderedDict, deque
 from typing import Any, NamedTuple, TypeAlias
 
 __all__ = [
-    "Answer",
+    "CallAnswer",
     "Gathering",
     "Item",
     "Notifications",
@@ -35,7 +35,7 @@ Ticket: TypeAlias = "tuple[bytes, int]"
 Tickets: TypeAlias = "OrderedDict[Ticket, Any]"  # in the order in which they came
 
 
-class Answer(enum.IntEnum):
+class CallAnswer(enum.IntEnum):
     """The answer to a call."""
 
     DONE = 0
@@ -64,7 +64,7 @@ class QueueTable:
         self.called: set[Ticket] = set()  # getters that were woken: an item is set aside for each
         self.putters: Tickets = OrderedDict()  # calls that wait for room, each with its value
         self.turned_away: set[Ticket] = set()  # putters that waited when the queue was shut down
-        self.woken: list[tuple[Ticket, Answer]] = []
+        self.woken: list[tuple[Ticket, CallAnswer]] = []
         # The call, and the item, that may come back.
         self.uncertain: tuple[Ticket, int] | None = None
         self.busy: Tickets = OrderedDict()  # calls that wait until that is decided
@@ -80,27 +80,27 @@ class QueueTable:
 
     # -- putting -------------------------------------------------------------------------------
 
-    def put(self, ticket: Ticket, value: Any, waits: bool) -> Answer:
+    def put(self, ticket: Ticket, value: Any, waits: bool) -> CallAnswer:
         if self.ended:
-            return Answer.ENDED
+            return CallAnswer.ENDED
         if self._has_room():
             self._add(value)
-            return Answer.DONE
+            return CallAnswer.DONE
         if not waits:
-            return Answer.REFUSED
+            return CallAnswer.REFUSED
         self.putters[ticket] = value
-        return Answer.WAIT
+        return CallAnswer.WAIT
 
-    def stop_putting(self, ticket: Ticket) -> Answer:
+    def stop_putting(self, ticket: Ticket) -> CallAnswer:
         """The caller does not wait any longer. DONE: the value was put just before. ENDED: the
         queue was shut down just before, and the value is not in it."""
         if ticket in self.turned_away:
             self.turned_away.discard(ticket)
-            return Answer.ENDED
+            return CallAnswer.ENDED
         if ticket in self.putters:
             del self.putters[ticket]
-            return Answer.REFUSED
-        return Answer.DONE
+            return CallAnswer.REFUSED
+        return CallAnswer.DONE
 
     def _has_room(self) -> bool:
         return not self.size_max or len(self.items) < self.size_max
@@ -113,7 +113,7 @@ class QueueTable:
 
     # -- taking --------------------------------------------------------------------------------
 
-    def take(self, ticket: Ticket, waits: bool, uncertain: bool = False) -> Item | Answer:
+    def take(self, ticket: Ticket, waits: bool, uncertain: bool = False) -> Item | CallAnswer:
         """Takes the oldest item. A getter that was woken calls again with the same ticket, and gets
         the item that was set aside for it. uncertain: the caller says by `keep_item` that it
         has the item, or gives it back."""
@@ -121,13 +121,13 @@ class QueueTable:
             self.turn = None
         if self.uncertain is not None:
             self.busy[ticket] = None
-            return Answer.BUSY
+            return CallAnswer.BUSY
         self.busy.pop(ticket, None)
         found = self._take(ticket, waits, uncertain)
         self._wake_busy()
         return found
 
-    def _take(self, ticket: Ticket, waits: bool, uncertain: bool) -> Item | Answer:
+    def _take(self, ticket: Ticket, waits: bool, uncertain: bool) -> Item | CallAnswer:
         called = ticket in self.called
         if called or len(self.items) > len(self.called):
             self.called.discard(ticket)
@@ -139,13 +139,13 @@ class QueueTable:
             while self.putters and self._has_room():
                 putter, value = self.putters.popitem(last=False)
                 self._add(value)
-                self.woken.append((putter, Answer.DONE))
+                self.woken.append((putter, CallAnswer.DONE))
             return item
         if self.ended or not waits:
             self.getters.pop(ticket, None)
-            return Answer.ENDED if self.ended else Answer.REFUSED
+            return CallAnswer.ENDED if self.ended else CallAnswer.REFUSED
         self.getters[ticket] = None
-        return Answer.WAIT
+        return CallAnswer.WAIT
 
     def keep_item(self, ticket: Ticket) -> None:
         """The caller of that call has its item."""
@@ -162,7 +162,7 @@ class QueueTable:
         """Wakes one call, which may be uncertain again; the next one follows it."""
         if self.busy and self.turn is None and self.uncertain is None:
             self.turn, _ = self.busy.popitem(last=False)
-            self.woken.append((self.turn, Answer.DONE))
+            self.woken.append((self.turn, CallAnswer.DONE))
 
     def stop_taking(self, ticket: Ticket) -> None:
         """The caller does not wait any longer."""
@@ -202,7 +202,7 @@ class QueueTable:
         while self.getters and len(self.items) > len(self.called):
             ticket, _ = self.getters.popitem(last=False)
             self.called.add(ticket)
-            self.woken.append((ticket, Answer.DONE))
+            self.woken.append((ticket, CallAnswer.DONE))
 
     # -- join and task_done --------------------------------------------------------------------
 
@@ -233,11 +233,11 @@ class QueueTable:
             del self.taken[process]
         return count > 0
 
-    def join(self) -> Answer:
+    def join(self) -> CallAnswer:
         """REFUSED: all unfinished items were taken by processes that have died."""
         if not self.unfinished:
-            return Answer.DONE
-        return Answer.REFUSED if self.unfinished <= self.lost else Answer.WAIT
+            return CallAnswer.DONE
+        return CallAnswer.REFUSED if self.unfinished <= self.lost else CallAnswer.WAIT
 
     # -- ends ----------------------------------------------------------------------------------
 
@@ -250,9 +250,9 @@ class QueueTable:
             self.called.clear()
             self._dropped = True
         for putter in self.putters:
-            self.woken.append((putter, Answer.ENDED))
+            self.woken.append((putter, CallAnswer.ENDED))
         for getter in self.getters:
-            self.woken.append((getter, Answer.ENDED))
+            self.woken.append((getter, CallAnswer.ENDED))
         self.turned_away.update(self.putters)
         self.putters.clear()
         self.getters.clear()
@@ -282,29 +282,29 @@ class Permits:
         self.bounded = bounded
         self.held: OrderedDict[bytes, Tickets] = OrderedDict()  # by process; longest holder first
         self.waiting: Tickets = OrderedDict()
-        self.woken: list[tuple[Ticket, Answer]] = []
+        self.woken: list[tuple[Ticket, CallAnswer]] = []
 
-    def acquire(self, ticket: Ticket, waits: bool) -> Answer:
+    def acquire(self, ticket: Ticket, waits: bool) -> CallAnswer:
         if self.free and not self.waiting:
             self._grant(ticket)
-            return Answer.DONE
+            return CallAnswer.DONE
         if not waits:
-            return Answer.REFUSED
+            return CallAnswer.REFUSED
         self.waiting[ticket] = None
-        return Answer.WAIT
+        return CallAnswer.WAIT
 
-    def stop_waiting(self, ticket: Ticket, keep: bool) -> Answer:
+    def stop_waiting(self, ticket: Ticket, keep: bool) -> CallAnswer:
         """The caller does not wait any longer. DONE: it was given a permit just before, which it
         keeps if `keep`."""
         if ticket in self.waiting:
             del self.waiting[ticket]
-            return Answer.REFUSED
+            return CallAnswer.REFUSED
         if ticket not in self.held.get(ticket[0], ()):
-            return Answer.REFUSED
+            return CallAnswer.REFUSED
         if not keep:
             self._take_back(ticket)
             self._wake()
-        return Answer.DONE
+        return CallAnswer.DONE
 
     def release(self, process: bytes) -> bool:
         """Gives back a permit of the process; if it has none, because any process may release, one
@@ -340,7 +340,7 @@ class Permits:
         while self.free and self.waiting:
             ticket, _ = self.waiting.popitem(last=False)
             self._grant(ticket)
-            self.woken.append((ticket, Answer.DONE))
+            self.woken.append((ticket, CallAnswer.DONE))
 
 
 class Recursive:
@@ -350,27 +350,27 @@ class Recursive:
         self.owner: tuple[bytes, int] | None = None
         self.tickets: list[Ticket] = []  # one for each time that the owner has acquired it
         self.waiting: OrderedDict[Ticket, tuple[int, int]] = OrderedDict()  # -> (number, times)
-        self.woken: list[tuple[Ticket, Answer]] = []
+        self.woken: list[tuple[Ticket, CallAnswer]] = []
 
-    def acquire(self, ticket: Ticket, waits: bool, number: int, times: int = 1) -> Answer:
+    def acquire(self, ticket: Ticket, waits: bool, number: int, times: int = 1) -> CallAnswer:
         owner = ticket[0], number
         if self.owner == owner or (self.owner is None and not self.waiting):
             self.owner = owner
             self.tickets += [ticket] * times
-            return Answer.DONE
+            return CallAnswer.DONE
         if not waits:
-            return Answer.REFUSED
+            return CallAnswer.REFUSED
         self.waiting[ticket] = number, times
-        return Answer.WAIT
+        return CallAnswer.WAIT
 
-    def stop_waiting(self, ticket: Ticket, keep: bool) -> Answer:
+    def stop_waiting(self, ticket: Ticket, keep: bool) -> CallAnswer:
         """As the method of `Permits`."""
         if self.waiting.pop(ticket, None) is not None or ticket not in self.tickets:
-            return Answer.REFUSED
+            return CallAnswer.REFUSED
         if not keep:
             self.tickets = [one for one in self.tickets if one != ticket]
             self._wake()
-        return Answer.DONE
+        return CallAnswer.DONE
 
     def release(self, process: bytes, number: int) -> bool:
         """Undoes one `acquire` of the owner. False: another owner has it, or none."""
@@ -403,7 +403,7 @@ class Recursive:
         if self.waiting:
             ticket, (number, times) = self.waiting.popitem(last=False)
             self.owner, self.tickets = (ticket[0], number), [ticket] * times
-            self.woken.append((ticket, Answer.DONE))
+            self.woken.append((ticket, CallAnswer.DONE))
 
 
 class Notifications:
@@ -414,7 +414,7 @@ class Notifications:
         # Calls that were notified and have not returned yet. If one never does, because its process
         # dies or it is interrupted, another call is notified in its place.
         self.notified: set[Ticket] = set()
-        self.woken: list[tuple[Ticket, Answer]] = []
+        self.woken: list[tuple[Ticket, CallAnswer]] = []
 
     def wait(self, ticket: Ticket) -> None:
         self.waiting[ticket] = None
@@ -423,20 +423,20 @@ class Notifications:
         for _ in range(min(count, len(self.waiting))):
             ticket, _ = self.waiting.popitem(last=False)
             self.notified.add(ticket)
-            self.woken.append((ticket, Answer.DONE))
+            self.woken.append((ticket, CallAnswer.DONE))
 
-    def stop_waiting(self, ticket: Ticket, keep: bool) -> Answer:
+    def stop_waiting(self, ticket: Ticket, keep: bool) -> CallAnswer:
         """The caller does not wait any longer. DONE: it was notified just before; if not `keep`,
         another call is notified in its place."""
         if ticket in self.waiting:
             del self.waiting[ticket]
-            return Answer.REFUSED
+            return CallAnswer.REFUSED
         if ticket not in self.notified:
-            return Answer.REFUSED
+            return CallAnswer.REFUSED
         if not keep:
             self.notified.discard(ticket)
             self.notify(1)
-        return Answer.DONE
+        return CallAnswer.DONE
 
     def returned(self, ticket: Ticket) -> None:
         """A notified call has returned."""
@@ -460,33 +460,33 @@ class Gathering:
         self.waiting: Tickets = OrderedDict()
         self.acting: Ticket | None = None
         self.round: list[Ticket] = []
-        self.woken: list[tuple[Ticket, Answer]] = []
+        self.woken: list[tuple[Ticket, CallAnswer]] = []
         # The indices of the calls in `woken`. An index is known only when its round is complete,
         # because calls may leave the round before.
         self.indices: dict[Ticket, int] = {}
 
-    def arrive(self, ticket: Ticket, waits: bool, acts: bool) -> Answer:
+    def arrive(self, ticket: Ticket, waits: bool, acts: bool) -> CallAnswer:
         """acts: the barrier has an action. The index of a call that completes a round is
         `parties - 1`."""
         if self.broken:
-            return Answer.ENDED
+            return CallAnswer.ENDED
         # While an action runs, several rounds may wait.
         if len(self.waiting) + 1 == self.parties and self.acting is None:
             others, self.waiting = list(self.waiting), OrderedDict()
             if acts:
                 self.acting, self.round = ticket, others
-                return Answer.ACT
+                return CallAnswer.ACT
             self._release(others)
-            return Answer.DONE
+            return CallAnswer.DONE
         if not waits:
             self.abort()
-            return Answer.ENDED
+            return CallAnswer.ENDED
         self.waiting[ticket] = None
-        return Answer.WAIT
+        return CallAnswer.WAIT
 
     def _release(self, others: list[Ticket]) -> None:
         self.indices.update((other, index) for index, other in enumerate(others))
-        self.woken += [(other, Answer.DONE) for other in others]
+        self.woken += [(other, CallAnswer.DONE) for other in others]
 
     def acted(self, ticket: Ticket) -> bool:
         """The action has been run. False: the barrier was broken or reset meanwhile."""
@@ -498,15 +498,15 @@ class Gathering:
             *others, last = [self.waiting.popitem(last=False)[0] for _ in range(self.parties)]
             self.acting, self.round = last, others
             self.indices[last] = self.parties - 1
-            self.woken.append((last, Answer.ACT))
+            self.woken.append((last, CallAnswer.ACT))
         return True
 
-    def give_up(self, ticket: Ticket) -> Answer:
+    def give_up(self, ticket: Ticket) -> CallAnswer:
         """The caller's time is over, which breaks the barrier. DONE: it was answered before."""
         if ticket in self.waiting or ticket in self.round:
             self.abort()
-            return Answer.ENDED
-        return Answer.DONE
+            return CallAnswer.ENDED
+        return CallAnswer.DONE
 
     def leave(self, ticket: Ticket) -> None:
         """The caller was interrupted: the others wait for another one in its place. If it was to
@@ -529,5 +529,5 @@ class Gathering:
             self.abort()
 
     def _end_round(self) -> None:
-        self.woken += [(ticket, Answer.ENDED) for ticket in (*self.waiting, *self.round)]
+        self.woken += [(ticket, CallAnswer.ENDED) for ticket in (*self.waiting, *self.round)]
         self.waiting, self.acting, self.round = OrderedDict(), None, []

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hoplite_mp._protocol.greetings import Introduction
-    from hoplite_mp._protocol.handshake import Outcome
+    from hoplite_mp._protocol.handshake import HandshakeOutcome
     from hoplite_mp._protocol.secret import Secret
     from hoplite_mp._transport.addresses import Endpoint
 
-__all__ = ["Caller"]
+__all__ = ["Dialer"]
 
 # How long an address may be silent before the next one is tried. One SYN may be lost, which the
 # kernel repeats after 1 s.
@@ -55,7 +55,7 @@ ROUND_PAUSE_S = 0.2
 SILENT_S_MAX = 20.0
 
 
-class Caller:
+class Dialer:
     """One call, from several addresses to one connection."""
 
     def __init__(
@@ -187,7 +187,7 @@ class Caller:
         self._poll.register(self._coming, select.EPOLLOUT | select.EPOLLIN)
         self.starved = False
 
-    def _go_on(self, now: float) -> Outcome | None:
+    def _go_on(self, now: float) -> HandshakeOutcome | None:
         if self._coming is not None:
             events = dict(self._poll.poll(0))
             if events:
@@ -253,7 +253,7 @@ class Caller:
         read = select.EPOLLIN if stream.wants_read else 0
         return read | (select.EPOLLOUT if stream.wants_write else 0)
 
-    def _admit(self, outcome: Outcome) -> Admission:
+    def _admit(self, outcome: HandshakeOutcome) -> Admission:
         assert self._stream is not None
         address = str(self._endpoints[self._next])
         return Admission(self._stream, outcome.role, outcome.cluster, outcome.peer, address)

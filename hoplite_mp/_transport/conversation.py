@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._protocol.greetings import Introduction
-    from hoplite_mp._protocol.handshake import ClientHandshake, Outcome, ServerHandshake
-    from hoplite_mp._transport.stream import Stream, TcpStream
+    from hoplite_mp._protocol.handshake import ClientHandshake, HandshakeOutcome, ServerHandshake
+    from hoplite_mp._transport.stream import ByteStream, TcpStream
 
 __all__ = ["Admission", "Conversation"]
 
@@ -47,13 +47,13 @@ class Conversation:
     certificate."""
 
     def __init__(
-        self, stream: Stream, begin: Callable[[bytes], ClientHandshake | ServerHandshake]
+        self, stream: ByteStream, begin: Callable[[bytes], ClientHandshake | ServerHandshake]
     ) -> None:
         self.stream = stream
         self._begin = begin
         self._handshake: ClientHandshake | ServerHandshake | None = None
 
-    def go_on(self) -> Outcome | None:
+    def go_on(self) -> HandshakeOutcome | None:
         """Does what can be done now; returns the outcome once everything is sent and received.
 
         AuthError, ProtocolError: as the handshake raises them, after its answer to the other side

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.secret import Secret
     from hoplite_mp._transport.certificates import Certificate
 
-__all__ = ["Door"]
+__all__ = ["Listener"]
 
 # The first byte of a TLS connection. No preamble of the plain protocol begins with it, so each kind
 # of client can be told which kind of door this is.
@@ -84,7 +84,7 @@ class _Guest:
         return (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
 
 
-class Door:
+class Listener:
     """Admits connections that pass the handshake. `mine` is how this side introduces itself; it may
     be changed for later connections."""
 

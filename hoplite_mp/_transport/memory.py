@@ -11,10 +11,10 @@ from __future__ import annotations
 from hoplite_mp._protocol.handshake import PLAIN
 from hoplite_mp._transport.stream import QUEUE_BYTES_MAX, READ_BYTES, Outgoing
 
-__all__ = ["MemoryStream", "Wire", "pair"]
+__all__ = ["MemoryStream", "MemoryWire", "pair"]
 
 
-class Wire:
+class MemoryWire:
     """One direction of a connection: bytes on the way, and bytes that have arrived."""
 
     def __init__(self) -> None:
@@ -65,8 +65,8 @@ class MemoryStream:
 
     def __init__(
         self,
-        incoming: Wire,
-        outgoing: Wire,
+        incoming: MemoryWire,
+        outgoing: MemoryWire,
         certificate_sha256: bytes = PLAIN,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
     ) -> None:
@@ -127,7 +127,7 @@ def pair(
 ) -> tuple[MemoryStream, MemoryStream]:
     """The client's and the server's end of a connection; their `incoming` and `outgoing` are the
     wires to pump."""
-    up, down = Wire(), Wire()
+    up, down = MemoryWire(), MemoryWire()
     return (
         MemoryStream(down, up, client_sees, queue_bytes_max),
         MemoryStream(up, down, server_has, queue_bytes_max),

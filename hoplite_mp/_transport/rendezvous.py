@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Meeting", "Sole", "anybody", "folders", "peer_of", "reach"]
+__all__ = ["Rendezvous", "Sole", "anybody", "folders", "peer_of", "reach"]
 
 FOLDER = "hoplite_mp"
 BACKLOG = 64  # drivers that may connect at the same moment; further ones wait in connect()
@@ -75,7 +75,7 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-class Meeting:
+class Rendezvous:
     """The name of one node, and the socket that listens under it."""
 
     def __init__(self, folder: str, place: int, name: str, sock: socket.socket) -> None:
@@ -86,7 +86,7 @@ class Meeting:
         self._mark = self._inode()
 
     @classmethod
-    def open(cls, cluster: bytes, level: int = logging.WARNING) -> Meeting | None:
+    def open(cls, cluster: bytes, level: int = logging.WARNING) -> Rendezvous | None:
         """Takes the cluster's name. None: another node has it and answers, or another process is
         just changing the directory; the name may be free later. OSError: no directory can be used.
         level: of the log message about an unsuitable directory."""
@@ -106,7 +106,7 @@ class Meeting:
         raise why
 
     @classmethod
-    def _take(cls, folder: str, place: int, name: str) -> Meeting | None:
+    def _take(cls, folder: str, place: int, name: str) -> Rendezvous | None:
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, place)
             # One process at a time: if two found the name of a dead node at the same time, one

@@ -1,7 +1,7 @@
 """Connections for a loop: bytes are read and written without blocking.
 
 Why it exists: manager and node communicate over TCP, over TLS and, in tests, over memory; the code
-around a connection must not know which. `Stream` is the smallest interface that fits all three.
+around a connection must not know which. `ByteStream` is the smallest interface that fits all three.
 Writes are queued up to a limit, and when a connection has ended the stream tells why.
 
 This module must never know what the bytes mean, nor which loop drives it.
@@ -21,8 +21,8 @@ __all__ = [
     "NOT_TLS",
     "QUEUE_BYTES_MAX",
     "READ_BYTES",
+    "ByteStream",
     "Outgoing",
-    "Stream",
     "TcpStream",
 ]
 
@@ -41,7 +41,7 @@ NOT_TLS = "the other side does not speak TLS"
 _AGAIN = (BlockingIOError, InterruptedError)
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """What every kind of connection can do. No method blocks."""
 
     # Application bytes transferred, for counters.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hoplite_mp._worker.event_loop import EventLoop
     from hoplite_mp._worker.ports import OfWorker
 
-__all__ = ["Beside"]
+__all__ = ["ConcurrentTasks"]
 
 POLL_NS = 500_000_000
 HOUSE_S = POLL_NS / 1e9  # how often `keep_house` runs while nothing begins or ends
@@ -59,7 +59,7 @@ class _Running(Call):
         self.flags = 0  # the task's flags, if it has a priority or resources
 
 
-class Beside:
+class ConcurrentTasks:
     """Everything that runs in this worker's event loop and threads."""
 
     def __init__(self, worker: OfWorker) -> None:

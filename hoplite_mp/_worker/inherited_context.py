@@ -16,14 +16,14 @@ from hoplite_mp import _serialize
 from hoplite_mp._client.descriptors import lift
 
 if TYPE_CHECKING:
-    from hoplite_mp._protocol.inherited_context import Birth
+    from hoplite_mp._protocol.inherited_context import InheritedContext
 
 __all__ = ["take_after"]
 
 MODULE = "multiprocessing.context"  # it imports multiprocessing.process first
 
 
-def take_after(birth: Birth, number: int) -> None:
+def take_after(birth: InheritedContext, number: int) -> None:
     """Applies `birth` to this worker. number: the worker's, counted from 1."""
     sys.argv[:] = [os.fsdecode(word) for word in birth.argv]
     if birth.faulthandler and not faulthandler.is_enabled():
@@ -37,7 +37,7 @@ def take_after(birth: Birth, number: int) -> None:
 class _Finder:
     """Intercepts the import of one module, once."""
 
-    def __init__(self, birth: Birth, number: int) -> None:
+    def __init__(self, birth: InheritedContext, number: int) -> None:
         self.birth, self.number = birth, number
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
@@ -58,7 +58,7 @@ class _Finder:
         return spec
 
 
-def _apply(birth: Birth, number: int) -> None:
+def _apply(birth: InheritedContext, number: int) -> None:
     """Sets up multiprocessing as in a spawned process."""
     context: Any = sys.modules[MODULE]
     process: Any = sys.modules["multiprocessing.process"]

@@ -30,14 +30,14 @@ from hoplite_mp._protocol.local import SETUP_FAILED, SetUp, SetupFailed
 from hoplite_mp._worker import actor, checkpoints, preimport
 from hoplite_mp._worker.forked import end_if_forked
 from hoplite_mp._worker.inherited_context import take_after
-from hoplite_mp._worker.output_routing import Voice
+from hoplite_mp._worker.output_routing import OutputRouting
 from hoplite_mp._worker.preimport import offer_stacks, warm_up, warm_up_worker
 from hoplite_mp._worker.stdio import note_prints, without_stdin
 from hoplite_mp._worker.task_loop import Worker
 from hoplite_mp.config import Config
 
 if TYPE_CHECKING:
-    from hoplite_mp._protocol.inherited_context import Birth
+    from hoplite_mp._protocol.inherited_context import InheritedContext
 
 __all__ = ["main", "prepare", "warm_up"]
 
@@ -102,7 +102,7 @@ def main(
     audience: int,
     label: str,
     config: dict[str, Any],
-    birth: Birth,
+    birth: InheritedContext,
     inherited: list[int],
 ) -> int:
     """Runs in the forked child. Returns the exit code."""
@@ -111,7 +111,7 @@ def main(
     runtime = Runtime(control_fd, store_fd, event_fd, slot, channel, Config(**config), label)
     for fd in (control_fd, store_fd):  # both are mapped by now
         os.close(fd)
-    worker = Worker(runtime, pool, max_tasks, Voice(runtime.client.host_id, audience))
+    worker = Worker(runtime, pool, max_tasks, OutputRouting(runtime.client.host_id, audience))
     runtime.submitter.audience = audience
     _serialize.begin_main(audience)
     _serialize.large_copies.copy = runtime.memory.private_copy

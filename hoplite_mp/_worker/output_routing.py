@@ -15,12 +15,12 @@ import sys
 from hoplite_mp._client.descriptors import Watched, lift
 from hoplite_mp._protocol.output import mark
 
-__all__ = ["Voice"]
+__all__ = ["OutputRouting"]
 
 STDOUT, STDERR = 1, 2
 
 
-class Voice:
+class OutputRouting:
     """The two output pipes of this process."""
 
     def __init__(self, host_id: int, audience: int) -> None:

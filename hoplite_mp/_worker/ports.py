@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hoplite_mp._client.runtime import Runtime
     from hoplite_mp._client.submitter import Submitter
     from hoplite_mp._worker.event_loop import EventLoop
-    from hoplite_mp._worker.output_routing import Voice
+    from hoplite_mp._worker.output_routing import OutputRouting
 
 __all__ = ["OfWorker", "Several"]
 
@@ -40,7 +40,7 @@ class OfWorker(Protocol):
     """One worker."""
 
     runtime: Runtime
-    voice: Voice
+    voice: OutputRouting
     memory: Memory
     tasks: _tasks.Tasks
     submitter: Submitter

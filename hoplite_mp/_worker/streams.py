@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize, _tasks
 from hoplite_mp._client.deadlines import FOREVER_NS
-from hoplite_mp._client.streams import END, ITEM, RAISED, Plan
+from hoplite_mp._client.streams import END, ITEM, RAISED, StreamPlan
 from hoplite_mp._client.submitter import NAME_BYTES
 from hoplite_mp._common import clock
 from hoplite_mp._common.object_states import GONE, KIND_OPERATION, KIND_STREAM, STATE
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hoplite_mp._common.ref import ObjectRef
     from hoplite_mp._worker.ports import OfWorker
 
-__all__ = ["STREAMED", "Source"]
+__all__ = ["STREAMED", "StreamSource"]
 
 STREAMED = object()  # returned in place of a result that has been written already
 # Smaller items count this many bytes for Config.stream_bytes_max, because an item's object and link
@@ -36,10 +36,10 @@ STREAMED = object()  # returned in place of a result that has been written alrea
 ITEM_BYTES_MIN = 4096
 
 
-class Source:
+class StreamSource:
     """One generator's items."""
 
-    def __init__(self, worker: OfWorker, oid: int, plan: Plan, timeout_ns: int) -> None:
+    def __init__(self, worker: OfWorker, oid: int, plan: StreamPlan, timeout_ns: int) -> None:
         self.worker = worker
         self.oid = oid
         self.plan = plan

@@ -20,7 +20,7 @@ from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.function_kind import FLAG_ASYNC, FLAG_STREAM
 from hoplite_mp._client.functions import Caught, Raised
 from hoplite_mp._client.memory import freeze
-from hoplite_mp._client.streams import Plan
+from hoplite_mp._client.streams import StreamPlan
 from hoplite_mp._client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
 from hoplite_mp._common import clock
 from hoplite_mp._common.object_states import STATE
@@ -35,9 +35,9 @@ from hoplite_mp._protocol.peers import PAYLOAD_BYTES_MAX
 from hoplite_mp._protocol.resources import AssignedAsked
 from hoplite_mp._protocol.worker_broadcast import TakeRound
 from hoplite_mp._worker import preimport, task_options
-from hoplite_mp._worker.concurrent_tasks import Beside
+from hoplite_mp._worker.concurrent_tasks import ConcurrentTasks
 from hoplite_mp._worker.forked import end_if_forked
-from hoplite_mp._worker.streams import STREAMED, Source
+from hoplite_mp._worker.streams import STREAMED, StreamSource
 from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from hoplite_mp._client.actors import ActorSetup
     from hoplite_mp._client.functions import Exceptions
     from hoplite_mp._client.runtime import Runtime
-    from hoplite_mp._worker.output_routing import Voice
+    from hoplite_mp._worker.output_routing import OutputRouting
     from hoplite_mp._worker.ports import OfWorker
 
 __all__ = ["Worker"]
@@ -92,7 +92,7 @@ ROOM = __name__.rpartition(".")[0] + "."
 class Worker:
     """The loop of one worker process."""
 
-    def __init__(self, runtime: Runtime, pool: int, max_tasks: int, voice: Voice) -> None:
+    def __init__(self, runtime: Runtime, pool: int, max_tasks: int, voice: OutputRouting) -> None:
         self.runtime = runtime
         self.voice = voice
         self.memory = runtime.memory
@@ -114,14 +114,14 @@ class Worker:
         # The outermost task has a timeout, at which this process may be killed.
         self.limited = False
         # Id -> (function, globals to check before it runs, bytes that it was decoded from).
-        self.functions: dict[int, tuple[Any, _serialize.Carried | None, int]] = {}
+        self.functions: dict[int, tuple[Any, _serialize.BroughtGlobals | None, int]] = {}
         self.functions_bytes = 0
         self.first_use = False  # garbage collection is postponed during the first task's imports
         self.is_actor = False
         self.concurrency = 1  # of an actor: how many calls may run at a time
         self.again: Exceptions = ()  # of an actor: exceptions after which calls are tried again
         self.own_again: list[int] = []  # of an actor: calls that are to be tried again
-        self.beside = Beside(self)
+        self.beside = ConcurrentTasks(self)
         # Results whose inner refs the submitter has not taken over yet.
         self.untaken: deque[tuple[int, Any]] = deque()
         self.line = runtime.channel.line
@@ -364,7 +364,7 @@ class Worker:
 
     def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
         """(function, args) that run a generator to its end; the user's function returns it."""
-        source = Source(self, oid, Plan(*args[0]), self.tasks.task(oid)[4])
+        source = StreamSource(self, oid, StreamPlan(*args[0]), self.tasks.task(oid)[4])
         return source.run, (function, args[1:])
 
     def check_line(self) -> None:
@@ -385,7 +385,7 @@ class Worker:
             with contextlib.suppress(HopliteError):  # the cluster is closing, and the Group with it
                 leave(failed, with_task=True)
 
-    def function(self, oid: int, function_id: int) -> tuple[Any, _serialize.Carried | None]:
+    def function(self, oid: int, function_id: int) -> tuple[Any, _serialize.BroughtGlobals | None]:
         known = self.functions.get(function_id)
         if known is not None:
             return known[:2]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize, _tasks
 from hoplite_mp._client.function_kind import FLAG_STREAM
-from hoplite_mp._client.functions import Chunked, Raised, Tried
+from hoplite_mp._client.functions import Chunked, Raised, RetryingFunction
 from hoplite_mp._client.submitter import FLAG_COPY
 from hoplite_mp._protocol.local import TryAgain
 from hoplite_mp._protocol.resources import GiveBack, KeepForStream
@@ -61,7 +61,7 @@ def exceptions_of(worker: OfWorker, function: Any, flags: int) -> Exceptions:
         return ()
     if worker.is_actor:
         return worker.again
-    return function.again if type(function) is Tried else ()
+    return function.again if type(function) is RetryingFunction else ()
 
 
 def try_again(worker: OfWorker, oid: int) -> bool:

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from hoplite_mp._api.executor import TaskExecutor
     from hoplite_mp._client.runtime import Runtime
 
-__all__ = ["Lease", "Wanted", "lease", "shutdown", "worker_count"]
+__all__ = ["PoolLease", "WantedPool", "lease", "shutdown", "worker_count"]
 
 BLAS_SETTING = "HOPLITE_MP_BLAS_THREADS"
 
 
-class Wanted:
+class WantedPool:
     """The workers that a call wants."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Wanted:
         """Will any worker do?"""
         return not self.limited and self.initializer is None
 
-    def same(self, other: Wanted) -> bool:
+    def same(self, other: WantedPool) -> bool:
         """Will the workers of the one do for the other?"""
         try:
             return bool(
@@ -69,7 +69,9 @@ class Wanted:
 class _Pool:
     """A pool of workers, and how many calls use it."""
 
-    def __init__(self, wanted: Wanted, executor: TaskExecutor, common: bool, here: bool) -> None:
+    def __init__(
+        self, wanted: WantedPool, executor: TaskExecutor, common: bool, here: bool
+    ) -> None:
         self.wanted = wanted
         self.executor = executor
         self.common = common  # the cluster's own workers, which end with it
@@ -91,7 +93,7 @@ def _takes_part(runtime: Runtime) -> bool:
     return runtime.client.usable and memory.lost is None and memory.channel.is_open
 
 
-class Lease:
+class PoolLease:
     """The right of one call to use a pool, until `end()`."""
 
     def __init__(self, pools: _Pools, pool: _Pool) -> None:
@@ -115,12 +117,14 @@ class _Pools:
         self._lock = locks.lock("joblib.pools")
         self._pools: list[_Pool] = []
 
-    def add_common(self, wanted: Wanted, cluster: Cluster) -> None:
+    def add_common(self, wanted: WantedPool, cluster: Cluster) -> None:
         """Adds the cluster's own workers as a pool, because they are as `wanted`."""
         with self._lock:
             self._pools.append(_Pool(wanted, cluster, True, True))
 
-    def lease(self, wanted: Wanted, nodes: list[str] | None = None, here: bool = True) -> Lease:
+    def lease(
+        self, wanted: WantedPool, nodes: list[str] | None = None, here: bool = True
+    ) -> PoolLease:
         """Leases the pool that is as wanted, whose workers stay where they are, or a new one.
         nodes: where the workers of a new pool run; None: on this host. here: they are this host."""
         with self._lock:
@@ -133,7 +137,7 @@ class _Pools:
             found.users += 1
             gone = self._unused()
         _close(gone)
-        return Lease(self, found)
+        return PoolLease(self, found)
 
     def give_back(self, pool: _Pool) -> None:
         with self._lock:
@@ -148,7 +152,7 @@ class _Pools:
         self._pools = [p for p in self._pools if p not in gone]
         return gone
 
-    def _open(self, wanted: Wanted, nodes: list[str] | None) -> TaskExecutor:
+    def _open(self, wanted: WantedPool, nodes: list[str] | None) -> TaskExecutor:
         cluster = self._cluster()
         if cluster is None:
             raise ClosedError("the cluster that this backend was given is closed")
@@ -209,7 +213,7 @@ def _inside() -> Cluster | None:
     return cluster if cluster._runtime.submitter.waiting.run_in_place is not None else None
 
 
-def lease(cluster: Cluster | None, wanted: Wanted) -> Lease:
+def lease(cluster: Cluster | None, wanted: WantedPool) -> PoolLease:
     """Workers for one call: those of `cluster`, else of the present task's cluster, else of a
     cluster that this process keeps for joblib."""
     cluster = cluster or _inside()
@@ -222,7 +226,7 @@ def lease(cluster: Cluster | None, wanted: Wanted) -> Lease:
     if wanted.plain and (inside or wanted.count == sum(workers for _, workers in places)):
         pool = _Pool(wanted, cluster, True, [node for node, _ in places] in ([], [own]))
         pool.users = 1
-        return Lease(_Pools(cluster), pool)
+        return PoolLease(_Pools(cluster), pool)
     nodes = [node for node, _ in places] or [own]  # those of now: nodes come and go
     with _lock:
         pools = _given.get(cluster)
@@ -237,7 +241,7 @@ def lease(cluster: Cluster | None, wanted: Wanted) -> Lease:
 class _Own:
     """The cluster that this process has made for its calls of Parallel."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: WantedPool) -> None:
         self.pid = os.getpid()
         common = wanted.plain and wanted.environment == _of_common_workers(wanted.count)
         self.cluster = HiddenCluster(workers=wanted.count if common else 0)
@@ -274,7 +278,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def _lease_own(wanted: Wanted) -> Lease:
+def _lease_own(wanted: WantedPool) -> PoolLease:
     global _own
     with _lock:
         if _own is None or not _own.usable:

@@ -47,7 +47,13 @@ from hoplite_mp._client.futures import Future
 from hoplite_mp._client.lending import Lending
 from hoplite_mp._serialize import Lender, NotPicklable, failure_within
 from hoplite_mp.errors import ClosedError
-from hoplite_mp.integrations._joblib_pools import Lease, Wanted, lease, shutdown, worker_count
+from hoplite_mp.integrations._joblib_pools import (
+    PoolLease,
+    WantedPool,
+    lease,
+    shutdown,
+    worker_count,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +80,7 @@ class _Call:
     """The resources of one Parallel object, while it runs or as long as its `with` block is
     open."""
 
-    def __init__(self, workers: Lease, nbytes_min: float, mode: str | None) -> None:
+    def __init__(self, workers: PoolLease, nbytes_min: float, mode: str | None) -> None:
         self.workers = workers
         memory = workers.executor._runtime.memory
         self.lending = Lending(memory, math.inf if mode is BY_VALUE else nbytes_min)
@@ -197,7 +203,7 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         for name in IGNORED:
             settings.pop(name, None)
         _check_options(settings)
-        wanted = Wanted(
+        wanted = WantedPool(
             n_jobs,
             self._prepare_worker_env(n_jobs),
             self.inner_max_num_threads is not None,

@@ -16,7 +16,7 @@ from tests.aimed.aim import Aim
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._simulation.runs import Outcome
+    from hoplite_mp._simulation.runs import RunOutcome
     from hoplite_mp._simulation.workloads.workload import Workload
 
 __all__ = ["ALL", "run_aimed"]
@@ -33,7 +33,7 @@ STORE_OF = {"no_room": 6 << 20, "refused": 6 << 20, **ROOMY}
 WITH_STANDBY = {"back", "bound"}
 
 
-def run_aimed(name: str, seed: int) -> Outcome:
+def run_aimed(name: str, seed: int) -> RunOutcome:
     """Plays one of them. The seed draws the network, the hosts, and what the program leaves
     open."""
     from hoplite_mp._simulation.runs import run_seed

@@ -15,7 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from hoplite_mp._simulation.faults.message_faults import Trap
+from hoplite_mp._simulation.faults.message_faults import MessageFault
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.oracle.values import Leaf
 from hoplite_mp._simulation.workloads.programs import HANGS_S
@@ -100,7 +100,7 @@ class Aim:
         self._set(message, sprung, arrives)
 
     def _set(self, message: str, sprung: Any, arrives: bool) -> None:
-        self.world.around.descriptors.traps.append(Trap(message, 1, arrives, sprung))
+        self.world.around.descriptors.traps.append(MessageFault(message, 1, arrives, sprung))
 
     def say(self, name: str) -> None:
         """Tells the other programs that something has happened."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hoplite_mp._simulation.oracle.oracle import Operation
+from hoplite_mp._simulation.oracle.oracle import ExpectedOperation
 from hoplite_mp._simulation.oracle.values import (
     Leaf,
     WrongBytes,
@@ -35,7 +35,7 @@ def spared(a: Aim) -> None:
     a.must(die=1, crawl=1, cut=int(way == "complete"), manager=int(way == "manager"))
     salt = a.work.salt()
     leaves = tuple(Leaf(salt, i, BIG) for i in range(4))
-    op = Operation(1, "reduce", leaves, 3, 3)
+    op = ExpectedOperation(1, "reduce", leaves, 3, 3)
 
     def late(index: int, c: Any) -> None:
         ref = c.options(node=f"h{N.number}").submit(make_once_more, leaves[index], 0.3).ref
@@ -86,7 +86,7 @@ def halfway(a: Aim) -> None:
     A, B, C = a.some(3)
     salt = a.work.salt()
     leaves = tuple(Leaf(salt, i, BIG) for i in range(2))
-    op = Operation(1, "reduce", leaves, 2, 2)
+    op = ExpectedOperation(1, "reduce", leaves, 2, 2)
 
     def ask(c: Any) -> None:
         refs = [a.work.ref(c, f"s{i}") for i in range(2)]
@@ -111,7 +111,7 @@ def left_behind(a: Aim) -> None:
     A, B, C = a.chance.sample([h for h in a.hosts if h not in with_resource(a) and h.place], 3)
     salt = a.work.salt()
     leaves = tuple(Leaf(salt, i, BIG) for i in range(3))
-    op = Operation(1, "reduce", leaves, 2, 2)
+    op = ExpectedOperation(1, "reduce", leaves, 2, 2)
 
     def late(index: int, seconds: float, host: Any, c: Any) -> None:
         ref = c.options(node=f"h{host.number}").submit(make_once_more, leaves[index], seconds).ref
@@ -148,7 +148,7 @@ def tree(a: Aim) -> None:
     P = others[0]
     salt = a.work.salt()
     leaves = tuple(Leaf(salt, i, 20_000) for i in range(2))
-    op = Operation(1, "allreduce", leaves, 2, 2)
+    op = ExpectedOperation(1, "allreduce", leaves, 2, 2)
 
     def ask(c: Any) -> None:
         refs = [c.put(leaf.array()) for leaf in leaves]
@@ -236,7 +236,7 @@ def left_out(a: Aim) -> None:
     A, B, C, E, F = a.some(5)
     salt = a.work.salt()
     leaves = tuple(Leaf(salt, i, BIG) for i in range(3))
-    op = Operation(1, "allreduce", leaves, 2, 2)
+    op = ExpectedOperation(1, "allreduce", leaves, 2, 2)
 
     def ask(c: Any) -> None:
         early = [a.work.ref(c, name) for name in ("s1", "s2")]

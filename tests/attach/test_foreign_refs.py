@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp._common.ref import Carried, ObjectRef
+from hoplite_mp._common.ref import ForwardedHold, ObjectRef
 from tests.attach.test_ends import until
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def test_to_pickle_a_ref_of_a_closed_cluster_is_no_error(up: Up) -> None:
     assert pickle.loads(pickle.dumps(ref)).id == ref.id
 
 
-@pytest.mark.parametrize("hold", [None, Carried(0, 5.0)])
+@pytest.mark.parametrize("hold", [None, ForwardedHold(0, 5.0)])
 def test_a_ref_that_is_the_first_thing_of_this_library_finds_the_engine(hold: object) -> None:
     """An engine's process unpickles arguments before its function has used anything of ours."""
     data = pickle.dumps(ObjectRef(bytes(16), hold))

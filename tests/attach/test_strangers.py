@@ -22,7 +22,7 @@ from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.handshake import ClientHandshake
 from hoplite_mp._protocol.versions import software_versions
 from hoplite_mp._transport.addresses import Endpoint
-from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.rendezvous import folders, reach
 from hoplite_mp._transport.tokens import Token
 from hoplite_mp.config import Config
@@ -81,7 +81,7 @@ def test_a_driver_at_the_ports_of_the_network(up: Up) -> None:
     assert len(ports) == 1
 
     def call(port: int) -> Admission:
-        return Caller(
+        return Dialer(
             [Endpoint(socket.AF_INET, ("127.0.0.1", port))],
             key=Token(TOKEN).key,
             role="driver",

@@ -10,10 +10,10 @@ from typing import Any
 
 from hoplite_mp import _shm, _tasks
 from hoplite_mp._node.io.spill_file import SpillFile
-from hoplite_mp._node.objects.results import Results
+from hoplite_mp._node.objects.results import ResultWriter
 from hoplite_mp._node.store.budget import Store
 from hoplite_mp._node.tasks.sweeper import Sweeper
-from hoplite_mp._node.trace_events import Notes
+from hoplite_mp._node.trace_events import TraceEvents
 from hoplite_mp.config import Config
 from tests.node.manual_loop import ManualLoop
 from tests.node.nobody_above import NobodyAbove
@@ -65,7 +65,7 @@ class Host:
         )
         self.loop = ManualLoop()
         self.upward: Any = NobodyAbove()
-        self.notes = Notes(self.loop, self.upward)
+        self.notes = TraceEvents(self.loop, self.upward)
         self.store = Store(
             self.node,
             config,
@@ -76,7 +76,7 @@ class Host:
             self.notes,
             self.upward,
         )
-        self.results = Results(self.node, self.node_tasks, self.store, config)
+        self.results = ResultWriter(self.node, self.node_tasks, self.store, config)
         self.sweeper = Sweeper(self.results, self.upward)
         self.node.open_pool(POOL, 1)
         self.queue = self.node_tasks.open_queue(POOL)

@@ -83,8 +83,8 @@ class Program:
             order.append(cell)
         return order
 
-    def twin(self) -> transfer_model.Rule:
-        twin = transfer_model.Rule()
+    def twin(self) -> transfer_model.TransferModel:
+        twin = transfer_model.TransferModel()
         for cell in self.in_some_order():
             size = cell.array.nbytes
             twin.cell(cell.number, size, cell.filled, self.block_bytes_max)
@@ -228,7 +228,7 @@ def test_the_engine_does_what_the_rule_says(seed: int) -> None:
 
 def test_blocks_follow_each_other_down_a_chain() -> None:
     """A row of hosts: the last has everything after as many steps as blocks and hosts."""
-    twin = transfer_model.Rule()
+    twin = transfer_model.TransferModel()
     nbytes = 8 * 65536
     twin.cell(0, nbytes, filled=nbytes)
     for host in range(1, 4):
@@ -244,7 +244,7 @@ def test_blocks_follow_each_other_down_a_chain() -> None:
 
 
 def test_a_fold_waits_for_all_of_its_sources() -> None:
-    twin = transfer_model.Rule()
+    twin = transfer_model.TransferModel()
     twin.cell("a", 40_000, filled=40_000)
     twin.cell("b", 20_000, filled=16_000)
     twin.cell("total", 40_000)
@@ -263,7 +263,7 @@ def test_blocks_are_cut_as_the_engine_cuts_them(nbytes: int) -> None:
 
 
 def test_mistakes() -> None:
-    twin = transfer_model.Rule()
+    twin = transfer_model.TransferModel()
     twin.cell("a", 10)
     with pytest.raises(ValueError, match="there is"):
         twin.cell("a", 10)

@@ -13,7 +13,7 @@ import pytest
 
 from hoplite_mp._cli import main
 from hoplite_mp._cli.bench.host import _Fresh
-from hoplite_mp._cli.bench.table import Effort, Row, in_turns, percentile, show
+from hoplite_mp._cli.bench.table import BenchRow, Effort, in_turns, percentile, show
 from tests.cli.conftest import PATIENCE_S, ROOT, TOKEN
 
 if TYPE_CHECKING:
@@ -52,14 +52,18 @@ def test_percentile() -> None:
 
 
 def test_ratio_says_how_many_times_as_fast() -> None:
-    assert Row("a", 2.0, "s", "b", 6.0).ratio == 3.0
-    assert Row("a", 60.0, "1/s", "b", 20.0).ratio == 3.0
-    assert Row("a", 60.0, "B/s").ratio is None
+    assert BenchRow("a", 2.0, "s", "b", 6.0).ratio == 3.0
+    assert BenchRow("a", 60.0, "1/s", "b", 20.0).ratio == 3.0
+    assert BenchRow("a", 60.0, "B/s").ratio is None
 
 
 def test_table() -> None:
-    rows = [Row("call", 57e-6, "s", "pool", 348e-6), Row("many", 62_000, "1/s"),
-            Row("moved", 118.2e6, "B/s"), Row("slow", 0.0145, "s", "memcpy", 1.25)]  # fmt: skip
+    rows = [
+        BenchRow("call", 57e-6, "s", "pool", 348e-6),
+        BenchRow("many", 62_000, "1/s"),
+        BenchRow("moved", 118.2e6, "B/s"),
+        BenchRow("slow", 0.0145, "s", "memcpy", 1.25),
+    ]
     head, *lines = show(rows).splitlines()
     assert head.split("  ")[-1] == "times as fast"
     assert lines[0].split() == ["call", "57.0", "µs", "348", "µs", "pool", "6.11"]

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from hoplite_mp._api.nodes import Node
 from hoplite_mp._cli import main, status
-from hoplite_mp._cli.top import COLUMNS, Look, _drawn, lines
+from hoplite_mp._cli.top import COLUMNS, TopSnapshot, _drawn, lines
 from tests.cli.conftest import PATIENCE_S, ROOT, TOKEN
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def cells(line: tuple[str, ...]) -> dict[str, str]:
 
 
 def test_rates_are_differences_of_two_looks() -> None:
-    before = Look(10.0, NODES[:1], {"h0": counts(tasks_done=5, bytes_sent=MIB)})
-    after = Look(
+    before = TopSnapshot(10.0, NODES[:1], {"h0": counts(tasks_done=5, bytes_sent=MIB)})
+    after = TopSnapshot(
         12.0, NODES[:1],
         {"h0": counts(tasks_done=25, bytes_sent=5 * MIB, bytes_used=25 * MIB, objects=3)},
     )  # fmt: skip
@@ -58,26 +58,26 @@ def test_rates_are_differences_of_two_looks() -> None:
 
 
 def test_who_does_not_answer_who_leaves_and_who_comes() -> None:
-    before = Look(1.0, NODES, {"h0": counts(tasks_done=4), "h1": counts()})
-    silent = Look(2.0, NODES, {"h0": counts(tasks_done=6)})
+    before = TopSnapshot(1.0, NODES, {"h0": counts(tasks_done=4), "h1": counts()})
+    silent = TopSnapshot(2.0, NODES, {"h0": counts(tasks_done=6)})
     first, second, total = map(cells, lines(silent, before))
     assert first["tasks/s"] == total["tasks/s"] == "2"
     assert second["memory"] == "no answer"
     assert second["tasks/s"] == ""
     assert total["workers"] == "4"
-    gone = Look(3.0, NODES[:1], silent.counts)
+    gone = TopSnapshot(3.0, NODES[:1], silent.counts)
     assert [line[0] for line in lines(gone, silent)] == ["h0"]
-    came = Look(4.0, NODES, {"h0": counts(tasks_done=6), "h1": counts(tasks_done=9)})
+    came = TopSnapshot(4.0, NODES, {"h0": counts(tasks_done=6), "h1": counts(tasks_done=9)})
     assert cells(lines(came, gone)[1])["tasks/s"] == "-"
     # A counter that has fallen is that of another life: there is no rate.
-    again = Look(5.0, NODES, {"h0": counts(tasks_done=7), "h1": counts(tasks_done=1)})
+    again = TopSnapshot(5.0, NODES, {"h0": counts(tasks_done=7), "h1": counts(tasks_done=1)})
     first, second, _ = map(cells, lines(again, came))
     assert (first["tasks/s"], second["tasks/s"]) == ("1", "-")
 
 
 def test_what_runs_now_and_who_is_gone() -> None:
     tasks = {"h0": {"queued": 5, "running": 3}, "h1": {"queued": 2, "running": 1}}
-    look = Look(
+    look = TopSnapshot(
         1.0, NODES, {node.id: counts() for node in NODES}, tasks=tasks,
         gone=("h2 (host2) left 11 s ago",),
     )  # fmt: skip
@@ -89,7 +89,7 @@ def test_what_runs_now_and_who_is_gone() -> None:
     assert look.gone[0] in console.file.getvalue().splitlines()
     # A node that has counted, but not said what runs there.
     only = {"h0": {"queued": 0, "running": 2}}
-    quiet = Look(2.0, NODES, {node.id: counts() for node in NODES}, tasks=only)
+    quiet = TopSnapshot(2.0, NODES, {node.id: counts() for node in NODES}, tasks=only)
     assert [cells(line)["running"] for line in lines(quiet, None)] == ["2", "", "2"]
 
 

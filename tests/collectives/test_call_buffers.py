@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import hoplite_mp
 from hoplite_mp import _tasks
-from hoplite_mp._group.single_host import BUFFER_BYTES_MIN, BoardCalls
+from hoplite_mp._group.single_host import BUFFER_BYTES_MIN, SingleHost
 from tests.cext.host import Host
 from tests.collectives.helpers import eventually, same
 from tests.collectives.test_small_calls import (
@@ -262,7 +262,7 @@ def test_a_leader_that_was_interrupted_after_its_decision_finds_it(
         eventually(lambda: other._board.member(1)[0])
 
         def interrupted(*args: Any) -> Any:
-            assert BoardCalls.make(leader._small, *args)
+            assert SingleHost.make(leader._small, *args)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
@@ -290,7 +290,7 @@ def test_a_rank_that_makes_an_interrupted_call_again_as_another_one_gets_an_erro
         waits = first.allgather_async(np.full(LARGE, 1.0))
 
         def interrupted(*args: Any) -> Any:
-            BoardCalls.make(second._small, *args)
+            SingleHost.make(second._small, *args)
             eventually(lambda: second._board.look()[4])
             raise KeyboardInterrupt
 

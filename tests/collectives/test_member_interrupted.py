@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hoplite_mp._group.call_protocol import Calling
-from hoplite_mp._group.multi_host import HostsMember
+from hoplite_mp._group.call_protocol import CallProtocol
+from hoplite_mp._group.multi_host import MultiHost
 from hoplite_mp._group.overlapped_copy import WRITE_ROUND_BYTES
 from hoplite_mp._node.ranges import Ranges
 from hoplite_mp._protocol.local import GroupCall, GroupWritten
@@ -21,7 +21,7 @@ REF: Any = object()
 AFTER = "_next_block", "_keep_own"  # what runs after the message to the node
 
 
-class Member(HostsMember):
+class Member(MultiHost):
     """One that gives an object of the store; its node hears what it sends."""
 
     def __init__(self, at: str) -> None:
@@ -68,7 +68,7 @@ class Lease:
             self.events.append("given back")
 
 
-class Writer(HostsMember):
+class Writer(MultiHost):
     """One that gives a block, and is interrupted at the step of that name."""
 
     def __init__(self, at: str, error: BaseException) -> None:
@@ -112,7 +112,7 @@ class Writer(HostsMember):
         self.events.append("given back")
 
 
-def give(member: HostsMember, nbytes: int) -> BaseException | None:
+def give(member: MultiHost, nbytes: int) -> BaseException | None:
     return member.give(3, ("allreduce", "sum", 0, [np.ones(nbytes // 8)]), False, True, [])
 
 
@@ -157,9 +157,9 @@ def test_what_is_raised_while_a_mistake_is_given_is_not_lost() -> None:
     member: Any = SimpleNamespace(
         _hosts=SimpleNamespace(give=give), _part=None, _lends=True, _gets=True, rank=0
     )
-    member._mistake = lambda error: Calling._mistake(member, error)
+    member._mistake = lambda error: CallProtocol._mistake(member, error)
     with pytest.raises(KeyboardInterrupt):
-        Calling._publish(member, 3, ("allgather", "", 0, [1]))
+        CallProtocol._publish(member, 3, ("allgather", "", 0, [1]))
 
 
 @pytest.mark.parametrize("error", [ValueError("it is too large"), NodeLostError("it has ended")])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hoplite_mp import Cluster, Group
-    from hoplite_mp._group.single_host import BoardCalls
+    from hoplite_mp._group.single_host import SingleHost
 
 SIZE = 3
 DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", ">f4"]
@@ -66,7 +66,7 @@ class Trio:
 class NoBoard:
     """A member that makes every call with objects."""
 
-    def __init__(self, small: BoardCalls) -> None:
+    def __init__(self, small: SingleHost) -> None:
         self.small = small
 
     def __getattr__(self, name: str) -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._common.arena import Arena
-from hoplite_mp._group.multi_host import SPARE_BYTES_MAX, HostsMember
+from hoplite_mp._group.multi_host import SPARE_BYTES_MAX, MultiHost
 from hoplite_mp._node.objects.leases import Leases
 from hoplite_mp._node.store.budget import HEAD, Store
 from hoplite_mp.errors import HopliteError
@@ -45,23 +45,23 @@ def memory() -> Memory:
 
 
 @pytest.fixture
-def member(memory: Memory) -> HostsMember:
+def member(memory: Memory) -> MultiHost:
     runtime: Any = SimpleNamespace(
         channel=None, tasks=SimpleNamespace(cores=1), memory=memory, small=None
     )
-    made = object.__new__(HostsMember)
+    made = object.__new__(MultiHost)
     made._memory = runtime.memory
     made._spare, made._given = (0, None), 0
     return made
 
 
-def call(member: HostsMember, nbytes: int) -> tuple[Any, BaseException | None]:
+def call(member: MultiHost, nbytes: int) -> tuple[Any, BaseException | None]:
     """One part of one block: what it lies in, and what a signal handler has raised."""
     block = member._block(nbytes)
     return block, member._next_block([(7, nbytes, nbytes)])
 
 
-def test_two_parts_of_one_size_make_a_third_one_likely(member: HostsMember, memory: Memory) -> None:
+def test_two_parts_of_one_size_make_a_third_one_likely(member: MultiHost, memory: Memory) -> None:
     assert call(member, NBYTES) == ("block", None)
     assert memory.spares == []
     assert call(member, NBYTES) == ("block", None)
@@ -72,7 +72,7 @@ def test_two_parts_of_one_size_make_a_third_one_likely(member: HostsMember, memo
     assert memory.spares == [NBYTES] * 4
 
 
-def test_a_spare_of_another_size_is_let_go(member: HostsMember, memory: Memory) -> None:
+def test_a_spare_of_another_size_is_let_go(member: MultiHost, memory: Memory) -> None:
     for _ in range(2):
         call(member, NBYTES)
     assert call(member, NBYTES + 8) == ("block", None)
@@ -80,7 +80,7 @@ def test_a_spare_of_another_size_is_let_go(member: HostsMember, memory: Memory) 
     assert memory.spares == [NBYTES]
 
 
-def test_no_spare_of_what_is_large_or_several(member: HostsMember, memory: Memory) -> None:
+def test_no_spare_of_what_is_large_or_several(member: MultiHost, memory: Memory) -> None:
     for _ in range(3):
         call(member, SPARE_BYTES_MAX + 1)
     for _ in range(3):
@@ -94,7 +94,7 @@ def test_no_spare_of_what_is_large_or_several(member: HostsMember, memory: Memor
 
 @pytest.mark.parametrize("error", [HopliteError("the node is gone"), KeyboardInterrupt()])
 def test_a_call_goes_on_without_a_spare(
-    member: HostsMember, memory: Memory, error: BaseException
+    member: MultiHost, memory: Memory, error: BaseException
 ) -> None:
     call(member, NBYTES)
     memory.answer = error

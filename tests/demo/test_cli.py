@@ -10,15 +10,15 @@ import pytest
 
 from hoplite_mp._cli import main
 from hoplite_mp._cli.demo import main as demo_main
-from hoplite_mp._cli.demo.training import Plan
+from hoplite_mp._cli.demo.training import TrainingPlan
 from hoplite_mp._version import __version__
 
 
 @pytest.fixture(name="calls")
-def fixture_calls(monkeypatch) -> list[tuple[Plan, Path | None]]:
-    calls: list[tuple[Plan, Path | None]] = []
+def fixture_calls(monkeypatch) -> list[tuple[TrainingPlan, Path | None]]:
+    calls: list[tuple[TrainingPlan, Path | None]] = []
 
-    def demo(plan: Plan, out: Path | None = None) -> int:
+    def demo(plan: TrainingPlan, out: Path | None = None) -> int:
         calls.append((plan, out))
         return 0
 
@@ -46,7 +46,7 @@ def test_no_command_shows_help(capsys):
 
 def test_demo_defaults(calls):
     assert main.main(["demo"]) == 0
-    assert calls == [(Plan(workers=4), None)]
+    assert calls == [(TrainingPlan(workers=4), None)]
     assert calls[0][0].kill
 
 
@@ -54,7 +54,7 @@ def test_demo_options(calls):
     assert (
         main.main(["demo", "--workers", "3", "--steps", "50", "--no-kill", "--out", "there"]) == 0
     )
-    assert calls == [(Plan(workers=3, steps=50, kill=False), Path("there"))]
+    assert calls == [(TrainingPlan(workers=3, steps=50, kill=False), Path("there"))]
 
 
 @pytest.mark.parametrize("option", ["--workers=0", "--steps=-3", "--steps=x", "--nonsense"])
@@ -101,6 +101,6 @@ def test_the_command_needs_no_extra_to_start():
 
 def test_out_that_cannot_be_made(tmp_path, capsys):
     (tmp_path / "file").touch()
-    assert demo_main.demo(Plan(), tmp_path / "file") == 1
+    assert demo_main.demo(TrainingPlan(), tmp_path / "file") == 1
     [line] = capsys.readouterr().err.splitlines()
     assert "--out" in line

@@ -9,13 +9,13 @@ import pytest
 from rich.console import Console
 
 from hoplite_mp._cli.demo import report
-from hoplite_mp._cli.demo.training import Plan, Run
+from hoplite_mp._cli.demo.training import TrainingPlan, TrainingRun
 
 
-def a_run(name: str, accuracy: float, kill: bool = True) -> Run:
+def a_run(name: str, accuracy: float, kill: bool = True) -> TrainingRun:
     steps = [0.01] * 20
     steps[10] = 0.06
-    return Run(
+    return TrainingRun(
         name=name,
         seconds=sum(steps),
         startup_seconds=0.4,
@@ -32,16 +32,16 @@ def a_run(name: str, accuracy: float, kill: bool = True) -> Run:
 
 
 @pytest.fixture(name="ours")
-def fixture_ours() -> Run:
+def fixture_ours() -> TrainingRun:
     return a_run("hoplite_mp", 0.9722)
 
 
 @pytest.fixture(name="pool")
-def fixture_pool() -> Run:
+def fixture_pool() -> TrainingRun:
     return a_run("ProcessPoolExecutor", 0.9)
 
 
-def shown(ours: Run, pool: Run) -> str:
+def shown(ours: TrainingRun, pool: TrainingRun) -> str:
     out = io.StringIO()
     Console(file=out, width=100).print(report.table(ours, pool))
     return out.getvalue()
@@ -79,7 +79,7 @@ def test_verdict(ours, pool):
 
 
 def test_files(ours, pool, tmp_path):
-    report.write(tmp_path, Plan(workers=2, steps=20), ours, pool)
+    report.write(tmp_path, TrainingPlan(workers=2, steps=20), ours, pool)
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert result["accuracy"] == 0.9722
     assert result["killed_pid"] == 4711

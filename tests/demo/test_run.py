@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from hoplite_mp._cli.demo import ours, pool, training
-from hoplite_mp._cli.demo.training import Plan
+from hoplite_mp._cli.demo.training import TrainingPlan
 
 DEMO = [sys.executable, "-m", "hoplite_mp", "demo"]
 
@@ -22,7 +22,7 @@ DEMO = [sys.executable, "-m", "hoplite_mp", "demo"]
 @pytest.mark.parametrize("train", [ours.train, pool.train], ids=["ours", "pool"])
 @pytest.mark.parametrize("kill", [True, False])
 def test_short_training(train, kill):
-    plan = Plan(workers=2, steps=24, kill=kill, hidden=300, rate=5e-3, snapshots=4)
+    plan = TrainingPlan(workers=2, steps=24, kill=kill, hidden=300, rate=5e-3, snapshots=4)
     seen: list[int] = []
     run = train(plan, training.load_digits(1), seen.append)
     assert seen == list(range(1, 25))

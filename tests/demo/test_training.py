@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from hoplite_mp._cli.demo import training
-from hoplite_mp._cli.demo.training import Digits, Momentum, Plan, Record, Run
+from hoplite_mp._cli.demo.training import Digits, Momentum, Record, TrainingPlan, TrainingRun
 
-SMALL = Plan(hidden=7, batch=5, steps=4, workers=2, snapshots=2)
+SMALL = TrainingPlan(hidden=7, batch=5, steps=4, workers=2, snapshots=2)
 
 
 @pytest.fixture(name="digits", scope="module")
@@ -17,7 +17,7 @@ def fixture_digits() -> Digits:
 
 
 def test_parameters_are_at_least_4_mb_in_one_array():
-    params = training.start_parameters(Plan())
+    params = training.start_parameters(TrainingPlan())
     assert params.dtype == np.float32
     assert params.ndim == 1
     assert params.nbytes >= 4 * 2**20
@@ -90,7 +90,7 @@ def test_momentum():
 
 
 def test_one_process_learns(digits):
-    plan = Plan(hidden=200, rate=5e-3)
+    plan = TrainingPlan(hidden=200, rate=5e-3)
     params = training.start_parameters(plan)
     optimiser = Momentum(params, plan.rate, plan.momentum)
     gradient = np.empty_like(params)
@@ -102,11 +102,13 @@ def test_one_process_learns(digits):
 
 
 def test_plan():
-    assert Plan(workers=1).taken == 1
-    assert Plan(workers=4).taken == 2
-    assert Plan(steps=9).kill_step == 4
-    assert Plan(steps=9, kill=False).kill_step is None
-    kept = [done for done in range(1, 11) if Plan(steps=10, snapshots=3).wants_snapshot(done)]
+    assert TrainingPlan(workers=1).taken == 1
+    assert TrainingPlan(workers=4).taken == 2
+    assert TrainingPlan(steps=9).kill_step == 4
+    assert TrainingPlan(steps=9, kill=False).kill_step is None
+    kept = [
+        done for done in range(1, 11) if TrainingPlan(steps=10, snapshots=3).wants_snapshot(done)
+    ]
     assert kept == [3, 6, 9, 10]
 
 
@@ -127,8 +129,8 @@ def test_record_writes_down_every_step(digits):
     assert run.lost_seconds is None
 
 
-def a_run(step_seconds: list[float], kill_step: int | None) -> Run:
-    return Run(
+def a_run(step_seconds: list[float], kill_step: int | None) -> TrainingRun:
+    return TrainingRun(
         name="a run",
         seconds=sum(step_seconds),
         startup_seconds=0.0,

@@ -11,7 +11,7 @@ import torch
 
 import hoplite_mp
 from hoplite_mp.integrations.torch import DistributedDataParallel
-from hoplite_mp.integrations.torch._rejoining import Meeting
+from hoplite_mp.integrations.torch._rejoining import StepMembership
 from tests.engines.torch_training import DIES_AT, SIZE, Step, data_of, model_of, train
 
 if TYPE_CHECKING:
@@ -153,18 +153,18 @@ def test_nobody_waits_while_torch_builds_its_part(
 ) -> None:
     """From the meeting on the others wait, and torch's constructor may take seconds."""
     order = []
-    made, meet = torch.nn.parallel.DistributedDataParallel.__init__, Meeting.meet
+    made, meet = torch.nn.parallel.DistributedDataParallel.__init__, StepMembership.meet
 
     def noted_made(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
         order.append("made")
 
-    def noted_meet(self: Meeting) -> None:
+    def noted_meet(self: StepMembership) -> None:
         order.append("meets")
         meet(self)
 
     monkeypatch.setattr(torch.nn.parallel.DistributedDataParallel, "__init__", noted_made)
-    monkeypatch.setattr(Meeting, "meet", noted_meet)
+    monkeypatch.setattr(StepMembership, "meet", noted_meet)
     with cluster.group("order", 1, 0) as group:
         ddp = DistributedDataParallel(torch.nn.Linear(2, 1), group=group)
         for _ in range(2):

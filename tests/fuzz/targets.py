@@ -42,7 +42,7 @@ from hoplite_mp import _serialize
 from hoplite_mp._client.trace_file import TraceText
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._node.objects.array_layouts import parse_layout, payload_layout
-from hoplite_mp._node.output.lines import Lines
+from hoplite_mp._node.output.lines import LineSplitter
 from hoplite_mp._protocol import codec, greetings, local
 from hoplite_mp._protocol.diagnostics import EVENT, TraceDocument
 from hoplite_mp._protocol.handshake import ClientHandshake, ServerHandshake
@@ -224,7 +224,7 @@ def _trace(data: bytes) -> None:
 
 
 def _lines(data: bytes) -> None:
-    lines = Lines(HOST_ID, 100)
+    lines = LineSplitter(HOST_ID, 100)
     found = [run for at in range(0, len(data), 37) for run in lines.feed(data[at : at + 37])]
     found += lines.finish()
     assert all(len(line) <= 100 for _, run in found for line in run)

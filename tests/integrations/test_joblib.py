@@ -24,7 +24,7 @@ from joblib import Parallel, delayed, parallel_config
 
 import hoplite_mp
 import hoplite_mp.integrations.joblib as ours
-from hoplite_mp._client.captured_arrays import Carried
+from hoplite_mp._client.captured_arrays import CapturedArrays
 from hoplite_mp.errors import NodeLostError
 from hoplite_mp.integrations import _joblib_pools
 from tests.tasks.helpers import announce, eventually
@@ -55,13 +55,13 @@ def with_ours(workers: None) -> Iterator[None]:
 def stored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of arrays that were stored, in order."""
     found: list[int] = []
-    put = Carried._put
+    put = CapturedArrays._put
 
-    def noting(self: Carried, array: Any) -> Any:
+    def noting(self: CapturedArrays, array: Any) -> Any:
         found.append(array.nbytes)
         return put(self, array)
 
-    monkeypatch.setattr(Carried, "_put", noting)
+    monkeypatch.setattr(CapturedArrays, "_put", noting)
     return found
 
 

@@ -227,9 +227,9 @@ MUTANTS = (
         "group-joining-stay-joining",
         "hoplite_mp/_planner/groups.py",
         (
-            "        if not group.mask(Standing.ALIVE):\n"
+            "        if not group.mask(MemberStanding.ALIVE):\n"
             "            for member in group.members.values():\n"
-            "                member.standing = Standing.ALIVE\n"
+            "                member.standing = MemberStanding.ALIVE\n"
         ),
         "",
         (

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from hoplite_mp._common import ids
-from hoplite_mp._node.actors.actor_backup import Spares
-from hoplite_mp._node.actors.actor_failover import ActorMoves
-from hoplite_mp._node.actors.actor_records import Wanted
-from hoplite_mp._node.actors.actors import Actors
-from hoplite_mp._node.actors.remote_actors import FarActors
+from hoplite_mp._node.actors.actor_backup import ActorBackups
+from hoplite_mp._node.actors.actor_failover import ActorFailover
+from hoplite_mp._node.actors.actor_records import WantedActor
+from hoplite_mp._node.actors.actors import LocalActors
+from hoplite_mp._node.actors.remote_actors import RemoteActors
 from hoplite_mp._node.tasks.pools import Pool
 from hoplite_mp._protocol.actors import ActorRestarts, BindActor
 from hoplite_mp._protocol.local import Request
@@ -52,12 +52,14 @@ class ActorSide(LossSide):
         self.upward.pool_deserted = lambda pool, why: lan.far_actors.lost(pool, why)
         nobody: Any = None  # no resources here
         up, rooms = self.upward, (node.workers, self.delegation, self.guests)
-        node.actors = Actors(host, node.workers, self.guests, nobody, up)
+        node.actors = LocalActors(host, node.workers, self.guests, nobody, up)
         self.upward.is_actor = node.actors.by_pool.__contains__
         owners = self.recovering.owners
-        lan.far_actors = FarActors(host, node.actors, *rooms, owners, up)
-        lan.spares = Spares(host, node.actors, owners, up)
-        lan.actor_moves = ActorMoves(host, node.actors, lan.far_actors, lan.spares, *rooms, owners)
+        lan.far_actors = RemoteActors(host, node.actors, *rooms, owners, up)
+        lan.spares = ActorBackups(host, node.actors, owners, up)
+        lan.actor_moves = ActorFailover(
+            host, node.actors, lan.far_actors, lan.spares, *rooms, owners
+        )
         up.when_known, up.sought = lan.actor_moves.when_known, lan.actor_moves.sought
         up.keep_spare, up.has_ended = lan.spares.keep, lan.spares.ended
         up.far_freed, up.far_fail_calls = lan.far_actors.freed, lan.far_actors.fail_calls
@@ -115,7 +117,7 @@ class ActorSide(LossSide):
             "class_name": "Counter", "name": "", "restarts": 2, "get_if_exists": False,
             "detached": False, "audience": 0, **wanted,
         }  # fmt: skip
-        self.rooms.actors.begin(self, Wanted(hold.oid, b"about", **options))
+        self.rooms.actors.begin(self, WantedActor(hold.oid, b"about", **options))
         return ids.pack_id(self.host_id, self.held.oid)
 
     def granted(self, hold: Any) -> None:

@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 
 from hoplite_mp import _serialize
-from hoplite_mp._node.groups.group_calls import GroupCalls
+from hoplite_mp._node.groups.group_calls import MultiHostCalls
 from hoplite_mp._node.groups.group_decisions import is_repeated
 from hoplite_mp._node.groups.repeated_plans import member_of
 from hoplite_mp._node.objects.array_layouts import payload_layout
-from hoplite_mp._planner.groups import Groups
+from hoplite_mp._planner.groups import GroupRegistry
 from hoplite_mp._planner.program import participants
 from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT, Topology
 from hoplite_mp._protocol.group_calls import GroupPart, Piece
@@ -100,7 +100,7 @@ class World:
     queues: dict[tuple[int, int], deque[Any]] = field(default_factory=dict)
     nodes: dict[int, OneNode] = field(default_factory=dict)
     members: list[Member] = field(default_factory=list)
-    groups: Groups = field(default_factory=lambda: Groups(4, Topology()))
+    groups: GroupRegistry = field(default_factory=lambda: GroupRegistry(4, Topology()))
     made: dict[tuple[int, int], set[int]] = field(default_factory=dict)  # call -> ranks
     # (call, node of who read it) -> contributors, error
     read: dict[tuple[tuple[int, int], int], tuple[Any, ...]] = field(default_factory=dict)
@@ -245,7 +245,7 @@ class World:
 
 
 class OneNode:
-    """What `GroupCalls` needs of a node, its peers and its results."""
+    """What `MultiHostCalls` needs of a node, its peers and its results."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -266,7 +266,7 @@ class OneNode:
         nobody = SimpleNamespace(get=lambda name: None)
         self.plan_executor = SimpleNamespace(meter=meter, streaming_sources=nobody)
         self.loop = self.roster = self
-        self.calls = GroupCalls(self, self, NoSmallCalls())  # type: ignore[arg-type]
+        self.calls = MultiHostCalls(self, self, NoSmallCalls())  # type: ignore[arg-type]
 
     # -- as a node -----------------------------------------------------------------------------
 

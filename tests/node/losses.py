@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _tasks
 from hoplite_mp._common.object_states import STATE as STATES
-from hoplite_mp._node.lineage.recovery import Recovering
+from hoplite_mp._node.lineage.recovery import Recovery
 from hoplite_mp._node.objects.replicas import Replicas
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._protocol.messages import Member, NodeJoined, NodeLost, OwnersNamed, OwnerTold
-from hoplite_mp._protocol.peers import CopiesAsked, CopiesTold, Kept, LetGo, MakeAgain, Release
+from hoplite_mp._protocol.peers import (
+    CopiesAsked,
+    CopiesTold,
+    DropReplica,
+    Reconstruct,
+    Release,
+    ReplicaStored,
+)
 from hoplite_mp._protocol.reports import NodeReturned, Reported
 from hoplite_mp.errors import ObjectLostError
 from tests.cext.host import STATE
@@ -126,7 +133,7 @@ class LossSide(Side):
             roster=roster,
             questions=self.questions,
         )
-        self.recovering = lan.recovering = Recovering(
+        self.recovering = lan.recovering = Recovery(
             self.host,
             self.replicas,
             self.guests,
@@ -176,11 +183,11 @@ class LossSide(Side):
             case Release():
                 if not self.guests.release(peer, message):
                     self.recovering.released(peer, message)
-            case MakeAgain():
+            case Reconstruct():
                 self.exports.make_again(peer, message)
-            case Kept():
+            case ReplicaStored():
                 self.exports.kept(peer, message)
-            case LetGo():
+            case DropReplica():
                 self.replicas.let_go(message.object)
             case CopiesAsked():
                 self.recovering.copy_census.asked(peer, message)

@@ -17,8 +17,8 @@ from hoplite_mp._node.objects.exports import Exports
 from hoplite_mp._node.objects.imports import Imports
 from hoplite_mp._node.objects.remote_objects import RemoteObject, RemoteObjects
 from hoplite_mp._node.roster import Roster
-from hoplite_mp._node.tasks.inbound_tasks import Guests
-from hoplite_mp._node.tasks.outbound_tasks import Delegation
+from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
+from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
 from hoplite_mp._protocol.peers import (
     Acquire,
     CancelTask,
@@ -78,10 +78,10 @@ class Side(Host):
             self.roster,
             self.upward,
         )
-        self.delegation = Delegation(
+        self.delegation = OutboundTasks(
             self.results, self.imports, self.remote_objects, self.send, self.upward
         )
-        self.guests = Guests(self.results, self.imports, self.send, self.notes, self.upward)
+        self.guests = InboundTasks(self.results, self.imports, self.send, self.notes, self.upward)
         self.interrupted: list[tuple[int, int]] = []
         self.node.open_pool(COMMON, 1)
         self.party = self.client()

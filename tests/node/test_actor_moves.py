@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from hoplite_mp._node.actors.actor_backup import Spare
+from hoplite_mp._node.actors.actor_backup import ActorBackup
 from hoplite_mp._node.objects import orphan_inventory
 from hoplite_mp._protocol.fields import NAME_CHARS_MAX
 from hoplite_mp._protocol.messages import ActorNameAsked, ActorNameClaimed, NodeLost
@@ -306,7 +306,7 @@ def test_a_spare_goes_when_its_actor_has_another_owner_and_only_then(
     mine = network.sides[1]
     identity, what = bytes(16), None
     for now in network.sides:
-        spare = Spare(network.sides[owner].host_id, owner, what)  # type: ignore[arg-type]
+        spare = ActorBackup(network.sides[owner].host_id, owner, what)  # type: ignore[arg-type]
         mine.lan.spares.kept[identity] = spare
         found = mine.lan.spares.take_over(identity, now.host_id)
         assert found is (spare if now is mine else None)

@@ -7,26 +7,26 @@ import ast
 import inspect
 from typing import Any
 
-from hoplite_mp._node.runtime.cluster_node import Lan
-from hoplite_mp._node.runtime.cluster_node_events import LanUpward
-from hoplite_mp._node.runtime.node_events import Upward
+from hoplite_mp._node.runtime.cluster_node import ClusterNode
+from hoplite_mp._node.runtime.cluster_node_events import ClusterNodeEvents
+from hoplite_mp._node.runtime.node_events import NodeEvents
 
 
 def test_an_actor_goes_on_at_once_where_nobody_can_keep_a_spare_of_it() -> None:
     """Its checkpoint counts as soon as `done` was called."""
     actor: Any = None
     kept: list[str] = []
-    Upward().keep_spare(actor, lambda: kept.append("done"))
+    NodeEvents().keep_spare(actor, lambda: kept.append("done"))
     assert kept == ["done"]
-    Upward().keep_spare(actor, None)
+    NodeEvents().keep_spare(actor, None)
 
 
 def test_lan_sets_every_room_that_upward_calls_reach() -> None:
     """An attribute that is set later is forgotten easily."""
     found = {
         one.attr
-        for one in ast.walk(ast.parse(inspect.getsource(Lan)))
+        for one in ast.walk(ast.parse(inspect.getsource(ClusterNode)))
         if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)
         if isinstance(one.value, ast.Name) and one.value.id == "upward"
     }
-    assert found == LanUpward.__annotations__.keys()
+    assert found == ClusterNodeEvents.__annotations__.keys()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp._node.groups.mailbox import Box, End, Letter
+from hoplite_mp._node.groups.mailbox import End, Mailbox, QueuedMessage
 from hoplite_mp._protocol.local import INBOX_MAX
 
 
@@ -16,7 +16,7 @@ class Told:
 
     def __init__(self, size: int = 3, born: int = 1) -> None:
         self.news = 0
-        self.box = Box(size, born, self.announced)
+        self.box = Mailbox(size, born, self.announced)
         self.seen = 0
         self.got: list[tuple[int, int]] = []  # (source, oid)
 
@@ -32,8 +32,8 @@ class Told:
                 self.got.append((source, oid))
 
 
-def letter(source: int, oid: int, *, ready: bool = False) -> Letter:
-    return Letter(source, 0, oid, ["hold"], ready)
+def letter(source: int, oid: int, *, ready: bool = False) -> QueuedMessage:
+    return QueuedMessage(source, 0, oid, ["hold"], ready)
 
 
 def test_a_large_one_is_not_overtaken() -> None:
@@ -134,7 +134,7 @@ def test_any_order_of_events(seed: int) -> None:
     told = Told()
     told.box.know(0b111, formed=True)
     sent: dict[int, list[Any]] = {1: [], 2: []}
-    open_: list[Letter] = []
+    open_: list[QueuedMessage] = []
     ended: set[int] = set()
     lost: set[int] = set()
     version = 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp._node.peers.peers import STARVED_S, Call, Peers
+from hoplite_mp._node.peers.peers import STARVED_S, PeerDialing, Peers
 from hoplite_mp._node.roster import Roster
 from hoplite_mp._protocol.messages import Member
 from hoplite_mp.errors import HopliteError
@@ -50,7 +50,7 @@ class World:
         self.caller = Caller(self.loop)
         self.ends: list[Any] = []
         self.made = 0
-        self.call = Call(self.loop, self.make, "node h1", self.ends.append, waits=waits)
+        self.call = PeerDialing(self.loop, self.make, "node h1", self.ends.append, waits=waits)
 
     def make(self) -> Caller:
         self.made += 1

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from hoplite_mp._client.channel import seqpacket_pair
-from hoplite_mp._node.io.client_sockets import ClientLines
+from hoplite_mp._node.io.client_sockets import ClientSockets
 from hoplite_mp._protocol.local import Members, Reply, Request
 from tests.node.manual_loop import ManualLoop
 
@@ -24,7 +24,7 @@ class Node:
 
     def __init__(self) -> None:
         self.loop = ManualLoop()
-        self.lines = ClientLines(self.loop)
+        self.lines = ClientSockets(self.loop)
         self.lines.serve(self)
         self.requests: list[tuple[int, Request]] = []
         self.refused: list[tuple[object, str]] = []

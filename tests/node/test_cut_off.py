@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from hoplite_mp._client.channel import PACKET_BYTES_MAX, seqpacket_pair
-from hoplite_mp._node.io.client_sockets import ClientLines
+from hoplite_mp._node.io.client_sockets import ClientSockets
 from hoplite_mp._node.io.epoll_loop import EpollLoop
 from hoplite_mp._protocol.local import (
     OpenPool,
@@ -54,7 +54,7 @@ def test_a_request_whose_descriptors_did_not_come_is_refused() -> None:
     """Not served without them: a lock that workers are to inherit would be missing there."""
     theirs, ours = seqpacket_pair()
     loop = EpollLoop()
-    lines = ClientLines(loop)
+    lines = ClientSockets(loop)
     lines.serve(Nobody())
     lines.add(3, ours)
     with theirs, ours:

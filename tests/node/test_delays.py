@@ -9,7 +9,7 @@ import pytest
 
 from hoplite_mp import _tasks
 from hoplite_mp._client.option_checks import retry_pause
-from hoplite_mp._node.tasks.retry_delays import Delays
+from hoplite_mp._node.tasks.retry_delays import RetryDelays
 from tests.cext.host import KIND_TASK, POOL, STATE, Host
 from tests.cext.test_tasks import Party
 
@@ -39,7 +39,7 @@ class World:
         )
         resources: Any = SimpleNamespace(take_back=lambda oid: ())
         context: Any = SimpleNamespace(loop=host.loop, client=host.node, tasks=host.node_tasks)
-        self.delays = Delays(context, workers, set(), resources)  # type: ignore[arg-type]
+        self.delays = RetryDelays(context, workers, set(), resources)  # type: ignore[arg-type]
 
     def announce(self, oid: int, here: bool) -> None:
         self.announced.append(oid)

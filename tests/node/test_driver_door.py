@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import pytest
 
-from hoplite_mp._node.io.driver_listener import DriverDoor
+from hoplite_mp._node.io.driver_listener import DriverListener
 from hoplite_mp._protocol.local import Attached, NotAttached
 from tests.node.manual_loop import ManualLoop
 
@@ -62,7 +62,7 @@ class Meeting:
             store_fd=self.files[1],
             event_fd=self.files[2],
         )
-        self.door = DriverDoor(self.loop, start, cast("Any", None))
+        self.door = DriverListener(self.loop, start, cast("Any", None))
         self.life, self.theirs = socket.socketpair()
         self.life.setblocking(False)
 

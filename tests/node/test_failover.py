@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp._node.io.epoll_loop import EpollLoop
-from hoplite_mp._node.manager_link.connection import MANAGER_ABSENT_S, MANAGER_SILENCES, Management
+from hoplite_mp._node.manager_link.connection import (
+    MANAGER_ABSENT_S,
+    MANAGER_SILENCES,
+    ManagerConnection,
+)
 from hoplite_mp._node.manager_link.failover import ALONE_S, CALL_S, PROMOTE_WAIT_S, Failover
 from hoplite_mp._node.roster import Life
 from hoplite_mp._protocol import terms as t
@@ -130,7 +134,7 @@ class Stage:
         self.life.standing = True
         client: Any = SimpleNamespace(number=1, host_id=5)
         self.above = StageAbove()
-        self.management = Management(self.loop, client, self.life, None, self.above)
+        self.management = ManagerConnection(self.loop, client, self.life, None, self.above)
         peers: Any = None  # the standby is at none of this host's addresses
         members: Any = {node: None for _, nodes in LISTS for node in nodes}
         membership: Any = SimpleNamespace(start=LAN, members=members, manager_is_at=lambda at: None)
@@ -422,7 +426,9 @@ def test_a_manager_of_this_host_is_waited_for(stage: Stage, comes_at: float | No
     life = Life(False)
     life.standing = True
     first = stage.open()
-    management = Management(stage.loop, client, life, TcpStream(first.nodes_end), stage.above)
+    management = ManagerConnection(
+        stage.loop, client, life, TcpStream(first.nodes_end), stage.above
+    )
     management._speak(TcpStream(first.nodes_end), [])
     begun = stage.now
     first.sock.close()
@@ -448,7 +454,7 @@ def test_a_node_that_is_turned_away_calls_again_until_its_time_is_over(
     first, second = stage.open(), stage.open()
     monkeypatch.setattr(stage.above, "joining", lambda lives: NodeJoined(5, lives, 1))
     monkeypatch.setattr(network, "connect", lambda: stage.admission(first, 4))
-    management = Management(stage.loop, client, life, None, stage.above)
+    management = ManagerConnection(stage.loop, client, life, None, stage.above)
     management.network = network
     management.join()
     first.sock.close()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp._node.actors.actor_records import Wanted
-from hoplite_mp._node.actors.remote_actors import FarActors
+from hoplite_mp._node.actors.actor_records import WantedActor
+from hoplite_mp._node.actors.remote_actors import RemoteActors
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._protocol.actors import BindActor
 from hoplite_mp._protocol.peers import BeginActor
@@ -37,7 +37,7 @@ class Host:
         actors: Any = SimpleNamespace(of=lambda identity: None, public=lambda oid: b"i" * 16)
         workers: Any = SimpleNamespace(open_bound=self.open_bound, why_none="no pool is free")
         none: Any = SimpleNamespace(runners={})
-        self.far: Any = FarActors(host, actors, workers, none, none, none, none)
+        self.far: Any = RemoteActors(host, actors, workers, none, none, none, none)
 
     def open_bound(self, owner: int, audience: int) -> int:
         self.opened.append(owner)
@@ -60,13 +60,13 @@ def test_an_identity_that_is_gone_takes_no_pool() -> None:
 
 def test_a_node_to_which_there_is_no_link_is_gone_at_once() -> None:
     host = Host()
-    host.far.begin(host, Wanted(1 << 40, b"", "Counter", "", 0, False, False, 0), NODE)
+    host.far.begin(host, WantedActor(1 << 40, b"", "Counter", "", 0, False, False, 0), NODE)
     assert host.refusals == ["its host was lost while the actor was to begin there"]
     assert not host.far.questions.open
 
 
 def test_what_is_wanted_travels_in_the_order_of_its_fields() -> None:
-    assert Wanted._fields == BeginActor.__struct_fields__[1:]
+    assert WantedActor._fields == BeginActor.__struct_fields__[1:]
 
 
 @pytest.mark.parametrize("begun", [False, True])

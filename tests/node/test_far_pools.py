@@ -13,8 +13,8 @@ from hoplite_mp._node.tasks.outbound_tasks import Runner
 from hoplite_mp._node.tasks.pool_requests import PoolRequests
 from hoplite_mp._node.tasks.pools import RETIRE_ASKS, RETIRE_ENDS, Pool, WorkerInfo
 from hoplite_mp._node.tasks.remote_workers import LOOK_AGAIN_S
-from hoplite_mp._node.tasks.worker_broadcast import Rounds
-from hoplite_mp._planner.resources import Ledger
+from hoplite_mp._node.tasks.worker_broadcast import WorkerBroadcasts
+from hoplite_mp._planner.resources import ResourceLedger
 from hoplite_mp._protocol.local import OpenPool, Request
 from hoplite_mp._protocol.messages import Member
 from hoplite_mp._protocol.peers import (
@@ -52,7 +52,7 @@ class World:
         self.unread: list[Any] = []
         self.queued = [1]  # tasks of the pool that is asked about
         self.busy_here = 0  # workers of the pool on this host that have a task
-        self.others: dict[int, Ledger] = {}
+        self.others: dict[int, ResourceLedger] = {}
         self.failed: list[str] = []
         self.asked: dict[int, int] = {}  # host id -> the number of its question
         self.questions = Questions(self.loop, self.roster, self.send)
@@ -92,7 +92,7 @@ class World:
         )
         delegation: Any = SimpleNamespace(runners=self.runners, far={}, add_far=self.add_far)
         self.delegation = delegation
-        self.ledger = Ledger((("gpu", 10_000),))
+        self.ledger = ResourceLedger((("gpu", 10_000),))
         guests: Any = SimpleNamespace(pools={}, withdraw=lambda pool: None)
         above: Any = SimpleNamespace(audience_of=lambda slot: 0)
         rooms = workers, delegation, guests
@@ -101,7 +101,7 @@ class World:
             ledger=self.ledger, others=self.others, has_room=self.ledger.fits
         )
         self.requests = PoolRequests(line, requests, nobody, *rooms, resources, above)
-        self.rounds = Rounds(line, *rooms, above)
+        self.rounds = WorkerBroadcasts(line, *rooms, above)
 
     def send(self, host_id: int, message: Any) -> bool:
         if host_id in self.roster.by_host_id:
@@ -442,7 +442,7 @@ def test_a_host_without_workers_may_have_the_resources(world: World) -> None:
     assert world.ledger.take("another's", GPU) is not None
     world.roster.remove(1)
     world.roster.add(Member(1, 1, FIRST, 0))
-    world.others[FIRST] = Ledger(GPU)
+    world.others[FIRST] = ResourceLedger(GPU)
     lost(world, 1)
     assert asked(world) == [(FIRST, 1, True)], "the other one never has them"
 

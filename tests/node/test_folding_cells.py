@@ -11,7 +11,7 @@ import pytest
 from hoplite_mp import _serialize
 from hoplite_mp._common import ids
 from hoplite_mp._node.execution.folding import Folding
-from hoplite_mp._node.execution.plan_state import PlanExecution
+from hoplite_mp._node.execution.plan_state import PlanState
 from hoplite_mp._node.objects.array_layouts import payload_layout
 from hoplite_mp._planner.program import program_of
 from hoplite_mp._planner.stripe_plan import halves
@@ -43,7 +43,7 @@ def test_slices_without_elements_have_no_members(rows: int) -> None:
         (ids.pack_id(1000, 8),) * SLICES, 8 * rows, payload_layout(payload),
     )  # fmt: skip
     above: Any = mock.Mock()
-    execution = PlanExecution(plan, program_of(plan, 0), above, 0)
+    execution = PlanState(plan, program_of(plan, 0), above, 0)
     execution.views = dict.fromkeys(indices, payload)
     cells: Any = mock.Mock()
     cells.own.side_effect = range(100, 200)

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_mp._node.objects.foreign_leases import SLACK_S, Deadlines, ForeignHolds
+from hoplite_mp._node.objects.foreign_leases import SLACK_S, Deadlines, ForeignLeases
 from hoplite_mp._protocol.local import HoldForeign, Reply, Request
 from tests.node.manual_loop import ManualLoop
 
@@ -23,7 +23,7 @@ class World:
         self.objects = {*objects}
         self.replies: list[Any] = []
         self.asked = 0
-        self.room = ForeignHolds(self.hold, SECONDS, self.loop, self.reply)
+        self.room = ForeignLeases(self.hold, SECONDS, self.loop, self.reply)
 
     def hold(self, oid: int) -> object:
         self.asked += 1

@@ -11,10 +11,10 @@ import pytest
 
 from hoplite_mp import _serialize
 from hoplite_mp._node.groups import leader
-from hoplite_mp._node.groups.group_calls import GroupCalls, State
+from hoplite_mp._node.groups.group_calls import GroupState, MultiHostCalls
 from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS
 from hoplite_mp._node.groups.group_results import GroupResults
-from hoplite_mp._planner.topology import Host
+from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol import codec
 from hoplite_mp._protocol.group_calls import (
     PIECE_BYTES_MAX,
@@ -51,16 +51,16 @@ def commit(attempt: int) -> GroupCommit:
     return GroupCommit(GENERATION, CALL, (0, 1), "allreduce", "sum", 0, (), attempt)
 
 
-def calls_of(results: mock.Mock, *others: int) -> GroupCalls:
+def calls_of(results: mock.Mock, *others: int) -> MultiHostCalls:
     """Of a node that speaks with those others."""
     roster = mock.Mock(by_number={number: mock.Mock() for number in others})
     results.commit.return_value = 1, []
     host = mock.Mock(client=mock.Mock(number=HERE), clients={}, roster=roster)
     small: Any = NoSmallCalls()
-    return GroupCalls(host, results, small)
+    return MultiHostCalls(host, results, small)
 
 
-def begun(calls: GroupCalls, attempt: int) -> State:
+def begun(calls: MultiHostCalls, attempt: int) -> GroupState:
     """The group, in whose call that attempt has been made here."""
     state = calls.states[GENERATION]
     state.calls = CALL
@@ -151,7 +151,7 @@ def test_a_call_that_began_without_one_is_decided_anew_if_that_gives_something_e
     calls = calls_of(mock.Mock(), 1, 2, 3)
     calls.changed(members(HERE, 1, 2, 3, first=True), mock.Mock())
     state = calls.states[GENERATION]
-    state.rates[HERE] = Host(1e9, 1e9)
+    state.rates[HERE] = HostRates(1e9, 1e9)
 
     def gives(rank: int, **like: Any) -> None:
         given = large(rank, **like)

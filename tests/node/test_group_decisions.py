@@ -9,7 +9,7 @@ import pytest
 from hoplite_mp import _serialize
 from hoplite_mp._node.groups.group_decisions import decide
 from hoplite_mp._node.objects.array_layouts import payload_layout
-from hoplite_mp._planner.topology import Host
+from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol import codec
 from hoplite_mp._protocol.group_calls import PIECE_BYTES_MAX, GroupCommit, GroupPart, Piece
 from hoplite_mp._serialize.contributions import REDUCTIONS
@@ -19,8 +19,8 @@ SIZE = 4
 
 
 @pytest.mark.parametrize("root", range(SIZE))
-@pytest.mark.parametrize("rates", [{}, {node: Host(1e9, 1e9) for node in range(SIZE)}])
-def test_the_others_fold_for_the_root(root: int, rates: dict[int, Host]) -> None:
+@pytest.mark.parametrize("rates", [{}, {node: HostRates(1e9, 1e9) for node in range(SIZE)}])
+def test_the_others_fold_for_the_root(root: int, rates: dict[int, HostRates]) -> None:
     """Its link is the one that is full."""
     given = {
         rank: msgspec.structs.replace(part(rank, kind="reduce"), root=root) for rank in range(SIZE)

@@ -10,7 +10,7 @@ import pytest
 
 from hoplite_mp._common import ids
 from hoplite_mp._node.groups.group_state import Known
-from hoplite_mp._node.groups.groups import Groups
+from hoplite_mp._node.groups.groups import HostGroups
 from hoplite_mp._protocol.groups import GroupEnd
 from hoplite_mp._protocol.local import GroupJoin
 from hoplite_mp._protocol.messages import (
@@ -52,7 +52,7 @@ class World:
             team_of=lambda slot, size: b"",
             runs_again=self.again.__contains__,
         )
-        self.groups = Groups(host, mock.Mock(), mock.Mock(), above)
+        self.groups = HostGroups(host, mock.Mock(), mock.Mock(), above)
         self.known = self.groups.known[0] = Known("g", 7, mock.Mock(), MEMBERS)
 
     def park(self, oids: list[int]) -> list[int]:

@@ -215,7 +215,7 @@ def test_calls_begin_before_all_have_called() -> None:
     """The same judge, while stripes pass to those who call next, and are cut anew at the end."""
     calls = 0
     asked: Counter[str] = Counter()
-    ask = leader.Leading._ask_to_move
+    ask = leader.GroupLeader._ask_to_move
 
     def spied(
         self: Any,
@@ -232,7 +232,7 @@ def test_calls_begin_before_all_have_called() -> None:
             asked["anew" if outcome.plans else "given up"] += 1
         ask(self, state, attempt, outcome, early, before, **narrowed)
 
-    with mock.patch.object(leader.Leading, "_ask_to_move", spied):
+    with mock.patch.object(leader.GroupLeader, "_ask_to_move", spied):
         for seed in range(SEEDS // 2):
             try:
                 calls += play_early(seed, 2).agreed()

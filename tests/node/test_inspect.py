@@ -9,7 +9,7 @@ import pytest
 
 from hoplite_mp._node.actors.actor_status import calls_from_here
 from hoplite_mp._node.diagnostics.tracing import Tracing
-from hoplite_mp._node.diagnostics.waits import Waits
+from hoplite_mp._node.diagnostics.waits import WaitReports
 from hoplite_mp._node.groups.group_waits import group_waits
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._node.roster import Roster
@@ -73,10 +73,10 @@ def test_a_trace_is_read_by_the_host_that_has_begun_it_and_only_that_one() -> No
         assert world.said() == [(host_id, LookTold(2, data=data))]
 
 
-def waits(world: World) -> Waits:
+def waits(world: World) -> WaitReports:
     nobody: Any = None
     delegation: Any = SimpleNamespace(where={7: SimpleNamespace(number=2)})
-    return Waits(world.host, nobody, nobody, delegation, nobody, nobody, nobody, nobody)
+    return WaitReports(world.host, nobody, nobody, delegation, nobody, nobody, nobody, nobody)
 
 
 def test_a_task_that_was_sent_says_where_it_is() -> None:

@@ -8,7 +8,7 @@ import select
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_mp._node.output.lines import Lines
+from hoplite_mp._node.output.lines import LineSplitter
 from hoplite_mp._node.output.subscriber import Subscriber
 from hoplite_mp._protocol import output as words
 from hoplite_mp._protocol.output import MARK_BYTES, bytes_of, mark
@@ -46,7 +46,7 @@ def said(text: list[int | bytes]) -> list[tuple[int, bytes]]:
     return found + ([(audience, rest)] if rest else [])
 
 
-def fed(lines: Lines, data: bytes, cuts: list[int]) -> list[tuple[int, bytes]]:
+def fed(lines: LineSplitter, data: bytes, cuts: list[int]) -> list[tuple[int, bytes]]:
     edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     found = []
     for begin, end in itertools.pairwise(edges):
@@ -58,12 +58,12 @@ def fed(lines: Lines, data: bytes, cuts: list[int]) -> list[tuple[int, bytes]]:
 def test_lines_find_their_audience_wherever_reads_end(
     text: list[int | bytes], cuts: list[int]
 ) -> None:
-    assert fed(Lines(HOST_ID, 10_000), told(text), cuts) == said(text)
+    assert fed(LineSplitter(HOST_ID, 10_000), told(text), cuts) == said(text)
 
 
 @given(TEXTS, st.lists(st.integers(0, 1000), max_size=10))
 def test_long_lines_are_cut_and_lose_nothing(text: list[int | bytes], cuts: list[int]) -> None:
-    lines = Lines(HOST_ID, 7)
+    lines = LineSplitter(HOST_ID, 7)
     found = fed(lines, told(text), cuts)
     assert all(len(line) <= 7 for _, line in found)
     joined: dict[int, bytes] = {}
@@ -76,7 +76,7 @@ def test_long_lines_are_cut_and_lose_nothing(text: list[int | bytes], cuts: list
 
 
 def test_what_is_kept_of_a_line_is_bounded() -> None:
-    lines = Lines(HOST_ID, 1000)
+    lines = LineSplitter(HOST_ID, 1000)
     count = 0
     for _ in range(100):
         count += sum(len(line) for _, run in lines.feed(b"x" * 997) for line in run)

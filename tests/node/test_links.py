@@ -11,7 +11,7 @@ import pytest
 
 from hoplite_mp import _engine
 from hoplite_mp._node.peers.links import UNREACHABLE, Links
-from hoplite_mp._node.trace_events import Notes
+from hoplite_mp._node.trace_events import TraceEvents
 from tests.node.manual_loop import ManualLoop
 from tests.node.nobody_above import NobodyAbove
 from tests.transport.helpers import tcp_pair
@@ -36,7 +36,7 @@ class Late:
         return found
 
 
-class PlanExecution:
+class PlanState:
     """Asks for the second cell as soon as the first one is there, as a gather of many does."""
 
     def __init__(self, links: Links, cells: list[int]) -> None:
@@ -76,7 +76,7 @@ def test_the_next_cell_is_asked_for_when_its_link_is_lost() -> None:
     node: Any = SimpleNamespace(
         client=SimpleNamespace(host_id=1),
         loop=ManualLoop(),
-        notes=Notes(ManualLoop(), NobodyAbove()),
+        notes=TraceEvents(ManualLoop(), NobodyAbove()),
     )
     peers: Any = SimpleNamespace(
         start=SimpleNamespace(tls=False), is_near=lambda number: False, by_number={}
@@ -85,7 +85,7 @@ def test_the_next_cell_is_asked_for_when_its_link_is_lost() -> None:
     _connect(links, ours)
     memory = bytearray(2 * NBYTES)
     cells = [links.engine.cell(None, memory, at * NBYTES, NBYTES) for at in range(2)]
-    part = PlanExecution(links, cells)
+    part = PlanState(links, cells)
     links.pull(cells[0], 7, (1, 1, 0, 0), part)
     while links.engine.watermark(cells[0]) < NBYTES:
         time.sleep(0.001)
@@ -130,11 +130,11 @@ def test_a_later_plan_s_pull_replaces_one_that_waits_for_a_connection(found: str
     node: Any = SimpleNamespace(
         client=SimpleNamespace(host_id=1),
         loop=ManualLoop(),
-        notes=Notes(ManualLoop(), NobodyAbove()),
+        notes=TraceEvents(ManualLoop(), NobodyAbove()),
     )
     engine: Any = Recorder()
     links = Links(node, peers, engine)
-    part = PlanExecution(links, [3, 4, 5])
+    part = PlanState(links, [3, 4, 5])
     old, new = (1, 1, 0, 0), (1, 2, 0, 0)
     for cell in (3, 4, 5):
         links.pull(cell, 7, old, part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from hoplite_mp._node.manager_link.membership import GONE_SHOWN_S, Membership
+from hoplite_mp._node.manager_link.membership import GONE_SHOWN_S, NodeMembership
 from hoplite_mp._node.roster import Roster
 from hoplite_mp._protocol.local import GoneNodes
 from hoplite_mp._protocol.messages import Member
@@ -32,7 +32,7 @@ class World:
         )
         start: Any = SimpleNamespace(cluster=b"", certificate=None)
         nobody: Any = None
-        self.membership = Membership(host, nobody, nobody, 2, start)
+        self.membership = NodeMembership(host, nobody, nobody, 2, start)
         for host_id, number in OTHERS.items():
             member = Member(number, 1, host_id, 4, host=f"host {number}")
             host.roster.add(member)

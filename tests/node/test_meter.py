@@ -8,7 +8,7 @@ from hoplite_mp._node.peers.link_estimator import (
     LOOK_S,
     QUIET_S,
     YOUNG_S,
-    Meter,
+    LinkEstimator,
 )
 from tests.node.manual_loop import ManualLoop
 
@@ -41,7 +41,7 @@ class Wire:
         beside = None if backlogged_s is None else Beside(backlogged_s)
         self.up = self.down = 0
         self.told: list[tuple[int, int]] = []
-        self.meter = Meter(
+        self.meter = LinkEstimator(
             lambda: (self.up, self.down),
             self.loop,
             lambda up, down: self.told.append((up, down)),

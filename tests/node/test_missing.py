@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hoplite_mp._node.peers.suspects import PEER_LOST_SILENCES, Missing
+from hoplite_mp._node.peers.suspects import PEER_LOST_SILENCES, Suspects
 from hoplite_mp._protocol.messages import Member, PeerLost
 from tests.node.manual_loop import ManualLoop
 
@@ -19,7 +19,7 @@ class Stage:
         self.loop = ManualLoop()
         self.told: list[Any] = []
         self.counts: list[int] = []
-        self.missing = Missing(
+        self.missing = Suspects(
             SILENCE_S, self.loop, self.told.append, lambda: 7, self.counts.append
         )
 

@@ -6,10 +6,10 @@ import pickle
 from types import SimpleNamespace
 from typing import Any
 
-from hoplite_mp._client.actors import About
+from hoplite_mp._client.actors import ActorInfo
 from hoplite_mp._node.execution.transfers import Transfers
 from hoplite_mp._node.objects.exports import Exports
-from hoplite_mp._protocol.peers import MakeAgain
+from hoplite_mp._protocol.peers import Reconstruct
 
 OBJECTS = [bytes([255 - at]) * 16 for at in range(40)]
 
@@ -46,7 +46,7 @@ def test_who_has_asked_for_what_is_made_again_is_answered_in_order() -> None:
         describe=lambda oid, object_id, number: object_id,
     )
     for one in OBJECTS:
-        Exports.make_again(room, 1001, MakeAgain(one, 5))
+        Exports.make_again(room, 1001, Reconstruct(one, 5))
     making.clear()
     Exports.poll(room)
     assert answered == OBJECTS
@@ -55,9 +55,9 @@ def test_who_has_asked_for_what_is_made_again_is_answered_in_order() -> None:
 def test_equal_handles_of_actors_are_pickled_alike() -> None:
     names = [f"method_{at}" for at in range(40)]
     one, other = (
-        About("Model", "", frozenset(order), 0, None, False, 0, (), 0, frozenset(order[:2]))
+        ActorInfo("Model", "", frozenset(order), 0, None, False, 0, (), 0, frozenset(order[:2]))
         for order in (names, [*names[:2][::-1], *names[:1:-1]])
     )
     assert pickle.dumps(one.plain) == pickle.dumps(other.plain)
     assert one.plain[2] == tuple(sorted(names))
-    assert About.of(pickle.loads(pickle.dumps(one.plain))) == one
+    assert ActorInfo.of(pickle.loads(pickle.dumps(one.plain))) == one

@@ -14,14 +14,14 @@ import pytest
 
 from hoplite_mp._node.io.driver_socket import DriverSocket
 from hoplite_mp._node.io.epoll_loop import EpollLoop
-from hoplite_mp._node.output.lines import Lines
+from hoplite_mp._node.output.lines import LineSplitter
 from hoplite_mp._node.output.output import BACKLOG_BYTES_MAX, DRAIN_BYTES_MAX, Output
-from hoplite_mp._node.output.remote_output import FarOutput
+from hoplite_mp._node.output.remote_output import RemoteOutput
 from hoplite_mp._protocol import output as words
 from hoplite_mp._protocol.codec import Decoder, encode
 from hoplite_mp._protocol.output import Printed, mark
 from hoplite_mp._protocol.peers import PeerMessage
-from hoplite_mp._worker.output_routing import Voice
+from hoplite_mp._worker.output_routing import OutputRouting
 from hoplite_mp.config import Config
 from hoplite_mp.errors import ConfigError
 from tests.cext.test_tasks import ended, fork
@@ -49,7 +49,7 @@ class Side:
         self.sent: deque[tuple[int, bytes]] = deque()
         self.numbers: dict[int, int] = {}
         self.busy: set[int] = set()
-        self.far = FarOutput(
+        self.far = RemoteOutput(
             self.output,
             self.send,
             self.numbers.get,
@@ -366,7 +366,7 @@ def test_a_voice_is_heard_whatever_becomes_of_1_and_2() -> None:
     def speak() -> None:
         os.dup2(write, 1)
         os.dup2(write, 2)
-        voice = Voice(HOST_ID, 0)
+        voice = OutputRouting(HOST_ID, 0)
         os.write(1, b"mine\nhalf")
         voice.turn_to(0)  # whom it serves first
         voice.turn_to(0)  # no news
@@ -384,7 +384,7 @@ def test_a_voice_is_heard_whatever_becomes_of_1_and_2() -> None:
     assert ended(pid) == 0
     marks = [2 * mark(HOST_ID, audience) for audience in (0, ANNA, BERT)]
     assert data == b"mine\nhalf" + b"".join(marks) + b"yours\n"
-    lines = Lines(HOST_ID, 100)
+    lines = LineSplitter(HOST_ID, 100)
     assert fed(lines, data, []) == [(0, b"mine"), (0, b"half"), (BERT, b"yours")]
     assert lines.served == {0, ANNA, BERT}
 
@@ -413,7 +413,7 @@ def test_the_longest_line_travels_in_one_message() -> None:
     longest = Config(output_line_bytes_max=words.LINE_BYTES_MAX)
     with pytest.raises(ConfigError):
         Config(output_line_bytes_max=words.LINE_BYTES_MAX + 1)
-    lines = Lines(HOST_ID, longest.output_line_bytes_max)
+    lines = LineSplitter(HOST_ID, longest.output_line_bytes_max)
     lines.feed(b"x" * words.LINE_BYTES_MAX)
     ((_, found),) = lines.feed(b"\n" * 65536)
     assert len(encode(Printed(2, 1, found))) > words.LINE_BYTES_MAX  # type: ignore[arg-type]

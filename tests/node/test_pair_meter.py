@@ -8,7 +8,7 @@ from hoplite_mp._node.peers.path_estimator import (
     SLOW_S,
     TELL_AGAIN_S,
     Flow,
-    PairMeter,
+    PathEstimator,
 )
 from tests.node.manual_loop import ManualLoop
 
@@ -24,7 +24,7 @@ class Wire:
         self.moved: dict[int, Flow] = {}
         self.said: list[int] = []
         self.told: list[tuple[int, float]] = []
-        self.pairs = PairMeter(
+        self.pairs = PathEstimator(
             lambda: dict(self.moved),
             lambda: (LINK, LINK),
             self.loop,

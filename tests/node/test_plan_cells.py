@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from hoplite_mp._common import ids
-from hoplite_mp._node.execution.carryover import Carryover, Copy
+from hoplite_mp._node.execution.carryover import CarriedCopy, Carryover
 from hoplite_mp._node.execution.filling import fill_blocks
 from hoplite_mp._node.execution.plan_cells import NOBODY, PULL_TRIES_MAX, PlanCells
-from hoplite_mp._node.execution.plan_runner import PlanExecutor
-from hoplite_mp._node.execution.plan_state import PlanExecution
+from hoplite_mp._node.execution.plan_runner import PlanRunner
+from hoplite_mp._node.execution.plan_state import PlanState
 from hoplite_mp._node.peers.links import UNREACHABLE
 from hoplite_mp._node.ranges import Ranges
 from hoplite_mp._planner.program import INBOUND_PARENTS_MAX, program_of
@@ -86,16 +86,16 @@ class Node1:
         )
         self.cells = PlanCells(self.host, links)
 
-    def execution(self, plan: Any) -> PlanExecution:
-        return PlanExecution(plan, program_of(plan, 1), self, 0)
+    def execution(self, plan: Any) -> PlanState:
+        return PlanState(plan, program_of(plan, 1), self, 0)
 
-    def filled(self, execution: PlanExecution, cell: int) -> None:
+    def filled(self, execution: PlanState, cell: int) -> None:
         raise NotImplementedError
 
-    def failed(self, execution: PlanExecution, node: int, reason: str) -> None:
+    def failed(self, execution: PlanState, node: int, reason: str) -> None:
         self.failures.append((node, reason))
 
-    def arrived(self, execution: PlanExecution) -> Ranges | None:
+    def arrived(self, execution: PlanState) -> Ranges | None:
         plan = execution.copied
         return execution.arrived(plan.object, self.engine.watermark) if execution.missing else None
 
@@ -114,7 +114,7 @@ def test_only_what_is_missing_is_pulled(operation: int) -> None:
     come = Ranges([(0, 10), (20, 30)])
     plan = a_copy(operation, "tree:1")
     execution = one.execution(plan)
-    execution.carryover = Carryover(copies={OBJECT: Copy(3, NBYTES, come)})
+    execution.carryover = Carryover(copies={OBJECT: CarriedCopy(3, NBYTES, come)})
     fill_blocks(one.host.results, execution, one.cells)
     one.cells.begin(execution)
     key = (operation, 5, 0, 0)
@@ -198,8 +198,8 @@ def test_pulls_that_wait_for_their_turn_begin_when_others_are_given_up() -> None
     )
     replicas: Any = None
     streaming_sources: Any = None
-    plan_executor = PlanExecutor(one.host, one.cells, replicas, streaming_sources)
-    execution = PlanExecution(plan, program_of(plan, 1), plan_executor, 0)
+    plan_executor = PlanRunner(one.host, one.cells, replicas, streaming_sources)
+    execution = PlanState(plan, program_of(plan, 1), plan_executor, 0)
     plan_executor.executions[9] = execution
     for pull in execution.program.pulls:
         cell = one.cells.make(execution, None, memoryview(bytearray(8)), 0, 8, False)

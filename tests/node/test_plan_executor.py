@@ -10,7 +10,7 @@ import pytest
 
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import STATE
-from hoplite_mp._node.execution.plan_runner import ROOM_LOOK_S, PlanExecutor
+from hoplite_mp._node.execution.plan_runner import ROOM_LOOK_S, PlanRunner
 from hoplite_mp._protocol import messages as m
 from tests.node.test_plan_cells import OBJECT, Node1, a_copy
 
@@ -48,7 +48,7 @@ class Gather:
             tell=lambda object_id, nbytes: None,
         )
         nobody: Any = None
-        self.plan_executor = PlanExecutor(host, one.cells, replicas, nobody)
+        self.plan_executor = PlanRunner(host, one.cells, replicas, nobody)
         one.cells.remote_objects = host.remote_objects
         one.cells.links.notes = SimpleNamespace(on=False)  # type: ignore[assignment]
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hoplite_mp._common import ids
-from hoplite_mp._node.execution.plan_runner import ROOM_LOOK_S, PlanExecutor
+from hoplite_mp._node.execution.plan_runner import ROOM_LOOK_S, PlanRunner
 from hoplite_mp._protocol import messages as m
 from tests.node.test_plan_cells import Node1
 
@@ -38,7 +38,7 @@ class Reduction:
         one.cells.links.wanting = {}
         one.engine.fold = lambda *about: None  # type: ignore[attr-defined]
         nobody: Any = None
-        self.plans = PlanExecutor(host, one.cells, nobody, nobody)
+        self.plans = PlanRunner(host, one.cells, nobody, nobody)
 
     def lease(self, nbytes: int, *, spare: bool = False) -> int | None:
         if nbytes > self.left:

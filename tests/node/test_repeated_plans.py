@@ -18,7 +18,7 @@ from hoplite_mp._node.groups.repeated_plans import (
     with_own_objects,
 )
 from hoplite_mp._planner import stripe_plan
-from hoplite_mp._planner.topology import Host
+from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, GroupPart, Piece
 from hoplite_mp._protocol.messages import Distribute, ExecuteReduce, GroupMembers
 
@@ -43,7 +43,7 @@ def part(rank: int, call: int, kind: str = "allreduce", nbytes: int = NBYTES) ->
     return GroupPart(5, VERSION, call, (rank,), kind, op, 1, pieces)
 
 
-def made(call: int, rates: dict[int, Host] | None = None, **about: Any) -> GroupGo:
+def made(call: int, rates: dict[int, HostRates] | None = None, **about: Any) -> GroupGo:
     """The plan of the leading node."""
     given = {rank: part(rank, call, **about) for rank in range(3)}
     outcome = decide(members(), call, MADE, (0, 1, 2), given, rates or {})
@@ -181,7 +181,7 @@ def test_a_plan_that_would_be_cut_in_another_way_is_repeated_for_the_last_time()
     found = after(0, 4).next(members(), part(0, 6))
     assert found is not None
     for narrow, keeps in ((1e8, True), (2e7, False)):
-        rates = {0: Host(1e8, 1e8), 1: Host(1e8, 1e8), 2: Host(narrow, narrow)}
+        rates = {0: HostRates(1e8, 1e8), 1: HostRates(1e8, 1e8), 2: HostRates(narrow, narrow)}
         outcome = decide(members(), 6, found[1].attempt, (0, 1, 2), given, rates)
         assert repeat(outcome, found[1])
         assert outcome.plans == found[1].plans

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hoplite_mp import _engine, _serialize, _tasks
-from hoplite_mp._node.groups.group_calls import GroupCalls
+from hoplite_mp._node.groups.group_calls import MultiHostCalls
 from hoplite_mp._node.groups.group_decisions import decide
 from hoplite_mp._node.groups.group_state import Known
-from hoplite_mp._node.groups.small_calls import SmallCalls
+from hoplite_mp._node.groups.small_calls import EngineCallsOwner
 from hoplite_mp._protocol.group_calls import (
     GroupCommit,
     GroupGo,
@@ -51,8 +51,8 @@ class Node:
         results.commit.return_value = 1, []
         results.pin.return_value = []
         results.part.side_effect = lambda members, call, asks: part(call)
-        self.small = SmallCalls(context, self.links)
-        self.calls = GroupCalls(context, results, self.small)
+        self.small = EngineCallsOwner(context, self.links)
+        self.calls = MultiHostCalls(context, results, self.small)
         board = _tasks.Board(self.host.node_tasks, 0)
         shown = members(OTHER, HERE, GONE, first=True)
         board.reset(3, GENERATION)

@@ -22,7 +22,7 @@ from hoplite_mp._node.groups.speculative_start import (
 from hoplite_mp._node.objects.array_layouts import payload_layout
 from hoplite_mp._planner.program import filled_links
 from hoplite_mp._planner.stripe_plan import cut
-from hoplite_mp._planner.topology import Host
+from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol.fields import NO_OBJECT
 from hoplite_mp._protocol.group_calls import GroupGo, GroupPart, Piece
 from hoplite_mp._protocol.messages import ExecuteReduce, GroupMembers
@@ -57,7 +57,7 @@ def speculative(
     few: bool = True,
     likely: Sequence[int] = (),
     before: Sequence[Stripe] = (),
-    rates: Mapping[int, Host] = MappingProxyType({}),
+    rates: Mapping[int, HostRates] = MappingProxyType({}),
     **like: Any,
 ) -> Early | None:
     given = {rank: part(rank, **like) for rank in there}
@@ -137,7 +137,7 @@ def test_not_with_too_few_nor_with_all(size: int, there: list[int], few: bool) -
 
 
 def test_with_unequal_links_only_those_that_are_there_own() -> None:
-    rates = {node: Host(rate, rate) for node, rate in enumerate((1e8, 1e8, 1e8, 2.5e7))}
+    rates = {node: HostRates(rate, rate) for node, rate in enumerate((1e8, 1e8, 1e8, 2.5e7))}
     assert speculative(4, [0, 1], rates=rates) is None
     found = speculative(4, [0, 1, 2], rates=rates)
     assert owners(found) == [0, 1, 2]
@@ -163,7 +163,7 @@ def test_only_large_allreduces_wait() -> None:
     assert speculative(4, [0, 1, 2], kind="barrier") is None
     assert transfer_s(part(0, kind="reduce"), {}) is None
     assert transfer_s(part(0, count=100), {}) is None
-    slow, fast = (transfer_s(part(0), {0: Host(rate, rate)}) for rate in (1e7, 1e9))
+    slow, fast = (transfer_s(part(0), {0: HostRates(rate, rate)}) for rate in (1e7, 1e9))
     assert slow == part(0).pieces[0].nbytes / 1e7
     assert fast == slow / 100
 

@@ -8,7 +8,7 @@ import signal
 from types import SimpleNamespace
 from typing import Any
 
-from hoplite_mp._node.io.stacks import STACKS_PATIENCE_S, Stacks
+from hoplite_mp._node.io.stacks import STACKS_PATIENCE_S, WorkerStacks
 from hoplite_mp._protocol.local import STACKS_FILE, STACKS_SIGNAL
 from tests.node.manual_loop import ManualLoop
 
@@ -23,7 +23,7 @@ def ask() -> tuple[ManualLoop, list[Any]]:
         all={SLOT: SimpleNamespace(pid=os.getpid()), OTHER: SimpleNamespace(pid=0)}
     )
     found: list[Any] = []
-    Stacks(loop, tasks, workers).ask(found.extend)
+    WorkerStacks(loop, tasks, workers).ask(found.extend)
     return loop, found
 
 

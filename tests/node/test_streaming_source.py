@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp._node.store.growing_block import StreamingSources
+from hoplite_mp._node.store.growing_block import GrowingBlocks
 
 SLOT = 7
 
@@ -41,7 +41,7 @@ class FakeEngine:
 
 @pytest.fixture
 def blocks() -> Any:
-    return StreamingSources(FakeStore(), FakeClient(), FakeEngine())  # type: ignore[arg-type]
+    return GrowingBlocks(FakeStore(), FakeClient(), FakeEngine())  # type: ignore[arg-type]
 
 
 def test_cells_advance_with_what_is_written(blocks: Any) -> None:

@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 
 from hoplite_mp._common.object_states import STATE
-from hoplite_mp._node.groups.group_calls import GroupCalls
-from hoplite_mp._node.groups.mailbox import Letter
+from hoplite_mp._node.groups.group_calls import MultiHostCalls
+from hoplite_mp._node.groups.mailbox import QueuedMessage
 from hoplite_mp._node.groups.point_to_point import PointToPoint
 from hoplite_mp._protocol.group_calls import GroupPart
 from hoplite_mp._protocol.messages import GroupMembers
@@ -110,7 +110,7 @@ def test_what_members_have_sent_who_left_unheard() -> None:
     box = net.nodes[0].groups[GENERATION].boxes[0]
     ((hosts, answered),) = asked
     assert (hosts, box.gone) == ([1], 0)
-    letter = Letter(1, 0, 5, [])
+    letter = QueuedMessage(1, 0, 5, [])
     box.add(1, 1, letter)
     answered({})
     assert box.gone == 0b100
@@ -213,7 +213,7 @@ def test_what_a_lost_node_has_given_to_a_call_of_such_a_group() -> None:
     host: Any = mock.Mock()
     host.client = SimpleNamespace(number=1, host_id=1)
     host.roster = SimpleNamespace(by_number={n: SimpleNamespace(host_id=n) for n in (1, 2)})
-    calls = GroupCalls(host, mock.Mock(), NoSmallCalls())  # type: ignore[arg-type]
+    calls = MultiHostCalls(host, mock.Mock(), NoSmallCalls())  # type: ignore[arg-type]
     calls.receive(0, GroupPart(GENERATION, 2, 0, (1,), "barrier", "", 0, ()))
     calls.lose_node(0)
     known: Any = mock.Mock(here={0: (9, 3)})

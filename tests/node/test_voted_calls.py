@@ -15,7 +15,7 @@ from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, REPEATED, deci
 from hoplite_mp._node.groups.group_results import GroupResults, Prepared
 from hoplite_mp._node.groups.repeated_plans import LED_EVERY
 from hoplite_mp._node.store.budget import PROMISED
-from hoplite_mp._node.store.growing_block import StreamingSources
+from hoplite_mp._node.store.growing_block import GrowingBlocks
 from hoplite_mp._protocol.group_calls import GroupCommit, GroupDone, GroupGo, GroupPart, GroupSync
 from hoplite_mp._protocol.local import GroupCall
 from tests.cext.host import Host
@@ -406,7 +406,7 @@ def test_a_prepared_block_that_is_taken_back_is_the_plans(one: Blocks) -> None:
 def test_a_block_that_is_given_again_before_it_has_come_back_stays() -> None:
     store = mock.Mock(leases={4096: SLOT})
     store.size_of.return_value = 1 << 20
-    sources = StreamingSources(store, mock.Mock(host_id=1), mock.Mock())
+    sources = GrowingBlocks(store, mock.Mock(host_id=1), mock.Mock())
     first = sources.take(SLOT, 4096, 100, 100)
     store.leases[4096] = SLOT
     again = sources.take(SLOT, 4096, 100, 100)

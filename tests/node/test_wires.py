@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp._node.io.control_channel import Wire
+from hoplite_mp._node.io.control_channel import ControlChannel
 from hoplite_mp._node.io.epoll_loop import EpollLoop
 from hoplite_mp._protocol.codec import Decoder, encode
 from hoplite_mp._protocol.peers import PeerMessage, Probe
@@ -30,7 +30,7 @@ class End:
         self.loop = EpollLoop()
         self.heard: list[object] = []
         self.ends: list[str] = []
-        self.wire = Wire(
+        self.wire = ControlChannel(
             self.loop,
             TcpStream(sock),
             Decoder(PeerMessage),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp._manager.loop import Loop
+from hoplite_mp._manager.loop import ManagerLoop
 from hoplite_mp._planner.announcements import ANNOUNCE_S, AT_ONCE_MAX
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._protocol import messages as m
@@ -148,7 +148,7 @@ def pairs() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
 def test_turn_visits_only_links_with_something_to_do(
     pairs: Iterable[tuple[socket.socket, socket.socket]],
 ) -> None:
-    loop = Loop(Planner(), lambda: 0.0, selector=selectors.DefaultSelector())
+    loop = ManagerLoop(Planner(), lambda: 0.0, selector=selectors.DefaultSelector())
     links = [loop.serve(CountedStream(near)) for near, _ in pairs]
     CountedStream.visits = 0
     far = [end for _, end in pairs]

@@ -16,7 +16,7 @@ import pytest
 from hoplite_mp._planner import cost, stripe_plan
 from hoplite_mp._planner.packing import PackingWanted, arborescence, pack
 from hoplite_mp._planner.program import program_of
-from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT, HALF_LIFE_REPORTS, Host, Topology
+from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT, HALF_LIFE_REPORTS, HostRates, Topology
 from hoplite_mp._protocol import messages as m
 from tests.planner.edges import programs_of
 
@@ -160,7 +160,7 @@ def test_the_general_shares_agree_with_the_closed_form() -> None:
     rng = random.Random(1)
     for _ in range(100):
         count = rng.randint(2, 8)
-        hosts = [Host(rate, rate) for rate in (rng.uniform(1e7, 1e9) for _ in range(count))]
+        hosts = [HostRates(rate, rate) for rate in (rng.uniform(1e7, 1e9) for _ in range(count))]
         closed, _ = cost.allreduce(NBYTES, hosts)
         general, shares = cost.folding(NBYTES, hosts, [1] * count, [True] * count, [True] * count)
         assert general == pytest.approx(closed, rel=1e-4)
@@ -170,7 +170,7 @@ def test_the_general_shares_agree_with_the_closed_form() -> None:
 def test_shares_of_a_fold_whose_members_travel_one_by_one() -> None:
     """Host 0 sends one member, host 2 two, and host 1, which is as slow as host 2, has the result.
     With half of it folded by host 2 itself, 1.5 times the object crosses the slow links."""
-    hosts = [Host(4e8, 4e8), Host(1e8, 1e8), Host(1e8, 1e8)]
+    hosts = [HostRates(4e8, 4e8), HostRates(1e8, 1e8), HostRates(1e8, 1e8)]
     wanted = [False, True, False]
     seconds, shares = cost.folding(10**8, hosts, [1, 0, 2], wanted, [True] * 3)
     assert seconds <= 1.5001
@@ -195,7 +195,7 @@ def test_the_model_of_a_tree() -> None:
 
 
 def test_who_folds_alone_receives_from_all_others() -> None:
-    hosts = [Host(1e8, 2e7)] * 4
+    hosts = [HostRates(1e8, 2e7)] * 4
     shares = [1.0, 0.0, 0.0, 0.0]
     wanted = [True, False, False, False]
     assert cost.folding_s(10**8, hosts, [1] * 4, wanted, shares) == pytest.approx(3 * 5.0)
@@ -203,7 +203,7 @@ def test_who_folds_alone_receives_from_all_others() -> None:
     assert cost.folding_s(10**8, hosts, [2, 1, 1, 1], wanted, shares) == pytest.approx(3 * 5.0)
     # With others that want the result it sends that to each of them.
     everybody = [True] * 4
-    fast = [Host(1e8, 1e9)] * 4
+    fast = [HostRates(1e8, 1e9)] * 4
     assert cost.folding_s(10**8, fast, [1] * 4, everybody, shares) == pytest.approx(3.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hoplite_mp._planner.broadcast import Copies
-from hoplite_mp._planner.membership import Membership
+from hoplite_mp._planner.membership import ClusterMembership
 from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import messages as m
 from tests.planner.scenario import letter_id
@@ -19,7 +19,7 @@ class Cluster:
 
     def __init__(self, nodes: int) -> None:
         self.topology = Topology()
-        self.membership = Membership()
+        self.membership = ClusterMembership()
         for node in range(nodes):
             self.membership.join(m.NodeJoined(700 + node, 1, 1))
         self.copies = Copies(self.membership, self.topology)

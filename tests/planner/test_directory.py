@@ -12,7 +12,7 @@ from hoplite_mp._protocol import messages as m
 from tests.planner.test_copies import NBYTES, Cluster
 
 if TYPE_CHECKING:
-    from hoplite_mp._planner.directory import Entry
+    from hoplite_mp._planner.directory import DirectoryEntry
 
 OBJECTS = 2_000
 NODES = 6
@@ -38,7 +38,7 @@ def test_death_visits_only_objects_that_name_the_node(monkeypatch: pytest.Monkey
     visited: list[bytes] = []
     strike = cluster.copies._strike
 
-    def count(entry: Entry, node: int, now: float) -> list[object]:
+    def count(entry: DirectoryEntry, node: int, now: float) -> list[object]:
         visited.append(entry.object)
         return strike(entry, node, now)  # type: ignore[return-value]
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from hoplite_mp._planner import cost
-from hoplite_mp._planner.topology import Host
+from hoplite_mp._planner.topology import HostRates
 
 STEPS = 12
 CASES = 1500
@@ -31,7 +31,7 @@ def test_no_search_finds_better_shares() -> None:
     rng = random.Random(3)
     for _ in range(CASES):
         count = rng.choice((2, 3))
-        hosts = [Host(rng.choice((1e8, 3e7)), rng.choice((1e8, 3e7))) for _ in range(count)]
+        hosts = [HostRates(rng.choice((1e8, 3e7)), rng.choice((1e8, 3e7))) for _ in range(count)]
         sent = [rng.randint(0, 3) for _ in hosts]
         wanted = [rng.random() < 0.5 for _ in hosts]
         may_own = [rng.random() < 0.8 for _ in hosts]
@@ -50,7 +50,7 @@ def test_who_holds_three_members_owns_what_they_go_into() -> None:
     """Hosts alike; three members lie on the first, one on the second, which has the result. If the
     second one owned half, it would receive 1.5 objects; so the first one owns all of it, and sends
     the result alone."""
-    hosts = [Host(1e8, 1e8)] * 2
+    hosts = [HostRates(1e8, 1e8)] * 2
     seconds, shares = cost.folding(10**8, hosts, [3, 1], [False, True], [True] * 2)
     assert shares == pytest.approx([1.0, 0.0], abs=1e-5)
     assert seconds == pytest.approx(1.0, rel=1e-5)
@@ -63,7 +63,7 @@ def test_every_assignment_has_shares() -> None:
         if not any(sent):
             continue
         for up, down in itertools.product(rates, repeat=2):
-            hosts = [Host(up, down), Host(down, up)]
+            hosts = [HostRates(up, down), HostRates(down, up)]
             may_own = [own != 1, own != 2]
             _, shares = cost.folding(1 << 30, hosts, sent, [True, False], may_own)
             assert sum(shares) == pytest.approx(1)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from hoplite_mp._planner.plan_cache import FORESTS_MAX, Forests
+from hoplite_mp._planner.plan_cache import FORESTS_MAX, PlanCache
 from hoplite_mp._planner.topology import Topology
 
 NBYTES = 1 << 26
 
 
 def test_what_is_alike_has_the_same_forest() -> None:
-    forests = Forests(Topology())
+    forests = PlanCache(Topology())
     sent = dict.fromkeys(range(4), 1)
 
     def reduction(**more: int) -> object:
@@ -31,7 +31,7 @@ def test_what_is_new_of_links_makes_new_forests() -> None:
     topology = Topology()
     for node in range(4):
         topology.measure_host(node, 1e8, 1e8)
-    forests = Forests(topology)
+    forests = PlanCache(topology)
     before = forests.spread(NBYTES, 0, (1, 2, 3), ())
     for _ in range(20):
         topology.measure_host(1, 1e7, 1e7)
@@ -45,7 +45,7 @@ def test_what_is_new_of_links_makes_new_forests() -> None:
 
 
 def test_the_oldest_forests_go() -> None:
-    forests = Forests(Topology())
+    forests = PlanCache(Topology())
     first = forests.spread(NBYTES, 0, (1, 2), ())
     second = forests.spread(NBYTES, 0, (1, 3), ())
     for nbytes in range(FORESTS_MAX - 2):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hoplite_mp._planner.group_members import TASKS_MAX
-from hoplite_mp._planner.groups import Groups
-from hoplite_mp._planner.tombstones import ENDED_TASKS_MAX, GroupEnds
+from hoplite_mp._planner.groups import GroupRegistry
+from hoplite_mp._planner.tombstones import ENDED_TASKS_MAX, Tombstones
 from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol import reports as r
@@ -28,7 +28,7 @@ RUN = 0, 1, 1, 0
 class World:
     """Two nodes; every member is a process of its own, that of task `t` at first in slot `t`."""
 
-    groups: Groups = field(default_factory=lambda: Groups(8, Topology()))
+    groups: GroupRegistry = field(default_factory=lambda: GroupRegistry(8, Topology()))
     slots: int = 100
     generation: int = 0
     board: int = 0
@@ -161,7 +161,7 @@ def test_the_next_planner_knows_it_from_the_nodes(when: str) -> None:
             r.GroupHeld(node, world.shown[node], tuple((ranks[w], w, 1) for w in here[node]))
             for node in sorted(world.shown)
         ]
-        world.groups = Groups(8, Topology())
+        world.groups = GroupRegistry(8, Topology())
         world.groups.remember(world.ends)
         world.take(world.groups.restore(held, [], range(100)))
 
@@ -184,13 +184,13 @@ def test_what_happened_while_there_was_no_planner(died: bool) -> None:
     world.form(1, 2, 3)
     first = r.GroupHeld(0, world.shown[0], (), (1,))
     other = r.GroupHeld(1, world.shown[1], (), (0, 2), (2,) if died else ())
-    world.groups = Groups(8, Topology())
+    world.groups = GroupRegistry(8, Topology())
     world.take(world.groups.restore([first, other], [], range(100)))
     assert ended(world.join(3, 33, 2)) == died
 
 
 def test_what_is_forgotten() -> None:
-    ends = GroupEnds()
+    ends = Tombstones()
     for number in range(ENDED_TASKS_MAX + 1):
         ends.add(GroupEnd("g", number + 1, (task(number),), (task(number),), (RUN,)))
     assert not ends.refusal("g", task(0), ())

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hoplite_mp._common import ids
-from hoplite_mp._planner.groups import Groups
-from hoplite_mp._planner.rejoin import Returns
-from hoplite_mp._planner.tombstones import GroupEnds
+from hoplite_mp._planner.groups import GroupRegistry
+from hoplite_mp._planner.rejoin import Rejoins
+from hoplite_mp._planner.tombstones import Tombstones
 from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol import reports as r
@@ -131,12 +131,12 @@ def test_hosts_that_are_gone() -> None:
     host_ids: dict[int, int] = {}
     whos = [ids.pack_id(host_id, 7) for host_id in (1, 2)]
 
-    def world() -> Groups:
-        groups = Groups(8, Topology(), host_ids.get)
+    def world() -> GroupRegistry:
+        groups = GroupRegistry(8, Topology(), host_ids.get)
         groups.remember([GroupEnd("g", 4, (), tuple(whos), ((0, 3, 1, 0), (1, 3, 1, 0)))])
         return groups
 
-    def join(groups: Groups) -> Any:
+    def join(groups: GroupRegistry) -> Any:
         return groups.join(m.GroupJoinRequested(9, 0, 8, 1, "g", 2, 0, 64, whos[0]))
 
     groups = world()
@@ -164,7 +164,7 @@ def test_the_next_planner_goes_on(when: str) -> None:
     held = [
         r.GroupHeld(node, shown, ((2, 33, 1),)) for node, shown in world.shown.items() if node == 1
     ]
-    world.groups = Groups(8, Topology())
+    world.groups = GroupRegistry(8, Topology())
     world.groups.remember(ends)
     world.asked.clear()
     world.take(world.groups.restore(held, [], range(100)))
@@ -176,7 +176,7 @@ def test_the_next_planner_goes_on(when: str) -> None:
 
 
 def test_what_is_asked_and_forgotten() -> None:
-    returns = Returns(lambda host_id: host_id or None)
+    returns = Rejoins(lambda host_id: host_id or None)
     far = [ids.pack_id(2, n) for n in range(ASKED_MAX + 1)]
     sends = returns.ask([*far, *far])
     assert [(node, len(one.tasks)) for node, one in sends] == [(2, ASKED_MAX), (2, 1)]  # type: ignore[union-attr]
@@ -194,7 +194,7 @@ def test_a_later_end_counts_whatever_comes_first() -> None:
     early = GroupEnd("g", 4, (task(1),), whos, runs)
     late = GroupEnd("g", 5, (), whos, runs)
     for order in ((early, late), (late, early), (late, early, late)):
-        ends = GroupEnds()
+        ends = Tombstones()
         for end in order:
             ends.add(end)
         assert not ends.refusal("g", task(1), ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hoplite_mp._planner.groups import Groups
+from hoplite_mp._planner.groups import GroupRegistry
 from hoplite_mp._planner.rejoin import VACATED_MAX, Vacated
 from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import messages as m
@@ -112,7 +112,7 @@ def test_the_next_planner_asks_about_the_vacated_rank(knows: bool) -> None:
         r.GroupHeld(0, world.shown[0], (), () if knows else (1,)),
     ]
     world.asked.clear()
-    world.groups = Groups(8, Topology())
+    world.groups = GroupRegistry(8, Topology())
     world.take(world.groups.restore(held, [], range(100)))
     assert world.asked == [(0, task(2))]
     over(world, 2)

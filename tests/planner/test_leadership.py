@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp._manager.heartbeats import Beats
+from hoplite_mp._manager.heartbeats import Heartbeats
 from hoplite_mp._manager.leadership import PATIENT_S, Leadership
-from hoplite_mp._manager.loop import JOIN_WAIT_S, Link, Loop
+from hoplite_mp._manager.loop import JOIN_WAIT_S, Link, ManagerLoop
 from hoplite_mp._planner.manager_recovery import RESTORE_S
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.terms import OUT_S, Candidate, lease_s
@@ -69,7 +69,9 @@ class Stage:
     def __init__(self, candidate: Candidate | None = None, again: bool = False) -> None:
         self.now = 10.0
         own = 0 if candidate is None else candidate.own
-        self.loop = Loop(Planner(again=again or candidate is not None, own=own), lambda: self.now)
+        self.loop = ManagerLoop(
+            Planner(again=again or candidate is not None, own=own), lambda: self.now
+        )
         self.leadership: Leadership[Link] = Leadership(
             ("10.0.0.2:7001",),
             own=own,
@@ -79,7 +81,7 @@ class Stage:
             candidate=candidate,
         )
         self.loop.share(self.leadership)
-        self.loop._beats = Beats(BEAT_S, 100.0)
+        self.loop._beats = Heartbeats(BEAT_S, 100.0)
         self.nodes: list[Node] = []
 
     def connect(self, near: bool = False, role: str = "node") -> Node:

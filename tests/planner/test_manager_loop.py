@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from hoplite_mp._manager.loop import JOIN_WAIT_S, Loop
+from hoplite_mp._manager.loop import JOIN_WAIT_S, ManagerLoop
 from hoplite_mp._manager.main import main
 from hoplite_mp._planner.manager_recovery import OWN_S
 from hoplite_mp._planner.planner_core import Planner
@@ -52,7 +52,7 @@ class Stage:
 
     def __init__(self, outgoing_bytes_max: int = 1 << 20) -> None:
         self.now = 0.0
-        self.loop = Loop(Planner(), lambda: self.now, outgoing_bytes_max)
+        self.loop = ManagerLoop(Planner(), lambda: self.now, outgoing_bytes_max)
         self.nodes: list[Node] = []
 
     def connect(self) -> Node:

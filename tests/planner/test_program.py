@@ -11,7 +11,7 @@ from hoplite_mp._planner import stripe_plan
 from hoplite_mp._planner.program import (
     INBOUND_PARENTS_MAX,
     PROGRAMS_MAX,
-    Programs,
+    ProgramCache,
     participants,
     program_of,
     tree_children,
@@ -155,7 +155,7 @@ def test_gathering_is_rotated_and_bounded() -> None:
 def test_programs_of_plans_that_differ_in_name_alone_are_made_once(
     found: list[m.ExecuteReduce | m.Distribute], node: int
 ) -> None:
-    programs = Programs()
+    programs = ProgramCache()
     for plan in found:
         known = programs.of(plan, node)
         assert known == program_of(plan, node)
@@ -163,7 +163,7 @@ def test_programs_of_plans_that_differ_in_name_alone_are_made_once(
 
 
 def test_few_programs_are_kept() -> None:
-    programs = Programs()
+    programs = ProgramCache()
     plan = m.Distribute(1, ID, 1, 8, (0,), (1, 2), stripe_plan.cut([(1, 1), (2, 1)]), "stripes")
     first = programs.of(plan, 1)
     for share in range(2, PROGRAMS_MAX + 2):

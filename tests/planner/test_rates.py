@@ -5,7 +5,7 @@ from __future__ import annotations
 from hoplite_mp._planner import cost
 from hoplite_mp._planner.packing import pack
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT, PAIR_S, Host
+from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT, PAIR_S, HostRates
 from hoplite_mp._protocol import messages as m
 
 
@@ -25,11 +25,11 @@ def test_nearly_alike_is_alike_whoever_reports_first() -> None:
         made = planner(3)
         for node in order:
             report(made, node, (100e6, 119e6, 30e6)[node], 119e6)
-        alike = Host(119e6, 119e6)
+        alike = HostRates(119e6, 119e6)
         first, second, slow = made.topology.hosts((0, 1, 2))
         assert second == alike
         assert first == alike
-        assert slow == Host(30e6, 119e6)
+        assert slow == HostRates(30e6, 119e6)
 
 
 def test_who_has_left_is_no_measure() -> None:

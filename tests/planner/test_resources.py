@@ -12,8 +12,8 @@ from hoplite_mp._planner.resources import (
     INDICES_MAX,
     UNITS,
     Demand,
-    Ledger,
-    Rows,
+    ResourceLedger,
+    WaitingRows,
     amounts_of,
     amounts_text,
     as_amounts,
@@ -26,9 +26,9 @@ def test_amounts_are_exact() -> None:
     tenth, third = amounts_of({"gpu": 0.1}), amounts_of({"gpu": 1 / 3})
     assert tenth == (("gpu", 1000),)
     assert amounts_of({"a": 0, "b": 2}) == (("b", 2 * UNITS),)
-    one = Ledger(amounts_of({"gpu": 1}))
+    one = ResourceLedger(amounts_of({"gpu": 1}))
     assert [one.take(i, tenth) for i in range(11)] == [{"gpu": [0]}] * 10 + [None]
-    one = Ledger(amounts_of({"gpu": 1}))
+    one = ResourceLedger(amounts_of({"gpu": 1}))
     assert [one.take(i, third) is not None for i in range(4)] == [True, True, True, False]
     assert as_amounts((("a", 5000), ("b", UNITS))) == {"a": 0.5, "b": 1}
     assert demand_words((("a", 5000), ("b", UNITS))) == "a 0.5, b 1"
@@ -39,7 +39,7 @@ def test_whole_amounts_are_written_without_a_point() -> None:
 
 
 def test_everybody_of_a_row_in_order_of_rank() -> None:
-    rows = Rows()
+    rows = WaitingRows()
     for who, rank in (("a", 3), ("b", 1), ("c", 2)):
         rows.add(who, (), None, rank)
     (row,) = rows.rows.values()
@@ -70,7 +70,7 @@ def test_text() -> None:
 
 
 def test_whole_ones_stay_whole() -> None:
-    ledger = Ledger(amounts_of({"gpu": 2}))
+    ledger = ResourceLedger(amounts_of({"gpu": 2}))
     half, one = amounts_of({"gpu": 0.5}), amounts_of({"gpu": 1})
     assert ledger.take("a", half) == {"gpu": [0]}
     assert ledger.take("b", half) == {"gpu": [0]}  # not on the other one
@@ -86,12 +86,12 @@ def test_whole_ones_stay_whole() -> None:
 
 def test_quantities_have_no_indices() -> None:
     for total in (0.5, 12.5, INDICES_MAX + 1):
-        ledger = Ledger(amounts_of({"x": total}))
+        ledger = ResourceLedger(amounts_of({"x": total}))
         assert ledger.take(1, amounts_of({"x": total / 2})) == {"x": []}
         assert ledger.times(amounts_of({"x": total / 2}), 9, True) == 1
         assert ledger.times(amounts_of({"x": total / 2}), 9, False) == 2
-    assert Ledger().could_ever(())
-    assert not Ledger().could_ever(amounts_of({"x": 1}))
+    assert ResourceLedger().could_ever(())
+    assert not ResourceLedger().could_ever(amounts_of({"x": 1}))
 
 
 AMOUNT = st.sampled_from([1, 1000, 2500, 3333, 5000, 7000, UNITS, 15_000, 2 * UNITS, 3 * UNITS])
@@ -108,7 +108,7 @@ DEMAND = st.dictionaries(st.sampled_from("abc"), AMOUNT, min_size=1).map(
 def test_no_more_is_given_than_there_is(
     totals: dict[str, float], steps: list[tuple[bool, int, Demand]]
 ) -> None:
-    ledger = Ledger(amounts_of(totals))
+    ledger = ResourceLedger(amounts_of(totals))
     held: dict[int, tuple[Demand, dict[str, list[int]]]] = {}
     for takes, who, demand in steps:
         if takes and who not in held:
@@ -161,7 +161,7 @@ def test_no_more_is_given_than_there_is(
     )
 )
 def test_who_waits_is_served_in_order(steps: list[tuple[str, int, int, int]]) -> None:
-    rows, order = Rows(), 0
+    rows, order = WaitingRows(), 0
     ranks: dict[int, tuple[int, int]] = {}
     for what, who, kind, level in steps:
         if what == "a" and who not in ranks:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import get_args
 
-from hoplite_mp._planner.membership import Membership
-from hoplite_mp._planner.operation import TRANSITIONS, State
+from hoplite_mp._planner.membership import ClusterMembership
+from hoplite_mp._planner.operation import TRANSITIONS, OperationState
 from hoplite_mp._planner.planner_core import _HANDLERS, Planner
-from hoplite_mp._planner.step_result import _DRAWN, Plan
+from hoplite_mp._planner.step_result import _DRAWN, StepResult
 from hoplite_mp._planner.stripe_plan import owners, single_vertex
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.fields import NODES_MAX
@@ -23,10 +23,10 @@ def test_every_message_is_handled_and_every_answer_can_be_drawn() -> None:
             continue  # the manager's own word; and what `Restoring` takes
         assert (type(message) in _HANDLERS) != (type(message) in _DRAWN)
     answers = tuple((0, message) for message in SAMPLES if type(message) in _DRAWN)
-    text = Plan(answers, 2.5).as_text()  # type: ignore[arg-type]
+    text = StepResult(answers, 2.5).as_text()  # type: ignore[arg-type]
     assert text.count("-> node 0: ") == len(answers)
     assert text.endswith("wake at 2.5")
-    assert Plan().as_text() == "nothing"
+    assert StepResult().as_text() == "nothing"
 
 
 def test_which_node_owns_an_object_is_drawn() -> None:
@@ -35,7 +35,7 @@ def test_which_node_owns_an_object_is_drawn() -> None:
         (0, m.OwnerTold(ID, NODES_MAX)),
         (0, m.OwnersNamed(2, (ID, ID[::-1]), (1, NODES_MAX), ((), ()), ((), ()), False)),
     )
-    lines = Plan(sends).as_text().splitlines()
+    lines = StepResult(sends).as_text().splitlines()
     assert lines[0].endswith(": node 3")
     assert lines[1].endswith(": nobody")
     assert "after node 2" in lines[2]
@@ -43,7 +43,7 @@ def test_which_node_owns_an_object_is_drawn() -> None:
 
 
 def test_every_transition_belongs_to_a_state() -> None:
-    assert {state for state, _ in TRANSITIONS} == set(State)
+    assert {state for state, _ in TRANSITIONS} == set(OperationState)
 
 
 def test_the_forest_of_one_node() -> None:
@@ -53,7 +53,7 @@ def test_the_forest_of_one_node() -> None:
 
 
 def test_lives_of_nodes() -> None:
-    nodes = Membership()
+    nodes = ClusterMembership()
     assert nodes.join(m.NodeJoined(77, 2, 1)).node == 0
     assert nodes.join(m.NodeJoined(88, 0, 1)).node == 1
     assert not nodes.is_joining(0, 2)
@@ -72,14 +72,14 @@ def test_lives_of_nodes() -> None:
 def test_the_next_manager_gives_no_number_twice() -> None:
     """Neither one that a member has, nor one of a node that is gone."""
     for known, first in ((1, 3), (5, 5)):
-        nodes = Membership()
+        nodes = ClusterMembership()
         nodes.restore([Member(0, 1, 77, 1), Member(2, 1, 88, 1)], known)
         assert nodes.number_of(88) == 2
         assert nodes.number_of(99) == first
 
 
 def test_uses_of_client_slots() -> None:
-    nodes = Membership()
+    nodes = ClusterMembership()
     nodes.join(m.NodeJoined(77, 1, 1))
     nodes.lose_client(0, 5, 7)
     nodes.lose_client(0, 5, 6)  # late: does not call generation 7 back

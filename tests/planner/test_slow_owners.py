@@ -10,7 +10,7 @@ import pytest
 from hoplite_mp._node.groups.group_decisions import decide
 from hoplite_mp._planner.slow_owners import is_slow, owners_without, slow_one, stays_slow
 from hoplite_mp._planner.stripe_plan import cut
-from hoplite_mp._planner.topology import Host
+from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol.group_calls import GroupSlow
 from tests.node.test_speculative_start import members, part
 
@@ -114,8 +114,8 @@ def test_one_of_many_that_give_to_a_single_other_keeps_its_stripe() -> None:
 def test_a_host_that_is_faster_than_the_others_is_not_slow() -> None:
     """It sends a quarter of what it could, because the others take no more."""
     made = plan(4)
-    rates = dict.fromkeys(range(4), Host(LINK, LINK))
-    rates[1] = Host(4 * LINK, 4 * LINK)
+    rates = dict.fromkeys(range(4), HostRates(LINK, LINK))
+    rates[1] = HostRates(4 * LINK, 4 * LINK)
     assert not is_slow(1, report(made, up=LINK), made, rates)
     assert is_slow(1, report(made, up=LINK // 4), made, rates)
     assert not is_slow(1, report(made, up=LINK // 4), made, {0: rates[0]})
@@ -124,7 +124,7 @@ def test_a_host_that_is_faster_than_the_others_is_not_slow() -> None:
 
 def test_what_is_believed_of_a_slow_link_until_it_is_faster() -> None:
     made = plan(4)
-    fast, slow = Host(LINK, LINK), Host(SLOW, LINK)
+    fast, slow = HostRates(LINK, LINK), HostRates(SLOW, LINK)
     assert stays_slow(report(made), slow, LINK)
     assert not stays_slow(report(made, up=2 * SLOW), slow, LINK)
     assert not stays_slow(report(made), fast, LINK)

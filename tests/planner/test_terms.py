@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hoplite_mp._planner import terms
-from hoplite_mp._planner.terms import Candidate, Hosts, Knowledge, Lease, Voter
+from hoplite_mp._planner.terms import Candidate, Hosts, Knowledge, ManagerLease, Voter
 
 LEASE_S, PROMISE_S = terms.lease_s(1.0), terms.promise_s(1.0)
 FIRST, STANDBY = 0, 1  # nodes of the two managers' hosts
@@ -33,9 +33,9 @@ class World:
     rates: list[float]
     now: float = 0.0
     identities: int = 0
-    manager: Lease | None = None  # of the first host; None: its process is down
+    manager: ManagerLease | None = None  # of the first host; None: its process is down
     candidate: Candidate | None = None
-    second: Lease | None = None  # the standby's, when it leads
+    second: ManagerLease | None = None  # the standby's, when it leads
     voters: list[Voter] = field(default_factory=list)
     mail: list[tuple[str, int, Any]] = field(default_factory=list)  # (kind, node, what)
     there: set[int] = field(default_factory=set)  # nodes that have ever joined
@@ -75,7 +75,7 @@ class World:
                 self.second = self.candidate.lease(LEASE_S)
                 self.candidate = None
 
-    def say(self, lease: Lease) -> None:
+    def say(self, lease: ManagerLease) -> None:
         """A beat of a manager, to all that it may ever have known."""
         now = self.clock(lease.at)
         for node in range(NODES):
@@ -94,7 +94,7 @@ class World:
         if voter.is_free(self.clock(node)):
             self.mail.append(("offer", node, voter.knowledge))
 
-    def deciding(self) -> list[Lease]:
+    def deciding(self) -> list[ManagerLease]:
         both = [one for one in (self.manager, self.second) if one is not None]
         return [one for one in both if one.decides(self.clock(one.at))]
 
@@ -107,7 +107,7 @@ class Managers(RuleBasedStateMachine):
     def begin(self, rates: list[float], size: int) -> None:
         self.world = world = World(rates)
         world.voters = [Voter(PROMISE_S, world.clock(node)) for node in range(NODES)]
-        world.manager = Lease(1, FIRST, LEASE_S)
+        world.manager = ManagerLease(1, FIRST, LEASE_S)
         world.manager.change(tuple(range(size)))
         world.there = set(range(size))
         world.stand()
@@ -194,7 +194,7 @@ class Managers(RuleBasedStateMachine):
         """The node of its host tells it what it knew."""
         known = self.world.voters[FIRST].knowledge
         if known.term == 1:
-            lease = self.world.manager = Lease(1, FIRST, LEASE_S, known.lists)
+            lease = self.world.manager = ManagerLease(1, FIRST, LEASE_S, known.lists)
             lease.followed(FIRST, 1, self.world.clock(FIRST), self.world.voters[FIRST].version)
 
     @rule()
@@ -245,9 +245,9 @@ def test_many_more() -> None:
     run_state_machine_as_test(Managers, settings=many)
 
 
-def led(*nodes: int) -> tuple[Lease, dict[int, Voter]]:
+def led(*nodes: int) -> tuple[ManagerLease, dict[int, Voter]]:
     """A manager of these hosts, all of whom have answered at 0."""
-    lease = Lease(1, nodes[0], LEASE_S)
+    lease = ManagerLease(1, nodes[0], LEASE_S)
     lease.change(nodes)
     voters = {node: Voter(PROMISE_S, 0.0) for node in nodes}
     for _ in range(2):
@@ -255,7 +255,7 @@ def led(*nodes: int) -> tuple[Lease, dict[int, Voter]]:
     return lease, voters
 
 
-def answer(lease: Lease, voters: dict[int, Voter], now: float) -> None:
+def answer(lease: ManagerLease, voters: dict[int, Voter], now: float) -> None:
     for node, voter in voters.items():
         if voter.hear(lease.term, lease.at, lease.words_for(node), now):
             lease.followed(node, voter.term, now, voter.version)
@@ -462,7 +462,7 @@ deeds = st.one_of(
 @given(st.lists(deeds, max_size=40))
 def test_a_lease_is_what_its_definition_says(done: list[tuple[Any, ...]]) -> None:
     """Half of each list has answered to words of the last `lease_s`, asked at any time."""
-    lease, now, sent = Lease(1, FIRST, 4.0), 0.0, dict[int, float]()
+    lease, now, sent = ManagerLease(1, FIRST, 4.0), 0.0, dict[int, float]()
     for what, *more in done:
         if what == "change":
             lease.change(tuple(sorted(more[0])))

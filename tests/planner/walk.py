@@ -16,7 +16,7 @@ from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._protocol import messages as m
 
 if TYPE_CHECKING:
-    from hoplite_mp._planner.step_result import Plan
+    from hoplite_mp._planner.step_result import StepResult
     from tests.planner.naive import NaiveGroup, NaiveOperation
 
 # Weighted, so that walks of fifty steps come deep: the end of a node or a late message is rarer
@@ -67,7 +67,7 @@ class Walk(RuleBasedStateMachine):
             self.asked_to_leave.discard(dies)
         return self.see(self.planner.step(message, self.now))
 
-    def see(self, plan: Plan) -> list[tuple[int, m.ManagerToNode]]:
+    def see(self, plan: StepResult) -> list[tuple[int, m.ManagerToNode]]:
         """Only the living are spoken to. Who may leave is noted here, and not passed on."""
         assert all(node in self.living for node, _ in plan.sends)
         deadlines = [op.deadline_at for op in self.operations.values() if not op.passed]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from hoplite_mp._planner.groups import Standing
+from hoplite_mp._planner.groups import MemberStanding
 from hoplite_mp._protocol import messages as m
 from tests.planner.naive import NaiveGroup
 from tests.planner.walk import (
@@ -102,7 +102,7 @@ class GroupWalk(Walk):
         assert len(set(boards)) == len(boards)
         assert all(0 <= board < BOARDS_MAX for board in boards)
         for name, group in groups.items():
-            alive, joining = group.mask(Standing.ALIVE), group.mask(Standing.JOINING)
+            alive, joining = group.mask(MemberStanding.ALIVE), group.mask(MemberStanding.JOINING)
             assert alive & joining == 0
             assert alive
             assert (alive, joining, group.shown.formed if group.shown else None) == (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from hoplite_mp._planner.operation import State
+from hoplite_mp._planner.operation import OperationState
 from hoplite_mp._protocol import messages as m
 from tests.planner.edges import check_edges
 from tests.planner.naive import NaiveOperation
@@ -325,7 +325,9 @@ class ReduceWalk(Walk):
     def members_are_ready_and_fixed(self) -> None:
         for operation, op in self.planner.reductions.operations.items():
             model = self.operations[operation]
-            assert op.state is (State.WAITING if model.members is None else State.EXECUTING)
+            assert op.state is (
+                OperationState.WAITING if model.members is None else OperationState.EXECUTING
+            )
             ready, failed = model.replay()
             assert {index: set(source.holders) for index, source in op.ready.items()} == ready
             assert list(op.ready) == list(ready)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hoplite_mp._protocol import greetings as g
-from hoplite_mp._protocol.handshake import PLAIN, ClientHandshake, Outcome, ServerHandshake
+from hoplite_mp._protocol.handshake import PLAIN, ClientHandshake, HandshakeOutcome, ServerHandshake
 from hoplite_mp._protocol.secret import Secret
 from hoplite_mp.errors import AuthError, HopliteError, ProtocolError
 
@@ -71,8 +71,8 @@ class Run:
 def test_both_sides_end_up_knowing_each_other() -> None:
     run = Run(client(cluster=CLUSTER), server())
     assert run.errors == {}
-    assert run.client.result == Outcome("node", "manager", CLUSTER, SERVER)
-    assert run.server.result == Outcome("node", "manager", CLUSTER, CLIENT)
+    assert run.client.result == HandshakeOutcome("node", "manager", CLUSTER, SERVER)
+    assert run.server.result == HandshakeOutcome("node", "manager", CLUSTER, CLIENT)
     assert run.client.wanted == run.server.wanted == 0
 
 

@@ -50,7 +50,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(namespaces, "_received", {})
     monkeypatch.setattr(namespaces, "_by_place", {})
 
-    def read(data: bytes) -> tuple[Any, _serialize.Carried]:
+    def read(data: bytes) -> tuple[Any, _serialize.BroughtGlobals]:
         with monkeypatch.context() as patch:
             patch.setattr(namespaces._state, "process", b"elsewher")
             function, carried = _serialize.decode_with_carried(data)

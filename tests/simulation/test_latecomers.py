@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hoplite_mp._node.peers.link_estimator import Meter
+from hoplite_mp._node.peers.link_estimator import LinkEstimator
 from hoplite_mp._planner.stripe_plan import cut
 from hoplite_mp._protocol.fields import SHARES
 from hoplite_mp._serialize.contributions import early_shares, section_bounds
@@ -184,9 +184,9 @@ def test_what_moves_while_others_are_late_says_nothing_about_links(
     """Two of eight exchange their stripes, and then nothing moves for a second."""
     late = [0.0, 0.0, 1.0, 1.02, 1.05, 1.1, 1.15, 2.2]
     known: dict[int, list[float]] = {}  # of each host, bytes per second
-    finish = Meter._finish
+    finish = LinkEstimator._finish
 
-    def spied(meter: Meter) -> None:
+    def spied(meter: LinkEstimator) -> None:
         finish(meter)
         known[id(meter)] = meter.known
 
@@ -203,7 +203,7 @@ def test_what_moves_while_others_are_late_says_nothing_about_links(
         for rank, host in enumerate(work.hosts()):
             work.program(host, f"rank {rank}", partial(member, rank))
 
-    monkeypatch.setattr(Meter, "_finish", spied)
+    monkeypatch.setattr(LinkEstimator, "_finish", spied)
     play(monkeypatch, len(late), begin)
     assert len(known) == len(late)
     assert min(map(min, known.values())) > 0.9 * RATE, known

@@ -29,7 +29,7 @@ from hoplite_mp._simulation import runs
 logging.disable(logging.CRITICAL)
 runs.NARROW_RUNS = runs.NARROW_PATHS = runs.KNOWN_RUNS = 1.0
 runs.NARROW_RATE_MIN = trees.WORTH = 0.0
-packed, used_by = 0, trees.Trees.used_by
+packed, used_by = 0, trees.TreeCache.used_by
 
 def used_by_at_once(self, plan, *about):
     global packed
@@ -40,7 +40,7 @@ def used_by_at_once(self, plan, *about):
     packed += found[0].rule == "parents"
     return found
 
-trees.Trees.used_by = used_by_at_once
+trees.TreeCache.used_by = used_by_at_once
 failed = [(one.seed, one.failure) for one in map(runs.run_seed, {seeds}) if one.failure]
 print(json.dumps([packed, failed]))
 """

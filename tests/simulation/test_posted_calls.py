@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp._node.execution.plan_cells import PlanCells
-from hoplite_mp._node.execution.plan_runner import PlanExecutor
+from hoplite_mp._node.execution.plan_runner import PlanRunner
 from hoplite_mp._node.groups.posted_calls import POSTED_MAX, POSTED_S
 from hoplite_mp._node.store import budget as stores
 from tests.simulation import test_latecomers as latecomers
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from hoplite_mp._node.execution.plan_state import PlanExecution
+    from hoplite_mp._node.execution.plan_state import PlanState
     from hoplite_mp._protocol.group_calls import Plan
     from hoplite_mp._simulation.workloads.workload import Workload
 
@@ -38,25 +38,25 @@ PAUSE_S = 0.02  # in which a program computes, so that nodes have time to post
 def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many plans were posted, placed, and given up, on all nodes."""
     found: Counter[str] = Counter()
-    post, drop, place = PlanExecutor.post, PlanExecutor.drop_posted, PlanCells.place
+    post, drop, place = PlanRunner.post, PlanRunner.drop_posted, PlanCells.place
 
-    def posts(executor: PlanExecutor, plan: Plan) -> None:
+    def posts(executor: PlanRunner, plan: Plan) -> None:
         post(executor, plan)
         made = executor.executions.get(plan.operation)
         found["posted"] += made is not None and made.posted
 
-    def drops(executor: PlanExecutor, plan: Plan) -> None:
+    def drops(executor: PlanRunner, plan: Plan) -> None:
         made = executor.executions.get(plan.operation)
         found["given up"] += made is not None and made.posted
         drop(executor, plan)
 
-    def places(cells: PlanCells, execution: PlanExecution) -> None:
+    def places(cells: PlanCells, execution: PlanState) -> None:
         place(cells, execution)
         found["placed"] += 1
         found["ahead"] += execution.is_ahead
 
-    monkeypatch.setattr(PlanExecutor, "post", posts)
-    monkeypatch.setattr(PlanExecutor, "drop_posted", drops)
+    monkeypatch.setattr(PlanRunner, "post", posts)
+    monkeypatch.setattr(PlanRunner, "drop_posted", drops)
     monkeypatch.setattr(PlanCells, "place", places)
     return found
 
@@ -302,9 +302,9 @@ def test_nothing_is_spilled_where_the_machine_is_short_of_memory(
 ) -> None:
     """The store has room, but a block would need pages that the machine cannot give."""
     short: list[bool] = []  # whether it is, in the post that is running
-    post, spill = PlanExecutor.post, stores.Store.spill_one
+    post, spill = PlanRunner.post, stores.Store.spill_one
 
-    def posts(executor: PlanExecutor, plan: Plan) -> None:
+    def posts(executor: PlanRunner, plan: Plan) -> None:
         available = stores.available_bytes
         short.append(seen["placed"] >= 2 * MEMBERS)
         if short[-1]:
@@ -319,7 +319,7 @@ def test_nothing_is_spilled_where_the_machine_is_short_of_memory(
         seen["spilled"] += bool(short)
         return spill(*about)
 
-    monkeypatch.setattr(PlanExecutor, "post", posts)
+    monkeypatch.setattr(PlanRunner, "post", posts)
     monkeypatch.setattr(stores.Store, "spill_one", spills)
 
     def member(rank: int, c: Any) -> None:

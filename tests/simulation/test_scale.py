@@ -12,9 +12,9 @@ import pytest
 
 from hoplite_mp._planner.program import Cell, program_of
 from hoplite_mp._simulation.scale import executions
-from hoplite_mp._simulation.scale.oracle import WrongEnd
+from hoplite_mp._simulation.scale.oracle import WrongCompletion
 from hoplite_mp._simulation.scale.scale import OPERATIONS, Size, measure
-from hoplite_mp._simulation.scale.streams import WrongBytes
+from hoplite_mp._simulation.scale.streams import WrongPlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ def test_what_is_planned_arrives(nodes: int, nbytes: int) -> None:
 
 def test_more_nodes_are_judged_too(monkeypatch: pytest.MonkeyPatch) -> None:
     mistake(monkeypatch, _forget_a_source)
-    with pytest.raises(WrongBytes, match="contributors"):
+    with pytest.raises(WrongPlace, match="contributors"):
         played("reduce_scatter", 130, 16 << 10)
 
 
@@ -73,7 +73,7 @@ def test_each_contributor_counts_once(
     operation: str, change: Callable[[Program], Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mistake(monkeypatch, change)
-    with pytest.raises(WrongBytes, match="contributors"):
+    with pytest.raises(WrongPlace, match="contributors"):
         played(operation)
 
 
@@ -82,14 +82,14 @@ def test_each_contributor_counts_once(
 def test_a_stripe_that_is_pulled_as_another_one_is_seen(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = executions.Part.key
+    real = executions.ScalePart.key
 
-    def next_one(part: executions.Part, name: Cell) -> tuple[int, int, int, int]:
+    def next_one(part: executions.ScalePart, name: Cell) -> tuple[int, int, int, int]:
         operation, epoch, stripe, kind = real(part, name)
         return operation, epoch, (stripe + (part.program.node == 2)) % len(part.bounds), kind
 
-    monkeypatch.setattr(executions.Part, "key", next_one)
-    with pytest.raises((WrongBytes, WrongEnd)):
+    monkeypatch.setattr(executions.ScalePart, "key", next_one)
+    with pytest.raises((WrongPlace, WrongCompletion)):
         played(operation, 4)
 
 
@@ -99,5 +99,5 @@ def test_bytes_that_do_not_come_are_seen(operation: str, monkeypatch: pytest.Mon
         return dataclasses.replace(program, serves=program.serves[1:])
 
     mistake(monkeypatch, forget)
-    with pytest.raises((WrongBytes, WrongEnd)):
+    with pytest.raises((WrongPlace, WrongCompletion)):
         played(operation)

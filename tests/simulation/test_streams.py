@@ -12,8 +12,8 @@ import random
 import pytest
 
 from hoplite_mp._common import transfer_model
-from hoplite_mp._simulation.network import Network
-from hoplite_mp._simulation.scale.streams import Cell, Engine, WrongBytes
+from hoplite_mp._simulation.network import VirtualNetwork
+from hoplite_mp._simulation.scale.streams import ScaleCell, ScaleEngine, WrongPlace
 from hoplite_mp._simulation.timeline import Timeline
 
 EVENTS_MAX = 100_000
@@ -27,15 +27,17 @@ class Play:
     def __init__(self, seed: int) -> None:
         chance = random.Random(seed)
         self.timeline = Timeline(seed)
-        network = Network(self.timeline, chance.choice([1e-5, 1e-2]), chance.choice([0.0, 1e-3]))
+        network = VirtualNetwork(
+            self.timeline, chance.choice([1e-5, 1e-2]), chance.choice([0.0, 1e-3])
+        )
         block = chance.choice([16384, 65536, 262144])
         self.engines = []
         for _ in range(chance.randint(2, 4)):
             host = network.add(chance.choice([1e6, 1e8]), chance.choice([1e6, 1e8]))
-            self.engines.append(Engine(network, host, block))
-        self.twin = transfer_model.Rule()
+            self.engines.append(ScaleEngine(network, host, block))
+        self.twin = transfer_model.TransferModel()
         self.nbytes = chance.choice([64, 400, 80_000, 399_996])
-        self.cells: list[tuple[int, Cell]] = []
+        self.cells: list[tuple[int, ScaleCell]] = []
         self.shown: dict[int, set[int]] = {}
         for _ in range(chance.randint(1, 4)):
             filled = self.nbytes if chance.random() < 0.8 else chance.randint(0, self.nbytes)
@@ -58,7 +60,7 @@ class Play:
                 self.twin.fold(len(self.cells) - 1, [(k, 4) for k in sources], 4)
                 self.engines[host].fold(cell, [self.cells[k][1] for k in sources])
 
-    def _add(self, host: int, block: int, filled: int = 0) -> Cell:
+    def _add(self, host: int, block: int, filled: int = 0) -> ScaleCell:
         number = len(self.cells)
         self.twin.cell(number, self.nbytes, filled, block)
         content = number if filled else None
@@ -98,7 +100,7 @@ def test_simulated_streams_do_what_the_rule_says(first: int) -> None:
 
 
 def test_a_part_of_a_cell_in_both() -> None:
-    twin = transfer_model.Rule()
+    twin = transfer_model.TransferModel()
     twin.cell("whole", 100_000, filled=100_000)
     twin.cell("part", 70_000)
     twin.pull("part", "whole")
@@ -111,9 +113,9 @@ def test_a_part_of_a_cell_in_both() -> None:
     assert (part.content, part.watermark) == ("whole", 70_000)
 
 
-def engines() -> tuple[Engine, Engine]:
-    network = Network(Timeline(0), 0.0, 0.0)
-    one, other = (Engine(network, network.add(1e9, 1e9), 65536) for _ in range(2))
+def engines() -> tuple[ScaleEngine, ScaleEngine]:
+    network = VirtualNetwork(Timeline(0), 0.0, 0.0)
+    one, other = (ScaleEngine(network, network.add(1e9, 1e9), 65536) for _ in range(2))
     return one, other
 
 
@@ -121,7 +123,7 @@ def test_a_pull_from_another_place_is_seen() -> None:
     engine, other = engines()
     other.cell(KEY, 64, 100, "here", 100)
     engine.pull(engine.cell(None, 0, 100), other, KEY)
-    with pytest.raises(WrongBytes, match="comes to"):
+    with pytest.raises(WrongPlace, match="comes to"):
         engine.network.timeline.run(100, 1.0)
 
 
@@ -129,7 +131,7 @@ def test_a_pull_of_more_than_there_will_be_is_seen() -> None:
     engine, other = engines()
     other.cell(KEY, 0, 100, "here", 100)
     engine.pull(engine.cell(None, 0, 101), other, KEY)
-    with pytest.raises(WrongBytes, match="shorter"):
+    with pytest.raises(WrongPlace, match="shorter"):
         engine.network.timeline.run(100, 1.0)
 
 
@@ -137,7 +139,7 @@ def test_a_pull_of_more_than_there_will_be_is_seen() -> None:
 def test_a_fold_of_different_places_is_seen(place: tuple[int, int]) -> None:
     engine, _ = engines()
     sources = [engine.cell(None, 0, 64, "here", 64), engine.cell(None, *place, "there", place[1])]
-    with pytest.raises(WrongBytes, match="different places"):
+    with pytest.raises(WrongPlace, match="different places"):
         engine.fold(engine.cell(None, 0, 64), sources)
 
 
@@ -145,9 +147,9 @@ def test_a_cell_that_is_let_go_too_early_is_seen() -> None:
     engine, other = engines()
     source = other.cell(KEY, 0, 100, "here", 100)
     cell = engine.cell(None, 0, 100)
-    with pytest.raises(WrongBytes, match="closed at byte 0"):
+    with pytest.raises(WrongPlace, match="closed at byte 0"):
         engine.close(cell)
     engine.pull(cell, other, KEY)
     engine.network.timeline.run(1, 1.0)  # it has been asked for
-    with pytest.raises(WrongBytes, match="closed at byte 100"):
+    with pytest.raises(WrongPlace, match="closed at byte 100"):
         other.close(source)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._sync import sync_actors
 from hoplite_mp._sync.waiting import (
-    Answer,
+    CallAnswer,
     Gathering,
     Item,
     Notifications,
@@ -33,7 +33,7 @@ def test_without_waiting_it_is_a_queue_of_the_standard_library(size: int, steps:
     table = QueueTable(size)
     for number, step in enumerate(steps):
         if step == "put":
-            full = table.put((b"a", number), number, False) is Answer.REFUSED
+            full = table.put((b"a", number), number, False) is CallAnswer.REFUSED
             assert full == model.full()
             if not full:
                 model.put_nowait(number)
@@ -50,7 +50,7 @@ def test_without_waiting_it_is_a_queue_of_the_standard_library(size: int, steps:
                 model.task_done()
         assert len(table.items) == model.qsize()
         assert table.unfinished == model.unfinished_tasks
-        assert (table.join() is Answer.DONE) == (model.unfinished_tasks == 0)
+        assert (table.join() is CallAnswer.DONE) == (model.unfinished_tasks == 0)
 
 
 @given(st.integers(0, 3), st.lists(st.booleans(), max_size=40))
@@ -61,7 +61,7 @@ def test_without_waiting_it_is_a_semaphore_of_the_standard_library(
     model, table = threading.Semaphore(value), Permits(value, False)
     for number, acquires in enumerate(steps):
         if acquires:
-            got = table.acquire((b"a", number), False) is Answer.DONE
+            got = table.acquire((b"a", number), False) is CallAnswer.DONE
             assert got == model.acquire(blocking=False)
         else:
             assert table.release(b"b")
@@ -104,9 +104,9 @@ class QueueRun:
             return
         elif kind == "put":
             answer = self.table.put(ticket, self.number, waits)
-            if answer is Answer.DONE:
+            if answer is CallAnswer.DONE:
                 self.put.append(self.number)
-            elif answer is Answer.WAIT:
+            elif answer is CallAnswer.WAIT:
                 self.waiting_put[ticket] = self.number
         elif kind == "take":
             self.take(ticket, waits)
@@ -123,7 +123,7 @@ class QueueRun:
             mine = [one for one in self.waiting_put if one[0] == who]
             if mine:
                 one = mine[pick % len(mine)]
-                assert self.table.stop_putting(one) is Answer.REFUSED
+                assert self.table.stop_putting(one) is CallAnswer.REFUSED
                 del self.waiting_put[one]
         elif kind == "give back" and who in self.last:
             item = self.last.pop(who)
@@ -133,7 +133,7 @@ class QueueRun:
         elif kind == "end" and pick == 0:
             self.table.end(False)
             for one in self.waiting_put:  # whose time is over before they have heard of it
-                assert self.table.stop_putting(one) is Answer.ENDED
+                assert self.table.stop_putting(one) is CallAnswer.ENDED
         self.wake()
         self.check()
 
@@ -145,7 +145,7 @@ class QueueRun:
             self.out[found.value] += 1
             self.order.append(found.value)
             self.last[ticket[0]] = found
-        elif found is Answer.WAIT:
+        elif found is CallAnswer.WAIT:
             assert waits
             assert not called, "who was woken finds an item"
             self.waiting_get[ticket] = False
@@ -167,7 +167,7 @@ class QueueRun:
             assert ticket[0] not in self.dead
             if ticket in self.waiting_put:
                 value = self.waiting_put.pop(ticket)
-                if answer is Answer.DONE:
+                if answer is CallAnswer.DONE:
                     self.put.append(value)
             else:
                 assert not self.waiting_get[ticket], "woken twice"
@@ -231,19 +231,19 @@ def test_permits_are_neither_lost_nor_made(
             continue
         elif kind == "acquire":
             answer = table.acquire(ticket, waits)
-            if answer is not Answer.REFUSED:
-                granted[ticket] = answer is Answer.DONE
+            if answer is not CallAnswer.REFUSED:
+                granted[ticket] = answer is CallAnswer.DONE
         elif kind == "release":
             held = any(table.held.values())
             assert table.release(who) == (held or not bounded)
             total += not held and not bounded
         elif mine and kind == "stop":
-            assert table.stop_waiting(mine[0], True) is Answer.REFUSED
+            assert table.stop_waiting(mine[0], True) is CallAnswer.REFUSED
             del granted[mine[0]]
         elif kind == "leave":
             has = [one for one in table.held.get(who, ())]
             if has:
-                assert table.stop_waiting(has[0], False) is Answer.DONE
+                assert table.stop_waiting(has[0], False) is CallAnswer.DONE
         for one, _ in table.woken:
             assert granted[one] is False
             granted[one] = True
@@ -258,9 +258,9 @@ def test_what_was_set_aside_is_the_next_ones() -> None:
     """Who was woken for it has died, or has given up."""
     for gives_up in (lambda table: table.died(b"a"), lambda table: table.stop_taking((b"a", 1))):
         table = QueueTable(0)
-        assert table.take((b"a", 1), True) is Answer.WAIT
+        assert table.take((b"a", 1), True) is CallAnswer.WAIT
         table.put((b"b", 1), "item", False)
-        assert table.take((b"b", 2), False) is Answer.REFUSED
+        assert table.take((b"b", 2), False) is CallAnswer.REFUSED
         gives_up(table)
         assert table.take((b"b", 3), False) == Item(1, "item")
 
@@ -269,10 +269,10 @@ def test_a_putter_whose_time_ends_with_the_queue_learns_that() -> None:
     """Its time is over before it has heard that the queue was shut down: the value is not there."""
     table = QueueTable(1)
     table.put((b"a", 1), "first", True)
-    assert table.put((b"a", 2), "second", True) is Answer.WAIT
-    assert table.put((b"b", 1), "third", True) is Answer.WAIT
+    assert table.put((b"a", 2), "second", True) is CallAnswer.WAIT
+    assert table.put((b"b", 1), "third", True) is CallAnswer.WAIT
     table.end(False)
-    assert table.stop_putting((b"a", 2)) is Answer.ENDED
+    assert table.stop_putting((b"a", 2)) is CallAnswer.ENDED
     table.died(b"b")
     assert not table.turned_away
     assert [item.value for item in table.items] == ["first"]
@@ -280,11 +280,11 @@ def test_a_putter_whose_time_ends_with_the_queue_learns_that() -> None:
 
 def test_a_death_that_is_told_during_a_call_that_fails_is_not_overlooked() -> None:
     """The thread that is told it finds the table taken, and leaves it to the one that has it."""
-    lock = sync_actors.Lock.__new__(sync_actors.Lock)
+    lock = sync_actors.LockActor.__new__(sync_actors.LockActor)
     lock._table = Permits(1, True)
     lock._promises, lock._lives = {}, {b"holder": ObjectRef(bytes(16), None)}
     lock._lock, lock._deaths = threading.Lock(), queue.SimpleQueue()
-    assert lock.acquire((b"holder", 1), False)[0] == Answer.DONE
+    assert lock.acquire((b"holder", 1), False)[0] == CallAnswer.DONE
 
     def call() -> None:
         with lock._alone():
@@ -303,14 +303,14 @@ def test_an_item_that_another_process_has_finished_is_not_lost_with_its_taker() 
     table.put((b"a", 1), 1, False)
     assert isinstance(table.take((b"b", 2), False), Item)
     assert table.finish_one(b"c")  # b has handed the item over
-    assert table.join() is Answer.DONE
+    assert table.join() is CallAnswer.DONE
     table.put((b"a", 3), 2, False)
     table.died(b"b")
-    assert table.join() is Answer.WAIT
+    assert table.join() is CallAnswer.WAIT
     assert isinstance(table.take((b"c", 4), False), Item)
-    assert table.join() is Answer.WAIT
+    assert table.join() is CallAnswer.WAIT
     assert table.finish_one(b"c")
-    assert table.join() is Answer.DONE
+    assert table.join() is CallAnswer.DONE
 
 
 def test_an_item_given_back_after_the_others_were_dropped_is_dropped() -> None:
@@ -321,8 +321,8 @@ def test_an_item_given_back_after_the_others_were_dropped_is_dropped() -> None:
     table.end(True)
     table.give_back(b"b", item)
     assert not table.items
-    assert table.take((b"b", 3), False) is Answer.ENDED
-    assert table.join() is Answer.DONE
+    assert table.take((b"b", 3), False) is CallAnswer.ENDED
+    assert table.join() is CallAnswer.DONE
 
 
 def test_of_several_takers_none_is_forgotten_for_another() -> None:
@@ -333,7 +333,7 @@ def test_of_several_takers_none_is_forgotten_for_another() -> None:
         assert isinstance(table.take((process, number), False), Item)
     assert table.finish_one(b"c")
     table.died(b"d")
-    assert table.join() is Answer.REFUSED
+    assert table.join() is CallAnswer.REFUSED
 
 
 def test_dropping_items_that_were_finished_early() -> None:
@@ -342,7 +342,7 @@ def test_dropping_items_that_were_finished_early() -> None:
     assert table.finish_one(b"a")
     table.end(True)
     assert table.unfinished == 0
-    assert table.join() is Answer.DONE
+    assert table.join() is CallAnswer.DONE
 
 
 @given(st.lists(st.tuples(st.sampled_from(["acquire", "release", "all", "stop", "die"]), WHO,
@@ -358,7 +358,7 @@ def test_a_recursive_lock_has_one_owner_and_wakes_the_first_that_waits(
         if step == "acquire":
             free = owner == me or (owner is None and not waiting)
             answer = table.acquire((process, turn), True, number)
-            assert (answer is Answer.DONE) == free
+            assert (answer is CallAnswer.DONE) == free
             if free:
                 owner, depth = me, depth + 1
             else:
@@ -370,7 +370,7 @@ def test_a_recursive_lock_has_one_owner_and_wakes_the_first_that_waits(
             assert table.release_all(process, number) == (depth if owner == me else 0)
             depth = 0 if owner == me else depth
         elif step == "stop" and waiting:
-            assert table.stop_waiting(waiting.pop()[0], True) is Answer.REFUSED
+            assert table.stop_waiting(waiting.pop()[0], True) is CallAnswer.REFUSED
         elif step == "die":
             table.died(process)
             waiting = [one for one in waiting if one[0][0] != process]
@@ -380,7 +380,7 @@ def test_a_recursive_lock_has_one_owner_and_wakes_the_first_that_waits(
             if waiting:
                 ticket, number = waiting.pop(0)
                 owner, depth = (ticket[0], number), 1
-                assert table.woken.pop() == (ticket, Answer.DONE)
+                assert table.woken.pop() == (ticket, CallAnswer.DONE)
         assert not table.woken
         assert (table.owner, len(table.tickets)) == (owner, depth)
         assert list(table.waiting) == [ticket for ticket, _ in waiting]
@@ -403,7 +403,7 @@ def test_a_notification_is_lost_only_if_no_call_waits(steps: list[tuple[str, byt
             table.returned(notified[0])
             returned += 1
         elif step in ("stop", "keep") and notified:
-            assert table.stop_waiting(notified[0], step == "keep") is Answer.DONE
+            assert table.stop_waiting(notified[0], step == "keep") is CallAnswer.DONE
             expected -= step == "stop" and not waiting
         elif step == "die":
             table.died(process)
@@ -421,24 +421,24 @@ def test_a_barrier_lets_whole_rounds_go_on(
     parties: int, acts: bool, steps: list[tuple[str, bytes]]
 ) -> None:
     table = Gathering(parties)
-    answers: Counter[Answer] = Counter()
+    answers: Counter[CallAnswer] = Counter()
     for turn, (step, process) in enumerate(steps):
         if step == "arrive":
             answer = table.arrive((process, turn), True, acts)
             answers[answer] += 1
         elif step == "act" and table.acting is not None:
             assert table.acted(table.acting)
-            answers[Answer.DONE] += 1
-            answers[Answer.ACT] -= 1
+            answers[CallAnswer.DONE] += 1
+            answers[CallAnswer.ACT] -= 1
         elif step == "late" and table.waiting:
-            assert table.give_up(next(iter(table.waiting))) is Answer.ENDED
+            assert table.give_up(next(iter(table.waiting))) is CallAnswer.ENDED
             assert table.broken
         elif step == "leave" and table.waiting:
             ticket = next(iter(table.waiting))
             table.leave(ticket)
-            answers[Answer.WAIT] -= 1
+            answers[CallAnswer.WAIT] -= 1
         elif step in ("abort", "reset"):
-            answers[Answer.ACT] = 0
+            answers[CallAnswer.ACT] = 0
             getattr(table, step)()
             assert table.broken == (step == "abort")
         elif step == "die":
@@ -450,12 +450,12 @@ def test_a_barrier_lets_whole_rounds_go_on(
             assert table.broken == (broken or gone)
         for _, answer in table.woken:
             answers[answer] += 1
-            answers[Answer.WAIT] -= 1
+            answers[CallAnswer.WAIT] -= 1
         table.woken.clear()
         if table.acting is None:
-            answers[Answer.ACT] = 0
-        assert answers[Answer.DONE] % parties == 0, "no part of a round goes on"
-        assert answers[Answer.WAIT] == len(table.waiting) + len(table.round)
+            answers[CallAnswer.ACT] = 0
+        assert answers[CallAnswer.DONE] % parties == 0, "no part of a round goes on"
+        assert answers[CallAnswer.WAIT] == len(table.waiting) + len(table.round)
         assert len(table.waiting) < parties or table.acting is not None
 
 
@@ -463,11 +463,11 @@ def test_barrier_with_more_calls_than_parties_lets_each_round_run_the_action() -
     table = Gathering(2)
     calls = [(b"a", turn) for turn in range(7)]
     answers = [table.arrive(call, True, True) for call in calls]
-    assert answers == [Answer.WAIT, Answer.ACT, *[Answer.WAIT] * 5]
+    assert answers == [CallAnswer.WAIT, CallAnswer.ACT, *[CallAnswer.WAIT] * 5]
     for first in range(0, 6, 2):
         assert table.acting == calls[first + 1]
         assert table.acted(table.acting)
-        assert (calls[first], Answer.DONE) in table.woken
+        assert (calls[first], CallAnswer.DONE) in table.woken
         assert table.indices[calls[first]] == 0
         if first:
             assert table.indices[calls[first + 1]] == 1
@@ -480,13 +480,13 @@ def test_getter_of_the_next_item_is_woken_while_an_item_may_come_back() -> None:
     """Only a call makes the table decide that the item does not come back."""
     table = QueueTable(0)
     first, second = (b"a", 1), (b"b", 2)
-    assert table.take(first, True, True) is Answer.WAIT
-    assert table.take(second, True) is Answer.WAIT
+    assert table.take(first, True, True) is CallAnswer.WAIT
+    assert table.take(second, True) is CallAnswer.WAIT
     table.put((b"c", 3), 0, False)
     assert isinstance(table.take(first, True, True), Item)
     table.put((b"c", 4), 1, False)
     assert [ticket for ticket, _ in table.woken] == [first, second]
-    assert table.take(second, True) is Answer.BUSY
+    assert table.take(second, True) is CallAnswer.BUSY
     table.decide()
     assert table.take(second, True) == Item(2, 1)
 

@@ -260,7 +260,7 @@ def test_a_standby_waits_for_room_and_keeps_nobody_waiting(monkeypatch: pytest.M
     host: Any = SimpleNamespace(
         start=start, first=[], ending=False, fork=fork, own_descriptors=lambda: []
     )
-    room = manager_process.Managing(host)
+    room = manager_process.ManagerProcess(host)
     ask = StartStandby(1, ["10.0.0.2:7001"], b"", b"")
     full = BlockingIOError(errno.EAGAIN, "no process")
     reader, writer = os.pipe()

@@ -63,8 +63,8 @@ def test_what_a_function_that_is_not_sent_has_missed_is_bounded(kernel: str) -> 
     base[:] = 1
     address = base.__array_interface__["data"][0]
     read_often, read_once = (
-        dirty_pages.Watch(address, base.nbytes),
-        dirty_pages.Watch(address, base.nbytes),
+        dirty_pages.WriteWatch(address, base.nbytes),
+        dirty_pages.WriteWatch(address, base.nbytes),
     )
     with dirty_pages.lock:
         for watch in (read_often, read_once):
@@ -146,7 +146,7 @@ def test_a_fork_between_two_submits(cluster: Cluster) -> None:
     pid = os.fork()
     if pid == 0:  # writes to its own pages; what it asks of the kernel is about its own, too
         x[:] = 5
-        watch = dirty_pages.Watch(x.ctypes.data, x.nbytes)
+        watch = dirty_pages.WriteWatch(x.ctypes.data, x.nbytes)
         with dirty_pages.lock:
             watch.open()
             watch.look()

@@ -15,18 +15,18 @@ from tests.transport.helpers import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._transport.listener import Door
+    from hoplite_mp._transport.listener import Listener
 
 TLS = pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
 
 
-def knock(door: Door, data: bytes = b"") -> socket.socket:
+def knock(door: Listener, data: bytes = b"") -> socket.socket:
     sock = socket.create_connection(door.address)
     sock.sendall(data)
     return sock
 
 
-def answer(door: Door, sock: socket.socket, now: Callable[[], float] = time.monotonic) -> bytes:
+def answer(door: Listener, sock: socket.socket, now: Callable[[], float] = time.monotonic) -> bytes:
     """Everything that the door says until it closes the connection."""
     sock.setblocking(False)
     said = bytearray()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._transport.addresses import Endpoint
-from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.certificates import Certificate, make_certificate
-from hoplite_mp._transport.listener import Door
+from hoplite_mp._transport.listener import Listener
 from hoplite_mp._transport.memory import MemoryStream, pair
 from hoplite_mp._transport.sockets import listen
 from hoplite_mp._transport.stream import TcpStream
@@ -84,7 +84,7 @@ def endpoint(where: tuple[Any, ...]) -> Endpoint:
     return Endpoint(socket.AF_INET, (where[0], where[1]))
 
 
-def make_door(tls: bool, **options: Any) -> Door:
+def make_door(tls: bool, **options: Any) -> Listener:
     options = {
         "key": KEY,
         "service": "manager",
@@ -94,10 +94,10 @@ def make_door(tls: bool, **options: Any) -> Door:
         "handshake_timeout_s": 5.0,
         "unauthenticated_max": 8,
     } | options
-    return Door(listen("127.0.0.1", [0]), **options)
+    return Listener(listen("127.0.0.1", [0]), **options)
 
 
-def make_caller(where: tuple[Any, ...], tls: bool, **options: Any) -> Caller:
+def make_caller(where: tuple[Any, ...], tls: bool, **options: Any) -> Dialer:
     options = {
         "key": KEY,
         "role": "node",
@@ -110,10 +110,10 @@ def make_caller(where: tuple[Any, ...], tls: bool, **options: Any) -> Caller:
     } | options
     if "endpoints" not in options:
         options["endpoints"] = [endpoint(where)]
-    return Caller(options.pop("endpoints"), **options)
+    return Dialer(options.pop("endpoints"), **options)
 
 
-def meet(door: Door, caller: Caller) -> tuple[Admission, Admission]:
+def meet(door: Listener, caller: Dialer) -> tuple[Admission, Admission]:
     """The connection as the caller and the door got it; the caller's error is raised."""
     got: list[Admission] = []
     let_in: list[Admission] = []

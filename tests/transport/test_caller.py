@@ -15,7 +15,7 @@ from hoplite_mp._protocol import greetings as g
 from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._transport.addresses import Endpoint
 from hoplite_mp._transport.caller import SILENT_S_MAX
-from hoplite_mp._transport.listener import Door
+from hoplite_mp._transport.listener import Listener
 from hoplite_mp._transport.sockets import listen
 from hoplite_mp.errors import AuthError, ManagerLostError, ProtocolError
 from tests.transport.doors import knock
@@ -78,7 +78,7 @@ def test_who_is_about_to_start_is_waited_for(opened: list[Any]) -> None:
         where = server.getsockname()
     caller = make_caller(where, False, now=0.0)
     until(lambda: caller.deadline > 0.1, lambda: caller.turn(0.0))
-    door = Door(
+    door = Listener(
         listen("127.0.0.1", [where[1]]),
         key=KEY,
         service="manager",

@@ -13,7 +13,7 @@ from hoplite_mp._protocol.greetings import refusal
 from hoplite_mp._protocol.handshake import (
     PLAIN,
     ClientHandshake,
-    Outcome,
+    HandshakeOutcome,
     ServerHandshake,
 )
 from hoplite_mp._protocol.secret import Secret
@@ -42,7 +42,7 @@ class Talk:
 
     def __init__(self, client: Conversation, server: Conversation) -> None:
         self.sides = {"client": client, "server": server}
-        self.ends: dict[str, Outcome | Exception] = {}
+        self.ends: dict[str, HandshakeOutcome | Exception] = {}
 
     def turn(self, nbytes: int | None = None) -> bool:
         """One step of each; whether anything moved."""
@@ -79,7 +79,7 @@ def good(client_sees: bytes = CERTIFICATE, **keys: bytes) -> Talk:
 def length_of_each_way() -> tuple[int, int]:
     talk = good()
     talk.run()
-    assert all(isinstance(end, Outcome) for end in talk.ends.values())
+    assert all(isinstance(end, HandshakeOutcome) for end in talk.ends.values())
     return tuple(side.stream.bytes_sent for side in talk.sides.values())  # type: ignore[return-value]
 
 
@@ -90,7 +90,7 @@ UP, DOWN = length_of_each_way()
 def test_any_delays(steps: list[int]) -> None:
     talk = good()
     talk.run(steps)
-    assert all(isinstance(end, Outcome) for end in talk.ends.values())
+    assert all(isinstance(end, HandshakeOutcome) for end in talk.ends.values())
 
 
 @given(st.sampled_from(["client", "server"]), st.integers(0, max(UP, DOWN)))
@@ -108,7 +108,7 @@ def test_a_cut_anywhere_lets_nobody_in_who_was_not_in(side: str, cut: int) -> No
         if side == "client":  # the server has not heard the introduction: neither is done
             assert isinstance(talk.ends["client"], ConnectionError)
     else:
-        assert isinstance(talk.ends[other], Outcome)
+        assert isinstance(talk.ends[other], HandshakeOutcome)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp._transport.rendezvous import Meeting, Sole, anybody, folders, peer_of, reach
+from hoplite_mp._transport.rendezvous import Rendezvous, Sole, anybody, folders, peer_of, reach
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,8 +30,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runtime" / "hoplite_mp"
 
 
-def taken(cluster: bytes) -> Meeting:
-    meeting = Meeting.open(cluster)
+def taken(cluster: bytes) -> Rendezvous:
+    meeting = Rendezvous.open(cluster)
     assert meeting is not None
     return meeting
 
@@ -63,7 +63,7 @@ def test_a_name_is_found_and_given_back(folder: Path) -> None:
 
 def test_one_name_for_one_node(folder: Path) -> None:
     first, other = taken(ONE), taken(OTHER)
-    assert Meeting.open(ONE) is None
+    assert Rendezvous.open(ONE) is None
     other.close()
     assert os.listdir(folder) == [ONE.hex()]
     first.close()
@@ -103,12 +103,12 @@ def test_of_many_at_once_one_gets_the_name(folder: Path) -> None:
     for _ in range(50):
         folder.mkdir(mode=0o700, exist_ok=True)
         leave_a_name(folder, ONE)
-        found: list[Meeting | None] = []
+        found: list[Rendezvous | None] = []
         begin = threading.Barrier(4)
 
-        def take(found: list[Meeting | None] = found, begin: threading.Barrier = begin) -> None:
+        def take(found: list[Rendezvous | None] = found, begin: threading.Barrier = begin) -> None:
             begin.wait()
-            found.append(Meeting.open(ONE))
+            found.append(Rendezvous.open(ONE))
 
         threads = [threading.Thread(target=take) for _ in range(4)]
         for thread in threads:
@@ -150,7 +150,7 @@ def test_directories_that_are_not_used(
     folder.touch()
     os.symlink(tmp_path / "elsewhere", second)
     with pytest.raises(OSError, match="no directory"):
-        Meeting.open(ONE)
+        Rendezvous.open(ONE)
     assert os.listdir(tmp_path / "elsewhere") == []
 
 
@@ -248,7 +248,7 @@ def test_nodes_that_come_while_others_leave_share_one_directory(folder: Path) ->
 
     def work(number: int) -> None:
         for turn in range(200):
-            meeting = Meeting.open(bytes([number, turn]) * 8)
+            meeting = Rendezvous.open(bytes([number, turn]) * 8)
             if meeting is None:  # somebody else was just changing the directory
                 continue
             if meeting._folder != str(folder):

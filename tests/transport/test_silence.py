@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_mp._manager.heartbeats import Beats
+from hoplite_mp._manager.heartbeats import Heartbeats
 from hoplite_mp._transport.silence import LATELY_S, PATIENCE_FACTOR, PATIENCE_MOST, Silence
 
 PATIENCE_S = 1.5
@@ -46,7 +46,7 @@ def test_time_in_which_nobody_listened_does_not_count() -> None:
 
 
 def test_who_is_silent_is_named_once_it_is_too_long() -> None:
-    beats: Beats[str] = Beats(0.2, PATIENCE_S)
+    beats: Heartbeats[str] = Heartbeats(0.2, PATIENCE_S)
     assert beats.wake_at is None
     beats.add("a", 0.0)
     beats.add("b", 0.0)
@@ -64,7 +64,7 @@ def test_who_is_silent_is_named_once_it_is_too_long() -> None:
 
 
 def test_who_listens_late_blames_nobody() -> None:
-    beats: Beats[str] = Beats(0.2, PATIENCE_S)
+    beats: Heartbeats[str] = Heartbeats(0.2, PATIENCE_S)
     beats.add("a", 0.0)
     beats.add("b", 0.0)
     assert beats.look(30.0) == (["a", "b"], {})

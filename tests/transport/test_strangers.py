@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hoplite_mp._protocol import greetings as g
 from hoplite_mp._protocol.secret import Secret
-from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.sockets import listen
 from hoplite_mp._transport.tls import TlsStream, client_context, server_context
 from hoplite_mp.errors import AuthError, ProtocolError
@@ -33,10 +33,10 @@ from tests.transport.helpers import (
 )
 
 if TYPE_CHECKING:
-    from hoplite_mp._transport.listener import Door
+    from hoplite_mp._transport.listener import Listener
 
 
-def refused(door: Door, caller: Caller, kind: type[Exception], words: str) -> None:
+def refused(door: Listener, caller: Dialer, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         meet(door, caller)
     # What it may still have to read is in its socket; the door forgets it within LEAVE_S.
@@ -185,7 +185,7 @@ def test_a_replayed_recording(tls: bool, opened: list[Any]) -> None:
     sock.close()
 
 
-def turned_until(door: Door, strangers: int, seconds: float = 0.3) -> None:
+def turned_until(door: Listener, strangers: int, seconds: float = 0.3) -> None:
     """Lets the door work beside a blocking client."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -193,10 +193,10 @@ def turned_until(door: Door, strangers: int, seconds: float = 0.3) -> None:
     assert door.strangers == strangers
 
 
-class Recording(Caller):
+class Recording(Dialer):
     """A caller that notes what its conversation writes."""
 
-    def __init__(self, door: Door, tls: bool, heard: list[bytes]) -> None:
+    def __init__(self, door: Listener, tls: bool, heard: list[bytes]) -> None:
         super().__init__(
             [endpoint(door.address)],
             key=KEY,
@@ -224,7 +224,7 @@ class Recording(Caller):
 class Relay:
     """Sits between with a certificate of its own, and passes on everything that is said inside."""
 
-    def __init__(self, door: Door, near_tls: bool, far_tls: bool) -> None:
+    def __init__(self, door: Listener, near_tls: bool, far_tls: bool) -> None:
         self.listener = listen("127.0.0.1", [0])
         self.door = door
         self.near_tls, self.far_tls = near_tls, far_tls

@@ -18,7 +18,7 @@ import numpy as np
 
 from hoplite_mp._api.cluster import Cluster
 from hoplite_mp._cli.bench import tasks
-from hoplite_mp._cli.bench.table import Row, in_turns, median, percentile
+from hoplite_mp._cli.bench.table import BenchRow, in_turns, median, percentile
 from hoplite_mp._common.machine_limits import cpu_count
 from hoplite_mp._common.ref import by_ref
 from hoplite_mp.config import MIB
@@ -51,7 +51,7 @@ def workers_of(asked: int | None) -> int:
     return min(max(cpu_count(), WORKERS_MIN), WORKERS_MAX) if asked is None else asked
 
 
-def host_rows(effort: Effort, workers: int) -> Iterator[Row]:
+def host_rows(effort: Effort, workers: int) -> Iterator[BenchRow]:
     """Yields each row as soon as it is measured. HopliteError; TimeoutError if a wait takes too
     long."""
     context = multiprocessing.get_context("spawn")  # a process with threads must not be forked
@@ -109,7 +109,7 @@ def _same(found: Floats, wanted: Floats) -> None:
         raise RuntimeError("a benchmark got other bytes than it sent: please report it")
 
 
-def _calls(effort: Effort, *executors: Any) -> list[Row]:
+def _calls(effort: Effort, *executors: Any) -> list[BenchRow]:
     numbers = itertools.count()
     single: list[list[float]] = [[] for _ in executors]
 
@@ -129,13 +129,13 @@ def _calls(effort: Effort, *executors: Any) -> list[Row]:
     in_turns(effort, *map(contestant, executors, single))
     ours, theirs = (values[CALLS:] for values in single)  # the first block was the warm-up
     return [
-        Row(f"no-op, submit().result(), p{share * 100:.0f}", percentile(ours, share), "s",
+        BenchRow(f"no-op, submit().result(), p{share * 100:.0f}", percentile(ours, share), "s",
             POOL, percentile(theirs, share))
         for share in (0.5, 0.99)
     ]  # fmt: skip
 
 
-def _queue(effort: Effort, *executors: Any) -> Row:
+def _queue(effort: Effort, *executors: Any) -> BenchRow:
     def contestant(executor: Any) -> Callable[[], float]:
         def queue() -> float:
             began = time.perf_counter()
@@ -150,10 +150,10 @@ def _queue(effort: Effort, *executors: Any) -> Row:
 
     ours, theirs = in_turns(effort, *map(contestant, executors))
     rates = QUEUED / median(ours), QUEUED / median(theirs)
-    return Row(f"no-ops, {QUEUED} queued", rates[0], "1/s", POOL, rates[1])
+    return BenchRow(f"no-ops, {QUEUED} queued", rates[0], "1/s", POOL, rates[1])
 
 
-def _objects(effort: Effort, cluster: Cluster, fresh: _Fresh) -> list[Row]:
+def _objects(effort: Effort, cluster: Cluster, fresh: _Fresh) -> list[BenchRow]:
     held: list[Any] = [None]
     gets: list[float] = []
 
@@ -180,13 +180,13 @@ def _objects(effort: Effort, cluster: Cluster, fresh: _Fresh) -> list[Row]:
     puts, copies, _, memcpys = in_turns(effort, put, copied, elsewhere, fresh.memcpy)
     memcpy = median(memcpys)
     return [
-        Row("put of 64 MiB", median(puts), "s", "memcpy", memcpy),
-        Row("get of 64 MiB in another process", median(gets[1:]), "s", "memcpy", memcpy),
-        Row("get of 64 MiB, copy=True", median(copies), "s", "memcpy", memcpy),
+        BenchRow("put of 64 MiB", median(puts), "s", "memcpy", memcpy),
+        BenchRow("get of 64 MiB in another process", median(gets[1:]), "s", "memcpy", memcpy),
+        BenchRow("get of 64 MiB, copy=True", median(copies), "s", "memcpy", memcpy),
     ]
 
 
-def _arguments(effort: Effort, cluster: Cluster, pool: Any, fresh: _Fresh) -> list[Row]:
+def _arguments(effort: Effort, cluster: Cluster, pool: Any, fresh: _Fresh) -> list[BenchRow]:
     def sent(submit: Callable[..., Any], argument: Any) -> float:
         began = time.perf_counter()
         probe = submit(tasks.probe, argument).result(WAIT_S_MAX)
@@ -206,12 +206,12 @@ def _arguments(effort: Effort, cluster: Cluster, pool: Any, fresh: _Fresh) -> li
     ours, refs, theirs = in_turns(effort, by_value, by_reference, by_value_there)
     there = median(theirs)
     return [
-        Row("argument of 64 MiB by value", median(ours), "s", POOL, there),
-        Row("argument of 64 MiB by ref", median(refs), "s", f"{POOL}, by value", there),
+        BenchRow("argument of 64 MiB by value", median(ours), "s", POOL, there),
+        BenchRow("argument of 64 MiB by ref", median(refs), "s", f"{POOL}, by value", there),
     ]
 
 
-def _reduce(effort: Effort, cluster: Cluster) -> Row:
+def _reduce(effort: Effort, cluster: Cluster) -> BenchRow:
     size = SOURCE_BYTES // 4
     refs = [cluster.submit(tasks.make, size, number).ref for number in range(SOURCES)]
     arrays = cluster.get(refs, WAIT_S_MAX)
@@ -234,4 +234,4 @@ def _reduce(effort: Effort, cluster: Cluster) -> Row:
 
     theirs, ours = in_turns(effort, plain, reduce)
     title = f"reduce of {SOURCES} x {SOURCE_BYTES // MIB} MiB"
-    return Row(title, median(ours), "s", "numpy, one process", median(theirs))
+    return BenchRow(title, median(ours), "s", "numpy, one process", median(theirs))

@@ -15,7 +15,7 @@ import numpy as np
 
 from hoplite_mp._api.nodes import node_id
 from hoplite_mp._cli.bench import tasks
-from hoplite_mp._cli.bench.table import Row, in_turns, median, percentile
+from hoplite_mp._cli.bench.table import BenchRow, in_turns, median, percentile
 from hoplite_mp.config import MIB
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ WAIT_S_MAX = 120.0  # for one wait; 64 MiB take 5.4 s at 100 Mbit/s
 SHARES = {"call": 0.2, "move": 0.4, "allreduce": 0.4}
 
 
-def cluster_rows(cluster: Cluster, effort: Effort) -> Iterator[Row]:
+def cluster_rows(cluster: Cluster, effort: Effort) -> Iterator[BenchRow]:
     """Yields each row as soon as it is measured. HopliteError; TimeoutError if a wait takes too
     long."""
     own = node_id(cluster._runtime.tasks.node_number)
@@ -52,7 +52,7 @@ def _name(node: Node) -> str:
     return f"{node.id} ({node.host})"
 
 
-def _calls(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Row]:
+def _calls(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[BenchRow]:
     numbers = itertools.count()
     single: list[list[float]] = [[] for _ in nodes]
 
@@ -73,12 +73,12 @@ def _calls(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Row]:
 
     in_turns(effort, *map(contestant, nodes, single))
     return [
-        Row(f"no-op at {_name(node)}, p50", percentile(values[CALLS:], 0.5), "s")
+        BenchRow(f"no-op at {_name(node)}, p50", percentile(values[CALLS:], 0.5), "s")
         for node, values in zip(nodes, single, strict=True)
     ]
 
 
-def _moves(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Row]:
+def _moves(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[BenchRow]:
     """Sends a new object each time. If the node has workers, a task there checks the object."""
     size = BLOCK_BYTES // 4
     base = (np.arange(size) % 1009).astype(np.float32)
@@ -100,12 +100,12 @@ def _moves(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Row]:
 
     times = in_turns(effort, *map(contestant, nodes))
     return [
-        Row(f"64 MiB to {_name(node)}", BLOCK_BYTES / median(values), "B/s")
+        BenchRow(f"64 MiB to {_name(node)}", BLOCK_BYTES / median(values), "B/s")
         for node, values in zip(nodes, times, strict=True)
     ]
 
 
-def _allreduce(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Row]:
+def _allreduce(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[BenchRow]:
     """Each node has one array; each round makes new arrays before its timed part."""
     size = BLOCK_BYTES // 4
     wanted = sum(tasks.probe(_made(size, number)) for number in range(len(nodes)))
@@ -129,8 +129,8 @@ def _allreduce(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Row]
     moved = 2 * (len(nodes) - 1) / len(nodes) * BLOCK_BYTES
     title = f"allreduce of 64 MiB over {len(nodes)} nodes"
     return [
-        Row(title, median(times), "s"),
-        Row(f"{title}: each link", moved / median(times), "B/s"),
+        BenchRow(title, median(times), "s"),
+        BenchRow(f"{title}: each link", moved / median(times), "B/s"),
     ]
 
 

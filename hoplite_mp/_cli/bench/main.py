@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from hoplite_mp._cli.bench.table import Row
+    from hoplite_mp._cli.bench.table import BenchRow
 
 __all__ = ["bench"]
 
@@ -33,7 +33,7 @@ def bench(arguments: argparse.Namespace) -> int:
     """Measures, and prints a table. Returns the exit code."""
     about: dict[str, Any] = {"quick": arguments.quick, "cluster": arguments.address}
     effort = QUICK if arguments.quick else WHOLE
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     try:
         if arguments.json is not None:
             arguments.json.touch()  # so that an error in writing is known before it measures
@@ -52,7 +52,9 @@ def bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(arguments: argparse.Namespace, effort: Effort, about: dict[str, Any]) -> Iterator[Row]:
+def _measure(
+    arguments: argparse.Namespace, effort: Effort, about: dict[str, Any]
+) -> Iterator[BenchRow]:
     if arguments.address is None:
         about["workers"] = workers_of(arguments.workers)
         yield from host_rows(effort, about["workers"])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["Effort", "Row", "in_turns", "median", "percentile", "show", "write"]
+__all__ = ["BenchRow", "Effort", "in_turns", "median", "percentile", "show", "write"]
 
 median = statistics.median
 
@@ -33,7 +33,7 @@ SMALLER_IS_FASTER = {"s"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One line. unit: "s", "1/s" or "B/s"; reference: the name of what the other value measures."""
 
     title: str
@@ -89,7 +89,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def show(rows: Sequence[Row]) -> str:
+def show(rows: Sequence[BenchRow]) -> str:
     """The table."""
     head = ("", "hoplite_mp", "", "beside it", "times as fast")
     cells: list[tuple[str, ...]] = [head]
@@ -124,7 +124,7 @@ def _digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def write(path: Path, rows: Sequence[Row], **about: Any) -> None:
+def write(path: Path, rows: Sequence[BenchRow], **about: Any) -> None:
     """Writes a JSON file with the rows, and with the machine and software that were measured.
     OSError."""
     content = {

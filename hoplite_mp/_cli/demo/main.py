@@ -16,21 +16,21 @@ from rich.progress import (
 )
 
 from hoplite_mp._cli.demo import ours, pool, report
-from hoplite_mp._cli.demo.training import Digits, Plan, load_digits
+from hoplite_mp._cli.demo.training import Digits, TrainingPlan, load_digits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from hoplite_mp._cli.demo.training import Run
+    from hoplite_mp._cli.demo.training import TrainingRun
 
-    Train = Callable[[Plan, Digits, Callable[[int], None]], Run]
+    Train = Callable[[TrainingPlan, Digits, Callable[[int], None]], TrainingRun]
 
 PIPED_WIDTH = 100
 """Columns of the table when the output is not a terminal."""
 
 
-def demo(plan: Plan, out: Path | None = None) -> int:
+def demo(plan: TrainingPlan, out: Path | None = None) -> int:
     """Trains twice, and shows the results. Returns the exit code."""
     if out is not None:
         try:
@@ -57,7 +57,7 @@ def demo(plan: Plan, out: Path | None = None) -> int:
     return 0
 
 
-def _train_both(plan: Plan, console: Console) -> tuple[Run, Run]:
+def _train_both(plan: TrainingPlan, console: Console) -> tuple[TrainingRun, TrainingRun]:
     digits = load_digits(plan.seed)
     trainings: list[tuple[str, Train]] = [(ours.NAME, ours.train), (pool.NAME, pool.train)]
     columns = (

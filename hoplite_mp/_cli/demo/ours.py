@@ -13,9 +13,9 @@ import hoplite_mp
 from hoplite_mp._cli.demo.training import (
     Digits,
     Momentum,
-    Plan,
     Record,
-    Run,
+    TrainingPlan,
+    TrainingRun,
     loss_and_gradient,
     minibatch,
     report_pid,
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 NAME = "hoplite_mp"
 
 
-def gradient(params: Floats, plan: Plan, number: int, x: Floats, y: Labels) -> Floats:
+def gradient(params: Floats, plan: TrainingPlan, number: int, x: Floats, y: Labels) -> Floats:
     """The task. It writes the gradient into the store, and publishes it by returning it."""
     out: Floats = hoplite_mp.current().empty(params.shape, np.float32)
     loss_and_gradient(params, *minibatch(plan, number, x, y), out)
     return out
 
 
-def train(plan: Plan, digits: Digits, progress: Callable[[int], None]) -> Run:
+def train(plan: TrainingPlan, digits: Digits, progress: Callable[[int], None]) -> TrainingRun:
     """Starts a cluster, trains on it, and kills one of its workers half way."""
     params = start_parameters(plan)
     optimiser = Momentum(params, plan.rate, plan.momentum)

@@ -23,9 +23,9 @@ import numpy as np
 from hoplite_mp._cli.demo.training import (
     Digits,
     Momentum,
-    Plan,
     Record,
-    Run,
+    TrainingPlan,
+    TrainingRun,
     loss_and_gradient,
     minibatch,
     report_pid,
@@ -47,11 +47,11 @@ result leaves the pool's thread reading the rest of it for ever, and no future c
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 # set by the initialiser in each worker
-_plan: Plan
+_plan: TrainingPlan
 _digits: Digits
 
 
-def _initialise(plan: Plan, digits: Digits) -> None:
+def _initialise(plan: TrainingPlan, digits: Digits) -> None:
     global _plan, _digits
     _plan, _digits = plan, digits
 
@@ -86,7 +86,7 @@ def _quiet_start() -> Iterator[None]:
 class _Pool:
     """A pool that can be replaced by a new one, and the gradients in flight on it."""
 
-    def __init__(self, plan: Plan, digits: Digits) -> None:
+    def __init__(self, plan: TrainingPlan, digits: Digits) -> None:
         self._plan = plan
         self._digits = digits
         self._executor: ProcessPoolExecutor | None = None
@@ -183,7 +183,7 @@ class _Pool:
         return future
 
 
-def train(plan: Plan, digits: Digits, progress: Callable[[int], None]) -> Run:
+def train(plan: TrainingPlan, digits: Digits, progress: Callable[[int], None]) -> TrainingRun:
     """Starts a pool, trains on it, kills one of its workers half way, goes on with a new pool."""
     params = start_parameters(plan)
     optimiser = Momentum(params, plan.rate, plan.momentum)

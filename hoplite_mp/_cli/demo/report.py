@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from hoplite_mp._cli.demo.training import Plan, Run
+    from hoplite_mp._cli.demo.training import TrainingPlan, TrainingRun
 
 WANTED_ACCURACY = 0.95
 
 
-def result(plan: Plan, ours: Run, pool: Run) -> dict[str, Any]:
+def result(plan: TrainingPlan, ours: TrainingRun, pool: TrainingRun) -> dict[str, Any]:
     """The content of result.json: our run, and under "pool" the same keys for the other."""
     return {
         "workers": plan.workers,
@@ -28,7 +28,7 @@ def result(plan: Plan, ours: Run, pool: Run) -> dict[str, Any]:
     }
 
 
-def table(ours: Run, pool: Run) -> Table:
+def table(ours: TrainingRun, pool: TrainingRun) -> Table:
     """Both runs side by side."""
     runs = ours, pool
     shown = Table(title="Asynchronous training, the first gradients of every step count")
@@ -49,7 +49,7 @@ def table(ours: Run, pool: Run) -> Table:
     return shown
 
 
-def verdict(ours: Run) -> str | None:
+def verdict(ours: TrainingRun) -> str | None:
     """None if our run has learnt enough, otherwise a line that says that it has not."""
     if ours.accuracy >= WANTED_ACCURACY:
         return None
@@ -60,14 +60,14 @@ def verdict(ours: Run) -> str | None:
     )
 
 
-def write(directory: Path, plan: Plan, ours: Run, pool: Run) -> None:
+def write(directory: Path, plan: TrainingPlan, ours: TrainingRun, pool: TrainingRun) -> None:
     """Writes result.json and accuracy.png into a directory that exists."""
     text = json.dumps(result(plan, ours, pool), indent=2)
     (directory / "result.json").write_text(text + "\n", encoding="utf-8")
     picture(ours, pool).savefig(directory / "accuracy.png", dpi=120)
 
 
-def picture(ours: Run, pool: Run) -> Figure:
+def picture(ours: TrainingRun, pool: TrainingRun) -> Figure:
     """Accuracy over time of both runs, and when a worker was killed."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -93,7 +93,7 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
 
 
-def moved(run: Run) -> str:
+def moved(run: TrainingRun) -> str:
     """Every kind of bytes on a line of its own."""
     kinds = {"copied": "copied once", "made_in_place": "made in place", "pickled": "pickled"}
     return "\n".join(

@@ -2,7 +2,7 @@
 
 Two layers (64 -> hidden -> 10, ReLU, softmax) whose parameters are in one flat float32 array, so
 that sharing them and summing gradients are operations on a single array. The settings of a run are
-here too (`Plan`), and its results (`Run`).
+here too (`TrainingPlan`), and its results (`TrainingRun`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROSTER_SECONDS = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The settings of a training, for both runs."""
 
     workers: int = 4
@@ -84,7 +84,7 @@ class Layers(NamedTuple):
 
 
 @dataclasses.dataclass
-class Run:
+class TrainingRun:
     """The results of one run of the training."""
 
     name: str
@@ -175,7 +175,7 @@ def layers(flat: Floats) -> Layers:
     return Layers(w1.reshape(PIXELS, hidden), b1, w2.reshape(hidden, CLASSES), b2)
 
 
-def start_parameters(plan: Plan) -> Floats:
+def start_parameters(plan: TrainingPlan) -> Floats:
     """He's initialisation for the first layer, zero biases, small values in the second layer."""
     rng = np.random.default_rng(plan.seed)
     flat = np.zeros(parameter_count(plan.hidden), np.float32)
@@ -185,7 +185,7 @@ def start_parameters(plan: Plan) -> Floats:
     return flat
 
 
-def minibatch(plan: Plan, number: int, x: Floats, y: Labels) -> tuple[Floats, Labels]:
+def minibatch(plan: TrainingPlan, number: int, x: Floats, y: Labels) -> tuple[Floats, Labels]:
     """The examples of gradient task `number`: always the same ones, in every process."""
     rows = np.random.default_rng([plan.seed, number]).integers(0, len(x), plan.batch)
     return x[rows], y[rows]
@@ -242,7 +242,7 @@ class Momentum:
 class Record:
     """The measurements of a run. Snapshots are evaluated only when the clock has stopped."""
 
-    def __init__(self, plan: Plan, digits: Digits) -> None:
+    def __init__(self, plan: TrainingPlan, digits: Digits) -> None:
         self._plan = plan
         self._digits = digits
         self._snapshots: list[Floats] = []
@@ -270,10 +270,10 @@ class Record:
             self._snapshots.append(params.copy())
             self.times.append(now - self._start)
 
-    def finish(self, name: str, startup_seconds: float, bytes_moved: dict[str, int]) -> Run:
+    def finish(self, name: str, startup_seconds: float, bytes_moved: dict[str, int]) -> TrainingRun:
         """The clock stops at the last step; now the snapshots are evaluated."""
         test = self._digits.test_x, self._digits.test_y
-        return Run(
+        return TrainingRun(
             name=name,
             seconds=self._last - self._start,
             startup_seconds=startup_seconds,

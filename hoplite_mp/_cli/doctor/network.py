@@ -27,7 +27,7 @@ from hoplite_mp._common import ids
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.versions import software_versions
 from hoplite_mp._transport.addresses import own_addresses, parse_address, resolve, routed_address
-from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.tokens import VARIABLE, load_token, token_path
 from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError, ProtocolError
 
@@ -203,7 +203,7 @@ def _handshake(endpoint: Endpoint, token_file: Path | None, tls: bool) -> Iterat
     timeout_s = limits().handshake_timeout_s
     mine = software_versions()
     began = time.monotonic()
-    caller = Caller(
+    caller = Dialer(
         [endpoint],
         key=token.key,
         role="tool",

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp import _serialize
 from hoplite_mp._common.object_states import STATE, VALUED
 from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
-from hoplite_mp._planner.resources import Ledger
+from hoplite_mp._planner.resources import ResourceLedger
 from hoplite_mp._protocol.fields import NO_OBJECT, NODES_MAX
 from hoplite_mp._protocol.messages import ActorNameClaimed, ActorNameReleased
 from hoplite_mp._protocol.peers import ActorKept, ActorSought, DropActor, KeepActor
@@ -33,40 +33,46 @@ from hoplite_mp._protocol.peers import ActorKept, ActorSought, DropActor, KeepAc
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from hoplite_mp._node.actors.actor_records import Actor
-    from hoplite_mp._node.actors.actors import Actors
+    from hoplite_mp._node.actors.actor_records import ActorRecord
+    from hoplite_mp._node.actors.actors import LocalActors
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.objects.ownership_transfer import Owners
+    from hoplite_mp._node.objects.ownership_transfer import OwnershipTransfer
     from hoplite_mp._protocol.messages import Member, NodeToManager
 
-__all__ = ["Bringing", "Spare", "Spares"]
+__all__ = ["ActorBackup", "ActorBackups", "BackupFetch"]
 
 _log = logging.getLogger("hoplite_mp")
 
 
 @dataclass(slots=True)
-class Spare:
+class ActorBackup:
     """An actor of another host that this host can restart."""
 
     host_id: int  # id of the actor's host
     number: int  # of the actor's node
     what: KeepActor
     holds: list[Any] = field(default_factory=list)
-    before: Spare | None = None  # the last whole one, kept until this one is whole
+    before: ActorBackup | None = None  # the last whole one, kept until this one is whole
     whole: bool = False  # all objects that `what` names are here
 
 
-class Above(Protocol):
+class ActorBackupsEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def sought(self, host_id: int, identity: bytes) -> None:
         """That host asks for an actor whose host is lost."""
 
 
-class Spares:
+class ActorBackups:
     """The spares of this node's actors on other hosts, and this node as a spare for others."""
 
-    def __init__(self, host: HostContext, actors: Actors, owners: Owners, above: Above) -> None:
+    def __init__(
+        self,
+        host: HostContext,
+        actors: LocalActors,
+        owners: OwnershipTransfer,
+        above: ActorBackupsEvents,
+    ) -> None:
         self.loop = host.loop
         self.client = host.client
         self.store = host.store
@@ -75,7 +81,7 @@ class Spares:
         self.roster = host.roster
         self.send = host.send_peer
         self.send_manager = host.send_manager
-        self.bring = functools.partial(Bringing, host)
+        self.bring = functools.partial(BackupFetch, host)
         self.actors = actors
         self.owners = owners
         self.above = above
@@ -87,12 +93,12 @@ class Spares:
         self.unsure: dict[int, int] = {}
         # Identities of actors that have no spare, because no message can carry what it needs.
         self.unkept: set[int] = set()
-        self.kept: dict[bytes, Spare] = {}  # by identity
+        self.kept: dict[bytes, ActorBackup] = {}  # by identity
         self._last = 0
 
     # -- actors of this host -------------------------------------------------------------------
 
-    def keep(self, actor: Actor, done: Callable[[], None] | None = None) -> None:
+    def keep(self, actor: ActorRecord, done: Callable[[], None] | None = None) -> None:
         """Sends what the actor is restarted from to its spare, because it has begun or changed.
         `done` is called when the spare has all that it can get, or if there can be no spare."""
         _, waiting = self.asked.pop(actor.identity, (0, []))
@@ -118,7 +124,7 @@ class Spares:
         self.asked[actor.identity] = (message.number, waiting)
         self.send(host_id, message)
 
-    def _message(self, actor: Actor) -> KeepActor | None:
+    def _message(self, actor: ActorRecord) -> KeepActor | None:
         """What the actor's spare is told, with a new number. None: a part of it is too large for a
         message, so the actor has no spare; the log says so once."""
         if actor.identity in self.unkept:
@@ -154,7 +160,7 @@ class Spares:
             )
             return None
 
-    def _spare_of(self, actor: Actor) -> int | None:
+    def _spare_of(self, actor: ActorRecord) -> int | None:
         """The id of its spare's host: the present one, or else the next node by number on which the
         actor may run. None: there is none."""
         wanted = actor.wanted
@@ -169,13 +175,13 @@ class Spares:
             if (member.workers or member.stays)
             and member.host_id not in self.roster.leaving
             and (not wanted.places or member.node in wanted.places)
-            and Ledger(member.resources).could_ever(wanted.demand)
+            and ResourceLedger(member.resources).could_ever(wanted.demand)
         ]
         here = self.client.number
         able.sort(key=lambda member: (member.node - here) % NODES_MAX)
         return able[0].host_id if able else None
 
-    def ended(self, actor: Actor) -> None:
+    def ended(self, actor: ActorRecord) -> None:
         """The actor will not be restarted, so its spare drops what it keeps for it."""
         self.unsure.pop(actor.identity, None)
         self.unkept.discard(actor.identity)
@@ -185,7 +191,7 @@ class Spares:
             self._drop(host_id, actor)
         _call(waiting)
 
-    def _drop(self, host_id: int, actor: Actor) -> None:
+    def _drop(self, host_id: int, actor: ActorRecord) -> None:
         """Tells a host that it is not the actor's spare any more."""
         lives = actor.identity in self.actors.by_identity and actor.ended is None
         self.send(host_id, DropActor(self.actors.public(actor.identity), ended=not lives))
@@ -229,7 +235,7 @@ class Spares:
             before = None  # the actor has moved since then, so that state is older
         if before is not None and not before.whole:
             before = before.before
-        spare = Spare(host_id, -1 if number is None else number, message, before=before)
+        spare = ActorBackup(host_id, -1 if number is None else number, message, before=before)
         self.kept[message.identity] = spare
 
         named = [one for one in (message.setup, message.state) if one != NO_OBJECT]
@@ -261,7 +267,7 @@ class Spares:
                 name = spare.what.name
                 yield ActorNameClaimed(0, spare.number, name, identity, True, by_spare=True)
 
-    def release_name(self, spare: Spare) -> None:
+    def release_name(self, spare: ActorBackup) -> None:
         """Releases the name of an actor that will not be restarted, or has none any more. The lost
         host may have told this spare so, and not the manager, which was just being replaced."""
         what = spare.what
@@ -302,7 +308,7 @@ class Spares:
             if actor is not None:
                 self.keep(actor)
 
-    def take_over(self, object_id: bytes, owner: int) -> Spare | None:
+    def take_over(self, object_id: bytes, owner: int) -> ActorBackup | None:
         """An object, which may be an identity, has a new owner. Returns what the actor is restarted
         from, if this host is that owner."""
         spare = self.kept.get(object_id)
@@ -319,7 +325,7 @@ class Spares:
         return oid if self.client.state(oid) in VALUED else 0
 
 
-class Bringing:
+class BackupFetch:
     """A fetch of objects of any host, with all objects that they name, directly or indirectly.
     `done` is called when everything that can be had is here; `holds` keeps it."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp import errors
 from hoplite_mp._common.object_states import NODE_SLOT
-from hoplite_mp._node.actors.actor_records import Actor, Wanted
+from hoplite_mp._node.actors.actor_records import ActorRecord, WantedActor
 from hoplite_mp._protocol.fields import NO_OBJECT
 from hoplite_mp._protocol.messages import ActorNameClaimed
 from hoplite_mp._protocol.peers import ActorFound
@@ -23,32 +23,32 @@ from hoplite_mp._protocol.peers import ActorFound
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._node.actors.actor_backup import Spare, Spares
-    from hoplite_mp._node.actors.actors import Actors
-    from hoplite_mp._node.actors.remote_actors import FarActors
+    from hoplite_mp._node.actors.actor_backup import ActorBackup, ActorBackups
+    from hoplite_mp._node.actors.actors import LocalActors
+    from hoplite_mp._node.actors.remote_actors import RemoteActors
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.objects.imports import Import
-    from hoplite_mp._node.objects.ownership_transfer import Owners
-    from hoplite_mp._node.tasks.inbound_tasks import Guests
-    from hoplite_mp._node.tasks.outbound_tasks import Delegation
+    from hoplite_mp._node.objects.imports import ImportRecord
+    from hoplite_mp._node.objects.ownership_transfer import OwnershipTransfer
+    from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
+    from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
     from hoplite_mp._node.tasks.workers import Workers
 
-__all__ = ["ActorMoves"]
+__all__ = ["ActorFailover"]
 
 
-class ActorMoves:
+class ActorFailover:
     """Actors whose identities this host has taken over, or may be about to."""
 
     def __init__(
         self,
         host: HostContext,
-        actors: Actors,
-        far_actors: FarActors,
-        spares: Spares,
+        actors: LocalActors,
+        far_actors: RemoteActors,
+        spares: ActorBackups,
         workers: Workers,
-        delegation: Delegation,
-        guests: Guests,
-        owners: Owners,
+        delegation: OutboundTasks,
+        guests: InboundTasks,
+        owners: OwnershipTransfer,
     ) -> None:
         self.client = host.client
         self.imports = host.imports
@@ -100,7 +100,7 @@ class ActorMoves:
 
     # -- restarting ----------------------------------------------------------------------------
 
-    def moved(self, one: Import) -> None:
+    def moved(self, one: ImportRecord) -> None:
         """An object, which may be an actor's identity, has a new owner."""
         spare = self.spares.take_over(one.object, one.owner)
         if spare is not None and (spare.what.detached or self._is_held(one.oid)):
@@ -109,7 +109,7 @@ class ActorMoves:
             self.spares.release_name(spare)
         self.far_actors.moved(one)
 
-    def ownerless(self, one: Import) -> None:
+    def ownerless(self, one: ImportRecord) -> None:
         """Nobody is the new owner of an object, which may be an actor's identity: the actor is not
         restarted, although this host may be able to."""
         spare = self.spares.kept.get(one.object)
@@ -125,7 +125,7 @@ class ActorMoves:
             return True
         return bool({*self.client.inspect(identity)["refs"]} - {NODE_SLOT})
 
-    def _begin(self, one: Import, spare: Spare) -> None:
+    def _begin(self, one: ImportRecord, spare: ActorBackup) -> None:
         """Restarts the actor from the newest state that is complete here. If none is, it restarts
         after as much as possible has been fetched."""
         what = spare.what
@@ -146,12 +146,12 @@ class ActorMoves:
 
         self.spares.bring(spare.holds, here).bring(named)
 
-    def _begin_again(self, one: Import, spare: Spare) -> None:
+    def _begin_again(self, one: ImportRecord, spare: ActorBackup) -> None:
         """Makes this the actor's host, and starts its process."""
         what, actors, workers = spare.what, self.actors, self.workers
         setup = self.spares.with_payload(what.setup)
         state = self.spares.with_payload(what.state) if what.state != NO_OBJECT else 0
-        wanted = Wanted(
+        wanted = WantedActor(
             setup,
             what.about,
             what.class_name,
@@ -169,7 +169,7 @@ class ActorMoves:
             self.spares.release_name(spare)
             return  # `_found` answers callers that it is gone
         self.delegation.forget_pool(pool)
-        actor = Actor(
+        actor = ActorRecord(
             one.oid,
             pool,
             what.name,

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.resources import Demand
     from hoplite_mp._protocol.inherited_context import Environment
 
-__all__ = ["ENDED", "Actor", "Asker", "Client", "Opening", "Wanted", "ended_calls", "taken_words"]
+__all__ = [
+    "ENDED",
+    "ActorRecord",
+    "Asker",
+    "Client",
+    "Opening",
+    "WantedActor",
+    "ended_calls",
+    "taken_words",
+]
 
 ENDED = "its actor has ended"  # why a pool starts no process
 
@@ -58,7 +67,7 @@ class Client:
         self.reply(Reply(self.number, value))
 
 
-class Wanted(NamedTuple):
+class WantedActor(NamedTuple):
     """An actor that is to begin: the fields of BeginActor after its number, in the same order, with
     local ids in the place of cluster-wide ones."""
 
@@ -77,7 +86,7 @@ class Wanted(NamedTuple):
 
 
 @dataclass(slots=True)
-class Actor:
+class ActorRecord:
     """One actor of this host."""
 
     identity: int
@@ -85,7 +94,7 @@ class Actor:
     name: str  # as long as the actor has this name in the cluster; else ""
     class_name: str
     restarts_left: int
-    wanted: Wanted  # what it was made from
+    wanted: WantedActor  # what it was made from
     label: str = ""  # the same name, kept for messages after it was released
     restarts: int = 0
     hold: Any = None  # the node's own hold on the identity, if the actor is detached
@@ -129,7 +138,7 @@ class Opening:
     """A request that waits for the manager's answer about a name."""
 
     asker: Asker
-    wanted: Wanted | None  # None: only look up the actor of that name
+    wanted: WantedActor | None  # None: only look up the actor of that name
     identity: int = 0
     holds: list[Any] = field(default_factory=list)
     asked: Any = None

@@ -14,14 +14,14 @@ from hoplite_mp._node.actors.actor_records import ended_calls
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hoplite_mp._node.actors.actor_records import Actor
-    from hoplite_mp._node.actors.actors import Actors
-    from hoplite_mp._node.actors.remote_actors import FarActors
+    from hoplite_mp._node.actors.actor_records import ActorRecord
+    from hoplite_mp._node.actors.actors import LocalActors
+    from hoplite_mp._node.actors.remote_actors import RemoteActors
 
 __all__ = ["actors_here", "calls_from_here", "track_name"]
 
 
-def actors_here(actors: Actors) -> Iterator[dict[str, Any]]:
+def actors_here(actors: LocalActors) -> Iterator[dict[str, Any]]:
     """Describes each actor of this host, with its calls that wait, run and are done as far as this
     host knows."""
     waiting = actors.client.queued_counts()
@@ -46,13 +46,13 @@ def actors_here(actors: Actors) -> Iterator[dict[str, Any]]:
         }
 
 
-def _state(actor: Actor) -> str:
+def _state(actor: ActorRecord) -> str:
     if actor.ended is not None:
         return "ended"
     return "lives" if actor.begun else "begins"
 
 
-def calls_from_here(far: FarActors) -> Iterator[dict[str, Any]]:
+def calls_from_here(far: RemoteActors) -> Iterator[dict[str, Any]]:
     """Describes the calls of this host's processes that wait here for actors of other hosts."""
     waiting = far.client.queued_counts()
     for pool, bound in list(far.bound.items()):
@@ -66,7 +66,7 @@ def calls_from_here(far: FarActors) -> Iterator[dict[str, Any]]:
             }
 
 
-def track_name(actor: Actor) -> str:
+def track_name(actor: ActorRecord) -> str:
     """The name of the actor's track in a trace."""
     return (
         f"actor {actor.label} ({actor.class_name})"

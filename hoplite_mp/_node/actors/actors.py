@@ -19,11 +19,11 @@ from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import KIND_PUT, NODE_SLOT, STATE
 from hoplite_mp._node.actors.actor_records import (
     ENDED,
-    Actor,
+    ActorRecord,
     Asker,
     Client,
     Opening,
-    Wanted,
+    WantedActor,
     ended_calls,
     taken_words,
 )
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.tasks.inbound_tasks import Guests
+    from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
     from hoplite_mp._node.tasks.pools import WorkerInfo
     from hoplite_mp._node.tasks.resources import Resources
     from hoplite_mp._node.tasks.workers import Workers
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.local import Request
     from hoplite_mp._protocol.messages import NodeToManager
 
-__all__ = ["POOL_ENDED", "Actors"]
+__all__ = ["POOL_ENDED", "LocalActors"]
 
 POOL_OPEN, POOL_CLOSING, POOL_ENDED = 1, 2, 4
 
 
-class Above(Protocol):
+class LocalActorsEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def audience_of(self, slot: int) -> int:
@@ -63,7 +63,7 @@ class Above(Protocol):
     def keep_granted(self, slot: int, number: int, hold: Any) -> None:
         """Keeps a hold for the process in that slot until it has one of its own."""
 
-    def far_begin(self, asker: Asker, wanted: Wanted, node: int) -> None:
+    def far_begin(self, asker: Asker, wanted: WantedActor, node: int) -> None:
         """Begins an actor on another node."""
 
     def far_end(self, identity: int, kill: bool, unheld: bool) -> None:
@@ -81,23 +81,23 @@ class Above(Protocol):
     def far_freed(self, oid: int) -> None:
         """No process here holds an object, perhaps the identity of an actor of another host."""
 
-    def keep_spare(self, actor: Actor, done: Callable[[], None] | None) -> None:
+    def keep_spare(self, actor: ActorRecord, done: Callable[[], None] | None) -> None:
         """Sends the actor's spare what a restart needs; `done`: see Spares.keep."""
 
-    def has_ended(self, actor: Actor) -> None:
+    def has_ended(self, actor: ActorRecord) -> None:
         """The actor will not be restarted."""
 
 
-class Actors:
+class LocalActors:
     """All actors of this host."""
 
     def __init__(
         self,
         host: HostContext,
         workers: Workers,
-        guests: Guests,
+        guests: InboundTasks,
         resources: Resources,
-        above: Above,
+        above: LocalActorsEvents,
     ) -> None:
         self.client = host.client
         self.tasks = host.tasks
@@ -111,8 +111,8 @@ class Actors:
         self.guests = guests
         self.resources = resources
         self.above = above
-        self.by_pool: dict[int, Actor] = {}
-        self.by_identity: dict[int, Actor] = {}
+        self.by_pool: dict[int, ActorRecord] = {}
+        self.by_identity: dict[int, ActorRecord] = {}
         self.openings: dict[int, Opening] = {}  # by number of the request to the manager
         self.leaving = False  # this node leaves the cluster when all calls made so far have ended
         self._requests = 0
@@ -134,7 +134,7 @@ class Actors:
         ask: Any = request.ask
         asker = self.asker(slot, request)
         audience = self.above.audience_of(slot)
-        wanted = Wanted(
+        wanted = WantedActor(
             ask.setup,
             ask.about,
             ask.class_name,
@@ -153,7 +153,7 @@ class Actors:
         else:
             self.above.far_begin(asker, wanted, ask.node)
 
-    def begin(self, asker: Asker, wanted: Wanted) -> None:
+    def begin(self, asker: Asker, wanted: WantedActor) -> None:
         """Begins an actor on this host, unless another one has its name."""
         if self.leaving:
             asker.refused(self._why_leaving(), True)
@@ -225,7 +225,7 @@ class Actors:
         for opening in self.openings.values():
             yield opening.asked
 
-    def _start(self, opening: Opening, wanted: Wanted) -> None:
+    def _start(self, opening: Opening, wanted: WantedActor) -> None:
         """Starts the actor's process."""
         workers, identity = self.workers, opening.identity
         about = wanted.audience, wanted.env, wanted.demand
@@ -237,14 +237,14 @@ class Actors:
         known = _serialize.encode((pool, wanted.about, self.public(identity)))
         self.results.store_value(identity, known, False)
         name, restarts = wanted.name, wanted.restarts
-        actor = Actor(identity, pool, name, wanted.class_name, restarts, wanted, label=name)
+        actor = ActorRecord(identity, pool, name, wanted.class_name, restarts, wanted, label=name)
         self.by_pool[pool] = self.by_identity[identity] = actor
         if wanted.detached:
             actor.hold = self.client.hold(identity)
         opening.asker.granted(self.client.hold(identity))
         self.keep(actor)
 
-    def _refuse(self, opening: Opening, wanted: Wanted) -> None:
+    def _refuse(self, opening: Opening, wanted: WantedActor) -> None:
         """Tells the asker why its actor does not begin. If it has a name, the manager frees that
         first: the asker's next claim, by way of another node, could overtake the release."""
         name, why = wanted.name, self._why_leaving() if self.leaving else self.workers.why_none
@@ -256,7 +256,7 @@ class Actors:
         else:
             opening.asker.refused(why, self.leaving)
 
-    def keep(self, actor: Actor, done: Callable[[], None] | None = None) -> None:
+    def keep(self, actor: ActorRecord, done: Callable[[], None] | None = None) -> None:
         """Updates the actor's spare; `done`: see Spares.keep."""
         self.above.keep_spare(actor, done)
 
@@ -279,7 +279,7 @@ class Actors:
         if not ask.unheld:
             self.reply(slot, Reply(request.number))
 
-    def of(self, identity: int) -> Actor | None:
+    def of(self, identity: int) -> ActorRecord | None:
         """The actor of this host with that identity; it may have begun on another host."""
         return self.by_identity.get(identity) or self.by_identity.get(
             self.imports.own(self.public(identity))
@@ -295,7 +295,7 @@ class Actors:
             self._end(actor, kill, far)
         return actor is not None
 
-    def _end(self, actor: Actor, kill: bool, far: bool) -> None:
+    def _end(self, actor: ActorRecord, kill: bool, far: bool) -> None:
         self._forget_name(actor)
         actor.hold = None
         if kill:
@@ -342,7 +342,7 @@ class Actors:
 
     # -- requests of actors' own processes -----------------------------------------------------
 
-    def _of_worker(self, slot: int) -> Actor | None:
+    def _of_worker(self, slot: int) -> ActorRecord | None:
         worker = self.workers.all.get(slot)
         return None if worker is None else self.by_pool.get(worker.pool)
 
@@ -365,7 +365,7 @@ class Actors:
         """The process has begun the calls of its backlog that it was told of."""
         self.reply(slot, Reply(request.number, self._backlog(self._of_worker(slot))))
 
-    def _backlog(self, actor: Actor | None) -> list[int]:
+    def _backlog(self, actor: ActorRecord | None) -> list[int]:
         return [] if actor is None else self.client.queued_in(actor.pool)[:BACKLOG_CALLS_MAX]
 
     def state_asked(self, slot: int, request: Request) -> None:
@@ -450,7 +450,7 @@ class Actors:
         actor = self.by_pool.get(worker.pool)
         return None if actor is None else self.loss(actor, worker, how)
 
-    def loss(self, actor: Actor, worker: WorkerInfo, how: str) -> Exception:
+    def loss(self, actor: ActorRecord, worker: WorkerInfo, how: str) -> Exception:
         return actor.loss(f"worker {worker.slot}@h{self.client.number}", how)
 
     def freed(self, oid: int) -> None:
@@ -464,10 +464,10 @@ class Actors:
         self.by_pool.pop(actor.pool, None)
         self.workers.close(actor.pool, actor.killed_unheld)
 
-    def end_with(self, actor: Actor, error: BaseException) -> None:
+    def end_with(self, actor: ActorRecord, error: BaseException) -> None:
         self._end_with_payload(actor, _serialize.encode_error(error, "").tobytes())
 
-    def _end_with_payload(self, actor: Actor, payload: bytes) -> None:
+    def _end_with_payload(self, actor: ActorRecord, payload: bytes) -> None:
         """Ends the actor; every call raises this error from now on. The pool's state is set before
         queued calls are failed, because a process that posts a call later sees the state, and asks
         the node to fail it."""
@@ -477,7 +477,7 @@ class Actors:
         self.client.open_pool(actor.pool, POOL_ENDED)
         self._fail_queued(actor)
 
-    def _fail_queued(self, actor: Actor) -> None:
+    def _fail_queued(self, actor: ActorRecord) -> None:
         assert actor.ended is not None
         self.fail_all(actor.pool, actor.ended)
 
@@ -489,7 +489,7 @@ class Actors:
                 self.workers.tasks_failed += 1
                 self.results.store_value(oid, error, True)
 
-    def _forget_name(self, actor: Actor) -> None:
+    def _forget_name(self, actor: ActorRecord) -> None:
         name, actor.name = actor.name, ""
         self._release_name(name, actor.identity)
 

@@ -17,7 +17,7 @@ import msgspec
 from hoplite_mp import _serialize, errors
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import NODE_SLOT, UNCLAIMED
-from hoplite_mp._node.actors.actor_records import Wanted
+from hoplite_mp._node.actors.actor_records import WantedActor
 from hoplite_mp._node.actors.actors import POOL_CLOSING, POOL_ENDED
 from hoplite_mp._protocol.local import POOL_LEAVING, Reply
 from hoplite_mp._protocol.peers import (
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._node.actors.actor_records import Asker, Client
-    from hoplite_mp._node.actors.actors import Actors
+    from hoplite_mp._node.actors.actors import LocalActors
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.objects.imports import Import
-    from hoplite_mp._node.objects.ownership_transfer import Owners
+    from hoplite_mp._node.objects.imports import ImportRecord
+    from hoplite_mp._node.objects.ownership_transfer import OwnershipTransfer
     from hoplite_mp._node.questions import Answer
-    from hoplite_mp._node.tasks.inbound_tasks import Guests
-    from hoplite_mp._node.tasks.outbound_tasks import Delegation
+    from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
+    from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
     from hoplite_mp._node.tasks.workers import Workers
     from hoplite_mp._protocol.actors import BindActor
 
-__all__ = ["FarActors"]
+__all__ = ["RemoteActors"]
 
 NO_IDENTITY = bytes(ids.ID_BYTES)
 # How many calls are sent to an actor of another host beyond the one that runs. Higher: no pause
@@ -55,10 +55,10 @@ NO_SPARE = "its host is gone, and no other one could begin it again"
 
 
 @dataclass(slots=True)
-class FarAsker:
+class RemoteAsker:
     """Another node that has asked for an actor on this host."""
 
-    far: FarActors
+    far: RemoteActors
     host_id: int
     number: int
 
@@ -105,25 +105,25 @@ class Closing:
     calls: list[int]
 
 
-class Above(Protocol):
+class RemoteActorsEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
         """Calls `action` as soon as it is known whether that actor is on this host."""
 
 
-class FarActors:
+class RemoteActors:
     """This node's part in actors across hosts, both as the caller and as the actor's host."""
 
     def __init__(
         self,
         host: HostContext,
-        actors: Actors,
+        actors: LocalActors,
         workers: Workers,
-        delegation: Delegation,
-        guests: Guests,
-        owners: Owners,
-        above: Above,
+        delegation: OutboundTasks,
+        guests: InboundTasks,
+        owners: OwnershipTransfer,
+        above: RemoteActorsEvents,
     ) -> None:
         self.client = host.client
         self.tasks = host.tasks
@@ -150,7 +150,7 @@ class FarActors:
 
     # -- for processes of this host --------------------------------------------------------------
 
-    def begin(self, asker: Asker, wanted: Wanted, node: int) -> None:
+    def begin(self, asker: Asker, wanted: WantedActor, node: int) -> None:
         """Begins an actor on another node."""
         member = self.roster.by_number.get(node)
         if member is None:
@@ -289,7 +289,7 @@ class FarActors:
 
     # -- actors whose host was lost --------------------------------------------------------------
 
-    def moved(self, one: Import) -> None:
+    def moved(self, one: ImportRecord) -> None:
         """An object, which may be an identity, has a new owner, which restarts the actor if it
         can."""
         waits = [other for other in self.closing if other.identity == one.object]
@@ -305,13 +305,13 @@ class FarActors:
         else:
             self._is_there(one, bool(waits))
 
-    def _is_here(self, one: Import, closes: bool) -> None:
+    def _is_here(self, one: ImportRecord, closes: bool) -> None:
         """This host is the new owner: it has restarted the actor, or no host can."""
         if self._ends(one, closes):
             self.actors.end_here(one.oid, self.ends[one.oid])
         self.ownerless(one)
 
-    def ownerless(self, one: Import) -> None:
+    def ownerless(self, one: ImportRecord) -> None:
         """No other host is the owner, so no other one will restart the actor."""
         actor = self.actors.by_identity.get(one.oid)
         for client in self.counting.pop(one.oid, ()):
@@ -320,7 +320,7 @@ class FarActors:
         if pool is not None and self.bound[pool].ended is None:
             self._end(pool, self.bound[pool], NO_SPARE)
 
-    def _is_there(self, one: Import, closes: bool) -> None:
+    def _is_there(self, one: ImportRecord, closes: bool) -> None:
         """Another host is the new owner, and may have restarted the actor."""
         if self._ends(one, closes):
             self.send(one.owner, EndActorThere(one.object, self.ends[one.oid]))
@@ -330,7 +330,7 @@ class FarActors:
         if pool is not None and self.bound[pool].ended is None:
             self._seek(pool, self.bound[pool])
 
-    def _ends(self, one: Import, closes: bool) -> bool:
+    def _ends(self, one: ImportRecord, closes: bool) -> bool:
         """Whether the actor's end must be forwarded to its new host at once: it was killed, or no
         earlier calls wait here."""
         return one.oid in self.ends and (self.ends[one.oid] or not closes)
@@ -396,7 +396,7 @@ class FarActors:
 
     def asked(self, host_id: int, message: BeginActor) -> None:
         """Another node asks for an actor on this host."""
-        asker = FarAsker(self, host_id, message.number)
+        asker = RemoteAsker(self, host_id, message.number)
         if self.roster.leaves:
             asker.refused(f"node h{self.client.number} is leaving the cluster", True)
             return
@@ -407,7 +407,7 @@ class FarActors:
                 return
             _, _, *options = msgspec.structs.astuple(message)
             audience = self.guests.audience_here(host_id, message.audience)
-            wanted = Wanted(holds[0].oid, *options)._replace(audience=audience)
+            wanted = WantedActor(holds[0].oid, *options)._replace(audience=audience)
             self.actors.begin(asker, wanted)
 
         self.imports.ask([message.setup], ready)

@@ -17,7 +17,7 @@ import numpy as np
 from hoplite_mp import _reduce, _serialize
 from hoplite_mp._common.reduction import fold, has_kernel, result_dtype
 from hoplite_mp._node.execution.local_reduce import (
-    Execution,
+    LocalReduce,
     SourcesGone,
     address_of,
     allocate,
@@ -25,7 +25,7 @@ from hoplite_mp._node.execution.local_reduce import (
 )
 
 if TYPE_CHECKING:
-    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.objects.results import ResultWriter
     from hoplite_mp._protocol.local import Collective
     from hoplite_mp._protocol.messages import ExecuteReduce
 
@@ -43,11 +43,11 @@ class NotInChunks(Exception):
     """This kind of reduction has no partial result into which further sources could be folded."""
 
 
-class ChunkedReduce(Execution):
+class ChunkedReduce(LocalReduce):
     """Calls of `pin` and `run` alternate until `done`; the result is allocated with the first
     chunk."""
 
-    def __init__(self, results: Results, ask: Collective, plan: ExecuteReduce) -> None:
+    def __init__(self, results: ResultWriter, ask: Collective, plan: ExecuteReduce) -> None:
         super().__init__(results, ask.op, [])
         self.ask = ask
         self.plan = plan

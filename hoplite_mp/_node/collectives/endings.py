@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hoplite_mp._node.execution.stripe_layout import result_head
-from hoplite_mp._protocol.peers import Kept
+from hoplite_mp._protocol.peers import ReplicaStored
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hoplite_mp._node.execution.plan_runner import PlanExecutor
+    from hoplite_mp._node.execution.plan_runner import PlanRunner
     from hoplite_mp._protocol.local import Collective
     from hoplite_mp._protocol.messages import Commit
 
@@ -23,7 +23,7 @@ __all__ = ["finish", "placed"]
 
 
 def finish(
-    plan_executor: PlanExecutor,
+    plan_executor: PlanRunner,
     ask: Collective,
     layout: bytes,
     blocks: dict[int, tuple[int, int]],
@@ -47,7 +47,7 @@ def finish(
         )
 
 
-def placed(plan_executor: PlanExecutor, ask: Collective, message: Commit) -> None:
+def placed(plan_executor: PlanRunner, ask: Collective, message: Commit) -> None:
     """After a collective that only copied: tells the owners of the sources which nodes have
     replicas."""
     peers = plan_executor.links.peers.by_number
@@ -62,9 +62,9 @@ def placed(plan_executor: PlanExecutor, ask: Collective, message: Commit) -> Non
         _say_kept(plan_executor, plan_executor.imports.public(ask.sources[index]), at)
 
 
-def _say_kept(plan_executor: PlanExecutor, object_id: bytes, nodes: Iterable[int]) -> None:
+def _say_kept(plan_executor: PlanRunner, object_id: bytes, nodes: Iterable[int]) -> None:
     """Tells the object's owner that these nodes, except for this one, keep a replica."""
     peers = plan_executor.links.peers.by_number
     hosts = tuple(peers[node].member.host_id for node in nodes if node in peers)
     if hosts:
-        plan_executor.replicas.say(Kept(object_id, 0, hosts))
+        plan_executor.replicas.say(ReplicaStored(object_id, 0, hosts))

@@ -20,7 +20,7 @@ from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import CANCELLED, STATE, UNWANTED, VALUED
 from hoplite_mp._node.collectives.chunked_reduce import ChunkedReduce, NotInChunks
 from hoplite_mp._node.collectives.endings import finish, placed
-from hoplite_mp._node.execution.local_reduce import Execution, PlanError, SourcesGone, prepare
+from hoplite_mp._node.execution.local_reduce import LocalReduce, PlanError, SourcesGone, prepare
 from hoplite_mp._node.objects.array_layouts import can_fold, layout_of
 from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp._planner.program import participants, waits_for
@@ -44,7 +44,7 @@ from hoplite_mp.errors import ObjectLostError, ReduceError, StoreFullError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hoplite_mp._node.execution.plan_runner import PlanExecutor
+    from hoplite_mp._node.execution.plan_runner import PlanRunner
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._protocol.local import Collective
     from hoplite_mp._protocol.reports import Report
@@ -58,7 +58,7 @@ NUMBER_BITS = 40
 
 
 @dataclass(slots=True)
-class Operation:
+class RunningOperation:
     """One collective in progress."""
 
     number: int
@@ -67,7 +67,7 @@ class Operation:
     waiting: dict[int, list[int]]  # source id -> its indices, for sources that are not done yet
     parked: list[int]
     # An execution that has finished; while it runs, only its thread has it.
-    execution: Execution | None = None
+    execution: LocalReduce | None = None
     chunked_reduce: ChunkedReduce | None = None  # used if not all sources fit into memory at once
     epoch: int = 0
     space_deadline: float = 0.0
@@ -95,9 +95,9 @@ class Operations:
         self.send = host.send_manager
         self.loop = host.loop
         self.threads = threads
-        self.plan_executor: PlanExecutor | None = None  # set if there is a network
+        self.plan_executor: PlanRunner | None = None  # set if there is a network
         self.notes = host.notes
-        self.operations: dict[int, Operation] = {}
+        self.operations: dict[int, RunningOperation] = {}
         self._next = 1
 
     # -- the request ---------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Operations:
         for index, oid in enumerate(ask.sources):
             if not self.tasks.done(oid) or self.remote_objects.needs_making(oid):
                 waiting.setdefault(oid, []).append(index)
-        operation = Operation(number, ask, holds, waiting, self.tasks.park(list(waiting)))
+        operation = RunningOperation(number, ask, holds, waiting, self.tasks.park(list(waiting)))
         operation.slot, operation.asked_ns = slot, self.loop.now_ns()
         self.operations[number] = operation
         for message in self._request(operation):
@@ -131,7 +131,7 @@ class Operations:
                 reported = operation.execution is not None
                 yield ReduceHeld(self.client.number, operation.executed, reported)
 
-    def _request(self, operation: Operation) -> Iterator[NodeToManager]:
+    def _request(self, operation: RunningOperation) -> Iterator[NodeToManager]:
         """Yields the messages that request the operation, as its sources are now."""
         ask = operation.ask
         ready: list[int] = []
@@ -169,14 +169,14 @@ class Operations:
         for index in failed:
             yield SourceFailed(operation.number, index, self._reason(ask.sources[index]))
 
-    def _deadline_s(self, operation: Operation) -> float | None:
+    def _deadline_s(self, operation: RunningOperation) -> float | None:
         """The seconds that remain until the operation's deadline."""
         whole_s = operation.ask.deadline_s
         if whole_s is None:
             return None
         return max(0.0, whole_s - (self.loop.now_ns() - operation.asked_ns) / 1e9)
 
-    def _about(self, operation: Operation, oid: int) -> tuple[int, bytes, tuple[int, ...]]:
+    def _about(self, operation: RunningOperation, oid: int) -> tuple[int, bytes, tuple[int, ...]]:
         """(bytes, layout, nodes that hold it) of a ready source; placeholders if there are no other
         nodes."""
         if self.plan_executor is None:
@@ -279,12 +279,12 @@ class Operations:
             operation.space_deadline = self.loop.now() + self.config.put_wait_s
             self.execute(operation)
 
-    def execute(self, operation: Operation) -> None:
+    def execute(self, operation: RunningOperation) -> None:
         """Pins the members and starts a thread; if there is no room, `execute_again` tries it
         later."""
         plan = operation.plan
         assert plan is not None
-        execution: Execution | None = None
+        execution: LocalReduce | None = None
         try:
             if operation.chunked_reduce is None:
                 execution = prepare(self.results, operation.ask, plan)
@@ -310,7 +310,7 @@ class Operations:
             functools.partial(self._ran, operation.number, plan.epoch, execution),
         )
 
-    def _chunk(self, operation: Operation, plan: ExecuteReduce) -> Execution | None:
+    def _chunk(self, operation: RunningOperation, plan: ExecuteReduce) -> LocalReduce | None:
         """Pins as many of the next members as fit; None if there is no room for any now."""
         chunked_reduce = operation.chunked_reduce
         if chunked_reduce is None:
@@ -326,7 +326,7 @@ class Operations:
         operation.space_deadline = self.loop.now() + self.config.put_wait_s
         return chunked_reduce
 
-    def _no_room(self, operation: Operation, why: str) -> None:
+    def _no_room(self, operation: RunningOperation, why: str) -> None:
         """An attempt may have spilled and restored objects in vain, which wakes processes, and by
         that this node's next turn. So the next attempt does not follow in that turn."""
         now = self.loop.now()
@@ -335,20 +335,24 @@ class Operations:
             why = f"{why}; {self.store.full_message()}"
             self._failed(operation, why, (), "full")
 
-    def _drop_chunked(self, operation: Operation) -> None:
+    def _drop_chunked(self, operation: RunningOperation) -> None:
         if operation.chunked_reduce is not None:
             operation.chunked_reduce.drop()
             operation.chunked_reduce = None
 
     def _failed(
-        self, operation: Operation, reason: str, sources: tuple[int, ...], error: str = "value"
+        self,
+        operation: RunningOperation,
+        reason: str,
+        sources: tuple[int, ...],
+        error: str = "value",
     ) -> None:
         operation.plan = None
         self._drop_chunked(operation)
         about = operation.number, operation.epoch, self.client.number
         self.send(ExecutionFailed(*about, reason, sources, error))
 
-    def _run(self, execution: Execution) -> BaseException | None:
+    def _run(self, execution: LocalReduce) -> BaseException | None:
         """Runs in a thread, mostly without the GIL. Returns the error if there was one."""
         try:
             execution.run(self.threads)
@@ -357,7 +361,7 @@ class Operations:
         return None
 
     def _ran(
-        self, number: int, epoch: int, execution: Execution, failure: BaseException | None
+        self, number: int, epoch: int, execution: LocalReduce, failure: BaseException | None
     ) -> None:
         """Handles the end of an execution, or of one of its chunks, in the loop's thread."""
         operation = self.operations.get(number)
@@ -385,7 +389,9 @@ class Operations:
 
     # -- the end -------------------------------------------------------------------------------
 
-    def _note(self, operation: Operation, outcome: str, members: tuple[int, ...] = ()) -> None:
+    def _note(
+        self, operation: RunningOperation, outcome: str, members: tuple[int, ...] = ()
+    ) -> None:
         """Adds an event to the trace: first the wait for sources, then one for each plan, which
         lasts until the next plan or the end."""
         if self.notes.on:
@@ -438,7 +444,7 @@ class Operations:
         self._note(operation, "failed")
         self.end(operation)
 
-    def _begin_again(self, operation: Operation, gone: list[int]) -> bool:
+    def _begin_again(self, operation: RunningOperation, gone: list[int]) -> bool:
         """Requests the operation anew if sources were lost that can be made again, or if sources
         were merely not where the plan looked for them. False if neither is the case."""
         ask = operation.ask
@@ -452,7 +458,7 @@ class Operations:
         self.end(operation)
         return True
 
-    def _error(self, operation: Operation, message: OperationFailed) -> _serialize.Encoded:
+    def _error(self, operation: RunningOperation, message: OperationFailed) -> _serialize.Encoded:
         index = message.cause_index
         source = None
         if index is not None:
@@ -474,7 +480,7 @@ class Operations:
             error.source = source  # type: ignore[attr-defined]  # the reader fetches the cause
         return _serialize.encode_error(error, "")
 
-    def end(self, operation: Operation) -> None:
+    def end(self, operation: RunningOperation) -> None:
         self.operations.pop(operation.number, None)
         self.tasks.unpark(operation.parked)
         if operation.execution is not None:

@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from hoplite_mp._node.collectives.operations import Operations
     from hoplite_mp._node.diagnostics.recording import Recording
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.ports import Stacks
+    from hoplite_mp._node.ports import StacksPort
     from hoplite_mp._node.questions import Answer
-    from hoplite_mp._node.tasks.inbound_tasks import Guests
-    from hoplite_mp._node.tasks.outbound_tasks import Delegation
-    from hoplite_mp._node.tasks.retry_delays import Delays
+    from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
+    from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
+    from hoplite_mp._node.tasks.retry_delays import RetryDelays
     from hoplite_mp._node.tasks.workers import Workers
     from hoplite_mp._protocol.local import Request
 
-__all__ = ["WAITS_MAX", "Waits"]
+__all__ = ["WAITS_MAX", "WaitReports"]
 
 # How many entries of one kind (waiting tasks, say) an answer lists; of the rest it gives only the
 # count. Higher: a longer answer, 0.1 ms of the node's time for each ten entries.
@@ -57,7 +57,7 @@ DUMP_PATIENCE_S = 3.0
 MORE = ("transfers", "groups", "actors", "actor calls")
 
 
-class Waits:
+class WaitReports:
     """Collects the waits of this host, and those of all hosts when a process of this host asks."""
 
     def __init__(
@@ -65,11 +65,11 @@ class Waits:
         host: HostContext,
         recording: Recording,
         workers: Workers,
-        delegation: Delegation,
-        guests: Guests,
+        delegation: OutboundTasks,
+        guests: InboundTasks,
         operations: Operations,
-        delays: Delays,
-        stacks: Stacks,
+        delays: RetryDelays,
+        stacks: StacksPort,
     ) -> None:
         self.loop = host.loop
         self.client = host.client

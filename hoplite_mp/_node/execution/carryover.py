@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.program import Cell
     from hoplite_mp._protocol.messages import ExecuteReduce
 
-__all__ = ["Carryover", "Copy", "Slot", "SlotName", "slot_name"]
+__all__ = ["CarriedCopy", "Carryover", "Slot", "SlotName", "slot_name"]
 
 
 class SlotName(NamedTuple):
@@ -50,7 +50,7 @@ class Slot:
 
 
 @dataclass(slots=True)
-class Copy:
+class CarriedCopy:
     """A block that is being filled with a copy of an object."""
 
     payload: int
@@ -64,7 +64,7 @@ class Carryover:
 
     engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)
     slots: dict[SlotName, Slot] = field(default_factory=dict)
-    copies: dict[bytes, Copy] = field(default_factory=dict)  # by object id
+    copies: dict[bytes, CarriedCopy] = field(default_factory=dict)  # by object id
 
     def discard(
         self,

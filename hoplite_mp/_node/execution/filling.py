@@ -17,15 +17,15 @@ from hoplite_mp._protocol.messages import Distribute
 
 if TYPE_CHECKING:
     from hoplite_mp._node.execution.plan_cells import PlanCells
-    from hoplite_mp._node.execution.plan_state import PlanExecution
-    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.execution.plan_state import PlanState
+    from hoplite_mp._node.objects.results import ResultWriter
     from hoplite_mp._node.ports import Key
     from hoplite_mp._protocol.messages import ExecuteReduce
 
 __all__ = ["fill_blocks"]
 
 
-def fill_blocks(results: Results, execution: PlanExecution, cells: PlanCells) -> None:
+def fill_blocks(results: ResultWriter, execution: PlanState, cells: PlanCells) -> None:
     """Makes all cells and queues the pulls; raises NotNow if there is no room yet. Afterwards
     `execution.blocks` has the block of each arriving object, by the member's index in the plan; 0
     for the one object of a Distribute."""
@@ -39,7 +39,7 @@ def fill_blocks(results: Results, execution: PlanExecution, cells: PlanCells) ->
 
 
 def _block(
-    results: Results, execution: PlanExecution, index: int, object_id: bytes, nbytes: int
+    results: ResultWriter, execution: PlanState, index: int, object_id: bytes, nbytes: int
 ) -> Any:
     """The memory of a new block, or of the one that an earlier plan has begun to fill."""
     if index not in execution.blocks:
@@ -56,7 +56,7 @@ def _block(
 
 
 def _pulled(
-    execution: PlanExecution,
+    execution: PlanState,
     cells: PlanCells,
     object_id: bytes,
     memory: Any,
@@ -85,7 +85,9 @@ def _pulled(
     return made
 
 
-def _spread(results: Results, execution: PlanExecution, cells: PlanCells, plan: Distribute) -> None:
+def _spread(
+    results: ResultWriter, execution: PlanState, cells: PlanCells, plan: Distribute
+) -> None:
     program = execution.program
     memory: Any = None
     queued: dict[int, list[int]] = {}  # stripe -> its cells, in the order of the program's pulls
@@ -111,7 +113,7 @@ def _spread(results: Results, execution: PlanExecution, cells: PlanCells, plan: 
 
 
 def _gather(
-    results: Results, execution: PlanExecution, cells: PlanCells, plan: ExecuteReduce
+    results: ResultWriter, execution: PlanState, cells: PlanCells, plan: ExecuteReduce
 ) -> None:
     program = execution.program
     # Lease all blocks before making any cell: NotNow makes the caller try again, and no cell may be

@@ -20,8 +20,8 @@ from hoplite_mp._protocol.messages import Distribute
 
 if TYPE_CHECKING:
     from hoplite_mp._node.execution.plan_cells import PlanCells
-    from hoplite_mp._node.execution.plan_state import PlanExecution
-    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.execution.plan_state import PlanState
+    from hoplite_mp._node.objects.results import ResultWriter
     from hoplite_mp._node.ports import Key
     from hoplite_mp._protocol.messages import ExecuteReduce
 
@@ -40,7 +40,7 @@ class Folding:
     """Turns one execution's plan into cells. Raises PlanError if the plan cannot be executed."""
 
     def __init__(
-        self, results: Results, execution: PlanExecution, plan: ExecuteReduce, cells: PlanCells
+        self, results: ResultWriter, execution: PlanState, plan: ExecuteReduce, cells: PlanCells
     ) -> None:
         self.results = results
         self.config = results.config

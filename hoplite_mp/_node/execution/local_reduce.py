@@ -17,12 +17,12 @@ from hoplite_mp._common.reduction import fold, has_kernel, result_dtype
 from hoplite_mp._common.ref import ObjectRef
 
 if TYPE_CHECKING:
-    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.objects.results import ResultWriter
     from hoplite_mp._protocol.local import Collective
     from hoplite_mp._protocol.messages import ExecuteReduce
 
 __all__ = [
-    "Execution",
+    "LocalReduce",
     "PlanError",
     "SourcesGone",
     "address_of",
@@ -51,11 +51,11 @@ class SourcesGone(Exception):
         self.indices = indices
 
 
-class Execution:
+class LocalReduce:
     """Keeps sources pinned and results allocated until `take` or `drop`, one of which follows
     `run`."""
 
-    def __init__(self, results: Results, op: str, views: list[memoryview]) -> None:
+    def __init__(self, results: ResultWriter, op: str, views: list[memoryview]) -> None:
         self.results = results
         self.op = op
         self.views = views
@@ -114,7 +114,7 @@ def address_of(array: np.ndarray[Any, Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def prepare(results: Results, ask: Collective, plan: ExecuteReduce) -> Execution | None:
+def prepare(results: ResultWriter, ask: Collective, plan: ExecuteReduce) -> LocalReduce | None:
     """Pins and checks the members and allocates the results; None if there is no room now."""
     # Look at all members first: `view` pins those in memory, so that they are not spilled to make
     # room for the others.
@@ -122,7 +122,7 @@ def prepare(results: Results, ask: Collective, plan: ExecuteReduce) -> Execution
     gone = [index for index, got in found.items() if results.is_gone(got)]
     if gone:
         raise SourcesGone(tuple(sorted(gone)))
-    execution = Execution(results, ask.op, [])
+    execution = LocalReduce(results, ask.op, [])
     first = None
     for index in plan.order:
         view = results.pin(ask.sources[index])
@@ -135,7 +135,7 @@ def prepare(results: Results, ask: Collective, plan: ExecuteReduce) -> Execution
 
 
 def check(
-    results: Results,
+    results: ResultWriter,
     ask: Collective,
     index: int,
     view: memoryview,
@@ -178,7 +178,7 @@ def _no_array(index: int, ref: ObjectRef[Any]) -> str:
     )
 
 
-def allocate(execution: Execution, ask: Collective, plan: ExecuteReduce) -> Execution | None:
+def allocate(execution: LocalReduce, ask: Collective, plan: ExecuteReduce) -> LocalReduce | None:
     """Leases the results' blocks and writes their heads; None if there is no room now."""
     slices = len(ask.results)
     first = execution.infos[0]

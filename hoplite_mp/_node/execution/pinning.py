@@ -16,9 +16,9 @@ from hoplite_mp._protocol.fields import FOLDING
 from hoplite_mp._protocol.messages import Distribute
 
 if TYPE_CHECKING:
-    from hoplite_mp._node.execution.plan_state import PlanExecution
+    from hoplite_mp._node.execution.plan_state import PlanState
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.store.growing_block import StreamingSources
+    from hoplite_mp._node.store.growing_block import GrowingBlocks
 
 __all__ = ["Pinning"]
 
@@ -26,7 +26,7 @@ __all__ = ["Pinning"]
 class Pinning:
     """Pins for all executions of this node."""
 
-    def __init__(self, host: HostContext, streaming_sources: StreamingSources) -> None:
+    def __init__(self, host: HostContext, streaming_sources: GrowingBlocks) -> None:
         self.config = host.config
         self.loop = host.loop
         self.client = host.client
@@ -35,7 +35,7 @@ class Pinning:
         self.remote_objects = host.remote_objects
         self.streaming_sources = streaming_sources
 
-    def pin(self, execution: PlanExecution) -> None:
+    def pin(self, execution: PlanState) -> None:
         """Fills `execution.views`. Raises NotNow if there is no room yet, SourcesGone."""
         plan = execution.plan
         gone = []

@@ -12,16 +12,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._node.peers.link_estimator import Meter
+from hoplite_mp._node.peers.link_estimator import LinkEstimator
 from hoplite_mp._node.peers.links import UNREACHABLE
-from hoplite_mp._node.peers.path_estimator import PairMeter
+from hoplite_mp._node.peers.path_estimator import PathEstimator
 from hoplite_mp._planner.program import filled_links
 from hoplite_mp._protocol.messages import Distribute, HostMeasured, LinkMeasured
 from hoplite_mp._protocol.peers import HeldUp
 
 if TYPE_CHECKING:
     from hoplite_mp._node.execution.carryover import Carryover
-    from hoplite_mp._node.execution.plan_state import PlanExecution
+    from hoplite_mp._node.execution.plan_state import PlanState
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.peers.links import Links
     from hoplite_mp._node.ports import Key
@@ -54,13 +54,13 @@ class PlanCells:
         self.roster = host.roster
         self.links = links
         self.engine = links.engine
-        self.pairs = PairMeter(
+        self.pairs = PathEstimator(
             links.flows, lambda: self.meter.rates, host.loop, self._held_up, self._narrow
         )
-        self.meter = Meter(
+        self.meter = LinkEstimator(
             lambda: links.moved(near=False), host.loop, self._measured, beside=self.pairs
         )
-        self.by_cell: dict[int, PlanExecution] = {}
+        self.by_cell: dict[int, PlanState] = {}
 
     def _measured(self, up: int, down: int) -> None:
         """Sends this host's measured link rates to the manager."""
@@ -89,7 +89,7 @@ class PlanCells:
 
     def make(
         self,
-        execution: PlanExecution,
+        execution: PlanState,
         key: Key | None,
         memory: Any,
         begin: int,
@@ -106,7 +106,7 @@ class PlanCells:
 
     def own(
         self,
-        execution: PlanExecution,
+        execution: PlanState,
         key: Key | None,
         index: int,
         memory: Any,
@@ -125,7 +125,7 @@ class PlanCells:
         execution.follow(index, cell, at + begin, nbytes)
         return cell
 
-    def place(self, execution: PlanExecution) -> None:
+    def place(self, execution: PlanState) -> None:
         """The members here of a posted plan have given what its cells over them are to hold."""
         memories = execution.memories()
         execution.is_ahead = any(map(self.engine.watermark, execution.pulls))
@@ -139,7 +139,7 @@ class PlanCells:
 
     def fold(
         self,
-        execution: PlanExecution,
+        execution: PlanState,
         cell: int,
         sources: list[int],
         op: str,
@@ -153,7 +153,7 @@ class PlanCells:
         execution.missing.add(cell)
         self.engine.fold(cell, sources, op, dtype, divisor, partial, final)
 
-    def begin(self, execution: PlanExecution) -> None:
+    def begin(self, execution: PlanState) -> None:
         """Starts the pulls, once all cells are made. `measure` must follow."""
         # Includes cells that an earlier execution made and this one continues.
         self.by_cell.update(dict.fromkeys(execution.cells, execution))
@@ -161,7 +161,7 @@ class PlanCells:
         if execution.followed:
             self.loop.call_later(0.0, lambda: self._advance(execution))
 
-    def measure(self, execution: PlanExecution) -> None:
+    def measure(self, execution: PlanState) -> None:
         """Has the meter count what an execution that has just begun moves, unless it is over."""
         if not execution.cells or execution.measured:
             return
@@ -174,12 +174,12 @@ class PlanCells:
                 fills = False, False
             self.meter.begin(fills)
 
-    def pull_posted(self, execution: PlanExecution) -> None:
+    def pull_posted(self, execution: PlanState) -> None:
         """Starts the pulls of a posted plan before it is begun."""
         self.by_cell.update(dict.fromkeys(execution.cells, execution))
         self._pull_together(execution)
 
-    def _pull_together(self, execution: PlanExecution) -> None:
+    def _pull_together(self, execution: PlanState) -> None:
         most = execution.program.inbound_max
         at_once = not most or len(execution.queue) + len(execution.running) <= most
         if at_once and not execution.copies and not self.links.notes.on:
@@ -187,7 +187,7 @@ class PlanCells:
             self.engine.together(execution.missing, execution.vote)
         self.pull_more(execution)
 
-    def pull_more(self, execution: PlanExecution) -> None:
+    def pull_more(self, execution: PlanState) -> None:
         """Starts queued pulls, as many at a time as the program allows."""
         most = execution.program.inbound_max or len(execution.queue)
         while execution.queue and len(execution.running) < max(1, most):
@@ -195,11 +195,11 @@ class PlanCells:
             execution.running.add(cell)
             self._pull(execution, cell)
 
-    def _pull(self, execution: PlanExecution, cell: int) -> None:
+    def _pull(self, execution: PlanState, cell: int) -> None:
         if self.by_cell.get(cell) is execution:  # else the execution has ended
             self.links.pull(cell, *execution.pulls[cell], self)
 
-    def _advance(self, execution: PlanExecution) -> None:
+    def _advance(self, execution: PlanState) -> None:
         """Advances the cells that are served while their bytes are still arriving; repeats on a
         timer."""
         if not execution.cells:
@@ -214,7 +214,7 @@ class PlanCells:
 
     # -- ending --------------------------------------------------------------------------------
 
-    def end(self, execution: PlanExecution) -> Carryover:
+    def end(self, execution: PlanState) -> Carryover:
         """Ends an execution, and returns what the next one can take over."""
         stay = {slot.cell for slot in execution.slots.values()}
         carryover = execution.leave(self.engine.watermark)
@@ -233,7 +233,7 @@ class PlanCells:
             self.meter.end()
         return carryover
 
-    def give_up(self, execution: PlanExecution, cell: int) -> None:
+    def give_up(self, execution: PlanState, cell: int) -> None:
         """Closes one cell that is not wanted any more."""
         engine_buffer = execution.cells.pop(cell)
         execution.missing.discard(cell)

@@ -20,10 +20,10 @@ from hoplite_mp._node.execution.folding import Folding, slots_of
 from hoplite_mp._node.execution.local_reduce import PlanError, SourcesGone
 from hoplite_mp._node.execution.pinning import Pinning
 from hoplite_mp._node.execution.plan_cells import NOBODY
-from hoplite_mp._node.execution.plan_state import NotNow, PlanExecution
+from hoplite_mp._node.execution.plan_state import NotNow, PlanState
 from hoplite_mp._node.execution.replicating import Replicating
 from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
-from hoplite_mp._planner.program import Programs, program_of
+from hoplite_mp._planner.program import ProgramCache, program_of
 from hoplite_mp._protocol.fields import FOLDING
 from hoplite_mp._protocol.messages import (
     Distribute,
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.remote_objects import RemoteObject
     from hoplite_mp._node.objects.replicas import Replicas
     from hoplite_mp._node.ranges import Ranges
-    from hoplite_mp._node.store.growing_block import StreamingSource, StreamingSources
+    from hoplite_mp._node.store.growing_block import GrowingBlock, GrowingBlocks
     from hoplite_mp._planner.program import Program
     from hoplite_mp._protocol.group_calls import Plan
     from hoplite_mp._protocol.messages import Commit
     from hoplite_mp._protocol.reports import Report
 
-__all__ = ["PlanExecutor"]
+__all__ = ["PlanRunner"]
 
 # A plan is posted only if the store has room for so many times the bytes that it is about: the
 # result, the parts of others that are folded, and what members put meanwhile. Higher: it is not
@@ -57,7 +57,7 @@ __all__ = ["PlanExecutor"]
 POSTED_SHARE = 4
 
 
-class PlanExecutor:
+class PlanRunner:
     """All executions of plans on this node. Node numbers are those that plans use."""
 
     def __init__(
@@ -65,7 +65,7 @@ class PlanExecutor:
         host: HostContext,
         cells: PlanCells,
         replicas: Replicas,
-        streaming_sources: StreamingSources,
+        streaming_sources: GrowingBlocks,
     ) -> None:
         self.config = host.config
         self.loop = host.loop
@@ -82,8 +82,8 @@ class PlanExecutor:
         self.meter = cells.meter
         self.pinning = Pinning(host, streaming_sources)
         self.replicating = Replicating(host, cells, replicas, self, self._brought)
-        self.executions: dict[int, PlanExecution] = {}  # by operation
-        self.programs = Programs()
+        self.executions: dict[int, PlanState] = {}  # by operation
+        self.programs = ProgramCache()
 
     # -- plans ---------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class PlanExecutor:
         program: Program,
         done: Callable[[str, str], None] | None = None,
         wait_s: float | None = None,
-    ) -> PlanExecution:
+    ) -> PlanState:
         """A new execution that replaces an earlier one of the operation and takes over what it can
         use."""
         loop, before = self.loop, self.executions.get(plan.operation)
@@ -190,7 +190,7 @@ class PlanExecutor:
         # names of slots and copies say nothing of the dtype, which is one for all plans of a call.
         if before is not None and before.posted:
             self.drop(plan.operation)
-        execution = PlanExecution(
+        execution = PlanState(
             plan,
             program,
             self,
@@ -303,7 +303,7 @@ class PlanExecutor:
         execution.engine_buffer.when_free(execution.views.clear)
         return carryover
 
-    def _note(self, execution: PlanExecution) -> None:
+    def _note(self, execution: PlanState) -> None:
         """Adds this node's part of the plan to the trace, unless nobody has made that call."""
         if self.links.notes.on and not execution.posted:
             plan = execution.plan
@@ -319,7 +319,7 @@ class PlanExecutor:
                 outcome="reported" if execution.reported else "over",
             )
 
-    def _leave(self, execution: PlanExecution, source: StreamingSource) -> None:
+    def _leave(self, execution: PlanState, source: GrowingBlock) -> None:
         """Stops using a streaming source, once its closed cells can no longer be read."""
         for cell in [cell for cell in source.cells if cell not in self.cells.by_cell]:
             del source.cells[cell]
@@ -337,7 +337,7 @@ class PlanExecutor:
 
     # -- beginning -----------------------------------------------------------------------------
 
-    def _begin(self, execution: PlanExecution) -> None:
+    def _begin(self, execution: PlanState) -> None:
         if self.executions.get(execution.plan.operation) is not execution:
             return
         self.cells.engine.hold()  # the engine's thread begins with all cells at once
@@ -349,7 +349,7 @@ class PlanExecutor:
             self.cells.measure(execution)  # only now, because the bytes move meanwhile
             self._maybe_finish(execution)
 
-    def _make_cells(self, execution: PlanExecution) -> None:
+    def _make_cells(self, execution: PlanState) -> None:
         try:
             if not execution.placed:
                 self.pinning.pin(execution)
@@ -374,7 +374,7 @@ class PlanExecutor:
         execution.carryover.discard(self.links, self.client.give_back)
         self.cells.begin(execution)
 
-    def _make_blocks(self, execution: PlanExecution) -> None:
+    def _make_blocks(self, execution: PlanState) -> None:
         plan = execution.plan
         if isinstance(plan, Distribute) or (execution.done and plan.kind not in FOLDING):
             fill_blocks(self.results, execution, self.cells)
@@ -383,7 +383,7 @@ class PlanExecutor:
         else:
             self.replicating.make(execution, plan)
 
-    def _make_room(self, execution: PlanExecution) -> None:
+    def _make_room(self, execution: PlanState) -> None:
         """Frees what earlier plans have received and this one cannot use, although its cells are
         not made yet, because they may need that room."""
         plan = execution.plan
@@ -401,7 +401,7 @@ class PlanExecutor:
 
     # -- copies --------------------------------------------------------------------------------
 
-    def _brought(self, execution: PlanExecution, oid: int) -> None:
+    def _brought(self, execution: PlanState, oid: int) -> None:
         """Called when the other execution that was filling the object has ended."""
         execution.waiting -= 1
         if self.client.state(oid) != STATE["FAILED"]:
@@ -411,7 +411,7 @@ class PlanExecutor:
 
     # -- notifications of the cells ------------------------------------------------------------
 
-    def filled(self, execution: PlanExecution, cell: int) -> None:
+    def filled(self, execution: PlanState, cell: int) -> None:
         """Called when all bytes of a cell are there."""
         oid = execution.copies.pop(cell, None)
         if oid is not None and oid in self.remote_objects:
@@ -420,12 +420,12 @@ class PlanExecutor:
             self.replicas.tell(remote.object, remote.nbytes)
         self._go_on(execution)
 
-    def _go_on(self, execution: PlanExecution) -> None:
+    def _go_on(self, execution: PlanState) -> None:
         """Starts further pulls after one has ended, and reports if it was the last."""
         self.cells.pull_more(execution)
         self._maybe_finish(execution)
 
-    def failed(self, execution: PlanExecution, node: int, reason: str) -> None:
+    def failed(self, execution: PlanState, node: int, reason: str) -> None:
         """Reports that a cell will not be filled, unless its node is gone, because then a new plan
         follows."""
         if node == NOBODY:
@@ -433,13 +433,13 @@ class PlanExecutor:
         elif node in self.links.peers.by_number:
             self._fail(execution, f"nothing comes from node h{node}: {reason}", (), "lost")
 
-    def arrived(self, execution: PlanExecution) -> Ranges | None:
+    def arrived(self, execution: PlanState) -> Ranges | None:
         """Which bytes of a Group's copy are here; None if nothing is missing."""
         if not execution.missing:
             return None
         return execution.arrived(execution.copied.object, self.cells.engine.watermark)
 
-    def _maybe_finish(self, execution: PlanExecution) -> None:
+    def _maybe_finish(self, execution: PlanState) -> None:
         plan = execution.plan
         if execution.missing or execution.waiting or not execution.begun or not execution.reports:
             return
@@ -456,7 +456,7 @@ class PlanExecutor:
             self.send_manager(StripesComplete(plan.operation, plan.epoch, self.client.number))
 
     def _fail(
-        self, execution: PlanExecution, reason: str, sources: tuple[int, ...], error: str = "value"
+        self, execution: PlanState, reason: str, sources: tuple[int, ...], error: str = "value"
     ) -> None:
         plan, done = execution.plan, execution.done
         self.drop(plan.operation)

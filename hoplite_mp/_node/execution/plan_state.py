@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp._node.execution.carryover import Carryover, Copy
+from hoplite_mp._node.execution.carryover import CarriedCopy, Carryover
 from hoplite_mp._node.ranges import Ranges
 from hoplite_mp._protocol.fields import FOLDING
 from hoplite_mp._protocol.messages import Distribute
@@ -21,44 +21,44 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.execution.carryover import Slot, SlotName
     from hoplite_mp._node.ports import Key
-    from hoplite_mp._node.store.growing_block import EngineBuffer, StreamingSource
+    from hoplite_mp._node.store.growing_block import EngineBuffer, GrowingBlock
     from hoplite_mp._planner.program import Cell, Program
     from hoplite_mp._protocol.group_calls import Plan
 
-__all__ = ["NotNow", "PlanExecution"]
+__all__ = ["NotNow", "PlanState"]
 
 
 class NotNow(Exception):
     """There is no room yet, or a source is still on its way from disk or from another host."""
 
 
-class Above(Protocol):
+class PlanStateEvents(Protocol):
     """The owner of an execution, which is notified of what happens to its cells."""
 
-    def filled(self, execution: PlanExecution, cell: int) -> None:
+    def filled(self, execution: PlanState, cell: int) -> None:
         """All bytes of a cell are there."""
 
-    def failed(self, execution: PlanExecution, node: int, reason: str) -> None:
+    def failed(self, execution: PlanState, node: int, reason: str) -> None:
         """That node cannot fill a cell; `node` is NOBODY if a fold on this host has failed."""
 
-    def arrived(self, execution: PlanExecution) -> Ranges | None:
+    def arrived(self, execution: PlanState) -> Ranges | None:
         """Which bytes of the block under `execution.followed` have arrived; None: all of them."""
 
 
 @dataclass(slots=True)
-class PlanExecution:
+class PlanState:
     """One plan, as far as this node takes part."""
 
     plan: Plan
     program: Program
-    above: Above
+    above: PlanStateEvents
     begun_ns: int  # when this node received the plan
     until: float = 0.0  # the time at which to give up waiting for room
     # Pinned members on this host, by index.
     views: dict[int, memoryview] = field(default_factory=dict)
     growing: bool = False  # another plan is still receiving the object in `views`
     # The members in `views` that are still being written.
-    streaming: dict[int, StreamingSource] = field(default_factory=dict)
+    streaming: dict[int, GrowingBlock] = field(default_factory=dict)
     carryover: Carryover = field(default_factory=Carryover)  # left by the execution before
     slots: dict[SlotName, Slot] = field(default_factory=dict)  # contributions that are pulled
     # Object -> the byte ranges that its block had when this execution took it over.
@@ -83,7 +83,7 @@ class PlanExecution:
     scratch: list[int] = field(default_factory=list)  # blocks only for intermediate bytes
     begun: bool = False
     # The plan is not begun; its cells are made before the members here have given anything, so that
-    # nothing else has to be done when they have (`PlanExecutor.post`).
+    # nothing else has to be done when they have (`PlanRunner.post`).
     posted: bool = False
     placed: bool = False  # they have given, and the bytes are on their way
     is_ahead: bool = False  # bytes came while it was posted
@@ -153,7 +153,7 @@ class PlanExecution:
         for index in [index for index in self.blocks if index in names]:
             payload, nbytes = self.blocks.pop(index)
             arrived = self.arrived(names[index], watermark)
-            carryover.copies[names[index]] = Copy(payload, nbytes, arrived)
+            carryover.copies[names[index]] = CarriedCopy(payload, nbytes, arrived)
         self.slots, self.carryover = {}, Carryover(self.engine_buffer)
         return carryover
 

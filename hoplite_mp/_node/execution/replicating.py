@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._node.execution.plan_cells import PlanCells
-    from hoplite_mp._node.execution.plan_state import PlanExecution
+    from hoplite_mp._node.execution.plan_state import PlanState
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.objects.remote_objects import Filler
     from hoplite_mp._node.objects.replicas import Replicas
@@ -35,7 +35,7 @@ class Replicating:
         cells: PlanCells,
         replicas: Replicas,
         filler: Filler,
-        brought: Callable[[PlanExecution, int], None],
+        brought: Callable[[PlanState, int], None],
     ) -> None:
         """filler: what fills these remote objects. brought: called when another execution that was
         filling one has ended."""
@@ -48,7 +48,7 @@ class Replicating:
         self.filler = filler
         self.brought = brought
 
-    def make(self, execution: PlanExecution, plan: ExecuteReduce) -> None:
+    def make(self, execution: PlanState, plan: ExecuteReduce) -> None:
         """Makes the cells and queues the pulls. Raises NotNow if there is no room yet; what it has
         made is not made again when it is called once more."""
         program = execution.program

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import AWAY, NODE_SLOT, STATE
-from hoplite_mp._node.execution.carryover import Carryover, Copy
+from hoplite_mp._node.execution.carryover import CarriedCopy, Carryover
 from hoplite_mp._node.execution.filling import fill_blocks
-from hoplite_mp._node.execution.plan_state import PlanExecution
+from hoplite_mp._node.execution.plan_state import PlanState
 from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
 from hoplite_mp._node.ranges import Ranges
 from hoplite_mp._planner.program import program_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hoplite_mp._node.execution.plan_cells import PlanCells
-    from hoplite_mp._node.execution.plan_runner import PlanExecutor
+    from hoplite_mp._node.execution.plan_runner import PlanRunner
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.objects.remote_objects import RemoteObject
     from hoplite_mp._node.objects.replicas import Replicas
@@ -47,7 +47,7 @@ class Transfers:
     """All copies that this node receives or serves."""
 
     def __init__(
-        self, host: HostContext, cells: PlanCells, replicas: Replicas, plan_executor: PlanExecutor
+        self, host: HostContext, cells: PlanCells, replicas: Replicas, plan_executor: PlanRunner
     ) -> None:
         self.config = host.config
         self.loop = host.loop
@@ -61,7 +61,7 @@ class Transfers:
         self.links = cells.links
         self.replicas = replicas
         self.plan_executor = plan_executor
-        self.by_epoch: dict[int, PlanExecution] = {}
+        self.by_epoch: dict[int, PlanState] = {}
         self.fetching: dict[bytes, int] = {}  # object -> local id of its header here
         # The highest epoch of a plan that this node has received, and how many objects have had an
         # operation for their copies, as far as this node knows. A new manager continues both.
@@ -143,7 +143,7 @@ class Transfers:
 
     def _take_up(self, plan: Distribute, receiving: bool) -> None:
         number = self.client.number
-        execution = PlanExecution(plan, program_of(plan, number), self, self.loop.now_ns())
+        execution = PlanState(plan, program_of(plan, number), self, self.loop.now_ns())
         taken = self._receive(execution, plan) if receiving else self._serve(execution, plan)
         if taken is None:
             self._serve_later(plan)
@@ -159,7 +159,7 @@ class Transfers:
         if receiving and not execution.missing:
             self._whole(execution)
 
-    def _receive(self, execution: PlanExecution, plan: Distribute) -> bool:
+    def _receive(self, execution: PlanState, plan: Distribute) -> bool:
         """Continues where an earlier plan for the same block stopped; False if nobody wants it any
         more."""
         remote = self._place(plan.object)
@@ -168,11 +168,11 @@ class Transfers:
         older = self._receiving(plan.object)
         if older is not None:
             self._end(older.copied.epoch)
-        begun = Copy(remote.payload, remote.nbytes, remote.arrived)
+        begun = CarriedCopy(remote.payload, remote.nbytes, remote.arrived)
         execution.carryover = Carryover(remote.engine_buffer, copies={plan.object: begun})
         return True
 
-    def _serve(self, execution: PlanExecution, plan: Distribute) -> bool | None:
+    def _serve(self, execution: PlanState, plan: Distribute) -> bool | None:
         """Serves the whole object, or what another plan is still receiving; False if it is not
         here, None if it is on disk and there is no room for it now."""
         older = self._receiving(plan.object)
@@ -282,7 +282,7 @@ class Transfers:
         """The remote object whose block is being filled with that object."""
         return self.remote_objects.by_oid.get(self.fetching.get(object_id, 0))
 
-    def _receiving(self, object_id: bytes) -> PlanExecution | None:
+    def _receiving(self, object_id: bytes) -> PlanState | None:
         """The plan by which this node is receiving that object at present."""
         if object_id in self.fetching:
             for execution in self.by_epoch.values():
@@ -372,19 +372,19 @@ class Transfers:
 
     # -- notifications of the cells ------------------------------------------------------------
 
-    def filled(self, execution: PlanExecution, cell: int) -> None:
+    def filled(self, execution: PlanState, cell: int) -> None:
         """Called when a stripe has arrived."""
         if not execution.missing:
             self._whole(execution)
 
-    def failed(self, execution: PlanExecution, node: int, reason: str) -> None:
+    def failed(self, execution: PlanState, node: int, reason: str) -> None:
         """Tells the manager that a stripe cannot be pulled as planned."""
         plan = execution.copied
         self.send_manager(
             FetchFailed(self.client.number, plan.object, plan.epoch, node, reason[:1000])
         )
 
-    def arrived(self, execution: PlanExecution) -> Ranges | None:
+    def arrived(self, execution: PlanState) -> Ranges | None:
         """Which bytes of the served block are here; None if the object is whole, or the copy was
         given up."""
         object_id = execution.copied.object
@@ -397,11 +397,11 @@ class Transfers:
             return Ranges()  # it fills another block
         return source.arrived(object_id, self.cells.engine.watermark)
 
-    def _whole(self, execution: PlanExecution) -> None:
+    def _whole(self, execution: PlanState) -> None:
         """Finishes once no closed cell of an earlier plan can still be written."""
         execution.engine_buffer.when_free(lambda: self._finish(execution))
 
-    def _finish(self, execution: PlanExecution) -> None:
+    def _finish(self, execution: PlanState) -> None:
         plan = execution.copied
         if self.by_epoch.get(plan.epoch) is not execution:
             return  # withdrawn in the meantime

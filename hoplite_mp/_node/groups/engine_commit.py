@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hoplite_mp._node.groups.group_results import GroupResults
-    from hoplite_mp._node.groups.group_state import State
-    from hoplite_mp._node.groups.small_calls import SmallCalls
+    from hoplite_mp._node.groups.group_state import GroupState
+    from hoplite_mp._node.groups.small_calls import EngineCallsOwner
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, GroupPart
 
-__all__ = ["VotedCalls"]
+__all__ = ["EngineCommit"]
 
 
-class VotedCalls:
+class EngineCommit:
     """Begins such calls, votes for them, and gives their results to members."""
 
-    def __init__(self, host: HostContext, results: GroupResults, small: SmallCalls) -> None:
+    def __init__(self, host: HostContext, results: GroupResults, small: EngineCallsOwner) -> None:
         self.client = host.client
         self.clients = host.clients
         self.results = results
         self.small = small
 
     def begin(
-        self, state: State, part: GroupPart, expected: GroupGo | None = None
+        self, state: GroupState, part: GroupPart, expected: GroupGo | None = None
     ) -> GroupGo | None:
         """The attempt by which this node begins to move `part`, which its one member has given to
         the next call; the engine knows of it. None: the leading node has to be asked. expected: see
@@ -59,7 +59,7 @@ class VotedCalls:
         self.small.begin(state, go)
         return go
 
-    def vote_of(self, state: State) -> tuple[int, int, int] | None:
+    def vote_of(self, state: GroupState) -> tuple[int, int, int] | None:
         """The vote that the engine gives as soon as all bytes are here. None: Python has to look
         first whether a member has written all that it gives, or for refs in what has come."""
         voting = state.voting
@@ -71,7 +71,7 @@ class VotedCalls:
             return None
         return go.generation, go.call, go.attempt
 
-    def done(self, state: State, failure: str, error: str) -> None:
+    def done(self, state: GroupState, failure: str, error: str) -> None:
         """This node has all bytes of the call that it should receive, or cannot have them."""
         voting = state.voting
         assert voting is not None
@@ -87,7 +87,7 @@ class VotedCalls:
         self.small.vote(state, voting.go)
         self.prepare(state)
 
-    def prepare(self, state: State) -> None:
+    def prepare(self, state: GroupState) -> None:
         """Makes the result as soon as its blocks are known, while their bytes are on their way."""
         voting = state.voting
         if voting is None or voting.prepared is not None or not self.results.is_begun(voting.go):
@@ -114,7 +114,7 @@ class VotedCalls:
         }
         return self.results.settle(voting.prepared, voting.go, slots)
 
-    def give_up(self, state: State) -> None:
+    def give_up(self, state: GroupState) -> None:
         """Another attempt takes the place of the call that this node has begun."""
         voting, state.voting = state.voting, None
         if voting is not None and voting.prepared is not None:

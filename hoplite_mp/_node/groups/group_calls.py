@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hoplite_mp._node.groups.engine_commit import VotedCalls
+from hoplite_mp._node.groups.engine_commit import EngineCommit
 from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, lost
-from hoplite_mp._node.groups.group_state import MemberCall, State
-from hoplite_mp._node.groups.leader import Leading
+from hoplite_mp._node.groups.group_state import GroupState, MemberCall
+from hoplite_mp._node.groups.leader import GroupLeader
 from hoplite_mp._node.groups.posted_calls import PostedCalls
 from hoplite_mp._node.groups.speculative_start import fill_in, lacks
 from hoplite_mp._protocol.group_calls import (
@@ -39,13 +39,13 @@ from hoplite_mp.errors import StoreFullError
 if TYPE_CHECKING:
     from hoplite_mp._node.groups.group_results import GroupResults
     from hoplite_mp._node.groups.group_state import Known
-    from hoplite_mp._node.groups.small_calls import SmallCalls
+    from hoplite_mp._node.groups.small_calls import EngineCallsOwner
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._protocol.group_calls import GroupMessage
     from hoplite_mp._protocol.local import GroupCall
     from hoplite_mp._protocol.messages import GroupMembers
 
-__all__ = ["GroupCalls"]
+__all__ = ["MultiHostCalls"]
 
 # How many messages are kept for a group that this node does not know (two from each node suffice),
 # and for how many such groups. They are bounded because a closed group's messages may arrive late.
@@ -53,19 +53,19 @@ EARLY_MAX = 1024
 PENDING_GROUPS_MAX = 64
 
 
-class GroupCalls:
+class MultiHostCalls:
     """All groups over several hosts that have, or had, members on this one."""
 
-    def __init__(self, host: HostContext, results: GroupResults, small: SmallCalls) -> None:
+    def __init__(self, host: HostContext, results: GroupResults, small: EngineCallsOwner) -> None:
         self.client = host.client
         self.roster = host.roster
         self.send_peer = host.send_peer
         self.clients = host.clients
         self.results = results
         self.small = small
-        self.states: dict[int, State] = {}  # by generation
-        self.leading = Leading(host, small, self.states, self.send)
-        self.voted = VotedCalls(host, results, small)
+        self.states: dict[int, GroupState] = {}  # by generation
+        self.leading = GroupLeader(host, small, self.states, self.send)
+        self.voted = EngineCommit(host, results, small)
         self.posted = PostedCalls(host, results.plan_executor, self.states)
         small.serve(self, self.states)
         # Messages from other nodes about groups of which the manager has not told this node yet.
@@ -77,14 +77,14 @@ class GroupCalls:
         """The manager has announced a new version of the members."""
         state = self.states.get(members.generation)
         if state is None:
-            state = self.states[members.generation] = State(members, known)
+            state = self.states[members.generation] = GroupState(members, known)
             self.small.add(known)
         if state.owned:  # the engine must not commit a call after this node has reported its calls
             self.small.close(state, partial(self._changed, state, members))
         else:
             self._changed(state, members)
 
-    def _changed(self, state: State, members: GroupMembers) -> None:
+    def _changed(self, state: GroupState, members: GroupMembers) -> None:
         self.posted.drop(state)
         state.plans.clear()
         state.members = members
@@ -93,7 +93,7 @@ class GroupCalls:
         for node, message in self.pending_messages.pop(members.generation, ()):
             self.receive(node, message)
 
-    def _change(self, state: State) -> None:
+    def _change(self, state: GroupState) -> None:
         members, known = state.members, state.known
         for rank in range(members.size):
             if not (members.alive | members.joining) >> rank & 1:
@@ -161,7 +161,7 @@ class GroupCalls:
         for waiting in self.pending_messages.values():
             waiting[:] = [one for one in waiting if one[0] != node]
 
-    def _let_go(self, state: State) -> None:
+    def _let_go(self, state: GroupState) -> None:
         """Drops the current attempt, and what members that are gone gave to it."""
         self.voted.give_up(state)
         go, state.go = state.go, None
@@ -186,7 +186,7 @@ class GroupCalls:
             ask = msgspec.structs.replace(ask, mistake=str(error), error=error_kind(error))
         self._called(state, MemberCall(ask, slot, holds))
 
-    def _called(self, state: State, called: MemberCall) -> None:
+    def _called(self, state: GroupState, called: MemberCall) -> None:
         ask = called.ask
         if state.owned and self._begin_voting(state, called):
             return
@@ -203,7 +203,7 @@ class GroupCalls:
         state.member_calls[ask.rank] = called
         self._tell(state)
 
-    def _begin_voting(self, state: State, called: MemberCall) -> bool:
+    def _begin_voting(self, state: GroupState, called: MemberCall) -> bool:
         """Begins a call that the engine owns by a repeated plan; False: there is none."""
         ask = called.ask
         self.passed(state, ask.call)
@@ -226,7 +226,7 @@ class GroupCalls:
         self.posted.note(state, part)
         return True
 
-    def passed(self, state: State, calls: int) -> None:
+    def passed(self, state: GroupState, calls: int) -> None:
         """The engine has committed all calls before this one. One of these may have been begun
         here, but committed as a small one, because its member was interrupted and called anew."""
         self._look_at_board(state)
@@ -237,14 +237,14 @@ class GroupCalls:
             if state.member_calls[rank].ask.call < calls:
                 self.results.unpin(state.member_calls.pop(rank).holds)
 
-    def _look_at_board(self, state: State) -> None:
+    def _look_at_board(self, state: GroupState) -> None:
         """Concludes a call that the engine has committed, before the engine's word of it is read:
         its member may have gone on already."""
         voting = state.voting
         if voting is not None and state.known.board.look()[4] > voting.go.call:
             self.moved(state, voting.go.call)
 
-    def _given_way(self, state: State, called: MemberCall) -> None:
+    def _given_way(self, state: GroupState, called: MemberCall) -> None:
         """Takes up a member's call that waited for the engine to give the calls back."""
         state.deferred_calls.remove(called)
         if state.known.here.get(called.ask.rank, (-1,))[0] == called.slot:
@@ -252,7 +252,7 @@ class GroupCalls:
         else:  # its member is gone
             self.results.unpin(called.holds)
 
-    def _tell(self, state: State) -> None:
+    def _tell(self, state: GroupState) -> None:
         """Sends this node's parts to the leading node when all members here have called."""
         if state.owned or not state.members.formed or state.leader is None:
             return
@@ -278,7 +278,7 @@ class GroupCalls:
             state.awaiting_local = False
             self._fill_in(state, state.go, asks)
 
-    def send(self, state: State, node: int, message: GroupMessage) -> None:
+    def send(self, state: GroupState, node: int, message: GroupMessage) -> None:
         if node == self.client.number:
             self.receive(node, message)
         elif node in self.roster.by_number:
@@ -329,7 +329,7 @@ class GroupCalls:
                 # The sender is gone, or the skip is older than the commit that opened small calls.
                 pass
 
-    def _skip(self, state: State, calls: int) -> None:
+    def _skip(self, state: GroupState, calls: int) -> None:
         if calls > state.calls and state.owed is None:
             self._let_go(state)
             state.calls = calls
@@ -340,7 +340,7 @@ class GroupCalls:
 
     # -- executing decisions --------------------------------------------------------------------
 
-    def _go(self, state: State, message: GroupGo) -> None:
+    def _go(self, state: GroupState, message: GroupGo) -> None:
         if message.call != state.calls:
             state.ahead = message if message.call > state.calls else state.ahead
             return
@@ -360,13 +360,13 @@ class GroupCalls:
         else:
             self._move(state, message)
 
-    def _catch_up(self, state: State) -> None:
+    def _catch_up(self, state: GroupState) -> None:
         """Takes up an attempt that came before the end of the call before it."""
         ahead, state.ahead = state.ahead, None
         if ahead is not None:
             self._go(state, ahead)
 
-    def _fill_in(self, state: State, message: GroupGo, asks: list[GroupCall]) -> None:
+    def _fill_in(self, state: GroupState, message: GroupGo, asks: list[GroupCall]) -> None:
         """Begins an attempt; fills in parts of members here that the leading node only assumed."""
         if lacks(message, {ask.rank for ask in asks}):
             part = self.results.part(state.members, state.calls, asks)
@@ -376,7 +376,7 @@ class GroupCalls:
             message = filled
         self._move(state, message)
 
-    def _move(self, state: State, message: GroupGo) -> None:
+    def _move(self, state: GroupState, message: GroupGo) -> None:
         state.go, state.awaiting_local = message, False
         if state.moved[0] != message.call:
             state.moved = message.call, *self.results.plan_executor.meter.moved()
@@ -399,7 +399,7 @@ class GroupCalls:
         vote = self.voted.vote_of(state) if votes else None
         self.results.go(message, done, always=votes, vote=vote)
 
-    def _say_done(self, state: State, go: GroupGo, failure: str, error: str) -> None:
+    def _say_done(self, state: GroupState, go: GroupGo, failure: str, error: str) -> None:
         """Tells the leading node how an attempt has ended here."""
         if state.leader is None:
             return
@@ -417,7 +417,7 @@ class GroupCalls:
                 slow = GroupSlow(*about, *(max(0, now - before) for before, now in moved))
                 self.send(state, state.leader, slow)
 
-    def _commit(self, state: State, message: GroupCommit) -> None:
+    def _commit(self, state: GroupState, message: GroupCommit) -> None:
         if message.call < state.calls:
             return  # repeated after a change of the members
         given, voting = message, state.voting
@@ -437,7 +437,7 @@ class GroupCalls:
         # If this skips calls, no member here took part in them.
         self._conclude(state, given, message.opens)
 
-    def moved(self, state: State, call: int) -> None:
+    def moved(self, state: GroupState, call: int) -> None:
         """The engines have committed a call for which all nodes had voted; members here may have
         read its result already. Comes once more when the engine says so, if this process has seen
         it on the board before."""
@@ -446,7 +446,7 @@ class GroupCalls:
             self._conclude(state, voting.commit, on_board=True)
 
     def _conclude(
-        self, state: State, given: GroupCommit, opens: int = 0, *, on_board: bool = False
+        self, state: GroupState, given: GroupCommit, opens: int = 0, *, on_board: bool = False
     ) -> None:
         """Ends a call. on_board: the engine has written the commit to the board."""
         message, state.owed = given, None
@@ -492,7 +492,7 @@ class GroupCalls:
         self._tell(state)
         self.leading.lead(state)
 
-    def resume(self, state: State) -> None:
+    def resume(self, state: GroupState) -> None:
         """Goes on after the engine has given the calls back."""
         self._tell(state)
         self.leading.lead(state)

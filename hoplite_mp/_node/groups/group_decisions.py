@@ -20,7 +20,7 @@ from hoplite_mp._planner import cost
 from hoplite_mp._planner.program import participants, waits_for
 from hoplite_mp._planner.repair import kept_cut
 from hoplite_mp._planner.stripe_plan import cut
-from hoplite_mp._planner.topology import Host, levelled
+from hoplite_mp._planner.topology import HostRates, levelled
 from hoplite_mp._protocol.fields import FOLDING, NO_OBJECT, SHARES
 from hoplite_mp._protocol.group_calls import GroupCommit, Piece
 from hoplite_mp._protocol.messages import Distribute, ExecuteReduce, Stripe
@@ -38,7 +38,7 @@ __all__ = [
     "ATTEMPT_BITS",
     "MADE_ATTEMPTS",
     "REPEATED",
-    "Outcome",
+    "Decision",
     "combine",
     "decide",
     "is_repeated",
@@ -63,7 +63,7 @@ def is_repeated(attempt: int) -> bool:
 
 
 @dataclass(slots=True)
-class Outcome:
+class Decision:
     """A decision. It is committed when the bytes of `plans` have moved, which the nodes in `waits`
     report."""
 
@@ -80,15 +80,15 @@ class Outcome:
     message: str = ""
     keeps: bool = True  # a later call may begin by these plans
 
-    def fail(self, error: str, message: str) -> Outcome:
+    def fail(self, error: str, message: str) -> Decision:
         """Turns the decision into an error that every rank raises."""
         self.error, self.message = error, message
         self.pieces, self.plans, self.attempt = [], (), 0
         return self
 
-    def without_plans(self) -> Outcome:
+    def without_plans(self) -> Decision:
         """The same call without bytes that move, which ends the attempt before on all nodes."""
-        return Outcome(self.ranks, self.kind, self.op, self.root, nodes=self.nodes)
+        return Decision(self.ranks, self.kind, self.op, self.root, nodes=self.nodes)
 
     def opens(self, members: GroupMembers, before: GroupCommit | None) -> int:
         """The value of `GroupCommit.opens`. It is 0 unless exactly the living take part from the
@@ -144,15 +144,15 @@ def decide(
     attempt: int,
     ranks: Sequence[int],
     given: dict[int, GroupPart],
-    rates: Mapping[int, Host],
+    rates: Mapping[int, HostRates],
     owners: Collection[int] = (),
     before: Plan | None = None,
-) -> Outcome:
+) -> Decision:
     """Decides a call of these ranks, whose parts are `given`. `rates`: the measured links of nodes,
     as far as known. `owners`: nodes that should own stripes of an allreduce, if not all. `before`:
     the plan of an earlier attempt, whose cut is kept."""
     first = given[ranks[0]]
-    outcome = Outcome(tuple(ranks), first.kind, first.op, first.root)
+    outcome = Decision(tuple(ranks), first.kind, first.op, first.root)
     for rank in ranks:
         if given[rank].mistake:
             return outcome.fail(given[rank].error, given[rank].mistake)
@@ -209,12 +209,12 @@ def operation_of(members: GroupMembers, call: int) -> int:
 
 
 def _fold(
-    outcome: Outcome,
+    outcome: Decision,
     members: GroupMembers,
     call: int,
     attempt: int,
     pieces: list[Piece],
-    rates: Mapping[int, Host],
+    rates: Mapping[int, HostRates],
     owners: Collection[int],
 ) -> None:
     if not _alike(outcome, pieces):
@@ -270,7 +270,7 @@ def _fold(
     _go(outcome, plan, attempt)
 
 
-def _alike(outcome: Outcome, pieces: list[Piece]) -> bool:
+def _alike(outcome: Decision, pieces: list[Piece]) -> bool:
     """Can the pieces be reduced with each other? If not, the outcome becomes an error."""
     first = pieces[0]
     for piece in pieces:
@@ -296,19 +296,19 @@ def _alike(outcome: Outcome, pieces: list[Piece]) -> bool:
     return True
 
 
-def _go(outcome: Outcome, plan: Plan, attempt: int) -> None:
+def _go(outcome: Decision, plan: Plan, attempt: int) -> None:
     outcome.plans, outcome.attempt = (plan,), attempt
     outcome.waits = outcome.waits | waits_for(plan)
     outcome.nodes = outcome.nodes | set(participants(plan))
 
 
 def _copy(
-    outcome: Outcome,
+    outcome: Decision,
     members: GroupMembers,
     call: int,
     attempt: int,
     pieces: list[Piece],
-    rates: Mapping[int, Host],
+    rates: Mapping[int, HostRates],
 ) -> None:
     """Plans calls that move pieces unchanged: small pieces go with the commit, large ones by a
     plan."""
@@ -370,7 +370,7 @@ def _copy(
     _go(outcome, plan, attempt)
 
 
-def _stays(members: GroupMembers, outcome: Outcome, nodes: Sequence[int], piece: Piece) -> bool:
+def _stays(members: GroupMembers, outcome: Decision, nodes: Sequence[int], piece: Piece) -> bool:
     """Is a piece read only on the node of its giver?"""
     node = _node(members, piece.source)
     if piece.target >= 0:
@@ -401,18 +401,18 @@ def _weighted(members: GroupMembers, owners: Sequence[int]) -> tuple[Stripe, ...
     return cut(widths.items())
 
 
-def _snapped(nodes: Sequence[int], rates: Mapping[int, Host]) -> list[Host] | None:
+def _snapped(nodes: Sequence[int], rates: Mapping[int, HostRates]) -> list[HostRates] | None:
     """The nodes' measured links, rounded to levels; None if a node has not reported its rate
     yet."""
     if any(node not in rates for node in nodes):
         return None
     fastest = max(min(rates[node]) for node in nodes)
     level = [levelled(min(rates[node]), fastest) for node in nodes]
-    return [Host(rate, rate) for rate in level]
+    return [HostRates(rate, rate) for rate in level]
 
 
 def shared(
-    members: GroupMembers, nodes: Sequence[int], nbytes: int, rates: Mapping[int, Host]
+    members: GroupMembers, nodes: Sequence[int], nbytes: int, rates: Mapping[int, HostRates]
 ) -> tuple[Stripe, ...]:
     """Stripes of an allreduce; each of these nodes owns one, unless its link is too slow. If that
     is one of all nodes, and the others' links are alike, their stripes begin where members begin to
@@ -432,7 +432,11 @@ def shared(
 
 
 def _passed_on(
-    members: GroupMembers, root: int, others: Sequence[int], nbytes: int, rates: Mapping[int, Host]
+    members: GroupMembers,
+    root: int,
+    others: Sequence[int],
+    nbytes: int,
+    rates: Mapping[int, HostRates],
 ) -> tuple[Stripe, ...]:
     """Stripes of a transfer from one node to the others, each of which forwards one. A reduce uses
     the same stripes, because it is the mirror image."""

@@ -21,7 +21,7 @@ from hoplite_mp._node.groups.group_decisions import combine, is_repeated
 from hoplite_mp._node.groups.repeated_plans import member_of
 from hoplite_mp._node.objects.array_layouts import payload_layout
 from hoplite_mp._node.store.budget import PROMISED
-from hoplite_mp._node.store.growing_block import BLOCK, StreamingSource
+from hoplite_mp._node.store.growing_block import BLOCK, GrowingBlock
 from hoplite_mp._protocol.fields import FOLDING, shorten
 from hoplite_mp._protocol.group_calls import GroupPart, Piece, error_kind, too_large
 from hoplite_mp._protocol.messages import Distribute
@@ -31,7 +31,7 @@ from hoplite_mp.errors import StoreFullError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from hoplite_mp._node.execution.plan_runner import PlanExecutor
+    from hoplite_mp._node.execution.plan_runner import PlanRunner
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.store.budget import Store
     from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, Plan
@@ -76,13 +76,13 @@ class Prepared:
     oid: int = 0  # what members are to read
     holds: list[Any] = field(default_factory=list)
     blocks: dict[int, int] = field(default_factory=dict)  # payload -> rank that gets it
-    sources: list[StreamingSource] = field(default_factory=list)  # those among them that come back
+    sources: list[GrowingBlock] = field(default_factory=list)  # those among them that come back
 
 
 class GroupResults:
     """Describes members' parts and makes the objects that members read as results."""
 
-    def __init__(self, host: HostContext, plan_executor: PlanExecutor) -> None:
+    def __init__(self, host: HostContext, plan_executor: PlanRunner) -> None:
         self.store = host.store
         self.imports = host.imports
         self.client = host.client
@@ -182,21 +182,21 @@ class GroupResults:
     def unpin(self, holds: list[Any]) -> None:
         """Releases what a call needed, when it is over or its member is gone; empties the list."""
         for hold in holds:
-            if isinstance(hold, StreamingSource):
+            if isinstance(hold, GrowingBlock):
                 self.streaming_sources.let_go(hold)
         holds.clear()
 
     def has_lent(self, holds: Iterable[Any]) -> bool:
         """Are there members' own arrays among these, to which they write again after the call?"""
-        return any(not isinstance(hold, StreamingSource) for hold in holds)
+        return any(not isinstance(hold, GrowingBlock) for hold in holds)
 
     def is_written(self, holds: Iterable[Any]) -> bool:
         """Have members written everything that they give?"""
-        return all(hold.whole for hold in holds if isinstance(hold, StreamingSource))
+        return all(hold.whole for hold in holds if isinstance(hold, GrowingBlock))
 
     def when_written(self, holds: Iterable[list[Any]], action: Callable[[], None]) -> None:
         """Calls `action` once members have written everything that they give."""
-        source = [hold for some in holds for hold in some if isinstance(hold, StreamingSource)]
+        source = [hold for some in holds for hold in some if isinstance(hold, GrowingBlock)]
         self.streaming_sources.when_whole(source, action)
 
     # -- moving bytes ---------------------------------------------------------------------------

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hoplite_mp import _tasks
-    from hoplite_mp._node.groups.group_decisions import Outcome
+    from hoplite_mp._node.groups.group_decisions import Decision
     from hoplite_mp._node.groups.group_results import Prepared
-    from hoplite_mp._planner.topology import Host
+    from hoplite_mp._planner.topology import HostRates
     from hoplite_mp._protocol.group_calls import (
         GroupCommit,
         GroupDone,
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = [
+    "GroupState",
     "InProgress",
     "Known",
     "MemberCall",
     "Posted",
-    "State",
     "Voting",
 ]
 
@@ -69,7 +69,7 @@ class InProgress:
 
     call: int
     attempt: int
-    outcome: Outcome
+    outcome: Decision
     waiting: set[int]  # nodes that have not reported yet
     missing: set[int] = field(default_factory=set)  # ranks that have not called yet
     fills: bool = False  # it saturates every node's link, so that rates can be measured
@@ -126,7 +126,7 @@ class Posted:
 
 
 @dataclass(slots=True)
-class State:
+class GroupState:
     """A Group over several hosts, as this node knows it."""
 
     members: GroupMembers
@@ -164,7 +164,9 @@ class State:
     # node -> its report on a repeated plan, from before all have called, or that it gives it up
     early: dict[int, GroupDone] = field(default_factory=dict)
     attempts: int = 0
-    rates: dict[int, Host] = field(default_factory=dict)  # node -> link rates that it has measured
+    rates: dict[int, HostRates] = field(
+        default_factory=dict
+    )  # node -> link rates that it has measured
     # A cache of `expected`, valid once every rank takes part in all further calls.
     _known: tuple[GroupMembers, list[int]] | None = None
     # Nodes in the order in which they have made the last call that this node has decided.

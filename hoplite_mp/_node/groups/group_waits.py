@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hoplite_mp import _shm, _tasks
-    from hoplite_mp._node.groups.group_state import Known, State
-    from hoplite_mp._node.groups.groups import Groups
+    from hoplite_mp._node.groups.group_state import GroupState, Known
+    from hoplite_mp._node.groups.groups import HostGroups
     from hoplite_mp._node.groups.point_to_point import PointToPoint
 
 __all__ = ["group_waits"]
@@ -23,7 +23,7 @@ NAME_CHARS = 100  # characters of a group's name that are reported
 
 
 def group_waits(
-    groups: Groups, messages: PointToPoint, client: _shm.NodeClient, tasks: _tasks.Tasks
+    groups: HostGroups, messages: PointToPoint, client: _shm.NodeClient, tasks: _tasks.Tasks
 ) -> Iterator[dict[str, Any]]:
     """Yields one report for each Group. `call`: the number of the next call; `made`: ranks that
     have made it; `awaited`: ranks that have not, as far as this node knows; `unread`: messages that
@@ -60,7 +60,7 @@ def group_waits(
         yield found
 
 
-def _over_hosts(number: int, state: State, found: dict[str, Any]) -> None:
+def _over_hosts(number: int, state: GroupState, found: dict[str, Any]) -> None:
     """Fills in what this node knows of a call over several hosts: its own members' calls and, if it
     leads, those of the others."""
     found["call"] = state.calls
@@ -83,7 +83,9 @@ def _over_hosts(number: int, state: State, found: dict[str, Any]) -> None:
     found["awaited"] = sorted(known - made)
 
 
-def _in_engine(number: int, state: State, board: _tasks.SmallBoard, found: dict[str, Any]) -> None:
+def _in_engine(
+    number: int, state: GroupState, board: _tasks.SmallBoard, found: dict[str, Any]
+) -> None:
     """Fills in what the board shows of calls that the engine owns, that is, which members here have
     made the next one. If all have, members elsewhere are awaited, which only the engine knows."""
     call = max(state.calls, board.done())
@@ -94,7 +96,7 @@ def _in_engine(number: int, state: State, board: _tasks.SmallBoard, found: dict[
 
 
 def _member(
-    number: int, tasks: _tasks.Tasks, known: Known, state: State | None, rank: int
+    number: int, tasks: _tasks.Tasks, known: Known, state: GroupState | None, rank: int
 ) -> dict[str, Any]:
     at = number
     if state is not None:

@@ -36,18 +36,18 @@ from hoplite_mp._protocol.reports import GroupHeld
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hoplite_mp._node.groups.group_calls import GroupCalls
+    from hoplite_mp._node.groups.group_calls import MultiHostCalls
     from hoplite_mp._node.groups.point_to_point import PointToPoint
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.requests import Requests
     from hoplite_mp._protocol.reports import Report
 
-__all__ = ["Groups"]
+__all__ = ["HostGroups"]
 
 ENDS_MAX = 64  # how many ended groups a node reports to the next manager
 
 
-class Above(Protocol):
+class HostGroupsEvents(Protocol):
     """What this room must learn from rooms above it."""
 
     def runs_again(self, oid: int) -> bool:
@@ -62,11 +62,11 @@ class Above(Protocol):
         does."""
 
 
-class Groups:
+class HostGroups:
     """All Groups with a member on this host, and their boards."""
 
     def __init__(
-        self, host: HostContext, requests: Requests, messages: PointToPoint, above: Above
+        self, host: HostContext, requests: Requests, messages: PointToPoint, above: HostGroupsEvents
     ) -> None:
         self.client = host.client
         self.tasks = host.tasks
@@ -93,7 +93,7 @@ class Groups:
         self.awaited: dict[bytes, tuple[int, list[int]]] = {}
         # Members here that the planner took out: slot -> (generation of the group, rank) -> why.
         self.given_up: dict[int, dict[tuple[int, int], str]] = {}
-        self.hosts: GroupCalls | None = None  # set if there are other hosts
+        self.hosts: MultiHostCalls | None = None  # set if there are other hosts
         self._next = 1
 
     def join(self, ask: GroupJoin, slot: int, number: int, members_max: int) -> None:

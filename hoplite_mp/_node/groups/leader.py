@@ -17,7 +17,7 @@ import msgspec
 from hoplite_mp._node.groups.group_decisions import (
     ATTEMPT_BITS,
     MADE_ATTEMPTS,
-    Outcome,
+    Decision,
     decide,
     is_repeated,
 )
@@ -40,7 +40,7 @@ from hoplite_mp._planner.slow_owners import (
     slow_one,
     stays_slow,
 )
-from hoplite_mp._planner.topology import Host
+from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol.fields import shorten
 from hoplite_mp._protocol.group_calls import (
     GroupGo,
@@ -54,8 +54,8 @@ from hoplite_mp._protocol.messages import GroupAdmitted
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from hoplite_mp._node.groups.group_state import State
-    from hoplite_mp._node.groups.small_calls import SmallCalls
+    from hoplite_mp._node.groups.group_state import GroupState
+    from hoplite_mp._node.groups.small_calls import EngineCallsOwner
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._protocol.group_calls import (
         GroupCommit,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     )
     from hoplite_mp._protocol.messages import GroupMembers
 
-__all__ = ["Leading"]
+__all__ = ["GroupLeader"]
 
 # How old a report may be to count for the stripes of the next call. More than FRESH_S, because a
 # host may have sent all its bytes, and report no more, before it has received all.
@@ -90,18 +90,18 @@ class _About(NamedTuple):
     attempt: int
     ranks: Sequence[int]
     given: dict[int, GroupPart]  # by rank, in the order in which the parts have come
-    rates: Mapping[int, Host]
+    rates: Mapping[int, HostRates]
 
 
-class Leading:
+class GroupLeader:
     """The calls of all groups that this node leads."""
 
     def __init__(
         self,
         host: HostContext,
-        small: SmallCalls,
-        states: Mapping[int, State],
-        send: Callable[[State, int, GroupMessage], None],
+        small: EngineCallsOwner,
+        states: Mapping[int, GroupState],
+        send: Callable[[GroupState, int, GroupMessage], None],
     ) -> None:
         self.loop = host.loop
         self.client = host.client
@@ -110,7 +110,7 @@ class Leading:
         self.states = states  # by generation
         self.send = send
 
-    def sync(self, state: State, node: int, message: GroupSync) -> None:
+    def sync(self, state: GroupState, node: int, message: GroupSync) -> None:
         """A node has said what it knows, after a change of the members."""
         before = state.syncs.get(node)
         if message.last is None and before is not None and before.committed == message.committed:
@@ -134,7 +134,7 @@ class Leading:
             self.lead(state)
 
     def _hand_on(
-        self, state: State, nodes: Iterable[int], calls: int, last: GroupCommit | None
+        self, state: GroupState, nodes: Iterable[int], calls: int, last: GroupCommit | None
     ) -> None:
         """Tells these nodes how many calls are over, and passes on the last known commit."""
         for node in state.this_last(nodes, self.client.number):
@@ -143,7 +143,7 @@ class Leading:
             if last is None or last.call + 1 < calls:
                 self.send(state, node, GroupSkip(state.members.generation, calls))
 
-    def _start_new(self, state: State) -> None:
+    def _start_new(self, state: GroupState) -> None:
         """New members start with the call after the next one, because the living may have begun
         the next one. A call that no living member could make is skipped."""
         members = state.members
@@ -158,14 +158,14 @@ class Leading:
         if state.starts and not state.expected():
             self._hand_on(state, state.nodes, min(state.starts.values()), None)
 
-    def _is_settled(self, state: State) -> bool:
+    def _is_settled(self, state: GroupState) -> bool:
         """Does this node know all that was decided before the next call?"""
         return state.synced >= state.knowing and state.owed is None
 
-    def _leads(self, state: State) -> bool:
+    def _leads(self, state: GroupState) -> bool:
         return not state.owned and state.leader == self.client.number
 
-    def lead(self, state: State, late: float = 0.0) -> None:
+    def lead(self, state: GroupState, late: float = 0.0) -> None:
         """Decides the next call if all parts are here. late: how long others have been waited for,
         in parts of the time of one transfer; if that is enough, it may begin without them."""
         if not self._leads(state):
@@ -208,7 +208,7 @@ class Leading:
         else:
             self._tell(state, outcome)
 
-    def _begun_early(self, state: State, about: _About, late: float) -> Early | None:
+    def _begun_early(self, state: GroupState, about: _About, late: float) -> Early | None:
         """The decision before all have called; None: not yet."""
         if state.not_early == state.calls:
             return None
@@ -218,7 +218,7 @@ class Leading:
             self._wait(state, about, FEW_WAIT_SHARE, late)
         return early
 
-    def _pass_on(self, state: State, moving: InProgress, about: _About) -> None:
+    def _pass_on(self, state: GroupState, moving: InProgress, about: _About) -> None:
         """Nodes that have called meanwhile take over stripes of those that have not."""
         before, moving.last_came = moving.outcome.plans[0].stripes, self.loop.now()
         again = decide_speculatively(*about, likely=state.came, before=before)
@@ -228,7 +228,7 @@ class Leading:
         if moving.passed_on < PASSED_ON_MAX or len(nodes) == 1:  # the last one must own none
             self._ask_to_move(state, about.attempt, again.outcome, again, before=moving)
 
-    def _begins_anew(self, state: State, moving: InProgress, about: _About) -> bool:
+    def _begins_anew(self, state: GroupState, moving: InProgress, about: _About) -> bool:
         """All have called. Does it take less time if they own as much as each other from now on?"""
         since, moving.early_since = moving.early_since, None
         one_s = transfer_s(next(iter(about.given.values())), about.rates)
@@ -243,9 +243,9 @@ class Leading:
 
     def _ask_to_move(
         self,
-        state: State,
+        state: GroupState,
         attempt: int,
-        outcome: Outcome,
+        outcome: Decision,
         early: Early | None = None,
         before: InProgress | None = None,
         *,
@@ -277,7 +277,7 @@ class Leading:
         for node in state.this_last(outcome.nodes, self.client.number):
             self.send(state, node, go)
 
-    def _await_repeated(self, state: State, outcome: Outcome) -> None:
+    def _await_repeated(self, state: GroupState, outcome: Decision) -> None:
         """Waits for the bytes of a plan by which all nodes have begun; some may have reported."""
         waiting = set(outcome.waits)
         fills = outcome.kind in FILLING
@@ -286,7 +286,7 @@ class Leading:
             if state.in_progress is not None:
                 self.done(state, node, report)
 
-    def _wait(self, state: State, about: _About, share: float, late: float) -> None:
+    def _wait(self, state: GroupState, about: _About, share: float, late: float) -> None:
         """Waits for the missing members of a call that may begin without them, until it has done
         so for that part of the time of one transfer. late: for which part it has done so."""
         call = about.call
@@ -302,7 +302,7 @@ class Leading:
         state.timers[share] = call
         self.loop.call_later((share - late) * one_s, over)
 
-    def done(self, state: State, node: int, message: GroupDone) -> None:
+    def done(self, state: GroupState, node: int, message: GroupDone) -> None:
         """A node has its part of an attempt's results, or cannot have it."""
         moving = state.in_progress
         if is_repeated(message.attempt) and (moving is None or message.failure):
@@ -317,7 +317,7 @@ class Leading:
             slow = node == slow_one(links.slow) or stays_slow(report, state.rates.get(node), up)
             if report is not None and slow:  # it was faster before
                 up = min(up, report.up)
-            state.rates[node] = Host(up, message.down)
+            state.rates[node] = HostRates(up, message.down)
         if message.failure and is_repeated(message.attempt):
             state.in_progress = None
             self.lead(state)  # makes a plan
@@ -333,7 +333,7 @@ class Leading:
             state.in_progress = None
             self._tell(state, moving.outcome)
 
-    def _end_early(self, state: State, moving: InProgress) -> None:
+    def _end_early(self, state: GroupState, moving: InProgress) -> None:
         """A node has no room yet. Gives the attempt up, and what it needs on all nodes; the call is
         decided when all have called."""
         state.in_progress, state.not_early = None, state.calls
@@ -343,7 +343,7 @@ class Leading:
             state.in_progress = None
         self.lead(state)
 
-    def slow(self, state: State, node: int, message: GroupSlow) -> None:
+    def slow(self, state: GroupState, node: int, message: GroupSlow) -> None:
         """A node's link has become slow while the bytes of an attempt move."""
         moving = state.in_progress
         if moving is None or (message.call, message.attempt) != (moving.call, moving.attempt):
@@ -352,7 +352,7 @@ class Leading:
         if moving.links.hear(node, message, plan, state.rates, self.loop.now()):
             self.loop.call_later(SLOW_GATHER_S, lambda: self._narrow(state, moving))
 
-    def _narrow(self, state: State, moving: InProgress) -> None:
+    def _narrow(self, state: GroupState, moving: InProgress) -> None:
         """Gives the stripe of a slow node to the others, if that is worthwhile: the same call in
         another attempt, for which bytes that have arrived are kept."""
         moving.links.looks = False
@@ -381,7 +381,7 @@ class Leading:
         if outcome.waits and not outcome.error:  # else the attempt goes on as it is
             self._ask_to_move(state, attempt, outcome, before=moving, narrowed=True)
 
-    def _tell(self, state: State, outcome: Outcome) -> None:
+    def _tell(self, state: GroupState, outcome: Decision) -> None:
         """Sends the decision to all nodes."""
         members = state.members
         state.came = list(dict.fromkeys(members.nodes[rank] for rank in state.given()))
@@ -407,10 +407,10 @@ def _decided(
     attempt: int,
     ranks: Sequence[int],
     given: dict[int, GroupPart],
-    rates: Mapping[int, Host],
+    rates: Mapping[int, HostRates],
     owners: Collection[int] = (),
     before: Plan | None = None,
-) -> Outcome:
+) -> Decision:
     """The decision. If there is none because of an exception, that is what every rank raises:
     otherwise all members would wait for ever."""
     try:
@@ -419,11 +419,11 @@ def _decided(
         _log.exception("group %s: call %d cannot be decided", members.name, call)
         first = given[ranks[0]]
         text = f"group {members.name!r}: call {call} cannot be decided: {error!r}"
-        outcome = Outcome(tuple(ranks), first.kind, first.op, first.root)
+        outcome = Decision(tuple(ranks), first.kind, first.op, first.root)
         return outcome.fail(error_kind(error), shorten(text))
 
 
-def _begun_by_all(state: State, given: Mapping[int, GroupPart]) -> GroupGo | None:
+def _begun_by_all(state: GroupState, given: Mapping[int, GroupPart]) -> GroupGo | None:
     """The attempt by which all nodes have begun without being asked to, if none has given it up."""
     begun = state.begun_as_repeated
     if begun is None or not named_by_all(state.members, given.values()):

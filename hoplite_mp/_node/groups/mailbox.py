@@ -18,11 +18,11 @@ from hoplite_mp._protocol.local import INBOX_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-__all__ = ["Box", "End", "Letter"]
+__all__ = ["End", "Mailbox", "QueuedMessage"]
 
 
 @dataclass(slots=True, eq=False)
-class Letter:
+class QueuedMessage:
     """One message. `holds` keep its object, and the objects that it refers to, alive."""
 
     source: int
@@ -41,14 +41,14 @@ class End:
     version: int
 
 
-class Box:
+class Mailbox:
     """The mailbox of one member. `born` is the version of the members in which it became one;
     `announce` is called when there is something new to ask for."""
 
     def __init__(self, size: int, born: int, announce: Callable[[], None]) -> None:
         self.born = born
         self.announce = announce
-        self.arrived: dict[int, Letter] = {}  # by number: complete, and not received yet
+        self.arrived: dict[int, QueuedMessage] = {}  # by number: complete, and not received yet
         self.last = 0  # number of the latest message that was released
         # By rank: how many members that held it have ended, counted when all their messages have
         # been released.
@@ -56,7 +56,7 @@ class Box:
         self.gone = 0  # bits of the ranks from which nothing more will come
         # (rank, node) of a sender -> its first incomplete message, and everything it sent after
         # that.
-        self._incoming: dict[tuple[int, int], deque[Letter | End]] = {}
+        self._incoming: dict[tuple[int, int], deque[QueuedMessage | End]] = {}
         # Rank -> (node, version) of a member that is gone since that version and whose End is still
         # due.
         self._due: dict[int, tuple[int, int]] = {}
@@ -68,9 +68,9 @@ class Box:
 
     # -- what arrives --------------------------------------------------------------------------
 
-    def add(self, rank: int, node: int, one: Letter | End) -> None:
+    def add(self, rank: int, node: int, one: QueuedMessage | End) -> None:
         """Adds the next message of a member, or its End."""
-        if isinstance(one, Letter) and node in self._lost:
+        if isinstance(one, QueuedMessage) and node in self._lost:
             return
         # Ignore the end of a member that had left before this one joined.
         if isinstance(one, End) and one.version <= self.born:
@@ -78,7 +78,7 @@ class Box:
         self._incoming.setdefault((rank, node), deque()).append(one)
         self._advance(rank, node)
 
-    def ready(self, letter: Letter, node: int) -> None:
+    def ready(self, letter: QueuedMessage, node: int) -> None:
         """Marks a message as complete: its value is here or can be fetched."""
         letter.ready = True
         self._advance(letter.source, node)
@@ -89,7 +89,11 @@ class Box:
         self._lost.add(node)
         incoming = self._incoming.get((rank, node), deque())
         whole = 0
-        while whole < len(incoming) and isinstance(one := incoming[whole], Letter) and one.ready:
+        while (
+            whole < len(incoming)
+            and isinstance(one := incoming[whole], QueuedMessage)
+            and one.ready
+        ):
             whole += 1
         kept = [one for at, one in enumerate(incoming) if at < whole or isinstance(one, End)]
         self._incoming[rank, node] = deque(kept)
@@ -110,7 +114,7 @@ class Box:
         news = False
         while incoming:
             one = incoming[0]
-            if isinstance(one, Letter):
+            if isinstance(one, QueuedMessage):
                 if not one.ready:
                     break
                 self.last += 1
@@ -198,6 +202,6 @@ class Box:
         self.arrived.clear()
         for incoming in self._incoming.values():
             for one in incoming:
-                if isinstance(one, Letter):
+                if isinstance(one, QueuedMessage):
                     one.holds = []
         self._incoming.clear()

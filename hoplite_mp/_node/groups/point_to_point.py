@@ -22,7 +22,7 @@ import msgspec
 from hoplite_mp import _serialize
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
-from hoplite_mp._node.groups.mailbox import Box, End, Letter
+from hoplite_mp._node.groups.mailbox import End, Mailbox, QueuedMessage
 from hoplite_mp._protocol.local import Reply
 from hoplite_mp._protocol.peer_hosts import Probe
 from hoplite_mp._protocol.point_to_point import (
@@ -69,7 +69,7 @@ class Between:
     def __init__(self, members: GroupMembers, known: Known) -> None:
         self.members = members
         self.known = known
-        self.boxes: dict[int, Box] = {}  # rank of a member here -> its mailbox
+        self.boxes: dict[int, Mailbox] = {}  # rank of a member here -> its mailbox
         self.sent: dict[int, Sent] = {}  # by number
         self.inline: Counter[int] = Counter()  # bytes inside packets on their way, by node
         self.numbers = 0
@@ -120,7 +120,7 @@ class PointToPoint:
         for rank, node in enumerate(members.nodes):
             if node == me and rank not in known.left and rank not in group.boxes:
                 announce = functools.partial(known.board.announce, rank)
-                group.boxes[rank] = Box(members.size, members.since_of(rank), announce)
+                group.boxes[rank] = Mailbox(members.size, members.since_of(rank), announce)
         knowing = {*members.nodes, *members.former}
         if members.formed and heard + 1 < members.version:
             self._say_unheard(members)
@@ -254,7 +254,7 @@ class PointToPoint:
         if target == self.client.number:
             box = group.boxes.get(ask.to)
             if box is not None:
-                letter = Letter(ask.rank, ask.tag, ask.oid, holds, ready=True)
+                letter = QueuedMessage(ask.rank, ask.tag, ask.oid, holds, ready=True)
                 box.add(ask.rank, target, letter)
             return
         group.numbers += 1
@@ -345,7 +345,7 @@ class PointToPoint:
         if box is None or message.version < box.born:
             self._send(node, taken)
             return
-        letter = Letter(message.source, message.tag, 0, [])
+        letter = QueuedMessage(message.source, message.tag, 0, [])
         box.add(message.source, node, letter)
         stored = None if message.payload is None else self._stored(message.payload)
         wanted = list(message.refs) if stored is not None else [message.object, *message.refs]
@@ -373,7 +373,7 @@ class PointToPoint:
         self.results.store_value(oid, encoded, False)
         return None if self.client.state(oid) == STATE["FAILED"] else hold
 
-    def _bring(self, box: Box, node: int, letter: Letter) -> None:
+    def _bring(self, box: Mailbox, node: int, letter: QueuedMessage) -> None:
         """Fetches a large message before a receive waits for it. If there is no room now, it stays
         at the sender and is fetched when it is read."""
         remote_objects, oid = self.remote_objects, letter.oid

@@ -25,8 +25,8 @@ from hoplite_mp._node.groups.repeated_plans import with_own_objects
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hoplite_mp._node.execution.plan_runner import PlanExecutor
-    from hoplite_mp._node.groups.group_state import State, Voting
+    from hoplite_mp._node.execution.plan_runner import PlanRunner
+    from hoplite_mp._node.groups.group_state import GroupState, Voting
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._protocol.group_calls import GroupGo, GroupPart
     from hoplite_mp._protocol.local import GroupCall
@@ -46,7 +46,7 @@ class PostedCalls:
     """Makes the cells of such calls, and gives them up where another call is made."""
 
     def __init__(
-        self, host: HostContext, plan_executor: PlanExecutor, states: Mapping[int, State]
+        self, host: HostContext, plan_executor: PlanRunner, states: Mapping[int, GroupState]
     ) -> None:
         self.states = states
         self.client = host.client
@@ -54,14 +54,14 @@ class PostedCalls:
         self.plan_executor = plan_executor
         self.streaming_sources = plan_executor.streaming_sources
 
-    def note(self, state: State, part: GroupPart) -> None:
+    def note(self, state: GroupState, part: GroupPart) -> None:
         """`part` has begun to move. Notes what the next call like this one would give."""
         voting = state.voting
         if voting is not None and state.plans.is_steady:
             head = self._head_of(part)
             voting.expects = None if head is None else (part, head)
 
-    def post_next(self, state: State, voting: Voting) -> None:
+    def post_next(self, state: GroupState, voting: Voting) -> None:
         """That call is committed. If members make such calls at a steady pace, this node prepares
         the next one POST_AFTER_S later, unless it was made by then."""
         if voting.expects is None or state.plans.is_led:
@@ -84,7 +84,7 @@ class PostedCalls:
 
         self.loop.call_later(POST_AFTER_S, post)
 
-    def begin(self, state: State, ask: GroupCall) -> tuple[GroupPart, GroupGo] | None:
+    def begin(self, state: GroupState, ask: GroupCall) -> tuple[GroupPart, GroupGo] | None:
         """If the call is one that this node expects, lets its bytes leave before anything else is
         done; returns what the member gives, and the attempt. None: it is another one. Posted calls
         that it shows to have been expected in vain are given up."""
@@ -99,7 +99,7 @@ class PostedCalls:
             self.plan_executor.place(plan)
         return part, go
 
-    def drop(self, state: State, before: int | None = None) -> None:
+    def drop(self, state: GroupState, before: int | None = None) -> None:
         """Gives up all posted calls, or those before that one."""
         for call in list(state.posted):
             if before is None or call < before:
@@ -115,7 +115,7 @@ class PostedCalls:
         for plan in posted.go.plans:
             self.plan_executor.drop_posted(plan)
 
-    def _too_long(self, state: State, posted: Posted) -> None:
+    def _too_long(self, state: GroupState, posted: Posted) -> None:
         if state.posted.get(posted.go.call) is posted:
             del state.posted[posted.go.call]
             self._drop(posted)

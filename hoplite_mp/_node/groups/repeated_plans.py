@@ -32,7 +32,7 @@ from hoplite_mp._protocol.messages import Distribute
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-    from hoplite_mp._node.groups.group_decisions import Outcome
+    from hoplite_mp._node.groups.group_decisions import Decision
     from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, GroupPart, Piece, Plan
     from hoplite_mp._protocol.messages import GroupMembers
 
@@ -241,7 +241,7 @@ def named_by_all(members: GroupMembers, parts: Iterable[GroupPart]) -> bool:
     return len(named) == 1 and all(version == members.version and call for version, call in named)
 
 
-def repeat(outcome: Outcome, go: GroupGo) -> bool:
+def repeat(outcome: Decision, go: GroupGo) -> bool:
     """Puts the repeated plans in the place of newly made ones. False: they are of other members or
     parts, so they cannot be. If only the stripes differ, because links have other rates now, no
     later call may repeat the old ones."""

@@ -22,40 +22,40 @@ from hoplite_mp._serialize.contributions import SMALL_KINDS, SMALL_OPS, contribu
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hoplite_mp._node.groups.group_state import Known, State
+    from hoplite_mp._node.groups.group_state import GroupState, Known
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.peers.links import Links
     from hoplite_mp._protocol.group_calls import GroupGo, GroupMessage
 
-__all__ = ["SmallCalls"]
+__all__ = ["EngineCallsOwner"]
 
 _PART = struct.Struct("<IIIBBBB")  # struct small_part: rank, bytes, offset, kind, op, dtype, root
 
 
-class Above(Protocol):
+class EngineCallsOwnerEvents(Protocol):
     """The room that decides calls, while the engine does not own them."""
 
     def member_called(self, slot: int, ask: GroupCall) -> None:
         """A member on this host has made its next call."""
 
-    def resume(self, state: State) -> None:
+    def resume(self, state: GroupState) -> None:
         """The engine has given the calls back."""
 
-    def moved(self, state: State, call: int) -> None:
+    def moved(self, state: GroupState, call: int) -> None:
         """The engines have committed a call for which all nodes had voted."""
 
-    def passed(self, state: State, calls: int) -> None:
+    def passed(self, state: GroupState, calls: int) -> None:
         """The engine has committed all calls before this one."""
 
-    def send(self, state: State, node: int, message: GroupMessage) -> None:
+    def send(self, state: GroupState, node: int, message: GroupMessage) -> None:
         """Sends a message to a node."""
 
 
-class SmallCalls:
+class EngineCallsOwner:
     """The groups of this node as the engine knows them."""
 
-    _above: Above
-    _states: Mapping[int, State]
+    _above: EngineCallsOwnerEvents
+    _states: Mapping[int, GroupState]
 
     def __init__(self, host: HostContext, links: Links) -> None:
         self.client = host.client
@@ -66,7 +66,7 @@ class SmallCalls:
         self.known: dict[int, Known] = {}
         links.when_small(self._event)
 
-    def serve(self, above: Above, states: Mapping[int, State]) -> None:
+    def serve(self, above: EngineCallsOwnerEvents, states: Mapping[int, GroupState]) -> None:
         """Sets the room that decides calls, and its groups."""
         self._above, self._states = above, states
 
@@ -95,7 +95,7 @@ class SmallCalls:
             self.boards.pop(generation).set_open(False)
             self.engine.small_forget(generation)
 
-    def open(self, state: State, call: int) -> None:
+    def open(self, state: GroupState, call: int) -> None:
         """Gives the calls from this one on to the engine, before any member can make it."""
         members = state.members
         state.owned = True
@@ -105,31 +105,31 @@ class SmallCalls:
         for one in state.member_calls.values():  # this process has these, so the engine yields them
             self.engine.small_yield(members.generation, one.ask.call)
 
-    def close(self, state: State, then: Callable[[], None]) -> None:
+    def close(self, state: GroupState, then: Callable[[], None]) -> None:
         """Takes the calls back at once, and calls `then` when the engine has given them back."""
         generation = state.members.generation
         self.boards[generation].set_open(False)
         state.deferred.append(then)
         self.engine.small_close(generation)
 
-    def give_way(self, state: State, call: int, then: Callable[[], None]) -> None:
+    def give_way(self, state: GroupState, call: int, then: Callable[[], None]) -> None:
         """Asks the engine to yield this call, and calls `then` when it has given the calls back."""
         state.deferred.append(then)
         self.engine.small_yield(state.members.generation, call)
 
-    def give_back(self, state: State, call: int) -> None:
+    def give_back(self, state: GroupState, call: int) -> None:
         """Asks the engine to yield this call, which cannot be voted for."""
         self.engine.small_yield(state.members.generation, call)
 
-    def begin(self, state: State, go: GroupGo) -> None:
+    def begin(self, state: GroupState, go: GroupGo) -> None:
         """This process begins to move a call that the engine owns, by a repeated plan."""
         self.engine.small_begin(state.members.generation, go.call, go.attempt)
 
-    def vote(self, state: State, go: GroupGo) -> None:
+    def vote(self, state: GroupState, go: GroupGo) -> None:
         """This node has what it should receive of that call."""
         self.engine.small_vote(state.members.generation, go.call, go.attempt)
 
-    def give_result(self, state: State, call: int, oid: int, awaited: bool) -> None:
+    def give_result(self, state: GroupState, call: int, oid: int, awaited: bool) -> None:
         """What members here read when the engine has committed that call. awaited: a member waits
         until this process has let go of what it gave."""
         self.engine.small_result(state.members.generation, call, oid, awaited)
@@ -168,7 +168,7 @@ class SmallCalls:
         elif kind == SMALL_TAKEN and state.owned:
             self._taken(state, *event[2:])
 
-    def _taken(self, state: State, calls: int, record: bytes) -> None:
+    def _taken(self, state: GroupState, calls: int, record: bytes) -> None:
         """This process owns the calls from number `calls` on again. `record`: the call before that
         one, if the engine has committed it."""
         state.owned = False

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from hoplite_mp._node.groups.group_decisions import Outcome, decide, shared
+from hoplite_mp._node.groups.group_decisions import Decision, decide, shared
 from hoplite_mp._node.groups.repeated_plans import PART_BYTES_MAX
 from hoplite_mp._planner.stripe_plan import cut
 from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT
@@ -27,8 +27,8 @@ from hoplite_mp._serialize.contributions import early_shares
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from hoplite_mp._node.groups.group_state import InProgress, State
-    from hoplite_mp._planner.topology import Host
+    from hoplite_mp._node.groups.group_state import GroupState, InProgress
+    from hoplite_mp._planner.topology import HostRates
     from hoplite_mp._protocol.group_calls import GroupGo, Plan
     from hoplite_mp._protocol.messages import GroupMembers, Stripe
 
@@ -63,12 +63,12 @@ OWNERS_WIDTH_MAX = 1.2
 class Early(NamedTuple):
     """A decision before all have called."""
 
-    outcome: Outcome
+    outcome: Decision
     missing: set[int]  # ranks whose parts are assumed
     in_order: bool  # nodes own the stripes in the order in which they call
 
 
-def transfer_s(part: GroupPart, rates: Mapping[int, Host]) -> float | None:
+def transfer_s(part: GroupPart, rates: Mapping[int, HostRates]) -> float | None:
     """Seconds that one transfer of such a part takes; None: the call begins when all members have
     called."""
     large = [piece for piece in part.pieces if piece.payload is None]
@@ -84,7 +84,7 @@ def decide_speculatively(
     attempt: int,
     expected: Sequence[int],
     given: dict[int, GroupPart],
-    rates: Mapping[int, Host],
+    rates: Mapping[int, HostRates],
     *,
     few: bool = True,
     likely: Sequence[int | None] = (),
@@ -183,7 +183,7 @@ def fits(part: GroupPart, plan: Plan) -> bool:
     )
 
 
-def is_other(state: State, in_progress: InProgress) -> bool:
+def is_other(state: GroupState, in_progress: InProgress) -> bool:
     """Has a late member given something else than was assumed? If so, this gives the attempt up."""
     for part in state.parts.values():
         if part.call == in_progress.call and not in_progress.missing.isdisjoint(part.ranks):

@@ -23,9 +23,9 @@ from hoplite_mp._protocol.local import Reply, Request
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.ports import LoopPort
 
-__all__ = ["ClientLines"]
+__all__ = ["ClientSockets"]
 
 # Room for the descriptors that come with a request. They are received close-on-exec.
 GIVEN_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
@@ -35,7 +35,7 @@ RECEIVE = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 _log = logging.getLogger("hoplite_mp")
 
 
-class Above(Protocol):
+class ClientSocketsEvents(Protocol):
     """The room that serves the requests."""
 
     def request(self, slot: int, request: Request, given: list[int]) -> None:
@@ -49,19 +49,19 @@ class Above(Protocol):
         """Fails the results of a collective, whose request has no reply and could not be served."""
 
 
-class ClientLines:
+class ClientSockets:
     """All lines of one host. `by_slot` has those over which replies can be sent."""
 
-    _above: Above
+    _above: ClientSocketsEvents
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: LoopPort) -> None:
         self.by_slot: dict[int, socket.socket] = {}
         self._loop = loop
         self._decoder = msgspec.msgpack.Decoder(Request)
         self._packet = memoryview(bytearray(PACKET_BYTES_MAX))  # the buffer for received packets
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def serve(self, above: Above) -> None:
+    def serve(self, above: ClientSocketsEvents) -> None:
         """Sets the room that serves the requests."""
         self._above = above
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.ports import LoopPort
     from hoplite_mp._protocol.codec import Decoder
-    from hoplite_mp._transport.stream import Stream
+    from hoplite_mp._transport.stream import ByteStream
 
-__all__ = ["Traffic", "Wire"]
+__all__ = ["ControlChannel", "Traffic"]
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -36,13 +36,13 @@ class Traffic:
     received: int = 0
 
 
-class Wire:
+class ControlChannel:
     """A stream that the loop watches. `ended` is called once, with the reason."""
 
     def __init__(
         self,
-        loop: Loop,
-        stream: Stream,
+        loop: LoopPort,
+        stream: ByteStream,
         decoder: Decoder[Any],
         take: Callable[[Any], None],
         ended: Callable[[str], None],

@@ -1,8 +1,8 @@
 """Lets programs of this host find its node and attach: a socket named by the cluster's id.
 
-Why it exists: a driver finds the node by the name that `Meeting` keeps, and proves that it has the
-token, as a node on the network does. It receives a line, both memories and the node's eventfd over
-a connection. When that connection or the driver's process ends, the driver no longer reads the
+Why it exists: a driver finds the node by the name that `Rendezvous` keeps, and proves that it has
+the token, as a node on the network does. It receives a line, both memories and the node's eventfd
+over a connection. When that connection or the driver's process ends, the driver no longer reads the
 memories.
 It must never know: what happens to a driver that leaves (_node/runtime/drivers.py).
 """
@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 from hoplite_mp._client.channel import dump, seqpacket_pair
 from hoplite_mp._node.io.listeners import open_door
 from hoplite_mp._protocol.local import Attached, NotAttached
-from hoplite_mp._transport.rendezvous import Meeting, peer_of
+from hoplite_mp._transport.rendezvous import Rendezvous, peer_of
 
 if TYPE_CHECKING:
-    from hoplite_mp._node.ports import AttachedDrivers, Loop
+    from hoplite_mp._node.ports import AttachedDrivers, LoopPort
     from hoplite_mp._protocol.greetings import Introduction
     from hoplite_mp._protocol.local import LanStart, Start
     from hoplite_mp._transport.conversation import Admission
 
-__all__ = ["DriverDoor"]
+__all__ = ["DriverListener"]
 
 # How often to retry taking the cluster's name while another node of this host has it. Lower: more
 # system calls. Higher: after that node has ended, drivers find no node for longer.
@@ -36,21 +36,21 @@ NAME_AGAIN_S = 2.0
 _log = logging.getLogger("hoplite_mp")
 
 
-class DriverDoor:
-    """The door of one node; see DriverDoor in _node/ports.py."""
+class DriverListener:
+    """The door of one node; see DriverListener in _node/ports.py."""
 
-    def __init__(self, loop: Loop, start: Start, lan: LanStart) -> None:
+    def __init__(self, loop: LoopPort, start: Start, lan: LanStart) -> None:
         self.loop = loop
         self.start = start
         self.lan = lan
-        self.meeting: Meeting | None = None
+        self.meeting: Rendezvous | None = None
         self._tried = False
 
     def open(self, drivers: AttachedDrivers, cluster: bytes, mine: Introduction) -> None:
         level = logging.DEBUG if self._tried else logging.WARNING
         self._tried = True
         try:
-            self.meeting = Meeting.open(cluster, level)
+            self.meeting = Rendezvous.open(cluster, level)
         except OSError as error:
             _log.log(level, "drivers of this host cannot attach to its node: %s", error)
         if self.meeting is None:

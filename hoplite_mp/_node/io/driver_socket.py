@@ -18,7 +18,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.ports import LoopPort
 
 __all__ = ["DriverSocket", "OutputLine", "Socket", "frames"]
 
@@ -50,7 +50,7 @@ def frames(stream: int, label: str, lines: list[bytes]) -> bytes:
 class DriverSocket:
     """A send queue without a limit of its own; each sender bounds the bytes that it has in it."""
 
-    def __init__(self, sock: socket.socket, loop: Loop) -> None:
+    def __init__(self, sock: socket.socket, loop: LoopPort) -> None:
         sock.setblocking(False)
         self.sock = sock
         self.loop = loop

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp._transport.listener import Door
+from hoplite_mp._transport.listener import Listener
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
 
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.ports import LoopPort
     from hoplite_mp._protocol.greetings import Introduction
     from hoplite_mp._protocol.local import LanStart
     from hoplite_mp._transport.certificates import Certificate
@@ -26,17 +26,17 @@ __all__ = ["open_door"]
 
 
 def open_door(
-    loop: Loop,
+    loop: LoopPort,
     start: LanStart,
     listener: socket.socket,
     cluster: bytes,
     certificate: Certificate | None,
     mine: Introduction,
     roles: Mapping[str, Callable[[Admission], None]],
-) -> Door:
+) -> Listener:
     """Starts admitting connections. certificate: None without TLS. roles: role -> function that
     takes the connection; any other role is refused."""
-    door = Door(
+    door = Listener(
         listener,
         key=start.key,
         service="node",

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.spawning import Spawn
     from hoplite_mp._transport.addresses import Address
 
-__all__ = ["Processes", "close", "open_for_reading", "read"]
+__all__ = ["SupervisedProcesses", "close", "open_for_reading", "read"]
 
 
-class Processes:
+class SupervisedProcesses:
     """See Processes in _node/ports.py."""
 
     def __init__(

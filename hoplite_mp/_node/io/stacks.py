@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp import _tasks
-    from hoplite_mp._node.ports import HasWorkers, Loop
+    from hoplite_mp._node.ports import HasWorkers, LoopPort
 
-__all__ = ["Stacks"]
+__all__ = ["WorkerStacks"]
 
 # How long workers may take to write their stacks. Higher: workers of a loaded host are included.
 # Lower: a stopped worker delays the answer for a shorter time.
@@ -31,10 +31,10 @@ LOOK_S = 0.02
 STACK_CHARS_MAX = 8000  # per worker; deep recursion would fill more
 
 
-class Stacks:
+class WorkerStacks:
     """Requests the stacks of all workers of one node."""
 
-    def __init__(self, loop: Loop, tasks: _tasks.Tasks, workers: HasWorkers) -> None:
+    def __init__(self, loop: LoopPort, tasks: _tasks.Tasks, workers: HasWorkers) -> None:
         self.loop = loop
         self.tasks = tasks
         self.workers = workers

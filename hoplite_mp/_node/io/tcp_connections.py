@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from hoplite_mp._node.io.forward import Forward, reach
 from hoplite_mp._node.io.listeners import open_door
 from hoplite_mp._transport.addresses import own_addresses
-from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.sockets import listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.ports import LoopPort
     from hoplite_mp._protocol.greetings import Introduction
     from hoplite_mp._protocol.local import LanStart
     from hoplite_mp._transport.addresses import Endpoint
@@ -32,7 +32,7 @@ __all__ = ["TcpConnections"]
 class TcpConnections:
     """The connections of one node; see Connections in _node/ports.py."""
 
-    def __init__(self, loop: Loop, start: LanStart) -> None:
+    def __init__(self, loop: LoopPort, start: LanStart) -> None:
         self._loop = loop
         self._start = start
         self._address = ""  # the address of this host at which others connect
@@ -47,9 +47,9 @@ class TcpConnections:
         cluster: bytes = b"",
         host_id: int | None = None,
         rounds_max: int = 0,
-    ) -> Caller:
+    ) -> Dialer:
         start = self._start
-        return Caller(
+        return Dialer(
             endpoints,
             key=start.key,
             role=role,

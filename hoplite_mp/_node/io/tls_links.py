@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._engine import Driver
-    from hoplite_mp._node.ports import Engine
+    from hoplite_mp._node.ports import EnginePort
 
 __all__ = ["TlsLink"]
 
@@ -36,7 +36,7 @@ _log = logging.getLogger("hoplite_mp")
 class TlsLink:
     """One link of the engine. Frames wait until the connection for sending is there."""
 
-    def __init__(self, engine: Engine, number: int, answers: int = 0) -> None:
+    def __init__(self, engine: EnginePort, number: int, answers: int = 0) -> None:
         """answers: the link of the other node that this one answers; 0: this side has begun."""
         self.engine = engine
         self.number = number
@@ -44,8 +44,8 @@ class TlsLink:
         self.driver: Driver = engine.drive(number)
         self.link = self.driver.link
         self.receiving = False
-        # Time in which there was always another frame to send. `Engine.counters` gives the same for
-        # sockets that the engine itself uses.
+        # Time in which there was always another frame to send. `EnginePort.counters` gives the same
+        # for sockets that the engine itself uses.
         self.backlogged_ns = 0
         self._open = True
         self._sockets: list[socket.socket] = []

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
-    from hoplite_mp._node.objects.results import Results
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.objects.results import ResultWriter
+    from hoplite_mp._node.ports import LoopPort
     from hoplite_mp._planner.resources import Demand
 
-__all__ = ["Entry", "Lineage"]
+__all__ = ["Lineage", "LineageEntry"]
 
 # How often entries are checked for objects that nobody wants any more. Higher: memory of
 # intermediate results is freed later. Lower: more checks (a few us for each entry).
@@ -49,7 +49,7 @@ SMALL_BYTES_MAX = 4096
 
 
 @dataclass(slots=True)
-class Entry:
+class LineageEntry:
     """What one result can be reconstructed from."""
 
     oid: int
@@ -73,10 +73,10 @@ class Lineage:
 
     def __init__(
         self,
-        results: Results,
+        results: ResultWriter,
         remote_objects: RemoteObjects,
         bytes_max: int,
-        loop: Loop,
+        loop: LoopPort,
         demand_of: Callable[[int], Demand],
     ) -> None:
         self.results = results
@@ -85,7 +85,7 @@ class Lineage:
         self.remote_objects = remote_objects
         self.bytes_max = bytes_max
         self.loop = loop
-        self.entries: dict[int, Entry] = {}  # by result, the oldest first
+        self.entries: dict[int, LineageEntry] = {}  # by result, the oldest first
         self.held: dict[int, _Held] = {}
         self.nbytes = 0
         self.demand_of = demand_of
@@ -113,7 +113,7 @@ class Lineage:
                 small = argument not in self.entries
                 if self._hold(argument, small):
                     held[argument] = None
-        self.entries[oid] = Entry(oid, tuple(held), demand=self.demand_of(oid))
+        self.entries[oid] = LineageEntry(oid, tuple(held), demand=self.demand_of(oid))
         self.nbytes += ENTRY_BYTES
         while self.nbytes > self.bytes_max:
             self._forget(next(iter(self.entries)))

@@ -20,19 +20,19 @@ from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._client.submitter import FLAG_HERE
 from hoplite_mp._common.object_states import FLAG_INLINE, KIND_TASK, STATE
 from hoplite_mp._node.tasks.hints import CLOSED
-from hoplite_mp._protocol.peers import MakeAgain
+from hoplite_mp._protocol.peers import Reconstruct
 from hoplite_mp.errors import ObjectLostError, StoreFullError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._node.lineage.lineage import Lineage
-    from hoplite_mp._node.lineage.replica_query import CopyCensus
-    from hoplite_mp._node.objects.imports import Import, Imports
-    from hoplite_mp._node.objects.ownership_transfer import Owners
+    from hoplite_mp._node.lineage.replica_query import ReplicaQuery
+    from hoplite_mp._node.objects.imports import ImportRecord, Imports
+    from hoplite_mp._node.objects.ownership_transfer import OwnershipTransfer
     from hoplite_mp._node.objects.remote_objects import RemoteObject, RemoteObjects
-    from hoplite_mp._node.objects.results import Results
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.objects.results import ResultWriter
+    from hoplite_mp._node.ports import LoopPort
     from hoplite_mp._node.roster import Roster
     from hoplite_mp._node.tasks.hints import Hints
     from hoplite_mp._planner.resources import Demand
@@ -67,15 +67,15 @@ class Reconstruction:
 
     def __init__(
         self,
-        results: Results,
+        results: ResultWriter,
         imports: Imports,
         remote_objects: RemoteObjects,
         lineage: Lineage,
-        copy_census: CopyCensus,
+        copy_census: ReplicaQuery,
         send: Callable[[int, PeerMessage], bool],
-        loop: Loop,
+        loop: LoopPort,
         hints: Hints,
-        owners: Owners,
+        owners: OwnershipTransfer,
         roster: Roster,
         copies_of: Callable[[int], tuple[int, ...]],
         take_resources: Callable[[int, Demand], None],
@@ -185,7 +185,7 @@ class Reconstruction:
 
     # -- objects of other owners ---------------------------------------------------------------
 
-    def _ask_owner(self, oid: int, one: Import) -> None:
+    def _ask_owner(self, oid: int, one: ImportRecord) -> None:
         if self.owners.is_open(one.owner):
             return  # the manager will name the new owner
         remote = self.remote_objects.by_oid[oid]
@@ -197,10 +197,10 @@ class Reconstruction:
         else:  # the last answer did not help: the owner has not noticed the death of a holder yet
             self.loop.call_later(ASK_S, lambda: self._ask(oid, one))
 
-    def _ask(self, oid: int, one: Import) -> None:
+    def _ask(self, oid: int, one: ImportRecord) -> None:
         if not self.remote_objects.absent(oid) or self.owners.is_open(one.owner):
             return
-        if not self.send(one.owner, MakeAgain(one.object, one.number)):
+        if not self.send(one.owner, Reconstruct(one.object, one.number)):
             self._fail(oid, _NOT_KEPT)
 
     def ask_again(self, oid: int) -> None:

@@ -14,36 +14,36 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp._common import ids
 from hoplite_mp._node.lineage.lineage import Lineage
 from hoplite_mp._node.lineage.reconstruction import Reconstruction
-from hoplite_mp._node.lineage.replica_query import CopyCensus
-from hoplite_mp._node.objects.ownership_transfer import Above, Owners
+from hoplite_mp._node.lineage.replica_query import ReplicaQuery
+from hoplite_mp._node.objects.ownership_transfer import OwnershipTransfer, OwnershipTransferEvents
 from hoplite_mp._protocol.messages import OwnersNamed, OwnerTold
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.objects.imports import Import
+    from hoplite_mp._node.objects.imports import ImportRecord
     from hoplite_mp._node.objects.replicas import Replicas
-    from hoplite_mp._node.peers.suspects import Missing
+    from hoplite_mp._node.peers.suspects import Suspects
     from hoplite_mp._node.tasks.hints import Hints
-    from hoplite_mp._node.tasks.inbound_tasks import Guests
+    from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
     from hoplite_mp._node.tasks.resources import Resources
     from hoplite_mp._protocol.messages import Member
     from hoplite_mp._protocol.peers import Release
 
-__all__ = ["Recovering"]
+__all__ = ["Recovery"]
 
 
-class Recovering:
+class Recovery:
     """The recovery of one node."""
 
     def __init__(
         self,
         host: HostContext,
         replicas: Replicas,
-        guests: Guests,
-        missing: Missing,
+        guests: InboundTasks,
+        missing: Suspects,
         resources: Resources,
         hints: Hints,
-        above: Above,
+        above: OwnershipTransferEvents,
     ) -> None:
         self.client = host.client
         self.tasks = host.tasks
@@ -58,7 +58,7 @@ class Recovering:
             host.loop,
             resources.demand_of,
         )
-        self.owners = Owners(
+        self.owners = OwnershipTransfer(
             host.imports,
             host.exports,
             host.remote_objects,
@@ -70,7 +70,7 @@ class Recovering:
             self._number_of,
             above,
         )
-        self.copy_census = CopyCensus(
+        self.copy_census = ReplicaQuery(
             host.imports,
             host.remote_objects,
             replicas,
@@ -166,6 +166,6 @@ class Recovering:
         if number is not None and not message.keeps:
             self.remote_objects.lose_copy(self.imports.own(message.object), number)
 
-    def freed(self, one: Import) -> None:
+    def freed(self, one: ImportRecord) -> None:
         """A header of an import was freed."""
         self.owners.freed(one)

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from hoplite_mp._node.questions import Questions
     from hoplite_mp._protocol.peers import PeerMessage
 
-__all__ = ["CopyCensus"]
+__all__ = ["ReplicaQuery"]
 
 
-class CopyCensus:
+class ReplicaQuery:
     """The questions of this node to others, and its answers to theirs."""
 
     def __init__(

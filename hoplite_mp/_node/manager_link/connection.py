@@ -16,8 +16,8 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp._node.io.control_channel import Wire
-from hoplite_mp._node.manager_link.heartbeat_sender import Pulse
+from hoplite_mp._node.io.control_channel import ControlChannel
+from hoplite_mp._node.manager_link.heartbeat_sender import HeartbeatSender
 from hoplite_mp._protocol.codec import encode, node_decoder
 from hoplite_mp._protocol.messages import (
     ClientLost,
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp import _shm
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.ports import LoopPort
     from hoplite_mp._node.roster import Life
     from hoplite_mp._protocol.messages import Member
     from hoplite_mp._protocol.reports import NodeReturned
     from hoplite_mp._protocol.terms import Ends, Knows, Voted
     from hoplite_mp._transport.conversation import Admission
-    from hoplite_mp._transport.stream import Stream
+    from hoplite_mp._transport.stream import ByteStream
 
-__all__ = ["Management"]
+__all__ = ["ManagerConnection"]
 
 # How long the manager may be silent, as a multiple of a node's silence_s. It is more than for a
 # node, because the loss of the manager is the end for this node.
@@ -76,7 +76,7 @@ TERMS = frozenset((StandbyNamed, Leads, VoteAsked))
 _log = logging.getLogger("hoplite_mp")
 
 
-class Above(Protocol):
+class ManagerConnectionEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def receive(self, message: Any) -> None:
@@ -95,7 +95,7 @@ class Above(Protocol):
         """What a new manager must know of this node's rooms."""
 
 
-class Network(Protocol):
+class ManagerNetwork(Protocol):
     """Connections to a manager on another host."""
 
     connect_timeout_s: float
@@ -108,11 +108,11 @@ class Network(Protocol):
     def call(self, done: Callable[[Admission | None], None], timeout_s: float) -> None:
         """`done` gets a connection to the manager that leads now, or None if none is found."""
 
-    def failover(self, named: StandbyNamed) -> Failover:
+    def failover(self, named: StandbyNamed) -> FailoverInterface:
         """Makes the failover, after the manager has named a standby."""
 
 
-class Failover(Protocol):
+class FailoverInterface(Protocol):
     """Terms and votes, in a cluster that has a standby (_node/manager_link/failover.py)."""
 
     addresses: tuple[str, ...]
@@ -142,28 +142,28 @@ class Failover(Protocol):
         """What this node knows of terms, for a manager that was restarted."""
 
 
-class Management:
+class ManagerConnection:
     """The connection of this node to its manager."""
 
     def __init__(
         self,
-        loop: Loop,
+        loop: LoopPort,
         client: _shm.NodeClient,
         life: Life,
-        manager: Stream | None,
-        above: Above,
+        manager: ByteStream | None,
+        above: ManagerConnectionEvents,
     ) -> None:
         """manager: the connection, if the manager is on this host; None: it is on another one."""
         self.loop = loop
         self.client = client
         self.life = life
         self.above = above
-        self.network: Network | None = None  # set if there are other hosts
+        self.network: ManagerNetwork | None = None  # set if there are other hosts
         self.is_near = manager is not None
         self._near = manager
-        self.wire: Wire | None = None
-        self.pulse: Pulse | None = None
-        self.failover: Failover | None = None  # set if there is a standby
+        self.wire: ControlChannel | None = None
+        self.pulse: HeartbeatSender | None = None
+        self.failover: FailoverInterface | None = None  # set if there is a standby
         self.other_host_id: int | None = None  # of the manager's host; None: it is this one
         self.join_error: tuple[str, str] | None = None
         self._losses = 0
@@ -283,8 +283,8 @@ class Management:
         at, leads = (-1, False) if member is None else (member.node, member.host_id == self.host_id)
         return failover.addresses, failover.holds, at, leads
 
-    def _speak(self, stream: Stream, words: list[Any]) -> None:
-        wire = Wire(
+    def _speak(self, stream: ByteStream, words: list[Any]) -> None:
+        wire = ControlChannel(
             self.loop,
             stream,
             node_decoder(),
@@ -294,11 +294,11 @@ class Management:
         )
         self._use(wire, words)
 
-    def _use(self, wire: Wire, words: list[Any]) -> None:
+    def _use(self, wire: ControlChannel, words: list[Any]) -> None:
         self.wire = wire
         if not self.is_near:
             assert self.network is not None
-            self.pulse = Pulse(
+            self.pulse = HeartbeatSender(
                 wire.beat,
                 self.loop,
                 self._silent,
@@ -358,7 +358,7 @@ class Management:
         self.other_host_id = admission.peer.host_id
         self._return(admission.stream)
 
-    def follow(self, wire: Wire, vote: Voted, host_id: int) -> None:
+    def follow(self, wire: ControlChannel, vote: Voted, host_id: int) -> None:
         """Makes the standby, which is at the other end of this wire, the manager of this node.
         host_id: of its host."""
         self.other_host_id = host_id
@@ -395,7 +395,7 @@ class Management:
         if self.failover is not None:
             self.send(self.failover.ends())
 
-    def again(self, stream: Stream) -> None:
+    def again(self, stream: ByteStream) -> None:
         """The supervisor has restarted the manager of this host."""
         if self.wire is not None:  # the last messages of the dead manager are handled first
             self.wire.drain()
@@ -418,7 +418,7 @@ class Management:
 
     # -- a new manager -------------------------------------------------------------------------
 
-    def _return(self, stream: Stream) -> None:
+    def _return(self, stream: ByteStream) -> None:
         begun = self.loop.now()
         words = list(self._report())
         self._speak(stream, words)

@@ -11,42 +11,42 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
-from hoplite_mp._node.peers.peers import Call
+from hoplite_mp._node.peers.peers import PeerDialing
 from hoplite_mp._transport.addresses import endpoint_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._node.manager_link.connection import Management
+    from hoplite_mp._node.manager_link.connection import ManagerConnection
     from hoplite_mp._node.manager_link.failover import Failover
-    from hoplite_mp._node.manager_link.membership import Membership
+    from hoplite_mp._node.manager_link.membership import NodeMembership
     from hoplite_mp._node.peers.peers import Peers
-    from hoplite_mp._node.peers.suspects import Missing
-    from hoplite_mp._node.ports import Calling, Connections, Loop, Processes
+    from hoplite_mp._node.peers.suspects import Suspects
+    from hoplite_mp._node.ports import Connections, LoopPort, OutgoingConnection, ProcessesPort
     from hoplite_mp._node.roster import Life
     from hoplite_mp._protocol.terms import StandbyNamed
     from hoplite_mp._transport.conversation import Admission
 
-__all__ = ["ManagerCalls"]
+__all__ = ["ManagerDialing"]
 
 # Rounds over the addresses of a lost manager. They suffice because its supervisor keeps the socket
 # listening while it restarts the manager.
 MANAGER_ROUNDS_MAX = 3
 
 
-class ManagerCalls:
+class ManagerDialing:
     """The implementation of `Network` in _node/manager_link/connection.py."""
 
     def __init__(
         self,
-        loop: Loop,
+        loop: LoopPort,
         life: Life,
         connections: Connections,
-        management: Management,
-        membership: Membership,
-        missing: Missing,
+        management: ManagerConnection,
+        membership: NodeMembership,
+        missing: Suspects,
         peers: Peers,
-        processes: Processes,
+        processes: ProcessesPort,
         let_in: Callable[[], None],
     ) -> None:
         """let_in: starts to accept other nodes; called once the cluster's id is known, unless TLS
@@ -66,7 +66,7 @@ class ManagerCalls:
         self.silence_s = start.silence_s
 
     def connect(self) -> Admission:
-        """The first connection. It blocks, and raises what `Calling.wait` raises."""
+        """The first connection. It blocks, and raises what `OutgoingConnection.wait` raises."""
         admission = self._calling(self.connect_timeout_s).wait()
         self.membership.cluster = self.peers.cluster = admission.cluster
         if not self.membership.start.tls:
@@ -79,9 +79,11 @@ class ManagerCalls:
         make = functools.partial(
             self._calling, timeout_s, MANAGER_ROUNDS_MAX, self.membership.cluster
         )
-        Call(self.loop, make, "the manager", done, level).begin()
+        PeerDialing(self.loop, make, "the manager", done, level).begin()
 
-    def _calling(self, timeout_s: float, rounds_max: int = 0, cluster: bytes = b"") -> Calling:
+    def _calling(
+        self, timeout_s: float, rounds_max: int = 0, cluster: bytes = b""
+    ) -> OutgoingConnection:
         return self.connections.call(
             [endpoint_at(*where) for where in self.membership.start.manager],
             role="node",

@@ -23,8 +23,8 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._node.io.control_channel import Wire
-from hoplite_mp._node.peers.peers import Call
+from hoplite_mp._node.io.control_channel import ControlChannel
+from hoplite_mp._node.peers.peers import PeerDialing
 from hoplite_mp._planner.terms import Voter, promise_s
 from hoplite_mp._protocol.codec import encode, node_decoder
 from hoplite_mp._protocol.local import StartStandby
@@ -44,11 +44,11 @@ from hoplite_mp._transport.silence import Silence
 from hoplite_mp.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hoplite_mp._node.manager_link.connection import Management, Network
-    from hoplite_mp._node.manager_link.membership import Membership
+    from hoplite_mp._node.manager_link.connection import ManagerConnection, ManagerNetwork
+    from hoplite_mp._node.manager_link.membership import NodeMembership
     from hoplite_mp._node.peers.peers import Peers
-    from hoplite_mp._node.peers.suspects import Missing
-    from hoplite_mp._node.ports import Connections, Loop, Processes
+    from hoplite_mp._node.peers.suspects import Suspects
+    from hoplite_mp._node.ports import Connections, LoopPort, ProcessesPort
     from hoplite_mp._node.roster import Life
     from hoplite_mp._protocol.messages import Member
     from hoplite_mp._protocol.terms import Knowledge
@@ -79,15 +79,15 @@ class Failover:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: LoopPort,
         life: Life,
         connections: Connections,
-        management: Management,
-        network: Network,
-        membership: Membership,
-        missing: Missing,
+        management: ManagerConnection,
+        network: ManagerNetwork,
+        membership: NodeMembership,
+        missing: Suspects,
         peers: Peers,
-        processes: Processes,
+        processes: ProcessesPort,
         named: StandbyNamed,
     ) -> None:
         self.loop = loop
@@ -108,7 +108,7 @@ class Failover:
         # lease alone runs out earlier for a manager that is merely late.
         self._silence = Silence(now, network.silence_s)
         self._poll_at = now
-        self.wire: Wire | None = None  # to the standby, until it leads
+        self.wire: ControlChannel | None = None  # to the standby, until it leads
         self._host_id = 0  # id of the standby's host
         self._offered = False
         self._calling = False
@@ -275,7 +275,7 @@ class Failover:
             cluster=self.membership.cluster,
             rounds_max=1,
         )
-        Call(self.loop, make, "the standby", self._called, logging.INFO).begin()
+        PeerDialing(self.loop, make, "the standby", self._called, logging.INFO).begin()
 
     def _called(self, admission: Admission | None) -> None:
         self._calling = False
@@ -288,7 +288,7 @@ class Failover:
                 "there is no manager: if its host is gone, `hoplite-mp promote %s` within %.0f s"
             )
             _log.warning(words, " or ".join(self.addresses), PROMOTE_WAIT_S)
-        self.wire = Wire(
+        self.wire = ControlChannel(
             self.loop,
             admission.stream,
             node_decoder(),
@@ -336,13 +336,15 @@ class Failover:
             cluster=self.membership.cluster,
             rounds_max=1,
         )
-        Call(self.loop, make, "the former manager", self._former_called, logging.DEBUG).begin()
+        PeerDialing(
+            self.loop, make, "the former manager", self._former_called, logging.DEBUG
+        ).begin()
 
     def _former_called(self, admission: Admission | None) -> None:
         if admission is None:
             self._asking = False
             return
-        wire = Wire(
+        wire = ControlChannel(
             self.loop, admission.stream, node_decoder(), self._from_former, self._former_lost
         )
         self.loop.call_later(CALL_S, lambda: wire.close("it has not answered"))

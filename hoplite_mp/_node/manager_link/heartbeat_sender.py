@@ -16,22 +16,22 @@ from hoplite_mp._transport.silence import Silence
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.ports import LoopPort
 
-__all__ = ["Pulse"]
+__all__ = ["HeartbeatSender"]
 
 # How long one turn of the loop may take. Higher: a host with a slow disk is not given up. Lower: a
 # loop that hangs blocks the other hosts for a shorter time.
 HUNG_S = 30.0
 
 
-class Pulse:
+class HeartbeatSender:
     """The beats of one node. Its loop sets `turned_at` to the time of its latest turn."""
 
     def __init__(
         self,
         send: Callable[[bytes], object],
-        loop: Loop,
+        loop: LoopPort,
         lost: Callable[[float], None],
         *,
         interval_s: float,

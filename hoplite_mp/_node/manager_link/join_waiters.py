@@ -9,26 +9,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from hoplite_mp._protocol.local import Reply, Standing
+from hoplite_mp._protocol.local import JoinStatus, Reply
 
 if TYPE_CHECKING:
-    from hoplite_mp._node.manager_link.connection import Management
+    from hoplite_mp._node.manager_link.connection import ManagerConnection
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.requests import Handler, Requests
     from hoplite_mp._node.roster import Life
     from hoplite_mp._protocol.local import Request
 
-__all__ = ["StandingRequests"]
+__all__ = ["JoinWaiters"]
 
 
-class Above(Protocol):
+class JoinWaitersEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def cluster(self) -> bytes:
         """The id of the cluster; empty in a cluster of one host."""
 
 
-class StandingRequests:
+class JoinWaiters:
     """The requests of one host's processes."""
 
     def __init__(
@@ -36,8 +36,8 @@ class StandingRequests:
         host: HostContext,
         requests: Requests,
         life: Life,
-        management: Management,
-        above: Above,
+        management: ManagerConnection,
+        above: JoinWaitersEvents,
     ) -> None:
         self.client = host.client
         self.reply = host.reply
@@ -50,7 +50,7 @@ class StandingRequests:
     @property
     def handlers(self) -> dict[type, Handler]:
         """Handlers by type of request."""
-        return {Standing: self.ask}
+        return {JoinStatus: self.ask}
 
     def ask(self, slot: int, request: Request) -> None:
         """A process asks to be answered when this node has joined."""

@@ -24,7 +24,7 @@ from hoplite_mp._protocol.local import (
     UsersOfNode,
 )
 from hoplite_mp._protocol.messages import Member, NodeJoined
-from hoplite_mp._protocol.peers import AddWorkers, WorkersNow
+from hoplite_mp._protocol.peers import AddPeerWorkers, WorkersNow
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.tasks.workers import Workers
     from hoplite_mp._protocol.local import LanStart, Request
 
-__all__ = ["Alone", "Membership"]
+__all__ = ["NodeMembership", "SingleHostMembership"]
 
 NUMBER = 0  # the number of the only node in a cluster of one host
 GONE_MAX = 32  # how many former hosts are remembered for programs that ask about them
@@ -41,7 +41,7 @@ GONE_MAX = 32  # how many former hosts are remembered for programs that ask abou
 GONE_SHOWN_S = 600.0
 
 
-class Alone:
+class SingleHostMembership:
     """Answers about the members of a cluster of one host."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Alone:
         self.reply(slot, Reply(request.number, [(*place, *used, resources, free)]))
 
 
-class Membership:
+class NodeMembership:
     """The members of a cluster of several hosts."""
 
     def __init__(
@@ -160,9 +160,9 @@ class Membership:
     def grow_far(self, number: int, count: int) -> bool:
         """Asks another node to start more workers; False: it is gone."""
         member = self.roster.by_number.get(number)
-        return member is not None and self.send_peer(member.host_id, AddWorkers(count))
+        return member is not None and self.send_peer(member.host_id, AddPeerWorkers(count))
 
-    def grow(self, host_id: int, message: AddWorkers) -> None:
+    def grow(self, host_id: int, message: AddPeerWorkers) -> None:
         """Another node asks for more workers here."""
         if not self.roster.leaves:
             self.tell_workers(self.workers.grow(message.count))

@@ -18,7 +18,7 @@ from hoplite_mp._protocol.fields import LAYOUT_BYTES_MAX
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
-    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.objects.results import ResultWriter
 
 __all__ = ["can_fold", "layout_of", "layout_words", "parse_layout", "payload_layout"]
 
@@ -55,7 +55,7 @@ def layout_words(layout: bytes) -> str:
         return layout.decode(errors="replace")
 
 
-def layout_of(results: Results, remote_objects: RemoteObjects, oid: int) -> bytes:
+def layout_of(results: ResultWriter, remote_objects: RemoteObjects, oid: int) -> bytes:
     """The layout of an object that is ready on this host, or known to be on another one."""
     got = results.client.view(oid)
     if not isinstance(got, int):

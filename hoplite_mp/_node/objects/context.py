@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.exports import Exports
     from hoplite_mp._node.objects.imports import Imports
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
-    from hoplite_mp._node.objects.results import Results
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.objects.results import ResultWriter
+    from hoplite_mp._node.ports import LoopPort
     from hoplite_mp._node.questions import Questions
     from hoplite_mp._node.roster import Roster
     from hoplite_mp._node.store.budget import Store
-    from hoplite_mp._node.trace_events import Notes
+    from hoplite_mp._node.trace_events import TraceEvents
     from hoplite_mp._protocol.local import Reply
     from hoplite_mp._protocol.peers import PeerMessage
     from hoplite_mp.config import Config
@@ -36,12 +36,12 @@ class HostContext:
     number in its cluster, 0 until the manager has let it in."""
 
     config: Config
-    loop: Loop
-    notes: Notes
+    loop: LoopPort
+    notes: TraceEvents
     client: _shm.NodeClient
     tasks: _tasks.Tasks
     store: Store
-    results: Results
+    results: ResultWriter
     remote_objects: RemoteObjects
     imports: Imports
     exports: Exports

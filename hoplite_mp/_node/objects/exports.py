@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp import _serialize
 from hoplite_mp._common.object_states import AWAY, DROPPED, NODE_SLOT, is_cancelled
 from hoplite_mp._node.objects.array_layouts import layout_of, payload_layout
-from hoplite_mp._protocol.peers import INLINE_BYTES_MAX, Described, LetGo
+from hoplite_mp._protocol.peers import INLINE_BYTES_MAX, Described, DropReplica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
-    from hoplite_mp._node.objects.results import Results
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.objects.results import ResultWriter
+    from hoplite_mp._node.ports import LoopPort
     from hoplite_mp._node.roster import Roster
-    from hoplite_mp._protocol.peers import Acquire, Kept, MakeAgain, PeerMessage, Release
+    from hoplite_mp._protocol.peers import Acquire, PeerMessage, Reconstruct, Release, ReplicaStored
 
 __all__ = ["KEPT_LOOK_S", "Exports"]
 
@@ -50,7 +50,7 @@ class Export:
     watched: list[int] = field(default_factory=list)  # parked in these buckets until it is done
 
 
-class Above(Protocol):
+class ExportsEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def extra_holds(self, oid: int) -> int:
@@ -63,13 +63,13 @@ class Exports:
 
     def __init__(
         self,
-        results: Results,
+        results: ResultWriter,
         remote_objects: RemoteObjects,
         send: Callable[[int, PeerMessage], bool],
         node: Callable[[], int],
-        loop: Loop,
+        loop: LoopPort,
         roster: Roster,
-        above: Above,
+        above: ExportsEvents,
     ) -> None:
         self.results = results
         self.client = results.client
@@ -129,7 +129,7 @@ class Exports:
         self._forget_if_unused(export)
         return True
 
-    def make_again(self, peer: int, message: MakeAgain) -> None:
+    def make_again(self, peer: int, message: Reconstruct) -> None:
         """Another host asks for an object of this host of which it knows no living holder."""
         oid = self.own(message.object)
         if self.remote_objects.needs_making(oid):
@@ -161,10 +161,10 @@ class Exports:
 
     # -- replicas ------------------------------------------------------------------------------
 
-    def kept(self, peer: int, message: Kept) -> None:
+    def kept(self, peer: int, message: ReplicaStored) -> None:
         """Another node keeps a replica of an object of this host."""
         if not self.lend(message.object, message.hosts or (peer,)):
-            self.send(peer, LetGo(message.object))
+            self.send(peer, DropReplica(message.object))
 
     def lend(self, object_id: bytes, hosts: Iterable[int]) -> bool:
         """The hosts with these ids keep replicas of an object of this host; False: it is gone."""
@@ -195,7 +195,7 @@ class Exports:
             del self._copied[oid]
             copies, export.copies = export.copies, set()
             for peer in copies:
-                self.send(peer, LetGo(export.object))
+                self.send(peer, DropReplica(export.object))
             self._forget_if_unused(export)
         if self._copied:
             self.loop.call_later(KEPT_LOOK_S, self._poll_copies)

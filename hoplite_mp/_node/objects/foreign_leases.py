@@ -17,10 +17,10 @@ from hoplite_mp._protocol.local import Reply
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.ports import LoopPort
     from hoplite_mp._protocol.local import Request
 
-__all__ = ["Deadlines", "ForeignHolds"]
+__all__ = ["Deadlines", "ForeignLeases"]
 
 # How long after its deadline a hold may end. Higher: fewer turns of the node's loop when many
 # objects are pickled one after the other. Lower: memory is freed sooner.
@@ -65,14 +65,14 @@ class Deadlines:
         return found
 
 
-class ForeignHolds:
+class ForeignLeases:
     """All holds of this kind on one node."""
 
     def __init__(
         self,
         hold: Callable[[int], Any],
         seconds: float,
-        loop: Loop,
+        loop: LoopPort,
         reply: Callable[[int, Reply], None],
     ) -> None:
         """hold: takes a hold on an object; None if it is gone. seconds: how long a hold lasts."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._node.objects.foreign_leases import ForeignHolds
+from hoplite_mp._node.objects.foreign_leases import ForeignLeases
 from hoplite_mp._protocol.local import DropForeign, HoldForeign, Import, Imported, Reply
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class ImportRequests:
         self.lines = host.clients
         self.reply = host.reply
         self.granted: dict[int, dict[int, Any]] = {}  # slot -> number -> holds not yet taken over
-        self.foreign_holds = ForeignHolds(
+        self.foreign_holds = ForeignLeases(
             host.client.hold, host.config.foreign_hold_s, host.loop, host.reply
         )
         requests.when_forgotten(lambda slot: self.granted.pop(slot, None))

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
-    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.objects.results import ResultWriter
     from hoplite_mp._protocol.peers import Described, PeerMessage
 
-__all__ = ["Import", "Imports"]
+__all__ = ["ImportRecord", "Imports"]
 
 
 @dataclass(slots=True, eq=False)
-class Import:
+class ImportRecord:
     """One header here that stands for an object of another host. owner: id of the owner's host.
     number: identifies the import to the owner; 0: the owner does not count it."""
 
@@ -46,16 +46,16 @@ class Import:
     waiting: list[Callable[[], None]] = field(default_factory=list)
     # All headers here that stand for the same object, in one shared list. The object's id leads to
     # the first one; the others stay as long as they are held.
-    same: list[Import] = field(default_factory=list, repr=False)
+    same: list[ImportRecord] = field(default_factory=list, repr=False)
 
 
-class Above(Protocol):
+class ImportsEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def nobody_named(self, oid: int) -> None:
         """The owner knows no holder of an object whose known holders have all died."""
 
-    def ask_for_owner(self, one: Import) -> bool:
+    def ask_for_owner(self, one: ImportRecord) -> bool:
         """Asks who owns an import whose owner is gone; False: there cannot be a new one."""
 
     def result_held(self, oid: int) -> None:
@@ -68,18 +68,18 @@ class Imports:
 
     def __init__(
         self,
-        results: Results,
+        results: ResultWriter,
         remote_objects: RemoteObjects,
         send: Callable[[int, PeerMessage], bool],
-        above: Above,
+        above: ImportsEvents,
     ) -> None:
         self.results = results
         self.above = above
         self.client = results.client
         self.remote_objects = remote_objects
         self.send = send  # to the node of the host with this id; False: there is none
-        self.by_object: dict[bytes, Import] = {}
-        self.by_oid: dict[int, Import] = {}
+        self.by_object: dict[bytes, ImportRecord] = {}
+        self.by_oid: dict[int, ImportRecord] = {}
         self._next = 1
         results.local, results.headers = self.local, self.headers
 
@@ -103,7 +103,7 @@ class Imports:
         if not open_:
             done(holds)
 
-    def _hold(self, object_id: bytes, holder: int) -> tuple[Import | None, Any]:
+    def _hold(self, object_id: bytes, holder: int) -> tuple[ImportRecord | None, Any]:
         host_id, oid = ids.unpack_id(object_id)
         if host_id == self.client.host_id:
             return None, self.client.hold(oid)
@@ -121,14 +121,14 @@ class Imports:
         self._acquire(one)
         return one, hold
 
-    def _new(self, object_id: bytes) -> Import:
+    def _new(self, object_id: bytes) -> ImportRecord:
         oid = self.client.new(KIND_FOREIGN, STATE["CLAIMED"], NODE_SLOT, 0)
         hold = self.client.hold(oid, False)
-        one = Import(object_id, ids.unpack_id(object_id)[0], 0, oid, hold)
+        one = ImportRecord(object_id, ids.unpack_id(object_id)[0], 0, oid, hold)
         self.lead(one)
         return one
 
-    def lead(self, one: Import) -> None:
+    def lead(self, one: ImportRecord) -> None:
         """Makes this header the one to which the object's id leads."""
         one.same = self.by_object.get(one.object, one).same
         self.by_object[one.object] = self.by_oid[one.oid] = one
@@ -136,12 +136,12 @@ class Imports:
             one.same.remove(one)
         one.same.insert(0, one)
 
-    def all_of(self, object_id: bytes) -> list[Import]:
+    def all_of(self, object_id: bytes) -> list[ImportRecord]:
         """All headers here that stand for that object."""
         one = self.by_object.get(object_id)
         return [] if one is None else [*one.same]
 
-    def _acquire(self, one: Import) -> None:
+    def _acquire(self, one: ImportRecord) -> None:
         """Notifies the owner that the object is held here; its description will follow."""
         if not one.number:
             one.number, self._next = self._next, self._next + 1
@@ -175,7 +175,7 @@ class Imports:
         to it from now on. An earlier header here for the same result gets its value from the owner,
         as on other hosts."""
         owner = ids.unpack_id(object_id)[0]
-        self.lead(Import(object_id, owner, 0, oid, None, True, runs_here=True))
+        self.lead(ImportRecord(object_id, owner, 0, oid, None, True, runs_here=True))
 
     def follow_owner(self, oid: int) -> None:
         """A task that was to run here goes back to its owner. Processes of this host hold its
@@ -225,7 +225,7 @@ class Imports:
         others = [one.oid for one in self.all_of(object_id)]
         return [own, *others] if own and own not in others else others
 
-    def is_whole(self, one: Import) -> bool:
+    def is_whole(self, one: ImportRecord) -> bool:
         """Whether the value is on this host, in memory or in the spill file."""
         return self.client.state(one.oid) in VALUED and one.oid not in self.remote_objects
 
@@ -261,7 +261,7 @@ class Imports:
             self.fail(one, "it was deleted, or nobody held it any more")
         self.answer(one)
 
-    def _there_again(self, one: Import, message: Described) -> None:
+    def _there_again(self, one: ImportRecord, message: Described) -> None:
         """The owner describes an object whose known holders have died."""
         if message.payload is not None:
             self.remote_objects.replace(one.oid, message.payload)
@@ -273,13 +273,13 @@ class Imports:
         elif message.standing == "ready":
             self.above.nobody_named(one.oid)
 
-    def _ready(self, one: Import, message: Described) -> None:
+    def _ready(self, one: ImportRecord, message: Described) -> None:
         if message.payload is None or not self.store(one, message.payload, False):
             self.remote_objects.complete(
                 one.oid, message.object, message.nbytes, message.holders, message.layout
             )
 
-    def store(self, one: Import, payload: bytes, failed: bool) -> bool:
+    def store(self, one: ImportRecord, payload: bytes, failed: bool) -> bool:
         """Writes the value into a CLAIMED header. False: there is no room for it now. An error that
         has no room is replaced by a short one."""
         encoded = _serialize.Encoded(payload, [], [], len(payload), [])
@@ -289,7 +289,7 @@ class Imports:
         self.results.store_value(one.oid, encoded, True, lost)
         return True
 
-    def fail(self, one: Import, why: str) -> None:
+    def fail(self, one: ImportRecord, why: str) -> None:
         """The value will never be known here; readers get an ObjectLostError."""
         if self.client.state(one.oid) == STATE["CLAIMED"] and not one.runs_here:
             error = ObjectLostError(f"object {one.object.hex()} is lost: {why}")
@@ -298,7 +298,7 @@ class Imports:
             self.results.tasks.settle(one.oid)  # a process here has deleted it
         self.answer(one)
 
-    def answer(self, one: Import) -> None:
+    def answer(self, one: ImportRecord) -> None:
         """Calls the functions that wait for the description."""
         one.described = True
         waiting, one.waiting = one.waiting, []

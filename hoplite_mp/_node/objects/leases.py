@@ -38,7 +38,7 @@ RETRY_S = 0.01
 SPARES_SHARE = 16
 
 
-class Above(Protocol):
+class LeasesEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def leases(self, slot: int) -> None:
@@ -48,7 +48,9 @@ class Above(Protocol):
 class Leases:
     """Requests to one host's store."""
 
-    def __init__(self, host: HostContext, requests: Requests, pages: Pages, above: Above) -> None:
+    def __init__(
+        self, host: HostContext, requests: Requests, pages: Pages, above: LeasesEvents
+    ) -> None:
         self.client = host.client
         self.store = host.store
         self.remote_objects = host.remote_objects

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._common.object_states import VALUED
 from hoplite_mp._protocol.local import Reply
-from hoplite_mp._protocol.peers import Locate, Located
+from hoplite_mp._protocol.peers import Located, LocateReplicas
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
@@ -49,7 +49,7 @@ class Locations:
         if one is None or one.owner == self.client.host_id:
             told(None)
         else:
-            self.questions.ask(one.owner, functools.partial(Locate, one.object), told)
+            self.questions.ask(one.owner, functools.partial(LocateReplicas, one.object), told)
 
     def holders(self, oid: int) -> tuple[int, ...]:
         """Numbers of the nodes that hold the whole value, as far as this node knows."""
@@ -58,7 +58,7 @@ class Locations:
         found = here if remote is None else remote.holders
         return tuple(sorted({*found, *self.exports.copies_of(oid)}))
 
-    def locate(self, peer: int, message: Locate) -> None:
+    def locate(self, peer: int, message: LocateReplicas) -> None:
         """Another node asks about an object of this host."""
         oid = self.imports.local(message.object) or None
         found = () if oid is None else self.holders(oid)

@@ -17,9 +17,9 @@ from hoplite_mp._protocol.owners import HOLDINGS_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._node.objects.imports import Import, Imports
+    from hoplite_mp._node.objects.imports import ImportRecord, Imports
 
-__all__ = ["Holdings", "Lost", "is_kept"]
+__all__ = ["Lost", "OrphanInventory", "is_kept"]
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Lost:
     confirmed: bool = False  # the manager knows of the death, which this node may see earlier
 
 
-class Above(Protocol):
+class OrphanInventoryEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def spare_number(self, object_id: bytes, host_id: int) -> int | None:
@@ -48,10 +48,12 @@ class Above(Protocol):
         begin the actor from, where higher is newer and 0 means incomplete. Else None."""
 
 
-class Holdings:
+class OrphanInventory:
     """Imports whose owner is gone."""
 
-    def __init__(self, imports: Imports, node: Callable[[], int], above: Above) -> None:
+    def __init__(
+        self, imports: Imports, node: Callable[[], int], above: OrphanInventoryEvents
+    ) -> None:
         self.imports = imports
         self.above = above
         self.client = imports.client
@@ -67,20 +69,22 @@ class Holdings:
         """The dead owner whose node had that number."""
         return next((one for one in self.lost.values() if one.number == number), None)
 
-    def of(self, host_id: int) -> list[Import]:
+    def of(self, host_id: int) -> list[ImportRecord]:
         """All imports that the host with this id owns."""
         return [one for one in self.imports.by_oid.values() if one.owner == host_id]
 
-    def hold(self, lost: Lost, imports: list[Import]) -> None:
+    def hold(self, lost: Lost, imports: list[ImportRecord]) -> None:
         """Keeps these imports until their new owner is known."""
         for one in imports:
             hold = self.client.hold(one.oid)
             if hold is not None:
                 lost.holds[one.oid] = hold
 
-    def report(self, number: int, imports: list[Import], lost: Lost | None) -> HoldingsReported:
+    def report(
+        self, number: int, imports: list[ImportRecord], lost: Lost | None
+    ) -> HoldingsReported:
         """Describes what is here of these objects, which the node `number` owned."""
-        headers: dict[bytes, list[Import]] = {}
+        headers: dict[bytes, list[ImportRecord]] = {}
         for one in imports:
             headers.setdefault(one.object, []).append(one)
         objects: list[bytes] = []
@@ -116,7 +120,7 @@ class Holdings:
         return HoldingsReported(self.node(), number, *known)
 
 
-def is_kept(one: Import) -> bool:
+def is_kept(one: ImportRecord) -> bool:
     """Whether only the node itself holds the object here, as a replica that is whole or on its
     way."""
     return one.kept and not one.number

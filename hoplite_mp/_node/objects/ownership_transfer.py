@@ -1,9 +1,9 @@
 """Objects that outlive their owner: this node's part in finding and becoming new owners.
 
-Why it exists: the owner of an object (the host with the id `Import.owner`) counts which hosts hold
-it; compare ownership in Ray (Wang et al., NSDI 2021), where processes own objects. When an owner
-dies, every node reports what it has and uses of that owner's objects, and the manager names a new
-owner for each object that some host has whole (_planner/owners.py). Until then nothing of these
+Why it exists: the owner of an object (the host with the id `ImportRecord.owner`) counts which hosts
+hold it; compare ownership in Ray (Wang et al., NSDI 2021), where processes own objects. When an
+owner dies, every node reports what it has and uses of that owner's objects, and the manager names a
+new owner for each object that some host has whole (_planner/owners.py). Until then nothing of these
 objects is released here. The new owner starts with the counts of the reports; a host that has
 released an object since its report notifies the new owner, possibly before the manager does.
 It must never know: how copies came to be, who reads them.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import UNWRITTEN
-from hoplite_mp._node.objects.orphan_inventory import Holdings, Lost, is_kept
+from hoplite_mp._node.objects.orphan_inventory import Lost, OrphanInventory, is_kept
 from hoplite_mp._protocol.messages import (
     ObjectGone,
     OwnerAsked,
@@ -31,32 +31,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp._node.objects.exports import Exports
-    from hoplite_mp._node.objects.imports import Import, Imports
+    from hoplite_mp._node.objects.imports import ImportRecord, Imports
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
     from hoplite_mp._node.objects.replicas import Replicas
     from hoplite_mp._protocol.messages import HoldingsReported, NodeToManager
     from hoplite_mp._protocol.peers import PeerMessage
 
-__all__ = ["Owners"]
+__all__ = ["OwnershipTransfer"]
 
 
-class Above(Protocol):
+class OwnershipTransferEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def spare_number(self, object_id: bytes, host_id: int) -> int | None:
         """See _node/objects/orphan_inventory.py."""
 
-    def moved(self, one: Import) -> None:
+    def moved(self, one: ImportRecord) -> None:
         """An import has a new owner, which may be this host."""
 
-    def ownerless(self, one: Import) -> None:
+    def ownerless(self, one: ImportRecord) -> None:
         """The manager has named no new owner for an import, and will not name one."""
 
     def all_heard(self) -> None:
         """All that a message of the manager says about owners has been handled."""
 
 
-class Owners:
+class OwnershipTransfer:
     """This node's part in finding new owners."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Owners:
         send: Callable[[int, PeerMessage], bool],
         host_id_at: Callable[[int], int | None],
         number_of: Callable[[int], int | None],
-        above: Above,
+        above: OwnershipTransferEvents,
     ) -> None:
         """host_id_at: the host id of a living node's number, which may be this one's; number_of:
         the reverse."""
@@ -85,7 +85,7 @@ class Owners:
         self.host_id_at = host_id_at
         self.number_of = number_of
         self.above = above
-        self.holdings = Holdings(imports, node, above)
+        self.holdings = OrphanInventory(imports, node, above)
         self.lost = self.holdings.lost  # by host id
         self.numbers: dict[int, int] = {}  # numbers of all nodes that have died, by host id
         # Holds on what was reported again to a new manager although it has a new owner, by the
@@ -121,7 +121,7 @@ class Owners:
 
     def report_again(self) -> Iterator[HoldingsReported | OwnersKnown | OwnerAsked]:
         """Repeats to a new manager what this node has reported, and which owners were named."""
-        moved: dict[int, list[Import]] = {}
+        moved: dict[int, list[ImportRecord]] = {}
         owners: dict[bytes, int] = {}
         for one in list(self.imports.by_oid.values()):
             owner = self.number_of(one.owner)
@@ -228,7 +228,7 @@ class Owners:
                 self._lose(one, lost)
         lost.holds.clear()
 
-    def _lose(self, one: Import, lost: Lost) -> None:
+    def _lose(self, one: ImportRecord, lost: Lost) -> None:
         """No host has reported the object whole, so it is lost, whatever holders are noted here."""
         why = _no_copy(lost.number)
         remote = self.remote_objects.by_oid.get(one.oid)
@@ -244,7 +244,7 @@ class Owners:
         self.imports.answer(one)
         self.above.ownerless(one)  # its value may be whole here, as that of an identity is
 
-    def _moved(self, lost: Lost, object_id: bytes, ours: list[Import], owner: int) -> None:
+    def _moved(self, lost: Lost, object_id: bytes, ours: list[ImportRecord], owner: int) -> None:
         """Another node is the owner now, and counts this host's import as it was reported."""
         number = lost.reported.get(object_id, 0)
         for one in ours:
@@ -253,7 +253,8 @@ class Owners:
         if owner in self.lost:
             return
         # Acquire comes before Release, because otherwise the object may be freed between them, and
-        # Release before Kept, because with it the owner forgets that this host has a replica.
+        # Release before ReplicaStored, because with it the owner forgets that this host has a
+        # replica.
         for one in ours:
             # An owner that a former manager has named does not count an import that was made since,
             # because it has closed its search and ignores OwnersNamed. So a reported import that
@@ -268,11 +269,11 @@ class Owners:
             if not one.number and (self.imports.is_whole(one) or is_kept(one)):
                 self._keep_on(one)
 
-    def _acquire(self, one: Import) -> None:
+    def _acquire(self, one: ImportRecord) -> None:
         if not self.send(one.owner, Acquire(one.object, one.number)):
             self.ask_for_owner(one)
 
-    def _keep_on(self, one: Import) -> None:
+    def _keep_on(self, one: ImportRecord) -> None:
         """Keeps a replica, here or on its way, and reports it to its new owner once it is whole."""
         hold = self.client.hold(one.oid)
         if hold is None:
@@ -283,7 +284,11 @@ class Owners:
             self._tell(one)
 
     def _take_over(
-        self, lost: Lost, ours: list[Import], counted: tuple[int, ...], copies: tuple[int, ...]
+        self,
+        lost: Lost,
+        ours: list[ImportRecord],
+        counted: tuple[int, ...],
+        copies: tuple[int, ...],
     ) -> None:
         """Makes this node the owner. counted: (node, number of its import) pairs, flat. copies:
         numbers of nodes that have replicas."""
@@ -320,7 +325,7 @@ class Owners:
         if lost is not None:
             lost.pending_releases.add((message.object, peer, message.number))
 
-    def ask_for_owner(self, one: Import) -> bool:
+    def ask_for_owner(self, one: ImportRecord) -> bool:
         """Asks the manager for the new owner of an object whose owner is gone. The occasion is that
         a process here has met a ref to it, or that a replica here has become whole."""
         if one.number and one.owner in self.lost:
@@ -345,7 +350,7 @@ class Owners:
             if owner not in self.lost:
                 self._acquire(one)
 
-    def _told_of_copy(self, one: Import, owner: int | None) -> None:
+    def _told_of_copy(self, one: ImportRecord, owner: int | None) -> None:
         """The manager's answer about a replica here, of which the dead owner did not know."""
         if self.number_of(one.owner) is not None or one.owner in self.lost:
             return
@@ -356,7 +361,7 @@ class Owners:
             if owner not in self.lost:
                 self._keep_on(one)
 
-    def _follow(self, one: Import, owner: int) -> None:
+    def _follow(self, one: ImportRecord, owner: int) -> None:
         """Sets a new owner. If that is dead already, the import is held until the manager has named
         the next owner."""
         # The manager may name the same host again if it or this node did not know of the death yet.
@@ -375,7 +380,7 @@ class Owners:
         ours = (one for one in self.imports.all_of(object_id) if one.owner in self.lost)
         return next((one.oid for one in ours if self.imports.is_whole(one)), 0)
 
-    def freed(self, one: Import) -> None:
+    def freed(self, one: ImportRecord) -> None:
         """A header here was freed. If it was the object's last one here, and this node has become
         the owner, no host holds the object any more, and the manager is told."""
         others = self.imports.all_of(one.object)
@@ -387,7 +392,7 @@ class Owners:
         elif one.owner == self.client.host_id != ids.unpack_id(one.object)[0]:
             self.send_manager(ObjectGone(one.object))
 
-    def _tell(self, one: Import) -> None:
+    def _tell(self, one: ImportRecord) -> None:
         self.replicas.tell(one.object, self.client.inspect(one.oid)["size"])
 
 

@@ -23,8 +23,8 @@ from hoplite_mp.errors import ObjectLostError, StoreFullError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._node.objects.results import Results
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.objects.results import ResultWriter
+    from hoplite_mp._node.ports import LoopPort
 
 __all__ = ["Fetcher", "Filler", "Maker", "RemoteObject", "RemoteObjects"]
 
@@ -86,7 +86,7 @@ class Maker(Protocol):
         """Nobody wants the value any more."""
 
 
-class Above(Protocol):
+class RemoteObjectsEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
@@ -96,7 +96,7 @@ class Above(Protocol):
 class RemoteObjects:
     """All objects with a header on this host whose bytes are elsewhere."""
 
-    def __init__(self, results: Results, loop: Loop, above: Above) -> None:
+    def __init__(self, results: ResultWriter, loop: LoopPort, above: RemoteObjectsEvents) -> None:
         self.results = results
         self.client = results.client
         self.store = results.store

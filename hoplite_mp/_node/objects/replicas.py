@@ -2,9 +2,9 @@
 
 Why it exists: `to=` and broadcast place values on hosts where nobody holds a ref yet. Such a copy
 is kept by a hold of its node, and the owner does not count it: when nobody in the cluster holds the
-object any more, the owner sends LetGo (_node/objects/exports.py), and the replicas are released.
-When a process here asks for the object, the replica becomes an import like any other for as long as
-the process holds it, so this file polls whether its own hold is the only one left.
+object any more, the owner sends DropReplica (_node/objects/exports.py), and the replicas are
+released. When a process here asks for the object, the replica becomes an import like any other for
+as long as the process holds it, so this file polls whether its own hold is the only one left.
 It must never know: how bytes came here, who asked for the copies.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common.object_states import STATE, VALUELESS
 from hoplite_mp._node.objects.exports import KEPT_LOOK_S
-from hoplite_mp._protocol.peers import Kept
+from hoplite_mp._protocol.peers import ReplicaStored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.exports import Exports
     from hoplite_mp._node.objects.imports import Imports
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
-    from hoplite_mp._node.objects.results import Results
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.objects.results import ResultWriter
+    from hoplite_mp._node.ports import LoopPort
     from hoplite_mp._protocol.peers import PeerMessage
 
 __all__ = ["Replicas"]
@@ -34,12 +34,12 @@ class Replicas:
 
     def __init__(
         self,
-        results: Results,
+        results: ResultWriter,
         imports: Imports,
         exports: Exports,
         remote_objects: RemoteObjects,
         send: Callable[[int, PeerMessage], bool],
-        loop: Loop,
+        loop: LoopPort,
     ) -> None:
         self.results = results
         self.client = results.client
@@ -84,12 +84,12 @@ class Replicas:
     def tell(self, object_id: bytes, nbytes: int) -> None:
         """A replica is whole: notifies the object's owner."""
         owner = self.imports.owner_of(object_id)
-        if owner != self.client.host_id and not self.send(owner, Kept(object_id, nbytes)):
+        if owner != self.client.host_id and not self.send(owner, ReplicaStored(object_id, nbytes)):
             one = self.imports.by_object.get(object_id)
             if one is not None:
                 self.imports.above.ask_for_owner(one)
 
-    def say(self, message: Kept) -> None:
+    def say(self, message: ReplicaStored) -> None:
         """Notifies the object's owner, which may be this host."""
         owner = self.imports.owner_of(message.object)
         if owner == self.client.host_id:
@@ -110,7 +110,7 @@ class Replicas:
         return int(self.holds[object_id].oid)
 
     def let_go(self, object_id: bytes) -> None:
-        """Releases a replica, for example because the owner has sent LetGo."""
+        """Releases a replica, for example because the owner has sent DropReplica."""
         self.holds.pop(object_id, None)
 
     def only_kept(self, object_id: bytes) -> bool:

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from hoplite_mp._node.store.budget import Store
     from hoplite_mp.config import Config
 
-__all__ = ["Results"]
+__all__ = ["ResultWriter"]
 
 ERROR_BYTES_MAX = 64 << 10
 
 
-class Results:
+class ResultWriter:
     """Writes and finishes headers that the node has claimed."""
 
     def __init__(

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from hoplite_mp._protocol.output import MARK_BYTES, mark_head
 
-__all__ = ["Lines", "Run"]
+__all__ = ["LineSplitter", "Run"]
 
 # Consecutive lines for one audience.
 Run = tuple[int, list[bytes]]
 
 
-class Lines:
+class LineSplitter:
     """The state of one pipe. `audience`: the audience of the bytes that are read next; `served`:
     all that marks have named."""
 

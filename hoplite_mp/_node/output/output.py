@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp._node.io import processes
 from hoplite_mp._node.io.driver_socket import DriverSocket, frames
-from hoplite_mp._node.output.lines import Lines, Run
+from hoplite_mp._node.output.lines import LineSplitter, Run
 from hoplite_mp._node.output.subscriber import Subscriber
 from hoplite_mp._protocol.output import LINES_MARK, bytes_of, same_host
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._node.io.driver_socket import Socket
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.ports import LoopPort
     from hoplite_mp.config import Config
 
 __all__ = ["Output"]
@@ -45,12 +45,12 @@ class Pipe:
     fd: int  # -1: closed, because the writer is gone and everything has been read
     slot: int
     stream: int
-    lines: Lines
+    lines: LineSplitter
     ended: Callable[[int], None]  # called with the number of the descriptor that has ended
     waiting: deque[Run] = field(default_factory=deque)
 
 
-class Above(Protocol):
+class OutputEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def far_subscriber(self, audience: int) -> Subscriber | None:
@@ -66,9 +66,9 @@ class Output:
         config: Config,
         host_id: int,
         number: Callable[[], int],
-        loop: Loop,
+        loop: LoopPort,
         patience_s: float | None,
-        above: Above,
+        above: OutputEvents,
     ) -> None:
         """number: this node's number, for the labels. patience_s: how long a driver may take no
         lines before its lines are dropped; None: no limit."""
@@ -91,7 +91,7 @@ class Output:
         """Starts reading a worker's pipe. audience: of the lines before its first mark. ended:
         called after the pipe was closed here because nobody can write into it any more."""
         processes.open_for_reading(fd)
-        lines = Lines(self.host_id, self.line_bytes_max, audience)
+        lines = LineSplitter(self.host_id, self.line_bytes_max, audience)
         self.pipes[fd] = pipe = Pipe(fd, slot, stream, lines, ended)
         self._listen(pipe)
 

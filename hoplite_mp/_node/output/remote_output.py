@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.output.output import Output
     from hoplite_mp._protocol.peers import PeerMessage
 
-__all__ = ["FarOutput"]
+__all__ = ["RemoteOutput"]
 
 # Taken bytes are acknowledged in steps of this size, because an acknowledgement for every line
 # would double the number of messages.
@@ -56,7 +56,7 @@ class Speaker:
             self.untold = 0
 
 
-class FarOutput:
+class RemoteOutput:
     """The lines that one node sends to other nodes and receives from them."""
 
     def __init__(

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.ports import LoopPort
 
-__all__ = ["Meter"]
+__all__ = ["LinkEstimator"]
 
 # Time between two samples while bytes have moved for less than YOUNG_S, and after that. Lower: more
 # turns of the node's loop, of some 300 us of processor time.
@@ -52,8 +52,8 @@ LONG_S = 0.3
 SENT_CHANGE = 0.05
 
 
-class Beside(Protocol):
-    """A room that follows the bursts of a meter, as PairMeter does."""
+class BurstFollower(Protocol):
+    """A room that follows the bursts of a meter, as PathEstimator does."""
 
     def begin(self) -> None:
         """A burst begins."""
@@ -69,15 +69,15 @@ class Beside(Protocol):
         """Seconds in which some flow of this host had more to send than its socket took."""
 
 
-class Meter:
+class LinkEstimator:
     """Estimates for one host in both directions, in bytes per second; 0.0: not known yet."""
 
     def __init__(
         self,
         moved: Callable[[], tuple[int, int]],
-        loop: Loop,
+        loop: LoopPort,
         tell: Callable[[int, int], None] = lambda up, down: None,
-        beside: Beside | None = None,
+        beside: BurstFollower | None = None,
     ) -> None:
         """moved: returns the bytes (sent, received) so far. tell: called with new rates (up,
         down). beside: follows the same bursts."""

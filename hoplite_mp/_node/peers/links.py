@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.peers.peers import Peer, Peers
-    from hoplite_mp._node.ports import Engine, Key
+    from hoplite_mp._node.ports import EnginePort, Key
     from hoplite_mp._node.store.growing_block import EngineBuffer
     from hoplite_mp._protocol.messages import Member
     from hoplite_mp._transport.conversation import Admission
@@ -67,7 +67,7 @@ class Pulling:
 class Links:
     """The engine of this node, and a link to each node that it has pulled from."""
 
-    def __init__(self, host: HostContext, peers: Peers, engine: Engine) -> None:
+    def __init__(self, host: HostContext, peers: Peers, engine: EnginePort) -> None:
         self.loop = host.loop
         self.client = host.client
         self.peers = peers
@@ -223,7 +223,7 @@ class Links:
 
     def close(self, cell: int, engine_buffer: EngineBuffer, *, keep_requests: bool = False) -> None:
         """Closes a cell. engine_buffer: the memory that the cell is in. keep_requests: see
-        `Engine.close`."""
+        `EnginePort.close`."""
         self.wanting.pop(cell, None)
         self.awaiting.pop(cell, None)
         self._note(cell, "given up")

@@ -37,9 +37,9 @@ from hoplite_mp._planner.topology import STAR_TOLERANCE
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.ports import LoopPort
 
-__all__ = ["Flow", "PairMeter"]
+__all__ = ["Flow", "PathEstimator"]
 
 # Length of a stretch. Lower: the ends of exchanges, in which some pairs are done before others,
 # count as narrow paths. Higher: only larger objects reveal narrow paths.
@@ -94,14 +94,14 @@ class _Pair:
     told_at: float = 0.0
 
 
-class PairMeter:
+class PathEstimator:
     """The paths to one host. Senders are named by the numbers of their nodes."""
 
     def __init__(
         self,
         flows: Callable[[], Mapping[int, Flow]],
         rates: Callable[[], tuple[float, float]],
-        loop: Loop,
+        loop: LoopPort,
         say: Callable[[int], None],
         tell: Callable[[int, float], None],
     ) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp._node.io.control_channel import Traffic, Wire
+from hoplite_mp._node.io.control_channel import ControlChannel, Traffic
 from hoplite_mp._node.peers.relays import Relays, endpoints_of
 from hoplite_mp._protocol.codec import Decoder, encode
 from hoplite_mp._protocol.output import same_host
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.ports import Calling, Connections, Loop
+    from hoplite_mp._node.ports import Connections, LoopPort, OutgoingConnection
     from hoplite_mp._protocol.greetings import Introduction
     from hoplite_mp._protocol.local import LanStart
     from hoplite_mp._protocol.messages import Member
     from hoplite_mp._transport.addresses import Endpoint
     from hoplite_mp._transport.conversation import Admission
 
-__all__ = ["Call", "Peers"]
+__all__ = ["PeerDialing", "Peers"]
 
 # Rounds over a node's addresses before other nodes are asked to relay. Higher: a lost packet leads
 # to a relay less often, and a cut is noticed later (2 s for each round and address).
@@ -51,22 +51,24 @@ class Peer:
 
     def __init__(self, member: Member) -> None:
         self.member = member
-        self.wire: Wire | None = None
-        self.extra: list[Wire] = []  # more wires, if both nodes have connected; only read from
+        self.wire: ControlChannel | None = None
+        self.extra: list[
+            ControlChannel
+        ] = []  # more wires, if both nodes have connected; only read from
         self.waiting: list[bytes] = []
         self.calling = False
 
 
-class Call:
+class PeerDialing:
     """One outgoing connection. The node's loop drives it when its descriptor is ready, and at its
     deadline."""
 
-    caller: Calling
+    caller: OutgoingConnection
 
     def __init__(
         self,
-        loop: Loop,
-        make: Callable[[], Calling],
+        loop: LoopPort,
+        make: Callable[[], OutgoingConnection],
         whom: str,
         done: Callable[[Admission | None], None],
         level: int = logging.WARNING,
@@ -286,7 +288,7 @@ class Peers:
             host_id=member.host_id,
             rounds_max=rounds_max,
         )
-        Call(self.loop, make, f"node h{member.node}", done, waits=role == "peer").begin()
+        PeerDialing(self.loop, make, f"node h{member.node}", done, waits=role == "peer").begin()
 
     def _answered(self, peer: Peer, admission: Admission | None) -> None:
         peer.calling = False
@@ -331,7 +333,7 @@ class Peers:
 
     def _attach(self, peer: Peer, admission: Admission) -> None:
         host_id = peer.member.host_id
-        wire = Wire(
+        wire = ControlChannel(
             self.loop,
             admission.stream,
             Decoder(PeerMessage),

@@ -47,7 +47,7 @@ class _Search:
     waiting: list[Callable[[list[Endpoint]], None]]
 
 
-class Above(Protocol):
+class RelaysEvents(Protocol):
     """What this room asks of Peers (_node/peers/peers.py)."""
 
     def send(self, host_id: int, message: PeerMessage) -> bool:
@@ -60,7 +60,7 @@ class Above(Protocol):
 class Relays:
     """The relays that this node uses, and the ports that it lends to others."""
 
-    def __init__(self, host: HostContext, connections: Connections, above: Above) -> None:
+    def __init__(self, host: HostContext, connections: Connections, above: RelaysEvents) -> None:
         self.loop = host.loop
         self.roster = host.roster
         self.questions = host.questions

@@ -15,10 +15,10 @@ from hoplite_mp._protocol.messages import PeerLost
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.ports import LoopPort
     from hoplite_mp._protocol.messages import Member, NodeToManager
 
-__all__ = ["Missing"]
+__all__ = ["Suspects"]
 
 # How long the manager has to notice by itself that the node is dead, as a multiple of silence_s,
 # before this node reports it. Lower: a living node is excluded sooner because another one has lost
@@ -27,13 +27,13 @@ PEER_LOST_SILENCES = 2.0
 _log = logging.getLogger("hoplite_mp")
 
 
-class Missing:
+class Suspects:
     """The missing nodes by number, from the loss of contact until the manager's decision."""
 
     def __init__(
         self,
         silence_s: float,
-        loop: Loop,
+        loop: LoopPort,
         tell: Callable[[NodeToManager], None],
         number: Callable[[], int],
         most: Callable[[int], None],

@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._node.diagnostics.recording import Recording
-    from hoplite_mp._node.groups.groups import Groups
+    from hoplite_mp._node.groups.groups import HostGroups
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.requests import Requests
     from hoplite_mp._node.tasks.pools import WorkerInfo
     from hoplite_mp._node.tasks.sweeper import Sweeper
 
-__all__ = ["ClientEnds"]
+__all__ = ["ClientCleanup"]
 
 
-class ClientEnds:
+class ClientCleanup:
     """The clean-up on one node."""
 
     def __init__(
         self,
         host: HostContext,
-        groups: Groups,
+        groups: HostGroups,
         recording: Recording,
         sweeper: Sweeper,
         requests: Requests,

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._node.requests import Handler
-    from hoplite_mp._node.runtime.components import Rooms
+    from hoplite_mp._node.runtime.components import Components
 
 __all__ = ["client_table"]
 
 
-def client_table(rooms: Rooms, driver_name: Callable[[int], int]) -> dict[type, Handler]:
+def client_table(rooms: Components, driver_name: Callable[[int], int]) -> dict[type, Handler]:
     """The handlers of rooms that have no table of their own. driver_name: the name under which
     printed lines are sent to the driver in that slot."""
     actors, groups, messages = rooms.actors, rooms.groups, rooms.messages

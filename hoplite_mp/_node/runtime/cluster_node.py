@@ -13,31 +13,31 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hoplite_mp._node.actors.actor_backup import Spares
-from hoplite_mp._node.actors.actor_failover import ActorMoves
+from hoplite_mp._node.actors.actor_backup import ActorBackups
+from hoplite_mp._node.actors.actor_failover import ActorFailover
 from hoplite_mp._node.actors.actor_status import calls_from_here
-from hoplite_mp._node.actors.remote_actors import FarActors
+from hoplite_mp._node.actors.remote_actors import RemoteActors
 from hoplite_mp._node.execution.plan_cells import PlanCells
-from hoplite_mp._node.execution.plan_runner import PlanExecutor
+from hoplite_mp._node.execution.plan_runner import PlanRunner
 from hoplite_mp._node.execution.transfers import Transfers
-from hoplite_mp._node.groups.group_calls import GroupCalls
+from hoplite_mp._node.groups.group_calls import MultiHostCalls
 from hoplite_mp._node.groups.group_results import GroupResults
-from hoplite_mp._node.groups.small_calls import SmallCalls
-from hoplite_mp._node.lineage.recovery import Recovering
-from hoplite_mp._node.manager_link.dialing import ManagerCalls
-from hoplite_mp._node.manager_link.membership import Membership
+from hoplite_mp._node.groups.small_calls import EngineCallsOwner
+from hoplite_mp._node.lineage.recovery import Recovery
+from hoplite_mp._node.manager_link.dialing import ManagerDialing
+from hoplite_mp._node.manager_link.membership import NodeMembership
 from hoplite_mp._node.objects.locations import Locations
 from hoplite_mp._node.objects.replicas import Replicas
-from hoplite_mp._node.output.remote_output import FarOutput
+from hoplite_mp._node.output.remote_output import RemoteOutput
 from hoplite_mp._node.peers.links import Links
 from hoplite_mp._node.peers.peers import Peers
 from hoplite_mp._node.peers.probing import Probing
-from hoplite_mp._node.peers.suspects import Missing
+from hoplite_mp._node.peers.suspects import Suspects
 from hoplite_mp._node.runtime import peer_table
 from hoplite_mp._node.runtime.drivers import Drivers
-from hoplite_mp._node.store.growing_block import StreamingSources
+from hoplite_mp._node.store.growing_block import GrowingBlocks
 from hoplite_mp._node.tasks.draining import Draining
-from hoplite_mp._node.tasks.worker_recycling import FormerDrivers
+from hoplite_mp._node.tasks.worker_recycling import WorkerRecycling
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.local import (
     DrainNode,
@@ -73,14 +73,19 @@ from hoplite_mp._protocol.versions import software_versions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._node.ports import Connections, DriverDoor, Engine, Lines
-    from hoplite_mp._node.runtime.cluster_node_events import LanUpward
-    from hoplite_mp._node.runtime.components import Rooms
+    from hoplite_mp._node.ports import (
+        ClientSocketsPort,
+        Connections,
+        DriverListenerPort,
+        EnginePort,
+    )
+    from hoplite_mp._node.runtime.cluster_node_events import ClusterNodeEvents
+    from hoplite_mp._node.runtime.components import Components
     from hoplite_mp._protocol.local import LanStart, Request, Start
     from hoplite_mp._protocol.messages import Member
     from hoplite_mp._transport.conversation import Admission
 
-__all__ = ["Lan"]
+__all__ = ["ClusterNode"]
 
 # How long a task may wait although a worker of another host is idle. Lower: the loop turns more
 # often.
@@ -88,19 +93,19 @@ STEAL_LOOK_S = 0.02
 _log = logging.getLogger("hoplite_mp")
 
 
-class Lan:
+class ClusterNode:
     """The rooms that a node only has when there are other hosts."""
 
     def __init__(
         self,
-        local: Rooms,
+        local: Components,
         start: Start,
         network: LanStart,
         connections: Connections,
-        engine: Engine,
-        driver_door: DriverDoor,
-        upward: LanUpward,
-        lines: Lines,
+        engine: EnginePort,
+        driver_door: DriverListenerPort,
+        upward: ClusterNodeEvents,
+        lines: ClientSocketsPort,
         poll: Callable[[], None],
     ) -> None:
         """upward: is told the rooms to which it passes calls. poll: called after words in shared
@@ -109,14 +114,16 @@ class Lan:
         self.host = host = local.host
         self.connections = connections
         self.driver_door = driver_door
-        self.membership = Membership(host, local.workers, local.resources, start.workers, network)
-        self.missing = Missing(
+        self.membership = NodeMembership(
+            host, local.workers, local.resources, start.workers, network
+        )
+        self.missing = Suspects(
             network.silence_s, host.loop, host.send_manager, local.number, self._lost_many
         )
         self._stealing = False  # a timer for `_steal_again` is running
         mine = Introduction(host.client.host_id, software_versions())
         self.peers = Peers(host, network, connections, self.take, self.lost, mine)
-        self.far_output = FarOutput(
+        self.far_output = RemoteOutput(
             local.output,
             self.peers.send,
             host.roster.number_of,
@@ -127,20 +134,20 @@ class Lan:
         of_objects = local.results, local.imports, local.exports, local.remote_objects
         self.replicas = Replicas(*of_objects, self.peers.send, host.loop)
         self.links = Links(host, self.peers, engine)
-        self.streaming_sources = StreamingSources(local.store, host.client, self.links.engine)
+        self.streaming_sources = GrowingBlocks(local.store, host.client, self.links.engine)
         cells = PlanCells(host, self.links)
-        self.plan_executor = PlanExecutor(host, cells, self.replicas, self.streaming_sources)
+        self.plan_executor = PlanRunner(host, cells, self.replicas, self.streaming_sources)
         self.transfers = Transfers(host, cells, self.replicas, self.plan_executor)
-        self.small_calls = SmallCalls(host, self.links)
+        self.small_calls = EngineCallsOwner(host, self.links)
         results = GroupResults(host, self.plan_executor)
-        self.group_calls = GroupCalls(host, results, self.small_calls)
+        self.group_calls = MultiHostCalls(host, results, self.small_calls)
         cells.pairs.when_slow(self.group_calls.slowed)
         cells.pairs.when_slow(self.plan_executor.slowed)
         local.groups.hosts = self.group_calls
         local.remote_objects.fetcher = self.transfers
         local.operations.plan_executor = self.plan_executor
         self.draining = Draining(host, local.guests, local.workers, upward)
-        self.former_drivers = FormerDrivers(host, local.output, local.workers, local.rounds)
+        self.former_drivers = WorkerRecycling(host, local.output, local.workers, local.rounds)
         self.drivers = Drivers(
             host,
             lines,
@@ -156,7 +163,7 @@ class Lan:
         )
         self.locations = Locations(host)
         self.probing = Probing(local.number, local.questions, host.send_manager)
-        self.recovering = Recovering(
+        self.recovering = Recovery(
             host,
             self.replicas,
             local.guests,
@@ -167,9 +174,9 @@ class Lan:
         )
         owners = self.recovering.owners
         of_tasks = local.workers, local.delegation, local.guests
-        self.far_actors = FarActors(host, local.actors, *of_tasks, owners, upward)
-        self.spares = Spares(host, local.actors, owners, upward)
-        upward.actor_moves = ActorMoves(
+        self.far_actors = RemoteActors(host, local.actors, *of_tasks, owners, upward)
+        self.spares = ActorBackups(host, local.actors, owners, upward)
+        upward.actor_moves = ActorFailover(
             host, local.actors, self.far_actors, self.spares, *of_tasks, owners
         )
         upward.far_actors, upward.spares = self.far_actors, self.spares
@@ -201,7 +208,7 @@ class Lan:
                 ),
             }
         )
-        local.management.network = ManagerCalls(
+        local.management.network = ManagerDialing(
             host.loop,
             local.life,
             connections,

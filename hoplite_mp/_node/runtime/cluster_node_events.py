@@ -10,52 +10,52 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._node.runtime.node_events import Upward
+from hoplite_mp._node.runtime.node_events import NodeEvents
 from hoplite_mp._protocol.reports import NodeReturned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hoplite_mp._node.actors.actor_backup import Spares
-    from hoplite_mp._node.actors.actor_failover import ActorMoves
-    from hoplite_mp._node.actors.actor_records import Actor, Asker, Client, Wanted
-    from hoplite_mp._node.actors.remote_actors import FarActors
-    from hoplite_mp._node.execution.plan_runner import PlanExecutor
+    from hoplite_mp._node.actors.actor_backup import ActorBackups
+    from hoplite_mp._node.actors.actor_failover import ActorFailover
+    from hoplite_mp._node.actors.actor_records import ActorRecord, Asker, Client, WantedActor
+    from hoplite_mp._node.actors.remote_actors import RemoteActors
+    from hoplite_mp._node.execution.plan_runner import PlanRunner
     from hoplite_mp._node.execution.transfers import Transfers
     from hoplite_mp._node.groups.posted_calls import PostedCalls
-    from hoplite_mp._node.lineage.recovery import Recovering
-    from hoplite_mp._node.manager_link.membership import Membership
-    from hoplite_mp._node.objects.imports import Import
+    from hoplite_mp._node.lineage.recovery import Recovery
+    from hoplite_mp._node.manager_link.membership import NodeMembership
+    from hoplite_mp._node.objects.imports import ImportRecord
     from hoplite_mp._node.objects.replicas import Replicas
-    from hoplite_mp._node.output.remote_output import FarOutput
+    from hoplite_mp._node.output.remote_output import RemoteOutput
     from hoplite_mp._node.output.subscriber import Subscriber
     from hoplite_mp._node.peers.peers import Peers
-    from hoplite_mp._node.peers.suspects import Missing
+    from hoplite_mp._node.peers.suspects import Suspects
     from hoplite_mp._node.runtime.drivers import Drivers
     from hoplite_mp._node.tasks.pools import Pool
     from hoplite_mp._protocol.actors import BindActor
     from hoplite_mp._protocol.messages import NodeJoined
     from hoplite_mp._protocol.peers import PeerMessage
 
-__all__ = ["LanUpward"]
+__all__ = ["ClusterNodeEvents"]
 
 
-class LanUpward(Upward):
+class ClusterNodeEvents(NodeEvents):
     """The upward calls of a node in a cluster of several hosts; usable once Lan (lan.py) has built
     its rooms and set the attributes below."""
 
-    actor_moves: ActorMoves
+    actor_moves: ActorFailover
     drivers: Drivers
-    far_actors: FarActors
-    far_output: FarOutput
-    membership: Membership
-    missing: Missing
+    far_actors: RemoteActors
+    far_output: RemoteOutput
+    membership: NodeMembership
+    missing: Suspects
     peers: Peers
-    plan_executor: PlanExecutor
+    plan_executor: PlanRunner
     posted_calls: PostedCalls
-    recovering: Recovering
+    recovering: Recovery
     replicas: Replicas
-    spares: Spares
+    spares: ActorBackups
     transfers: Transfers
     # Handles a message of the manager; False if it is not about other hosts.
     receive_about_hosts: Callable[[Any], bool]
@@ -79,7 +79,7 @@ class LanUpward(Upward):
     def nobody_named(self, oid: int) -> None:
         self.recovering.reconstruction.ask_again(oid)
 
-    def ask_for_owner(self, one: Import) -> bool:
+    def ask_for_owner(self, one: ImportRecord) -> bool:
         return self.recovering.owners.ask_for_owner(one)
 
     def result_held(self, oid: int) -> None:
@@ -165,7 +165,7 @@ class LanUpward(Upward):
     def workers_are(self, count: int) -> None:
         self.membership.workers_are(count)
 
-    def far_begin(self, asker: Asker, wanted: Wanted, node: int) -> None:
+    def far_begin(self, asker: Asker, wanted: WantedActor, node: int) -> None:
         self.far_actors.begin(asker, wanted, node)
 
     def far_end(self, identity: int, kill: bool, unheld: bool) -> None:
@@ -183,10 +183,10 @@ class LanUpward(Upward):
     def far_freed(self, oid: int) -> None:
         self.far_actors.freed(oid)
 
-    def keep_spare(self, actor: Actor, done: Callable[[], None] | None) -> None:
+    def keep_spare(self, actor: ActorRecord, done: Callable[[], None] | None) -> None:
         self.spares.keep(actor, done)
 
-    def has_ended(self, actor: Actor) -> None:
+    def has_ended(self, actor: ActorRecord) -> None:
         self.spares.ended(actor)
 
     def runs_again(self, oid: int) -> bool:
@@ -197,10 +197,10 @@ class LanUpward(Upward):
     def spare_number(self, object_id: bytes, host_id: int) -> int | None:
         return self.spares.number_of(object_id, host_id)
 
-    def moved(self, one: Import) -> None:
+    def moved(self, one: ImportRecord) -> None:
         self.actor_moves.moved(one)
 
-    def ownerless(self, one: Import) -> None:
+    def ownerless(self, one: ImportRecord) -> None:
         self.actor_moves.ownerless(one)
 
     def all_heard(self) -> None:

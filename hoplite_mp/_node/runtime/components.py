@@ -17,7 +17,7 @@ from hoplite_mp._node.collectives.operations import Operations
 from hoplite_mp._node.diagnostics.counters import Counters
 from hoplite_mp._node.diagnostics.recording import Recording
 from hoplite_mp._node.diagnostics.tracing import Tracing
-from hoplite_mp._node.diagnostics.waits import Waits
+from hoplite_mp._node.diagnostics.waits import WaitReports
 from hoplite_mp._node.groups import groups
 from hoplite_mp._node.groups.group_waits import group_waits
 from hoplite_mp._node.groups.point_to_point import PointToPoint
@@ -25,11 +25,11 @@ from hoplite_mp._node.manager_link import connection, join_waiters
 from hoplite_mp._node.objects import exports, imports, leases, remote_objects
 from hoplite_mp._node.objects.context import HostContext
 from hoplite_mp._node.objects.import_requests import ImportRequests
-from hoplite_mp._node.objects.results import Results
+from hoplite_mp._node.objects.results import ResultWriter
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._node.requests import Requests
 from hoplite_mp._node.roster import Life, Roster
-from hoplite_mp._node.runtime.client_cleanup import ClientEnds
+from hoplite_mp._node.runtime.client_cleanup import ClientCleanup
 from hoplite_mp._node.store import budget
 from hoplite_mp._node.store.pages import Pages
 from hoplite_mp._node.tasks import (
@@ -41,7 +41,7 @@ from hoplite_mp._node.tasks import (
     workers,
 )
 from hoplite_mp._node.tasks.resources import Resources
-from hoplite_mp._node.tasks.retry_delays import Delays
+from hoplite_mp._node.tasks.retry_delays import RetryDelays
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,26 +54,26 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.spawning import Start
     from hoplite_mp.config import Config
 
-__all__ = ["Rooms"]
+__all__ = ["Components"]
 
 
-class Above(
-    actors.Above,
-    outbound_tasks.Above,
-    groups.Above,
-    inbound_tasks.Above,
-    exports.Above,
-    imports.Above,
-    leases.Above,
-    connection.Above,
-    trace_events.Above,
-    remote_objects.Above,
-    pool_requests.Above,
-    worker_broadcast.Above,
-    join_waiters.Above,
-    budget.Above,
-    sweeper.Above,
-    workers.Above,
+class ComponentsEvents(
+    actors.LocalActorsEvents,
+    outbound_tasks.OutboundTasksEvents,
+    groups.HostGroupsEvents,
+    inbound_tasks.InboundTasksEvents,
+    exports.ExportsEvents,
+    imports.ImportsEvents,
+    leases.LeasesEvents,
+    connection.ManagerConnectionEvents,
+    trace_events.ObjectNames,
+    remote_objects.RemoteObjectsEvents,
+    pool_requests.PoolRequestsEvents,
+    worker_broadcast.WorkerBroadcastsEvents,
+    join_waiters.JoinWaitersEvents,
+    budget.StoreEvents,
+    sweeper.SweeperEvents,
+    workers.WorkersEvents,
     Protocol,
 ):
     """All that these rooms ask of rooms above them."""
@@ -82,7 +82,7 @@ class Above(
         """Sends a message to the node of the host with that id; False: there is no such node."""
 
 
-class Rooms:
+class Components:
     """The rooms of one node."""
 
     def __init__(
@@ -93,19 +93,21 @@ class Rooms:
         client: _shm.NodeClient,
         tasks: _tasks.Tasks,
         output: Output,
-        above: Above,
+        above: ComponentsEvents,
     ) -> None:
         loop, lines, processes = ports.loop, ports.lines, ports.processes
         self.output = output
         self.processes = processes
         self.life = Life(start.lan is None)
         self.requests = Requests()
-        self.management = connection.Management(loop, client, self.life, ports.manager, above)
-        self.notes = trace_events.Notes(loop, above, config.trace_events_max)
+        self.management = connection.ManagerConnection(
+            loop, client, self.life, ports.manager, above
+        )
+        self.notes = trace_events.TraceEvents(loop, above, config.trace_events_max)
         memory = start.memory_bytes, start.store_fd
         self.store = budget.Store(client, config, *memory, loop, ports.disk, self.notes, above)
         self.store.clients = lines.by_slot
-        self.results = Results(client, tasks, self.store, config)
+        self.results = ResultWriter(client, tasks, self.store, config)
         self.sweeper = sweeper.Sweeper(self.results, above)
         self.remote_objects = remote_objects.RemoteObjects(self.results, loop, above)
         self.imports = imports.Imports(self.results, self.remote_objects, above.send_peer, above)
@@ -135,38 +137,38 @@ class Rooms:
             lines.replier,
         )
         objects = self.results, self.imports
-        self.delegation = outbound_tasks.Delegation(
+        self.delegation = outbound_tasks.OutboundTasks(
             *objects, self.remote_objects, above.send_peer, above
         )
-        self.guests = inbound_tasks.Guests(*objects, above.send_peer, self.notes, above)
+        self.guests = inbound_tasks.InboundTasks(*objects, above.send_peer, self.notes, above)
         both = self.delegation, self.guests
         self.workers = workers.Workers(host, processes, *both, above)
         self.resources = Resources(host, self.delegation, self.workers)
-        self.delays = Delays(host, self.workers, self.guests, self.resources)
-        self.actors = actors.Actors(host, self.workers, self.guests, self.resources, above)
+        self.delays = RetryDelays(host, self.workers, self.guests, self.resources)
+        self.actors = actors.LocalActors(host, self.workers, self.guests, self.resources, above)
         self.operations = Operations(host, config.reduce_threads or start.cores)
         self.messages = PointToPoint(host)
-        self.groups = groups.Groups(host, self.requests, self.messages, above)
+        self.groups = groups.HostGroups(host, self.requests, self.messages, above)
         self.counters = Counters(host, self.sweeper, self.workers)
         self.counters.add(self.resources.counts)
         self.recording = Recording(host, self._track_name)
         self.tracing = Tracing(host, self.recording)
         looked_at = self.workers, *both, self.operations, self.delays
-        self.waits = Waits(host, self.recording, *looked_at, ports.stacks(self.workers))
+        self.waits = WaitReports(host, self.recording, *looked_at, ports.stacks(self.workers))
         about = self.groups, self.messages, client, tasks
         self.waits.add("groups", lambda: group_waits(*about))
         self.waits.add("actors", lambda: actors_here(self.actors))
         of_pools = self.workers, *both
-        self.rounds = worker_broadcast.Rounds(host, *of_pools, above)
+        self.rounds = worker_broadcast.WorkerBroadcasts(host, *of_pools, above)
         self.pool_requests = pool_requests.PoolRequests(
             host, self.requests, self.sweeper, *of_pools, self.resources, above
         )
         self.pages = Pages(host.config, host.loop, host.client, host.store, start.workers)
-        self.standing = join_waiters.StandingRequests(
+        self.standing = join_waiters.JoinWaiters(
             host, self.requests, self.life, self.management, above
         )
         self.import_requests = ImportRequests(host, self.requests)
-        self.ends = ClientEnds(
+        self.ends = ClientCleanup(
             host, self.groups, self.recording, self.sweeper, self.requests, lines.forget
         )
         for room in (

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from hoplite_mp._node.io.driver_socket import Socket
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.output.output import Output
-    from hoplite_mp._node.output.remote_output import FarOutput
+    from hoplite_mp._node.output.remote_output import RemoteOutput
     from hoplite_mp._node.peers.peers import Peers
-    from hoplite_mp._node.ports import Lines
+    from hoplite_mp._node.ports import ClientSocketsPort
     from hoplite_mp._node.requests import Handler
-    from hoplite_mp._node.runtime.client_cleanup import ClientEnds
-    from hoplite_mp._node.store.growing_block import StreamingSources
-    from hoplite_mp._node.tasks.outbound_tasks import Delegation
-    from hoplite_mp._node.tasks.worker_recycling import FormerDrivers
+    from hoplite_mp._node.runtime.client_cleanup import ClientCleanup
+    from hoplite_mp._node.store.growing_block import GrowingBlocks
+    from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
+    from hoplite_mp._node.tasks.worker_recycling import WorkerRecycling
     from hoplite_mp._node.tasks.workers import Workers
     from hoplite_mp._protocol.local import Request
 
@@ -63,15 +63,15 @@ class Drivers:
     def __init__(
         self,
         host: HostContext,
-        lines: Lines,
-        ends: ClientEnds,
+        lines: ClientSocketsPort,
+        ends: ClientCleanup,
         output: Output,
-        far_output: FarOutput,
+        far_output: RemoteOutput,
         peers: Peers,
         workers: Workers,
-        delegation: Delegation,
-        streaming_sources: StreamingSources,
-        former: FormerDrivers,
+        delegation: OutboundTasks,
+        streaming_sources: GrowingBlocks,
+        former: WorkerRecycling,
         poll: Callable[[], None],
     ) -> None:
         """poll: called after words in shared memory have changed."""

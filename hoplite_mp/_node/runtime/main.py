@@ -19,16 +19,16 @@ import msgspec
 from hoplite_mp import _shm, _tasks
 from hoplite_mp._client.channel import PACKET_BYTES_MAX
 from hoplite_mp._common.object_states import NODE_SLOT
-from hoplite_mp._node.io.client_sockets import ClientLines
+from hoplite_mp._node.io.client_sockets import ClientSockets
 from hoplite_mp._node.io.epoll_loop import EpollLoop
-from hoplite_mp._node.io.processes import Processes
+from hoplite_mp._node.io.processes import SupervisedProcesses
 from hoplite_mp._node.io.spill_file import SpillFile
-from hoplite_mp._node.io.stacks import Stacks
+from hoplite_mp._node.io.stacks import WorkerStacks
 from hoplite_mp._node.output.output import Output
 from hoplite_mp._node.ports import NodePorts
-from hoplite_mp._node.runtime.cluster_node_events import LanUpward
-from hoplite_mp._node.runtime.node import Node
-from hoplite_mp._node.runtime.node_events import Upward
+from hoplite_mp._node.runtime.cluster_node_events import ClusterNodeEvents
+from hoplite_mp._node.runtime.node import HostNode
+from hoplite_mp._node.runtime.node_events import NodeEvents
 from hoplite_mp._protocol.local import (
     GIVEN_UP,
     Exited,
@@ -42,17 +42,17 @@ from hoplite_mp.config import Config
 
 if TYPE_CHECKING:
     from hoplite_mp import _engine
-    from hoplite_mp._node.io.driver_listener import DriverDoor
+    from hoplite_mp._node.io.driver_listener import DriverListener
     from hoplite_mp._node.io.tcp_connections import TcpConnections
     from hoplite_mp._protocol.local import LanStart
 
-__all__ = ["Process", "main"]
+__all__ = ["NodeProcess", "main"]
 
 BLOCK_BYTES = 256 << 10  # 2 ms at 1 Gbit/s
 OUTPUT_PATIENCE_S = 0.8
 
 
-class Process:
+class NodeProcess:
     """The process that one node runs in."""
 
     def __init__(self, start: Start, supervisor_fd: int, manager_fd: int) -> None:
@@ -62,7 +62,7 @@ class Process:
         self.tasks = tasks = _tasks.Tasks(self.client)
         self.loop = loop = EpollLoop()
         self.supervisor = socket.socket(fileno=supervisor_fd)
-        upward = Upward() if start.lan is None else LanUpward()
+        upward = NodeEvents() if start.lan is None else ClusterNodeEvents()
         self.output = Output(
             socket.socket(fileno=start.output_fd),
             config,
@@ -74,15 +74,15 @@ class Process:
         )
         ports = NodePorts(
             loop,
-            ClientLines(loop),
-            Processes(self.supervisor, self.connect, self.leave),
-            lambda workers: Stacks(loop, tasks, workers),
+            ClientSockets(loop),
+            SupervisedProcesses(self.supervisor, self.connect, self.leave),
+            lambda workers: WorkerStacks(loop, tasks, workers),
             SpillFile(config.spill_dir, config.spill_bytes_max),
             socket.gethostname(),
             None if manager_fd < 0 else TcpStream(socket.socket(fileno=manager_fd)),
             *(() if start.lan is None else _to_hosts(loop, start, start.lan)),
         )
-        self.node = Node(start, config, ports, self.client, tasks, self.output, upward)
+        self.node = HostNode(start, config, ports, self.client, tasks, self.output, upward)
         self.rooms = self.node.rooms
         self._supervisor_decoder = msgspec.msgpack.Decoder(FromSupervisor)
 
@@ -176,21 +176,21 @@ class Process:
 
 def _to_hosts(
     loop: EpollLoop, start: Start, lan: LanStart
-) -> tuple[TcpConnections, _engine.Engine, DriverDoor]:
+) -> tuple[TcpConnections, _engine.Engine, DriverListener]:
     """The ports to other hosts."""
     from hoplite_mp import _engine
-    from hoplite_mp._node.io.driver_listener import DriverDoor
+    from hoplite_mp._node.io.driver_listener import DriverListener
     from hoplite_mp._node.io.tcp_connections import TcpConnections
 
     # Under TLS Python code handles each block, so blocks are as large as possible.
     block_bytes = _engine.BLOCK_BYTES_MOST if lan.tls else BLOCK_BYTES
     engine = _engine.Engine(lan.host_id, block_bytes)
-    return TcpConnections(loop, lan), engine, DriverDoor(loop, start, lan)
+    return TcpConnections(loop, lan), engine, DriverListener(loop, start, lan)
 
 
 def main(start: Start, supervisor_fd: int, manager_fd: int) -> int:
     """Runs in the forked child until the host ends."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    process = Process(start, supervisor_fd, manager_fd)
+    process = NodeProcess(start, supervisor_fd, manager_fd)
     process.run()
     return GIVEN_UP if process.rooms.life.given_up else 0

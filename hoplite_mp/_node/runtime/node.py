@@ -10,26 +10,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common.object_states import CLIENT_DRIVER, DRIVER_SLOT, NODE_SLOT
-from hoplite_mp._node.manager_link.membership import Alone
+from hoplite_mp._node.manager_link.membership import SingleHostMembership
 from hoplite_mp._node.runtime.client_table import client_table
-from hoplite_mp._node.runtime.cluster_node_events import LanUpward
-from hoplite_mp._node.runtime.components import Rooms
+from hoplite_mp._node.runtime.cluster_node_events import ClusterNodeEvents
+from hoplite_mp._node.runtime.components import Components
 
 if TYPE_CHECKING:
     from hoplite_mp import _shm, _tasks
     from hoplite_mp._node.output.output import Output
     from hoplite_mp._node.ports import NodePorts
-    from hoplite_mp._node.runtime.cluster_node import Lan
-    from hoplite_mp._node.runtime.node_events import Upward
+    from hoplite_mp._node.runtime.cluster_node import ClusterNode
+    from hoplite_mp._node.runtime.node_events import NodeEvents
     from hoplite_mp._protocol.local import Request, Start
     from hoplite_mp._protocol.spawning import Exited
     from hoplite_mp.config import Config
 
-__all__ = ["Node"]
+__all__ = ["HostNode"]
 
 
 class NoOtherHosts:
-    """What a node has in place of `Lan` in a cluster of one host, and before `Lan` is built."""
+    """Stands in for `ClusterNode` in a cluster of one host, and until `ClusterNode` is built."""
 
     all_sent = True
 
@@ -41,9 +41,9 @@ class NoOtherHosts:
     def poll_output(self) -> None: ...
 
 
-class Node:
-    """One node. `upward` gets its rooms as soon as they are built; it is a LanUpward if and only if
-    `start.lan` is given."""
+class HostNode:
+    """One node. `upward` gets its rooms as soon as they are built; it is a ClusterNodeEvents if and
+    only if `start.lan` is given."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Node:
         client: _shm.NodeClient,
         tasks: _tasks.Tasks,
         output: Output,
-        upward: Upward,
+        upward: NodeEvents,
     ) -> None:
         self.start = start
         self.ports = ports
@@ -61,8 +61,8 @@ class Node:
         self.tasks = tasks
         self.output = output
         self.upward = upward
-        self.other_hosts: NoOtherHosts | Lan = NoOtherHosts()
-        self.rooms = upward.rooms = Rooms(start, config, ports, client, tasks, output, upward)
+        self.other_hosts: NoOtherHosts | ClusterNode = NoOtherHosts()
+        self.rooms = upward.rooms = Components(start, config, ports, client, tasks, output, upward)
         self.rooms.requests.add(client_table(self.rooms, upward.driver_name))
         ports.lines.serve(self)
 
@@ -76,18 +76,18 @@ class Node:
         self.tasks.set_pid(NODE_SLOT, process)
         ports.lines.add(DRIVER_SLOT, driver)
         if start.lan is not None:
-            from hoplite_mp._node.runtime.cluster_node import Lan
+            from hoplite_mp._node.runtime.cluster_node import ClusterNode
 
-            assert isinstance(self.upward, LanUpward)
+            assert isinstance(self.upward, ClusterNodeEvents)
             assert ports.connections is not None
             assert ports.engine is not None
             assert ports.driver_door is not None
             to_hosts = ports.connections, ports.engine, ports.driver_door
             ends = ports.lines, self.poll
-            self.other_hosts = Lan(rooms, start, start.lan, *to_hosts, self.upward, *ends)
+            self.other_hosts = ClusterNode(rooms, start, start.lan, *to_hosts, self.upward, *ends)
         else:
             at_start = start.workers, ports.hostname
-            alone = Alone(rooms.host, rooms.workers, rooms.resources, *at_start)
+            alone = SingleHostMembership(rooms.host, rooms.workers, rooms.resources, *at_start)
             self.upward.alone = alone
             rooms.requests.add(alone.handlers)
         rooms.management.join()

@@ -20,25 +20,25 @@ from hoplite_mp._protocol.reports import NodeReturned
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hoplite_mp._node.actors.actor_records import Actor, Asker, Client, Wanted
-    from hoplite_mp._node.manager_link.membership import Alone
-    from hoplite_mp._node.objects.imports import Import
+    from hoplite_mp._node.actors.actor_records import ActorRecord, Asker, Client, WantedActor
+    from hoplite_mp._node.manager_link.membership import SingleHostMembership
+    from hoplite_mp._node.objects.imports import ImportRecord
     from hoplite_mp._node.output.subscriber import Subscriber
-    from hoplite_mp._node.runtime.components import Rooms
+    from hoplite_mp._node.runtime.components import Components
     from hoplite_mp._node.tasks.pools import Pool, WorkerInfo
     from hoplite_mp._planner.resources import Demand
     from hoplite_mp._protocol.actors import BindActor
     from hoplite_mp._protocol.messages import NodeJoined
     from hoplite_mp._protocol.peers import PeerMessage
 
-__all__ = ["Upward"]
+__all__ = ["NodeEvents"]
 
 
-class Upward:
+class NodeEvents:
     """The upward calls of a node in a cluster of one host; usable once its rooms are built."""
 
-    rooms: Rooms
-    alone: Alone
+    rooms: Components
+    alone: SingleHostMembership
 
     # -- _node/trace_events.py, budget.py, sweeper.py, remote_objects.py, imports.py, exports.py ---
 
@@ -69,7 +69,7 @@ class Upward:
 
     def nobody_named(self, oid: int) -> None: ...
 
-    def ask_for_owner(self, one: Import) -> bool:
+    def ask_for_owner(self, one: ImportRecord) -> bool:
         return False
 
     def result_held(self, oid: int) -> None: ...
@@ -255,7 +255,7 @@ class Upward:
     def keep_granted(self, slot: int, number: int, hold: Any) -> None:
         self.rooms.import_requests.keep_granted(slot, number, hold)
 
-    def far_begin(self, asker: Asker, wanted: Wanted, node: int) -> None:
+    def far_begin(self, asker: Asker, wanted: WantedActor, node: int) -> None:
         asker.refused(f"node h{node} is gone", True)
 
     def far_end(self, identity: int, kill: bool, unheld: bool) -> None: ...
@@ -269,11 +269,11 @@ class Upward:
     def far_fail_calls(self, pool: int) -> None: ...
     def far_freed(self, oid: int) -> None: ...
 
-    def keep_spare(self, actor: Actor, done: Callable[[], None] | None) -> None:
+    def keep_spare(self, actor: ActorRecord, done: Callable[[], None] | None) -> None:
         if done is not None:
             done()
 
-    def has_ended(self, actor: Actor) -> None: ...
+    def has_ended(self, actor: ActorRecord) -> None: ...
 
     # -- _node/groups/groups.py --------------------------------------------------------------------
 

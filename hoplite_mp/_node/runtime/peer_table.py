@@ -14,20 +14,20 @@ from hoplite_mp._protocol import diagnostics, peers
 if TYPE_CHECKING:
     from hoplite_mp._node.diagnostics.counters import Counters
     from hoplite_mp._node.diagnostics.tracing import Tracing
-    from hoplite_mp._node.diagnostics.waits import Waits
-    from hoplite_mp._node.lineage.recovery import Recovering
-    from hoplite_mp._node.manager_link.membership import Membership
+    from hoplite_mp._node.diagnostics.waits import WaitReports
+    from hoplite_mp._node.lineage.recovery import Recovery
+    from hoplite_mp._node.manager_link.membership import NodeMembership
     from hoplite_mp._node.objects.exports import Exports
     from hoplite_mp._node.objects.imports import Imports
     from hoplite_mp._node.objects.locations import Locations
     from hoplite_mp._node.objects.replicas import Replicas
-    from hoplite_mp._node.output.remote_output import FarOutput
+    from hoplite_mp._node.output.remote_output import RemoteOutput
     from hoplite_mp._node.peers.relays import Relays
-    from hoplite_mp._node.tasks.inbound_tasks import Guests
-    from hoplite_mp._node.tasks.outbound_tasks import Delegation
+    from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
+    from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
     from hoplite_mp._node.tasks.pool_requests import PoolRequests
     from hoplite_mp._node.tasks.resources import Resources
-    from hoplite_mp._node.tasks.worker_broadcast import Rounds
+    from hoplite_mp._node.tasks.worker_broadcast import WorkerBroadcasts
     from hoplite_mp._node.tasks.workers import Workers
 
 __all__ = ["ANSWERS", "Taker", "inspection_table", "object_table", "task_table"]
@@ -51,10 +51,10 @@ ANSWERS = (
 def object_table(
     exports: Exports,
     imports: Imports,
-    guests: Guests,
+    guests: InboundTasks,
     replicas: Replicas,
     locations: Locations,
-    recovering: Recovering,
+    recovering: Recovery,
 ) -> dict[type, Taker]:
     """Messages about objects: holders, copies, reconstruction."""
 
@@ -65,24 +65,24 @@ def object_table(
     return {
         peers.Acquire: exports.acquire,
         peers.Release: releases,
-        peers.MakeAgain: exports.make_again,
+        peers.Reconstruct: exports.make_again,
         peers.Drop: lambda host_id, message: exports.drop(message.object),
         peers.Described: lambda host_id, message: imports.described(message),
-        peers.Kept: exports.kept,
-        peers.LetGo: lambda host_id, message: replicas.let_go(message.object),
-        peers.Locate: locations.locate,
+        peers.ReplicaStored: exports.kept,
+        peers.DropReplica: lambda host_id, message: replicas.let_go(message.object),
+        peers.LocateReplicas: locations.locate,
         peers.CopiesAsked: recovering.copy_census.asked,
     }
 
 
 def task_table(
-    guests: Guests,
-    delegation: Delegation,
+    guests: InboundTasks,
+    delegation: OutboundTasks,
     workers: Workers,
     pool_requests: PoolRequests,
-    rounds: Rounds,
+    rounds: WorkerBroadcasts,
     resources: Resources,
-    membership: Membership,
+    membership: NodeMembership,
 ) -> dict[type, Taker]:
     """Messages about tasks and workers."""
     return {
@@ -98,15 +98,15 @@ def task_table(
         peers.FarRoundOpened: rounds.opened,
         peers.EndFarRound: rounds.end_here,
         peers.ResourcesFreed: lambda host_id, message: resources.freed_there(host_id),
-        peers.AddWorkers: membership.grow,
+        peers.AddPeerWorkers: membership.grow,
     }
 
 
 def inspection_table(
     counters: Counters,
     tracing: Tracing,
-    waits: Waits,
-    far_output: FarOutput,
+    waits: WaitReports,
+    far_output: RemoteOutput,
     relays: Relays,
 ) -> dict[type, Taker]:
     """Messages about statistics, traces and dumps, output of workers, and relays."""

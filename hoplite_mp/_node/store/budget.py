@@ -23,8 +23,8 @@ from hoplite_mp._node.io.os_info import file_bytes, resident_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hoplite_mp._node.ports import Disk, Loop
-    from hoplite_mp._node.trace_events import Notes
+    from hoplite_mp._node.ports import Disk, LoopPort
+    from hoplite_mp._node.trace_events import TraceEvents
     from hoplite_mp.config import Config
 
     Candidate = tuple[int, int, int, int]  # when it was last used, its id, payload offset, bytes
@@ -48,7 +48,7 @@ PURGE_SHARE = 16  # the spill file is purged after as many writes as 1/16 of its
 SPILL_AGAIN_S = 1.0  # how long nothing is spilled after a write to the disk has failed
 
 
-class Above(Protocol):
+class StoreEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def restore_elsewhere(self, oid: int) -> bool | None:
@@ -71,10 +71,10 @@ class Store:
         config: Config,
         limit: int,
         store_fd: int,
-        loop: Loop,
+        loop: LoopPort,
         disk: Disk,
-        notes: Notes,
-        above: Above,
+        notes: TraceEvents,
+        above: StoreEvents,
     ) -> None:
         self.client = client
         self.above = above

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp import _shm
-    from hoplite_mp._node.ports import Engine
+    from hoplite_mp._node.ports import EnginePort
     from hoplite_mp._node.store.budget import Store
 
-__all__ = ["BLOCK", "EngineBuffer", "StreamingSource", "StreamingSources"]
+__all__ = ["BLOCK", "EngineBuffer", "GrowingBlock", "GrowingBlocks"]
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +57,7 @@ BLOCK = 1 << 63  # marks such a block in a local id; no table has so high a numb
 
 
 @dataclass(slots=True, eq=False)
-class StreamingSource:
+class GrowingBlock:
     """One block. Ranges and offsets are bytes in its payload."""
 
     payload: int
@@ -74,25 +74,25 @@ class StreamingSource:
         return self.written.reach(0, self.nbytes) == self.nbytes
 
 
-class StreamingSources:
+class GrowingBlocks:
     """All streaming sources of one node."""
 
-    def __init__(self, store: Store, client: _shm.NodeClient, engine: Engine) -> None:
+    def __init__(self, store: Store, client: _shm.NodeClient, engine: EnginePort) -> None:
         self.store = store
         self.client = client
         self.engine = engine
-        self.blocks: dict[int, StreamingSource] = {}  # by payload
+        self.blocks: dict[int, GrowingBlock] = {}  # by payload
 
     def name(self, payload: int) -> bytes:
         """The id of such a block in plans; no object has that id."""
         return ids.pack_id(self.client.host_id, payload | BLOCK)
 
-    def get(self, object_id: bytes) -> StreamingSource | None:
+    def get(self, object_id: bytes) -> GrowingBlock | None:
         """The block with that id in plans."""
         host_id, payload = ids.unpack_id(object_id)
         return self.blocks.get(payload ^ BLOCK) if host_id == self.client.host_id else None
 
-    def take(self, slot: int, payload: int, nbytes: int, written: int) -> StreamingSource:
+    def take(self, slot: int, payload: int, nbytes: int, written: int) -> GrowingBlock:
         """A member hands over a block while it goes on writing it; the first `written` bytes are
         there. ValueError: the block is not leased to the member, or too small."""
         if self.store.leases.get(payload) != slot:
@@ -100,7 +100,7 @@ class StreamingSources:
         if not 0 < written <= nbytes <= self.store.size_of(payload):
             raise ValueError(f"{written} of {nbytes} bytes are not in that block")
         self.store.leases[payload] = NODE_SLOT
-        source = self.blocks[payload] = StreamingSource(payload, nbytes, slot)
+        source = self.blocks[payload] = GrowingBlock(payload, nbytes, slot)
         source.written.add(0, written)
         return source
 
@@ -121,7 +121,7 @@ class StreamingSources:
                 action()
         self.maybe_free(source)
 
-    def when_whole(self, source: list[StreamingSource], action: Callable[[], None]) -> None:
+    def when_whole(self, source: list[GrowingBlock], action: Callable[[], None]) -> None:
         """Calls `action` when all of these blocks are whole."""
         missing = [one for one in source if not one.whole]
         if missing:
@@ -135,24 +135,24 @@ class StreamingSources:
             source.slot = NODE_SLOT
             self.maybe_free(source)
 
-    def let_go(self, source: StreamingSource) -> None:
+    def let_go(self, source: GrowingBlock) -> None:
         """No call needs the block any more."""
         source.needed = False
         source.then = []
         self.maybe_free(source)
 
-    def leave(self, source: StreamingSource) -> None:
+    def leave(self, source: GrowingBlock) -> None:
         """One plan execution has no cells in the block any more."""
         source.users -= 1
         self.maybe_free(source)
 
-    def keep(self, source: StreamingSource) -> tuple[int, int]:
+    def keep(self, source: GrowingBlock) -> tuple[int, int]:
         """Removes a whole block that becomes an object, or a member's; returns (payload, bytes)."""
         if self.blocks.get(source.payload) is source:  # else it is free, and another one's by now
             del self.blocks[source.payload]
         return source.payload, source.nbytes
 
-    def maybe_free(self, source: StreamingSource) -> None:
+    def maybe_free(self, source: GrowingBlock) -> None:
         """Frees the block if nothing needs it any more."""
         written = source.whole or source.slot == NODE_SLOT
         over = written and not source.needed and not source.users

@@ -13,7 +13,7 @@ from hoplite_mp._node.io.os_info import yield_core
 
 if TYPE_CHECKING:
     from hoplite_mp import _shm
-    from hoplite_mp._node.ports import Loop
+    from hoplite_mp._node.ports import LoopPort
     from hoplite_mp._node.store.budget import Store
     from hoplite_mp.config import Config
 
@@ -31,7 +31,7 @@ class Pages:
     """The pages of one node's store."""
 
     def __init__(
-        self, config: Config, loop: Loop, client: _shm.NodeClient, store: Store, workers: int
+        self, config: Config, loop: LoopPort, client: _shm.NodeClient, store: Store, workers: int
     ) -> None:
         """workers: how many the host was started with."""
         self.config = config

@@ -17,7 +17,7 @@ from hoplite_mp._protocol.peers import Evacuated, Leaving
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.tasks.inbound_tasks import Guests
+    from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
     from hoplite_mp._node.tasks.workers import Workers
 
 __all__ = ["Draining"]
@@ -27,7 +27,7 @@ __all__ = ["Draining"]
 LOOK_S = 0.05
 
 
-class Above(Protocol):
+class DrainingEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def leaves_now(self) -> None:
@@ -44,7 +44,9 @@ class Above(Protocol):
 class Draining:
     """Both sides of draining, on one node: leaving, and helping others to leave."""
 
-    def __init__(self, host: HostContext, guests: Guests, workers: Workers, above: Above) -> None:
+    def __init__(
+        self, host: HostContext, guests: InboundTasks, workers: Workers, above: DrainingEvents
+    ) -> None:
         self.loop = host.loop
         self.client = host.client
         self.tasks = host.tasks

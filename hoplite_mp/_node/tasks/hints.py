@@ -17,7 +17,7 @@ from hoplite_mp._common.object_states import UNCLAIMED
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.tasks.inbound_tasks import Guests
+    from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
     from hoplite_mp._node.tasks.pools import Pool
 
 __all__ = ["CLOSED", "Hints"]
@@ -28,7 +28,7 @@ CLOSED = "the executor that ran its task is closed"
 POST_AGAIN_S, POST_ALL_AGAIN_S = 0.05, 0.5
 
 
-class Above(Protocol):
+class HintsEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def waits_for_resources(self, oid: int) -> bool:
@@ -51,9 +51,9 @@ class Hints:
     """The part of `Workers` that announces tasks."""
 
     pools: dict[int, Pool]
-    above: Above
+    above: HintsEvents
 
-    def __init__(self, host: HostContext, guests: Guests) -> None:
+    def __init__(self, host: HostContext, guests: InboundTasks) -> None:
         self.loop = host.loop
         self.client = host.client
         self.tasks = host.tasks

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._node.objects.imports import Imports
-    from hoplite_mp._node.objects.results import Results
-    from hoplite_mp._node.trace_events import Notes
+    from hoplite_mp._node.objects.results import ResultWriter
+    from hoplite_mp._node.trace_events import TraceEvents
     from hoplite_mp._planner.resources import Demand
     from hoplite_mp._protocol.peers import PeerMessage, Release, RunTask
 
-__all__ = ["Guests"]
+__all__ = ["InboundTasks"]
 
 POOL = 0
 RANKED_FLAG: int = _tasks.RANKED_FLAG
@@ -39,7 +39,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 @dataclass(slots=True)
-class Guest:
+class InboundTask:
     """One task of another host; `holds` are on its result and on all that it names."""
 
     peer: int
@@ -54,7 +54,7 @@ class Guest:
     target: bytes = b""  # the lost result that it reconstructs
 
 
-class Above(Protocol):
+class InboundTasksEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def queue_of(self, pool: int) -> int:
@@ -92,16 +92,16 @@ class Above(Protocol):
         """The task for which resources were reserved will not run here."""
 
 
-class Guests:
+class InboundTasks:
     """All tasks of other hosts on this one."""
 
     def __init__(
         self,
-        results: Results,
+        results: ResultWriter,
         imports: Imports,
         send: Callable[[int, PeerMessage], bool],
-        notes: Notes,
-        above: Above,
+        notes: TraceEvents,
+        above: InboundTasksEvents,
     ) -> None:
         self.results = results
         self.client = results.client
@@ -109,11 +109,11 @@ class Guests:
         self.imports = imports
         self.send = send
         self.above = above
-        self.by_task: dict[bytes, Guest] = {}
-        self.by_oid: dict[int, Guest] = {}
+        self.by_task: dict[bytes, InboundTask] = {}
+        self.by_oid: dict[int, InboundTask] = {}
         self.pools: dict[int, int] = {}  # pool for one other host alone -> id of that host
         # (host id, pool of an actor) -> calls that have not begun, in their order.
-        self.rows: dict[tuple[int, int], deque[tuple[Guest, RunTask]]] = {}
+        self.rows: dict[tuple[int, int], deque[tuple[InboundTask, RunTask]]] = {}
         self.notes = notes
         notes.ask_at_start(lambda: [(oid, guest.task) for oid, guest in self.by_oid.items()])
         self.ranked = _tasks.Ranked(self.tasks)
@@ -130,7 +130,7 @@ class Guests:
             if not self.above.admit(peer, message.task, message.demand, needed):
                 self.send(peer, TaskEnded(message.task, "full"))
                 return
-        guest = self.by_task[message.task] = Guest(
+        guest = self.by_task[message.task] = InboundTask(
             peer, message.task, [], pool=message.pool, target=message.target
         )
         named = [message.function]
@@ -147,7 +147,7 @@ class Guests:
             if self.by_task.get(guest.task) is guest:
                 self._fail(guest, error)
 
-    def _ask(self, guest: Guest, message: RunTask, named: list[bytes]) -> None:
+    def _ask(self, guest: InboundTask, message: RunTask, named: list[bytes]) -> None:
         """Begins the task when everything that it names is held here."""
         if not self.above.is_actor(message.pool):
             # The sender keeps what a task of its own names until the task has ended.
@@ -160,7 +160,7 @@ class Guests:
         guest.late = self.tasks.pool_state(message.pool) == POOL_CLOSING
         self.imports.ask(named, lambda holds: self._ready(guest, holds), guest.peer)
 
-    def _ready(self, guest: Guest, holds: list[Any]) -> None:
+    def _ready(self, guest: InboundTask, holds: list[Any]) -> None:
         """Everything that a call of an actor names is held here."""
         guest.holds = holds
         guest.ready = True
@@ -172,7 +172,7 @@ class Guests:
                 if not row:
                     del self.rows[key]
 
-    def _begin(self, guest: Guest, message: RunTask, holds: list[Any]) -> None:
+    def _begin(self, guest: InboundTask, message: RunTask, holds: list[Any]) -> None:
         if guest.unwanted:
             self._refused(guest)
             return
@@ -201,7 +201,7 @@ class Guests:
         if self.above.is_actor(pool):
             self.above.refuse_calls(pool)
 
-    def _post(self, guest: Guest, message: RunTask, holds: list[Any]) -> None:
+    def _post(self, guest: InboundTask, message: RunTask, holds: list[Any]) -> None:
         """Makes it a task in the node's own table."""
         oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, message.pool)
         guest.oid, guest.holds = oid, [self.client.hold(oid, False), *holds]
@@ -230,7 +230,7 @@ class Guests:
         if ranked or not posted:
             self.above.post_guest(oid)
 
-    def _fail(self, guest: Guest, error: Exception) -> None:
+    def _fail(self, guest: InboundTask, error: Exception) -> None:
         """Fails a task that cannot begin here."""
         self.above.dropped(guest.task)
         _log.error("a task of node %#x cannot begin", guest.peer, exc_info=error)
@@ -241,7 +241,7 @@ class Guests:
         payload = _serialize.encode_error(error, "").tobytes()
         self.send(guest.peer, TaskEnded(guest.task, "failed", len(payload), False, payload))
 
-    def _refused(self, guest: Guest) -> None:
+    def _refused(self, guest: InboundTask) -> None:
         """Forgets a task that will not run here."""
         del self.by_task[guest.task]
         self.above.dropped(guest.task)
@@ -279,7 +279,7 @@ class Guests:
             if guest is not None and not guest.ended:
                 self._end(guest)
 
-    def _end(self, guest: Guest) -> None:
+    def _end(self, guest: InboundTask) -> None:
         state = self.client.state(guest.oid)
         if state == STATE["ABORTED"]:
             return  # it still runs, and is reported when it has stopped
@@ -291,7 +291,7 @@ class Guests:
         if not self.send(guest.peer, message) or not kept:
             self._forget(guest)
 
-    def _ending(self, guest: Guest) -> TaskEnded:
+    def _ending(self, guest: InboundTask) -> TaskEnded:
         oid = guest.oid
         got = self.client.view(oid)
         if isinstance(got, int):
@@ -317,7 +317,7 @@ class Guests:
         self._forget(guest)
         return True
 
-    def _forget(self, guest: Guest) -> None:
+    def _forget(self, guest: InboundTask) -> None:
         self.by_task.pop(guest.task, None)
         self.by_oid.pop(guest.oid, None)
         guest.holds = []
@@ -366,7 +366,7 @@ class Guests:
         """Returns a task that is to run again after a delay; its host keeps the time."""
         self._return(self.by_oid[oid], "again")
 
-    def _return(self, guest: Guest, outcome: str = "returned") -> None:
+    def _return(self, guest: InboundTask, outcome: str = "returned") -> None:
         oid = guest.oid
         if not oid or guest.ended:
             return

@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.objects.imports import Imports
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
-    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.objects.results import ResultWriter
     from hoplite_mp._node.tasks.runners import Entry
     from hoplite_mp._planner.resources import Demand
     from hoplite_mp._protocol.peers import PeerMessage, TaskEnded
 
-__all__ = ["AHEAD_TASKS", "Delegation"]
+__all__ = ["AHEAD_TASKS", "OutboundTasks"]
 
 NONE = Runners()  # of a pool without workers on other hosts
 _log = logging.getLogger("hoplite_mp")
 
 
-class Above(Protocol):
+class OutboundTasksEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def post(self, oid: int) -> None:
@@ -85,16 +85,16 @@ class Above(Protocol):
         """The runner has refused the task, because its resources are not free there."""
 
 
-class Delegation:
+class OutboundTasks:
     """All tasks of this host that other hosts run."""
 
     def __init__(
         self,
-        results: Results,
+        results: ResultWriter,
         imports: Imports,
         remote_objects: RemoteObjects,
         send: Callable[[int, PeerMessage], bool],
-        above: Above,
+        above: OutboundTasksEvents,
     ) -> None:
         self.results = results
         self.client = results.client

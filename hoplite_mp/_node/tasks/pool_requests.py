@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import NODE_SLOT, STATE
 from hoplite_mp._node.tasks.pools import Pool
-from hoplite_mp._node.tasks.remote_workers import FarWorkers
+from hoplite_mp._node.tasks.remote_workers import RemoteWorkers
 from hoplite_mp._protocol.fields import NO_OBJECT
 from hoplite_mp._protocol.local import (
     AddWorkers,
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.requests import Handler, Requests
-    from hoplite_mp._node.tasks.inbound_tasks import Guests
-    from hoplite_mp._node.tasks.outbound_tasks import Delegation
+    from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
+    from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
     from hoplite_mp._node.tasks.resources import Resources
     from hoplite_mp._node.tasks.sweeper import Sweeper
     from hoplite_mp._node.tasks.workers import Workers
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["PoolRequests"]
 
 
-class Above(Protocol):
+class PoolRequestsEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def audience_of(self, slot: int) -> int:
@@ -67,10 +67,10 @@ class PoolRequests:
         requests: Requests,
         sweeper: Sweeper,
         workers: Workers,
-        delegation: Delegation,
-        guests: Guests,
+        delegation: OutboundTasks,
+        guests: InboundTasks,
         resources: Resources,
-        above: Above,
+        above: PoolRequestsEvents,
     ) -> None:
         self.client = host.client
         self.imports = host.imports
@@ -85,7 +85,7 @@ class PoolRequests:
         self.delegation = delegation
         self.guests = guests
         self.resources = resources
-        self.far_workers = FarWorkers(host, workers, delegation, resources)
+        self.far_workers = RemoteWorkers(host, workers, delegation, resources)
         self.above = above
         self._teams = 0  # spmd calls of this host so far
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.questions import Answer
-    from hoplite_mp._node.tasks.outbound_tasks import Delegation
+    from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
     from hoplite_mp._node.tasks.pools import Pool
     from hoplite_mp._node.tasks.resources import Resources
     from hoplite_mp._node.tasks.workers import Workers
     from hoplite_mp._protocol.peers import FarPoolOpened
 
-__all__ = ["FarWorkers"]
+__all__ = ["RemoteWorkers"]
 
 COMMON_POOL = 0
 # How often the node compares a pool's tasks with its workers, once it has lost some. Lower: more
@@ -47,11 +47,11 @@ class _Short:
     refused: set[int] = field(default_factory=set)  # hosts that have refused in this second
 
 
-class FarWorkers:
+class RemoteWorkers:
     """The workers of this host's pools on other hosts."""
 
     def __init__(
-        self, host: HostContext, workers: Workers, delegation: Delegation, resources: Resources
+        self, host: HostContext, workers: Workers, delegation: OutboundTasks, resources: Resources
     ) -> None:
         self.config = host.config
         self.loop = host.loop

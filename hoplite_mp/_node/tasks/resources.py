@@ -21,13 +21,19 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _tasks
 from hoplite_mp._client.submitter import FLAG_HERE
 from hoplite_mp._common.object_states import STATE, UNCLAIMED, UNFINISHED
-from hoplite_mp._planner.resources import Ledger, Row, Rows, demand_words, parse_amounts
+from hoplite_mp._planner.resources import (
+    ResourceLedger,
+    WaitingRow,
+    WaitingRows,
+    demand_words,
+    parse_amounts,
+)
 from hoplite_mp._protocol.local import Reply
 from hoplite_mp._protocol.peers import ResourcesFreed
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.tasks.outbound_tasks import Delegation
+    from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
     from hoplite_mp._node.tasks.pools import Pool
     from hoplite_mp._node.tasks.runners import Runner
     from hoplite_mp._node.tasks.workers import Workers
@@ -47,7 +53,7 @@ AHEAD_TASKS = 2
 
 
 @dataclass(slots=True)
-class Held:
+class HeldResources:
     """What was given to a task that runs here, or to one of this host that runs elsewhere."""
 
     demand: Demand
@@ -60,7 +66,7 @@ class Held:
 class Resources:
     """The resources of one node, and its view of those of other nodes."""
 
-    def __init__(self, host: HostContext, delegation: Delegation, workers: Workers) -> None:
+    def __init__(self, host: HostContext, delegation: OutboundTasks, workers: Workers) -> None:
         self.config = host.config
         self.loop = host.loop
         self.client = host.client
@@ -72,14 +78,14 @@ class Resources:
         self.workers = workers
         self.ranked = _tasks.Ranked(host.tasks)
         text = host.config.resources
-        self.ledger = Ledger(parse_amounts(text) if text else ())
+        self.ledger = ResourceLedger(parse_amounts(text) if text else ())
         self.totals: Demand = tuple(self.ledger.totals.items())
         # Host id -> the resources of that host, less what tasks of this host use there.
-        self.others: dict[int, Ledger] = {}
+        self.others: dict[int, ResourceLedger] = {}
         self.full: dict[int, set[str]] = {}  # host id -> names of resources that it has refused
         self.refused: set[int] = set()  # ids of hosts to notify when something is free here
-        self.rows = Rows()
-        self.held: dict[int, Held] = {}  # by task
+        self.rows = WaitingRows()
+        self.held: dict[int, HeldResources] = {}  # by task
         self.slots: dict[int, tuple[Any, Assigned]] = {}  # what workers were given for life
         self.pools: dict[int, int] = {}  # pool -> how many of its workers wait for resources
         self._order = 0
@@ -142,7 +148,7 @@ class Resources:
     def came(self, member: Member) -> None:
         """Another host has joined, or its number of workers has changed."""
         if member.host_id not in self.others:
-            self.others[member.host_id] = Ledger(member.resources)
+            self.others[member.host_id] = ResourceLedger(member.resources)
         self.ranked.resources_changed()
         self.serve()
 
@@ -211,7 +217,9 @@ class Resources:
 
     def admitted(self, oid: int, task: bytes, demand: Demand) -> None:
         """Records the header of a task of another host that was accepted."""
-        self.held[oid] = Held(demand, self.client.host_id, task, self.ledger.assigned(task))
+        self.held[oid] = HeldResources(
+            demand, self.client.host_id, task, self.ledger.assigned(task)
+        )
 
     def dropped(self, task: bytes) -> None:
         """A task of another host that was accepted will not run here. Its header may remain, and
@@ -327,7 +335,7 @@ class Resources:
                 skip.add(row.key)
                 turn.reserve(row)
 
-    def _start(self, row: Row, who: tuple[str, int]) -> bool:
+    def _start(self, row: WaitingRow, who: tuple[str, int]) -> bool:
         """Starts a worker that waits; False: there is no room."""
         pool = self.workers.pools.get(who[1])
         if pool is None or not self.pools.get(who[1]):
@@ -353,7 +361,7 @@ class Resources:
         assigned = self.ledger.take(oid, demand)
         if assigned is None:
             return False
-        self.held[oid] = Held(demand, self.client.host_id, oid, assigned)
+        self.held[oid] = HeldResources(demand, self.client.host_id, oid, assigned)
         self.rows.remove(oid)
         self.workers.announce(oid, True)
         return True
@@ -367,13 +375,13 @@ class Resources:
         if not (self.tasks.take(oid) or self.tasks.claim(oid)):  # cancelled just now
             ledger.give_back(oid)
             return True
-        self.held[oid] = Held(demand, runner.host_id, oid)
+        self.held[oid] = HeldResources(demand, runner.host_id, oid)
         self.delegation.delegate(oid, runner)
         return True
 
     # -- demands that no node can meet ---------------------------------------------------------
 
-    def lost(self, row: Row, why: str) -> bool:
+    def lost(self, row: WaitingRow, why: str) -> bool:
         """No node has these resources. True: all tasks of the row have been failed, because they
         have waited for resource_wait_s, or are bound to a node that is gone."""
         patience = self.config.resource_wait_s
@@ -398,7 +406,7 @@ class Resources:
         )
         return True
 
-    def _fail(self, row: Row, why: str) -> None:
+    def _fail(self, row: WaitingRow, why: str) -> None:
         for oid in self.rows.everybody(row):
             self._waits_no_more(oid)
             self.workers.fail(oid, why, host_lost=True)
@@ -421,7 +429,7 @@ class _Turn:
         self.kept: dict[int, set[str]] = {}  # host id -> names of resources reserved there
         self.near: dict[int, Any] = {}
 
-    def reserve(self, row: Row) -> None:
+    def reserve(self, row: WaitingRow) -> None:
         """Reserves what this row waits for, so that later rows do not take it."""
         names = {name for name, _ in row.demand}
         for host_id in self._hosts(row):
@@ -429,7 +437,7 @@ class _Turn:
             if ledger.could_ever(row.demand) and not ledger.fits(row.demand):
                 self.kept.setdefault(host_id, set()).update(names)
 
-    def _hosts(self, row: Row) -> list[int]:
+    def _hosts(self, row: WaitingRow) -> list[int]:
         """Ids of the hosts where it may run."""
         if isinstance(row.where, tuple):
             return [self.own]
@@ -441,7 +449,7 @@ class _Turn:
             return [self.own, *able] if self.has_workers else able
         return [host_id for host_id in (self.own, *able) if host_id == row.where]
 
-    def begin(self, row: Row, oid: int) -> bool:
+    def begin(self, row: WaitingRow, oid: int) -> bool:
         """Starts the first task of that row on a host that has room; False: it goes on waiting."""
         of, names = self.of, {name for name, _ in row.demand}
         hosts = self._hosts(row)
@@ -467,7 +475,7 @@ class _Turn:
             return of.give_here(oid, row.demand)
         return of.give_there(oid, row.demand, of.delegation.runners[best])
 
-    def _ledger(self, host_id: int) -> Ledger:
+    def _ledger(self, host_id: int) -> ResourceLedger:
         return self.of.ledger if host_id == self.own else self.of.others[host_id]
 
     def _room(self, host_id: int) -> bool | None:
@@ -496,7 +504,7 @@ class _Turn:
         return max(found, key=worth)[1]
 
 
-def _times(ledger: Ledger, demand: Demand) -> tuple[int, int]:
+def _times(ledger: ResourceLedger, demand: Demand) -> tuple[int, int]:
     """How many times the demand fits into all resources, and into those that are free now."""
     if not ledger.could_ever(demand):
         return 0, 0

@@ -15,19 +15,19 @@ from hoplite_mp._common.object_states import STATE
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.tasks.inbound_tasks import Guests
+    from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
     from hoplite_mp._node.tasks.resources import Resources
     from hoplite_mp._node.tasks.workers import Workers
     from hoplite_mp._planner.resources import Demand
 
-__all__ = ["Delays"]
+__all__ = ["RetryDelays"]
 
 
-class Delays:
+class RetryDelays:
     """The tasks of this host that wait for their next try."""
 
     def __init__(
-        self, host: HostContext, workers: Workers, guests: Guests, resources: Resources
+        self, host: HostContext, workers: Workers, guests: InboundTasks, resources: Resources
     ) -> None:
         self.loop = host.loop
         self.client = host.client

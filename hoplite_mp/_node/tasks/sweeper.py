@@ -27,13 +27,13 @@ from hoplite_mp._protocol.local import LINE_LOST
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
 
 if TYPE_CHECKING:
-    from hoplite_mp._node.objects.results import Results
+    from hoplite_mp._node.objects.results import ResultWriter
     from hoplite_mp._node.tasks.pools import WorkerInfo
 
 __all__ = ["Sweeper", "how_it_ended", "is_ending"]
 
 
-class Above(Protocol):
+class SweeperEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def freed(self, oid: int) -> None:
@@ -53,7 +53,7 @@ class Above(Protocol):
 class Sweeper:
     """Cleans up after a client of this host."""
 
-    def __init__(self, results: Results, above: Above) -> None:
+    def __init__(self, results: ResultWriter, above: SweeperEvents) -> None:
         self.results = results
         self.above = above
         self.client = results.client

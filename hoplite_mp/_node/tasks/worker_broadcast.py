@@ -29,12 +29,12 @@ from hoplite_mp._protocol.peers import (
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.questions import Answer
-    from hoplite_mp._node.tasks.inbound_tasks import Guests
-    from hoplite_mp._node.tasks.outbound_tasks import Delegation
+    from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
+    from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
     from hoplite_mp._node.tasks.workers import Workers
     from hoplite_mp._protocol.local import Request
 
-__all__ = ["Rounds"]
+__all__ = ["WorkerBroadcasts"]
 
 COMMON_POOL = 0
 # Interval between checks for tasks that are not queued yet. Lower: more turns of the node while a
@@ -47,7 +47,7 @@ ENDED = "its worker ended before its turn in this round"
 
 
 @dataclass(slots=True)
-class Round:
+class WorkerBroadcast:
     """This node's part of one call of `Cluster.run`."""
 
     pool: int
@@ -60,23 +60,23 @@ class Round:
     unsent: dict[int, int] = field(default_factory=dict)  # host id -> tasks still to be sent there
 
 
-class Above(Protocol):
+class WorkerBroadcastsEvents(Protocol):
     """What this room asks of the rooms above it."""
 
     def audience_of(self, slot: int) -> int:
         """The driver that gets what workers print for the process in that slot."""
 
 
-class Rounds:
+class WorkerBroadcasts:
     """All rounds of one node: those of its own callers, and those of other nodes."""
 
     def __init__(
         self,
         host: HostContext,
         workers: Workers,
-        delegation: Delegation,
-        guests: Guests,
-        above: Above,
+        delegation: OutboundTasks,
+        guests: InboundTasks,
+        above: WorkerBroadcastsEvents,
     ) -> None:
         self.loop = host.loop
         self.client = host.client
@@ -90,7 +90,7 @@ class Rounds:
         self.guests = guests
         self.questions = host.questions
         self.above = above
-        self.by_pool: dict[int, Round] = {}
+        self.by_pool: dict[int, WorkerBroadcast] = {}
 
     def __contains__(self, pool: int) -> bool:
         return pool in self.by_pool
@@ -107,7 +107,7 @@ class Rounds:
             reply(Reply(request.number, None, workers.why_none))
             return
         here = not ask.nodes or self.client.number in ask.nodes
-        round = self.by_pool[number] = Round(number, self._roster() if here else set())
+        round = self.by_pool[number] = WorkerBroadcast(number, self._roster() if here else set())
         others = [
             member.host_id
             for member in self.roster.by_host_id.values()
@@ -144,7 +144,7 @@ class Rounds:
             round.unsent = {host_id: workers for host_id, (_, workers) in round.far.items()}
             self._share_out(round)
 
-    def _share_out(self, round: Round) -> None:
+    def _share_out(self, round: WorkerBroadcast) -> None:
         """Sends other nodes their tasks first; the rest is for the workers of this host."""
         if self.by_pool.get(round.pool) is not round:
             return
@@ -187,7 +187,7 @@ class Rounds:
         if roster:
             number = self.workers.open_bound(NODE_SLOT, 0)
         if number is not None:
-            self.by_pool[number] = Round(number, roster, begun=True)
+            self.by_pool[number] = WorkerBroadcast(number, roster, begun=True)
             self.guests.pools[number] = host_id
         workers = len(roster) if number is not None else 0
         self.send_peer(host_id, FarRoundOpened(message.number, number or 0, workers))
@@ -219,12 +219,12 @@ class Rounds:
             slot for slot, one in workers.items() if not one.retiring and one.verdict != "closing"
         }
 
-    def _free(self, round: Round) -> list[int]:
+    def _free(self, round: WorkerBroadcast) -> list[int]:
         """The round's queued tasks for this host that no worker was given."""
         given = set(round.given.values())
         return [oid for oid in self.client.queued_in(round.pool) if oid not in given]
 
-    def _call(self, round: Round) -> None:
+    def _call(self, round: WorkerBroadcast) -> None:
         """Calls the workers that have not had their turn. They ask for their task between two
         others, or while they wait for a round of their own."""
         if not (round.begun and round.waiting and self._free(round)):
@@ -263,7 +263,7 @@ class Rounds:
             if oid and self.client.state(oid) == STATE["QUEUED"]:
                 self.workers.fail(oid, ENDED)
 
-    def _shed(self, round: Round) -> None:
+    def _shed(self, round: WorkerBroadcast) -> None:
         """Fails one task for each worker that has ended before its turn."""
         if not round.surplus or self.by_pool.get(round.pool) is not round:
             return
@@ -282,6 +282,6 @@ class Rounds:
         self.guests.withdraw(pool)
         self._close_there(round)
 
-    def _close_there(self, round: Round) -> None:
+    def _close_there(self, round: WorkerBroadcast) -> None:
         for host_id, (pool, _) in round.far.items():
             self.send_peer(host_id, CloseFarPool(pool, False))

@@ -18,10 +18,10 @@ from hoplite_mp._protocol.output import same_host
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.output.output import Output
-    from hoplite_mp._node.tasks.worker_broadcast import Rounds
+    from hoplite_mp._node.tasks.worker_broadcast import WorkerBroadcasts
     from hoplite_mp._node.tasks.workers import Workers
 
-__all__ = ["FormerDrivers"]
+__all__ = ["WorkerRecycling"]
 
 COMMON_POOL = 0
 # How often workers are looked at that are busy, or whose marks may still be unread. Higher: memory
@@ -31,10 +31,12 @@ LOOK_S = 0.5
 LOOKS_MAX = 20
 
 
-class FormerDrivers:
+class WorkerRecycling:
     """The drivers that have gone, as long as some worker has served them."""
 
-    def __init__(self, host: HostContext, output: Output, workers: Workers, rounds: Rounds) -> None:
+    def __init__(
+        self, host: HostContext, output: Output, workers: Workers, rounds: WorkerBroadcasts
+    ) -> None:
         self.loop = host.loop
         self.roster = host.roster
         self.client = host.client

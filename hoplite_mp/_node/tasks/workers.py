@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.ports import Processes
-    from hoplite_mp._node.tasks.inbound_tasks import Guests
-    from hoplite_mp._node.tasks.outbound_tasks import Delegation
+    from hoplite_mp._node.ports import ProcessesPort
+    from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
+    from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
 
 __all__ = ["Workers"]
 
@@ -48,7 +48,7 @@ FEWER = (
 _log = logging.getLogger("hoplite_mp")
 
 
-class Above(hints.Above, Protocol):
+class WorkersEvents(hints.HintsEvents, Protocol):
     """What this room asks of the rooms above it."""
 
     def is_round(self, pool: int) -> bool:
@@ -73,15 +73,15 @@ class Above(hints.Above, Protocol):
 class Workers(hints.Hints):
     """All workers of this host, by pool."""
 
-    above: Above
+    above: WorkersEvents
 
     def __init__(
         self,
         host: HostContext,
-        processes: Processes,
-        delegation: Delegation,
-        guests: Guests,
-        above: Above,
+        processes: ProcessesPort,
+        delegation: OutboundTasks,
+        guests: InboundTasks,
+        above: WorkersEvents,
     ) -> None:
         super().__init__(host, guests)
         self.config = host.config

@@ -11,14 +11,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hoplite_mp._simulation.faults.message_faults import MESSAGES, Trap
+from hoplite_mp._simulation.faults.message_faults import MESSAGES, MessageFault
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.workloads.programs import HANGS_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hoplite_mp._simulation.virtual.host import Host
+    from hoplite_mp._simulation.virtual.host import VirtualHost
     from hoplite_mp._simulation.virtual.world import World
 
 __all__ = ["Faults"]
@@ -116,20 +116,20 @@ class Faults:
         chance = self.chance
         arrives, delay = chance.random() < 0.5, chance.choice(STRIKES_S)
         strike = partial(self._sprung, chance.choice(STRIKES), delay)
-        trap = Trap(chance.choice(MESSAGES), chance.choice(TRAPPED), arrives, strike)
+        trap = MessageFault(chance.choice(MESSAGES), chance.choice(TRAPPED), arrives, strike)
         self._set(trap)
 
     def _follow(self) -> None:
         """Sets a trap for one of the next messages of any kind."""
         chance = self.chance
         strike = partial(self._sprung, chance.choice(STRIKES), 0.0)
-        self._set(Trap("", chance.choice(FOLLOWING), chance.random() < 0.5, strike))
+        self._set(MessageFault("", chance.choice(FOLLOWING), chance.random() < 0.5, strike))
 
-    def _set(self, trap: Trap) -> None:
+    def _set(self, trap: MessageFault) -> None:
         self.world.around.descriptors.traps.append(trap)
         self._later(TRAP_S_MAX, self._take_up, trap)
 
-    def _take_up(self, trap: Trap) -> None:
+    def _take_up(self, trap: MessageFault) -> None:
         traps = self.world.around.descriptors.traps
         if trap in traps:
             traps.remove(trap)
@@ -212,7 +212,7 @@ class Faults:
         longer = self.chance.choice(STOPS_S) if self.world.around.standby_at else 0.0
         self._later(SILENCES_S + longer + self._soon(), self._back, place)
 
-    def _check_given_up(self, host: Host, stops: int) -> None:
+    def _check_given_up(self, host: VirtualHost, stops: int) -> None:
         """Checks that the manager has given up a stopped host, if no other was stopped since."""
         world = self.world
         manager = world.manager

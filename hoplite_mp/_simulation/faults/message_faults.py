@@ -21,7 +21,7 @@ from hoplite_mp._protocol.terms import TermsToManager, TermsToNode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MESSAGES", "Trap", "spring"]
+__all__ = ["MESSAGES", "MessageFault", "spring"]
 
 # Messages for tools, and messages that no simulated program causes.
 UNUSED = {
@@ -45,7 +45,7 @@ _length = struct.Struct("<I").unpack_from
 
 
 @dataclass(eq=False)
-class Trap:
+class MessageFault:
     """Waits for the `left`-th message with that tag ("": any message), and strikes. strike: called
     with the machines of its sender and of its receiver."""
 
@@ -55,7 +55,7 @@ class Trap:
     strike: Callable[[int, int], None]
 
 
-def spring(traps: list[Trap], data: bytes, ends: tuple[int, int], arrives: bool) -> None:
+def spring(traps: list[MessageFault], data: bytes, ends: tuple[int, int], arrives: bool) -> None:
     """Complete frames are about to leave a host, or have arrived at one: springs traps for them."""
     tags: list[str] = []
     for trap in list(traps):

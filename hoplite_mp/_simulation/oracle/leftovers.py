@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp._common.object_states import KIND_PUT
 
 if TYPE_CHECKING:
-    from hoplite_mp._simulation.virtual.host import Host
+    from hoplite_mp._simulation.virtual.host import VirtualHost
     from hoplite_mp._simulation.virtual.world import World
 
 __all__ = ["left_over"]
@@ -22,25 +22,26 @@ FUNCTION_BYTES_MAX = 1024
 # Tables of nodes and managers that outlast all programs: what is known of the host, its processes,
 # the other hosts and their links, handlers, logs of limited length. Any other table must be empty.
 LASTING = {
-    "Counters._more", "Delegation._offered", "Delegation.runners", "Failover._endpoints",
-    "FarOutput.others", "Forests._known", "FormerDrivers._gone", "FormerDrivers._hosts",
-    "GroupCalls.pending_messages", "Groups.bare_ends", "Groups.clean_ends", "Groups.ends",
-    "HandOut.bags", "Lan._takers", "Ledger._sums", "Ledger._used", "Ledger.totals",
-    "Links.counted", "Links.ends", "Links.links", "Management._ends",
-    "Management._measured", "Management._sent", "Membership._ended", "Membership._gone",
-    "Membership._living", "Membership._numbers", "Membership.gone",
-    "Membership.left", "Membership.members",
-    "Meter._samples", "Meter.full", "Meter.known", "Meter.peaks", "Notes._guests_now",
-    "Output.drivers", "Output.pipes", "Owners.numbers", "PairMeter._received",
-    "PairMeter._said", "PairMeter._samples", "PairMeter._when_slow", "PairMeter.held",
-    "PairMeter.known", "PairMeter.peaks", "Peers.by_host_id", "Peers.by_number", "Peers.own",
-    "PointToPoint.pending_messages", "Programs._known", "Requests._forget",
-    "Requests._handlers", "Requests._latest", "Requests._unread", "Resources.others",
-    "Roster.by_host_id", "Roster.by_number", "Store._handed", "Store.clients", "Store.leases",
-    "Runners._all", "Runners._counted", "Runners._free", "Runners._roomy",
-    "Store.spans", "Topology._latency", "Topology._narrow", "Topology._pairs", "Trees._latest",
-    "Trees._packed", "Waits._more", "Workers.all", "Workers.bags", "Workers.pipes",
-    "Workers.pools", "Workers.queues", "_Rates._sorted", "_Rates.by_node",
+    "ClusterMembership._ended", "ClusterMembership._gone", "ClusterMembership._living",
+    "ClusterMembership._numbers", "ClusterNode._takers", "Counters._more",
+    "Failover._endpoints", "GroupRegistry.ends", "HostGroups.bare_ends",
+    "HostGroups.clean_ends", "HostGroups.ends", "LinkEstimator._samples", "LinkEstimator.full",
+    "LinkEstimator.known", "LinkEstimator.peaks", "Links.counted", "Links.ends", "Links.links",
+    "ManagerConnection._ends", "ManagerConnection._measured", "ManagerConnection._sent",
+    "MultiHostCalls.pending_messages", "NodeMembership.gone", "NodeMembership.left",
+    "NodeMembership.members", "OutboundTasks._offered", "OutboundTasks.runners",
+    "Output.drivers", "Output.pipes", "OwnershipTransfer.numbers", "PathEstimator._received",
+    "PathEstimator._said", "PathEstimator._samples", "PathEstimator._when_slow",
+    "PathEstimator.held", "PathEstimator.known", "PathEstimator.peaks", "Peers.by_host_id",
+    "Peers.by_number", "Peers.own", "PlanCache._known", "PointToPoint.pending_messages",
+    "ProgramCache._known", "RemoteOutput.others", "Requests._forget", "Requests._handlers",
+    "Requests._latest", "Requests._unread", "ResourceLedger._sums", "ResourceLedger._used",
+    "ResourceLedger.totals", "Resources.others", "Roster.by_host_id", "Roster.by_number",
+    "Runners._all", "Runners._counted", "Runners._free", "Runners._roomy", "Store._handed",
+    "Store.clients", "Store.leases", "Store.spans", "Topology._latency", "Topology._narrow",
+    "Topology._pairs", "TraceEvents._guests_now", "TreeCache._latest", "TreeCache._packed",
+    "WaitReports._more", "WorkerRecycling._gone", "WorkerRecycling._hosts",
+    "Workers.all", "Workers.bags", "Workers.pipes", "Workers.pools", "Workers.queues", "_Rates._sorted", "_Rates.by_node",
 }  # fmt: skip
 PARTS = "hoplite_mp._node", "hoplite_mp._planner"
 TABLES = dict, set, list, deque
@@ -64,7 +65,7 @@ def left_over(world: World) -> str:
     return ""
 
 
-def _of_memory(host: Host) -> str:
+def _of_memory(host: VirtualHost) -> str:
     store = host.node.rooms.store
     store.purge_spilled()
     left = [one for one in host.client.scan() if not _is_a_function(host, one)]
@@ -100,7 +101,7 @@ def _is_empty(table: Any) -> bool:
     return not table
 
 
-def _of_members(world: World, host: Host, living: set[int]) -> str:
+def _of_members(world: World, host: VirtualHost, living: set[int]) -> str:
     assert host.lan is not None
     if host in world.left:
         return "has not left"
@@ -110,7 +111,7 @@ def _of_members(world: World, host: Host, living: set[int]) -> str:
     return ""
 
 
-def _is_a_function(host: Host, header: dict[str, Any]) -> bool:
+def _is_a_function(host: VirtualHost, header: dict[str, Any]) -> bool:
     """Is this a function that a living worker keeps because it may send tasks with it again?"""
     owner = header["owner"]
     lives = owner in host.node.rooms.workers.all and header["refs"] == [owner]

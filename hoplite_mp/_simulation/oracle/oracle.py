@@ -19,10 +19,10 @@ from hoplite_mp._simulation.oracle.values import WrongBytes, contributors_in, ru
 
 if TYPE_CHECKING:
     from hoplite_mp._simulation.oracle.values import Array, Leaf
-    from hoplite_mp._simulation.virtual.host import Host
+    from hoplite_mp._simulation.virtual.host import VirtualHost
     from hoplite_mp._simulation.virtual.world import World
 
-__all__ = ["Operation", "Truth", "WrongEnd"]
+__all__ = ["ExpectedOperation", "Oracle", "WrongEnd"]
 
 # Errors that a program may get when hosts die, are cut off, or cannot be reached.
 LOSSES = (
@@ -56,7 +56,7 @@ class WrongEnd(AssertionError):
 
 
 @dataclass(frozen=True)
-class Operation:
+class ExpectedOperation:
     """A collective that a program has requested."""
 
     number: int
@@ -71,7 +71,7 @@ class Operation:
         return self.leaves[0].salt
 
 
-class Truth:
+class Oracle:
     """The truth about one run. `reads`: number of values checked; `errors`: those that programs
     got."""
 
@@ -84,7 +84,7 @@ class Truth:
         self._refused: set[str] = set()  # programs to which a full store has refused something
         self.made_by: dict[str, str] = {}  # the result of a collective -> the program that asked
         self._results: dict[tuple[int, int], tuple[Any, bytes]] = {}
-        self._told: list[tuple[tuple[object, int], tuple[Any, ...], Host | None]] = []
+        self._told: list[tuple[tuple[object, int], tuple[Any, ...], VirtualHost | None]] = []
 
     # -- values --------------------------------------------------------------------------------
 
@@ -101,7 +101,12 @@ class Truth:
             raise WrongBytes(f"{what} holds {value[:8]}")
 
     def check_result(
-        self, operation: Operation, part: int, parts: int, value: Array, named: tuple[int, ...]
+        self,
+        operation: ExpectedOperation,
+        part: int,
+        parts: int,
+        value: Array,
+        named: tuple[int, ...],
     ) -> None:
         """Checks a result, or one part of it, that was read somewhere; `named`: its
         contributors."""

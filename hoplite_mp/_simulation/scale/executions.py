@@ -22,14 +22,14 @@ from hoplite_mp._protocol.messages import (
     FetchRequested,
     StripesComplete,
 )
-from hoplite_mp._simulation.scale.oracle import WrongEnd
+from hoplite_mp._simulation.scale.oracle import WrongCompletion
 
 if TYPE_CHECKING:
     from hoplite_mp._planner.program import Cell as Name
     from hoplite_mp._planner.program import Program
     from hoplite_mp._protocol.messages import Commit
-    from hoplite_mp._simulation.scale.host import Host
-    from hoplite_mp._simulation.scale.streams import Cell, Content, Key
+    from hoplite_mp._simulation.scale.host import ScaleHost
+    from hoplite_mp._simulation.scale.streams import Content, Key, ScaleCell
 
 __all__ = ["Executions"]
 
@@ -40,19 +40,19 @@ WINDOW_S = 0.004
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class ScalePart:
     """One plan, as far as this host takes part."""
 
     plan: Distribute | ExecuteReduce
     program: Program
     bounds: list[tuple[int, int]]  # (begin, end) of each stripe, in bytes of the whole object
-    cells: list[Cell] = field(default_factory=list)
-    made: dict[Name, Cell] = field(default_factory=dict)  # by their names in the program
+    cells: list[ScaleCell] = field(default_factory=list)
+    made: dict[Name, ScaleCell] = field(default_factory=dict)  # by their names in the program
     missing: set[Name] = field(default_factory=set)
     running: set[Name] = field(default_factory=set)
     queue: list[Name] = field(default_factory=list)  # cells that are pulled later
     # Cells served while another plan receives their bytes.
-    growing: list[Cell] = field(default_factory=list)
+    growing: list[ScaleCell] = field(default_factory=list)
 
     def key(self, name: Name) -> Key:
         """The key by which hosts ask each other for that cell."""
@@ -75,12 +75,12 @@ class Part:
 class Executions:
     """All plans that one host executes."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ScaleHost) -> None:
         self.host = host
-        self.copying: dict[int, Part] = {}  # plans that copy one object, by epoch
-        self.parts: dict[int, Part] = {}  # plans with several sources, by operation
+        self.copying: dict[int, ScalePart] = {}  # plans that copy one object, by epoch
+        self.parts: dict[int, ScalePart] = {}  # plans with several sources, by operation
         # Plans by which an object is being received, by object.
-        self._receiving: dict[bytes, Part] = {}
+        self._receiving: dict[bytes, ScalePart] = {}
 
     # ---- what the manager sends
 
@@ -95,9 +95,11 @@ class Executions:
         here, older = plan.object in self.host.holds, self._receiving.get(plan.object)
         if here or older:
             if part.program.pulls:
-                raise WrongEnd(f"{plan} brings what host {self.host.number} has, or receives")
+                raise WrongCompletion(
+                    f"{plan} brings what host {self.host.number} has, or receives"
+                )
         elif not part.program.pulls:
-            raise WrongEnd(f"{plan} takes from host {self.host.number} what it has not got")
+            raise WrongCompletion(f"{plan} takes from host {self.host.number} what it has not got")
         else:
             self._receiving[plan.object] = part
         self._make(part, older)
@@ -117,7 +119,7 @@ class Executions:
         at = dict(zip(plan.members, plan.objects, strict=True))
         gone = {index for _, index in part.program.given if at[index] not in self.host.holds}
         if gone or plan.operation in self.parts:
-            raise WrongEnd(f"{plan} on host {self.host.number}, which has not got {gone}")
+            raise WrongCompletion(f"{plan} on host {self.host.number}, which has not got {gone}")
         if part.program.is_empty:
             return
         self.parts[plan.operation] = part
@@ -143,10 +145,10 @@ class Executions:
 
     # ---- cells
 
-    def _part(self, plan: Distribute | ExecuteReduce) -> Part:
-        return Part(plan, program_of(plan, self.host.number), _bounds_of(plan))
+    def _part(self, plan: Distribute | ExecuteReduce) -> ScalePart:
+        return ScalePart(plan, program_of(plan, self.host.number), _bounds_of(plan))
 
-    def _make(self, part: Part, older: Part | None) -> None:
+    def _make(self, part: ScalePart, older: ScalePart | None) -> None:
         """Makes all cells of a plan. older: the plan that is still receiving what this one
         serves."""
         program, made = part.program, part.made
@@ -157,7 +159,7 @@ class Executions:
         single = {fold.cell: fold.sources[0] for fold in program.folds if len(fold.sources) == 1}
         second = {source: name for name, source in single.items() if source in pulled}
 
-        def make(name: Name, content: Content = None) -> Cell:
+        def make(name: Name, content: Content = None) -> ScaleCell:
             begin, end = part.bounds[name.stripe]
             watermark = 0 if content is None else end - begin
             if older:
@@ -188,7 +190,7 @@ class Executions:
                 cell = make(serve.cell, part.object(serve.cell.stripe))
                 part.growing += [cell] if older else []
 
-    def _grow(self, part: Part) -> None:
+    def _grow(self, part: ScalePart) -> None:
         """Advances cells that are served while another plan receives their bytes; repeats on a
         timer."""
         source = self._receiving.get(part.object(0))
@@ -199,17 +201,17 @@ class Executions:
         if source:
             self.host.timeline.after(WINDOW_S, self._grow, part)
 
-    def _close(self, part: Part) -> None:
+    def _close(self, part: ScalePart) -> None:
         for cell in part.cells:
             self.host.engine.close(cell)
 
     # ---- completion
 
-    def _expect(self, part: Part, name: Name) -> None:
+    def _expect(self, part: ScalePart, name: Name) -> None:
         part.missing.add(name)
         part.made[name].filled = partial(self._filled, part, name)
 
-    def _pull_more(self, part: Part) -> None:
+    def _pull_more(self, part: ScalePart) -> None:
         most = part.program.inbound_max or len(part.queue)
         while part.queue and len(part.running) < most:
             name = part.queue.pop(0)
@@ -217,7 +219,7 @@ class Executions:
             server = self.host.hosts[name.node].engine
             self.host.engine.pull(part.made[name], server, part.key(name))
 
-    def _filled(self, part: Part, name: Name) -> None:
+    def _filled(self, part: ScalePart, name: Name) -> None:
         part.missing.remove(name)
         part.running.discard(name)
         if isinstance(part.plan, Distribute):
@@ -231,7 +233,7 @@ class Executions:
         self._pull_more(part)
         self._look(part)
 
-    def _copied(self, plan: Distribute, part: Part) -> None:
+    def _copied(self, plan: Distribute, part: ScalePart) -> None:
         del self._receiving[plan.object]
         self.host.truth.check_copy(plan.object, part.cells)
         if not part.program.serves:
@@ -239,7 +241,7 @@ class Executions:
         self.host.put(plan.object)
         self.host.send_manager(FetchComplete(self.host.number, plan.object, plan.epoch))
 
-    def _look(self, part: Part) -> None:
+    def _look(self, part: ScalePart) -> None:
         if not part.missing and part.program.reports:
             plan, number = part.plan, self.host.number
             self.host.send_manager(StripesComplete(plan.operation, plan.epoch, number))

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hoplite_mp._protocol.messages import NodeToManager
-    from hoplite_mp._simulation.scale.oracle import Truth
-    from hoplite_mp._simulation.scale.streams import Engine
+    from hoplite_mp._simulation.scale.oracle import ScaleOracle
+    from hoplite_mp._simulation.scale.streams import ScaleEngine
 
-__all__ = ["HOST_ID_BASE", "MANAGER_HOST", "Host", "Wait"]
+__all__ = ["HOST_ID_BASE", "MANAGER_HOST", "ScaleHost", "Wait"]
 
 MANAGER_HOST = 0
 # In a cluster host ids are random; here they are consecutive from this number on.
@@ -37,14 +37,14 @@ class Wait:
     ended_at: float | None = None
 
 
-class Host:
+class ScaleHost:
     """One simulated host."""
 
     def __init__(
         self,
-        engine: Engine,
-        truth: Truth,
-        hosts: Sequence[Host],
+        engine: ScaleEngine,
+        truth: ScaleOracle,
+        hosts: Sequence[ScaleHost],
         manager: Callable[[NodeToManager], None],
     ) -> None:
         """hosts: all hosts by number, including this one; manager: called with each message to the
@@ -59,7 +59,7 @@ class Host:
         self._manager = manager
         self._copies_at: dict[bytes, set[int]] = {}  # objects made here -> hosts with a copy
         # Objects made here that are not ready -> the hosts to answer when they are.
-        self._askers: dict[bytes, list[tuple[Host, Callable[..., None]]]] = {}
+        self._askers: dict[bytes, list[tuple[ScaleHost, Callable[..., None]]]] = {}
 
     # ---- messages
 
@@ -101,17 +101,17 @@ class Host:
         owner = self._owner(object_id)
         self.send(owner.number, PEER_MESSAGE_BYTES, owner._asked, object_id, self, answer)
 
-    def _asked(self, object_id: bytes, asker: Host, answer: Callable[..., None]) -> None:
+    def _asked(self, object_id: bytes, asker: ScaleHost, answer: Callable[..., None]) -> None:
         if object_id not in self.holds:
             self._askers.setdefault(object_id, []).append((asker, answer))
         self._answer(object_id, asker, answer)
 
-    def _answer(self, object_id: bytes, asker: Host, answer: Callable[..., None]) -> None:
+    def _answer(self, object_id: bytes, asker: ScaleHost, answer: Callable[..., None]) -> None:
         holders = self.holders(object_id)
         self.send(asker.number, PEER_MESSAGE_BYTES, answer, object_id, holders)
 
     def _copied(self, object_id: bytes, number: int) -> None:
         self._copies_at.setdefault(object_id, set()).add(number)
 
-    def _owner(self, object_id: bytes) -> Host:
+    def _owner(self, object_id: bytes) -> ScaleHost:
         return self.hosts[unpack_id(object_id)[0] - HOST_ID_BASE]

@@ -22,14 +22,14 @@ from hoplite_mp._protocol.messages import (
 )
 from hoplite_mp._simulation.scale.executions import Executions
 from hoplite_mp._simulation.scale.host import Wait
-from hoplite_mp._simulation.scale.oracle import WrongEnd
+from hoplite_mp._simulation.scale.oracle import WrongCompletion
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from hoplite_mp._simulation.scale.host import Host
+    from hoplite_mp._simulation.scale.host import ScaleHost
 
-__all__ = ["Node", "Wanted"]
+__all__ = ["ScaleNode", "WantedCollective"]
 
 # An operation's number has the number of the node that requests it in the bits from this one on; in
 # the lower bits it has the node's life and a count.
@@ -38,7 +38,7 @@ FIRST_OPERATION = 1 << 24 | 1
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedCollective:
     """A collective as its caller requests it."""
 
     kind: str
@@ -47,14 +47,14 @@ class Wanted:
     results: tuple[bytes, ...] = ()
 
 
-class Node:
+class ScaleNode:
     """One simulated node."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ScaleHost) -> None:
         self.host = host
         self.executions = Executions(host)
         self.operation = host.number << OPERATION_BITS | FIRST_OPERATION
-        self._wanted: Wanted | None = None
+        self._wanted: WantedCollective | None = None
         self._wait = Wait("")
         self._unknown: set[bytes] = set()  # sources whose owner has not answered yet
         # Holders of sources that were made elsewhere.
@@ -74,7 +74,7 @@ class Node:
             self.host.ask(object_id, self.executions.fetch)
         return wait
 
-    def begin(self, wanted: Wanted) -> Wait:
+    def begin(self, wanted: WantedCollective) -> Wait:
         """A process here calls a collective."""
         self._wanted = wanted
         self._wait = Wait(f"{wanted.kind} of host {self.host.number}")
@@ -102,7 +102,7 @@ class Node:
             message = SourceReady(self.operation, index, first, nbytes, layout, tuple(others))
             self.host.send_manager(message)
 
-    def _request(self, wanted: Wanted) -> None:
+    def _request(self, wanted: WantedCollective) -> None:
         ready: list[int] = []
         for index, object_id in enumerate(wanted.sources):
             if self._about(object_id)[2]:
@@ -152,13 +152,13 @@ class Node:
             case MembersChanged(went=()):
                 pass  # an announcement of nodes that have joined
             case _:
-                raise WrongEnd(f"nothing has failed, and a node is sent {message!r}")
+                raise WrongCompletion(f"nothing has failed, and a node is sent {message!r}")
 
-    def _end(self, wanted: Wanted, commit: Commit) -> None:
+    def _end(self, wanted: WantedCollective, commit: Commit) -> None:
         if len(commit.contributors) != wanted.num:
-            raise WrongEnd(f"{commit}, and {wanted.num} contributors were wanted")
+            raise WrongCompletion(f"{commit}, and {wanted.num} contributors were wanted")
         for number in () if wanted.kind in FOLDING else commit.destinations:
             for index in commit.contributors:
                 if wanted.sources[index] not in self.host.hosts[number].holds:
-                    raise WrongEnd(f"{commit}, and host {number} has not got source {index}")
+                    raise WrongCompletion(f"{commit}, and host {number} has not got source {index}")
         self._wait.ended_at = self.host.timeline.now

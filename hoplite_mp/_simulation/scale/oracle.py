@@ -10,22 +10,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp._simulation.scale.streams import WrongBytes
+from hoplite_mp._simulation.scale.streams import WrongPlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hoplite_mp._protocol.messages import Commit, ExecuteReduce
-    from hoplite_mp._simulation.scale.streams import Cell, Content
+    from hoplite_mp._simulation.scale.streams import Content, ScaleCell
 
-__all__ = ["Truth", "WrongEnd"]
+__all__ = ["ScaleOracle", "WrongCompletion"]
 
 
-class WrongEnd(AssertionError):
+class WrongCompletion(AssertionError):
     """Something ended as it must not, or did not end."""
 
 
-class Truth:
+class ScaleOracle:
     """The invariants of one run."""
 
     def __init__(self) -> None:
@@ -33,43 +33,43 @@ class Truth:
         self._sums: dict[tuple[int, int], Content] = {}  # by operation and first byte
         self._commits: dict[int, Commit] = {}
 
-    def check_copy(self, object_id: bytes, cells: Iterable[Cell]) -> None:
+    def check_copy(self, object_id: bytes, cells: Iterable[ScaleCell]) -> None:
         """These cells are to be a copy of that object."""
         for cell in _in_order(cells, 0, self.sizes[object_id]):
             if cell.content != object_id:
-                raise WrongBytes(f"a copy of {object_id.hex()} has {cell}")
+                raise WrongPlace(f"a copy of {object_id.hex()} has {cell}")
 
     def check_commit(self, commit: Commit) -> None:
         """All commits of an operation must be equal."""
         known = self._commits.setdefault(commit.operation, commit)
         if commit != known:
-            raise WrongEnd(f"{commit} and {known}")
+            raise WrongCompletion(f"{commit} and {known}")
 
     def check_result(
-        self, plan: ExecuteReduce, commit: Commit, cells: Iterable[Cell], begin: int, end: int
+        self, plan: ExecuteReduce, commit: Commit, cells: Iterable[ScaleCell], begin: int, end: int
     ) -> None:
         """A destination is told to seal these cells as bytes [begin, end) of the result."""
         if commit.contributors != plan.members:
-            raise WrongBytes(f"{commit} is about other members than {plan.members}")
+            raise WrongPlace(f"{commit} is about other members than {plan.members}")
         for cell in _in_order(cells, begin, end):
             place = plan.operation, cell.begin
             if place not in self._sums:
                 self._sums[place] = cell.content
                 _check_sum(plan, cell.content)
             elif self._sums[place] != cell.content:
-                raise WrongBytes(f"{cell} has other bits than elsewhere")
+                raise WrongPlace(f"{cell} has other bits than elsewhere")
 
 
-def _in_order(cells: Iterable[Cell], begin: int, end: int) -> list[Cell]:
+def _in_order(cells: Iterable[ScaleCell], begin: int, end: int) -> list[ScaleCell]:
     """The cells that are not empty, in order; they must be full and cover [begin, end)."""
     found = sorted((cell for cell in cells if cell.nbytes), key=lambda cell: cell.begin)
     at = begin
     for cell in found:
         if cell.begin != at or cell.watermark != cell.nbytes:
-            raise WrongBytes(f"bytes from {at} on are to be there, and it is {cell}")
+            raise WrongPlace(f"bytes from {at} on are to be there, and it is {cell}")
         at += cell.nbytes
     if at != end:
-        raise WrongBytes(f"bytes {at} to {end} are missing")
+        raise WrongPlace(f"bytes {at} to {end} are missing")
     return found
 
 
@@ -83,6 +83,6 @@ def _check_sum(plan: ExecuteReduce, content: Content) -> None:
         else:
             leaves.append(one)
     if sorted(leaves) != list(plan.members):
-        raise WrongBytes(f"contributors {leaves}, not {plan.members}")
+        raise WrongPlace(f"contributors {leaves}, not {plan.members}")
     if plan.rule == "fold" and leaves != list(plan.order):
-        raise WrongBytes(f"contributors are folded as {leaves}, not as {plan.order}")
+        raise WrongPlace(f"contributors are folded as {leaves}, not as {plan.order}")

@@ -12,13 +12,13 @@ import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hoplite_mp._simulation.scale.node import Wanted
-from hoplite_mp._simulation.scale.world import World
+from hoplite_mp._simulation.scale.node import WantedCollective
+from hoplite_mp._simulation.scale.world import ScaleWorld
 
 if TYPE_CHECKING:
     from hoplite_mp._simulation.scale.host import Wait
 
-__all__ = ["OPERATIONS", "Row", "Size", "coarseness", "measure"]
+__all__ = ["OPERATIONS", "ScaleRow", "Size", "coarseness", "measure"]
 
 # With more nodes than this, blocks have at least COARSE_BYTES, unless --block says otherwise,
 # because a thousand nodes have a million streams. Longer blocks need fewer events, but a stripe
@@ -44,7 +44,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ScaleRow:
     """The results. `bytes_a_node`: sent by the manager; `step_s`: the planner's mean time for one
     message."""
 
@@ -83,13 +83,13 @@ def bound_s(operation: str, size: Size) -> float:
     return one
 
 
-def measure(operation: str, size: Size) -> Row:
+def measure(operation: str, size: Size) -> ScaleRow:
     """Simulates one operation."""
     gc.disable()  # nothing here becomes garbage before the end, and there are many objects to scan
     try:
-        world = World(size.nodes, size.rate, latency_s=size.latency_s, least=size.least)
+        world = ScaleWorld(size.nodes, size.rate, latency_s=size.latency_s, least=size.least)
         seconds = world.run(_begin(world, operation, size.nbytes))
-        return Row(
+        return ScaleRow(
             operation,
             size.nodes,
             size.nbytes,
@@ -107,14 +107,14 @@ def measure(operation: str, size: Size) -> Row:
         gc.collect()
 
 
-def _begin(world: World, operation: str, nbytes: int) -> list[Wait]:
+def _begin(world: ScaleWorld, operation: str, nbytes: int) -> list[Wait]:
     asker, nodes = world.nodes[ASKER], world.nodes
     if operation == "get":  # on all nodes at the same time
         source = world.put(asker, nbytes)
         return [node.get(source) for node in nodes]
     if operation == "broadcast":
-        return [asker.begin(Wanted(operation, (world.put(asker, nbytes),), 1))]
+        return [asker.begin(WantedCollective(operation, (world.put(asker, nbytes),), 1))]
     sources = tuple(world.put(node, nbytes) for node in nodes)
     slices = {"reduce": 1, "allreduce": 1, "reduce_scatter": len(nodes)}.get(operation, 0)
     results = tuple(world.result(asker, nbytes // slices) for _ in range(slices))
-    return [asker.begin(Wanted(operation, sources, len(sources), results))]
+    return [asker.begin(WantedCollective(operation, sources, len(sources), results))]

@@ -22,9 +22,9 @@ from hoplite_mp._simulation.network import WINDOW_BLOCKS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hoplite_mp._simulation.network import Network
+    from hoplite_mp._simulation.network import VirtualNetwork
 
-__all__ = ["Cell", "Content", "Engine", "Key", "Stream", "WrongBytes"]
+__all__ = ["Content", "Key", "ScaleCell", "ScaleEngine", "ScaleStream", "WrongPlace"]
 
 Key = tuple[int, int, int, int]
 # The name of an object, the index of a member, or a tuple of contents that were added in this
@@ -36,12 +36,12 @@ Content = Any
 CONNECT_WAYS = 6
 
 
-class WrongBytes(AssertionError):
+class WrongPlace(AssertionError):
     """Bytes are where they must not be."""
 
 
 @dataclass(slots=True, eq=False)
-class Cell:
+class ScaleCell:
     """Bytes [0, watermark) are valid and final; the first is byte `begin` of the whole."""
 
     key: Key | None
@@ -51,16 +51,16 @@ class Cell:
     content: Content  # None: no byte has arrived
     block: int
     filled: Callable[[], None] | None = None  # called once, when all bytes are there
-    serves: dict[Stream, None] = field(default_factory=dict)
-    feeds: list[Fold] = field(default_factory=list)
+    serves: dict[ScaleStream, None] = field(default_factory=dict)
+    feeds: list[ScaleFold] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
-class Fold:
+class ScaleFold:
     """A fold whose next step goes to byte `goal`; `behind` sources have not got that far."""
 
-    cell: Cell
-    sources: Sequence[Cell]
+    cell: ScaleCell
+    sources: Sequence[ScaleCell]
     goal: int = 0
     behind: int = 0
 
@@ -73,16 +73,16 @@ class Fold:
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
+class ScaleStream:
     """One pull, seen from both sides."""
 
-    cell: Cell
-    puller: Engine
-    server: Engine
+    cell: ScaleCell
+    puller: ScaleEngine
+    server: ScaleEngine
     key: Key
     to: int  # the puller's host
     next: int = 0
-    source: Cell | None = None  # the server's cell
+    source: ScaleCell | None = None  # the server's cell
     flying: int = 0
     queued: bool = False
 
@@ -112,7 +112,7 @@ class Stream:
         cell, source = self.cell, self.source
         assert source is not None
         if begin != cell.watermark or cell.begin != source.begin or source.watermark < end:
-            raise WrongBytes(f"byte {begin} of {source} comes to {cell}")
+            raise WrongPlace(f"byte {begin} of {source} comes to {cell}")
         cell.content = source.content
         self.flying -= 1
         if end == cell.nbytes:
@@ -122,36 +122,38 @@ class Stream:
         self.puller.raise_to(cell, end)
 
 
-class Engine:
+class ScaleEngine:
     """All cells of one node."""
 
-    def __init__(self, network: Network, host: int, block_bytes: int, least: int = 0) -> None:
+    def __init__(
+        self, network: VirtualNetwork, host: int, block_bytes: int, least: int = 0
+    ) -> None:
         """least: no block is shorter than this (coarser, but faster to simulate)."""
         self.network = network
         self.host = host
         self.block_bytes = block_bytes
         self.least = least
-        self.keys: dict[Key, Cell] = {}
-        self.waiting: dict[Key, list[Stream]] = {}
-        self.links: set[Engine] = set()
-        self.cells: set[Cell] = set()  # open cells
+        self.keys: dict[Key, ScaleCell] = {}
+        self.waiting: dict[Key, list[ScaleStream]] = {}
+        self.links: set[ScaleEngine] = set()
+        self.cells: set[ScaleCell] = set()  # open cells
 
     def cell(
         self, key: Key | None, begin: int, nbytes: int, content: Content = None, watermark: int = 0
-    ) -> Cell:
+    ) -> ScaleCell:
         """Makes a cell; streams that have waited for its key begin."""
         block = max(self.least, block_bytes_for(nbytes, self.block_bytes))
-        cell = Cell(key, begin, nbytes, watermark, content, block)
+        cell = ScaleCell(key, begin, nbytes, watermark, content, block)
         self.cells.add(cell)
         if key is not None:
             if key in self.keys:
-                raise WrongBytes(f"a second cell for the key {key}")
+                raise WrongPlace(f"a second cell for the key {key}")
             self.keys[key] = cell
             for stream in self.waiting.pop(key, ()):
                 self._attach(stream, cell)
         return cell
 
-    def raise_to(self, cell: Cell, watermark: int) -> None:
+    def raise_to(self, cell: ScaleCell, watermark: int) -> None:
         """Advances a cell's watermark."""
         before = cell.watermark
         cell.watermark = watermark
@@ -165,17 +167,17 @@ class Engine:
         if watermark == cell.nbytes and cell.filled is not None:
             cell.filled()
 
-    def close(self, cell: Cell) -> None:
+    def close(self, cell: ScaleCell) -> None:
         """Closes a cell that is full and that no stream reads any more."""
         if cell.watermark < cell.nbytes or cell.serves:
-            raise WrongBytes(f"the cell {cell.key} is closed at byte {cell.watermark}")
+            raise WrongPlace(f"the cell {cell.key} is closed at byte {cell.watermark}")
         self.cells.remove(cell)
         if cell.key is not None:
             del self.keys[cell.key]
 
     # ---- pulls
 
-    def pull(self, cell: Cell, server: Engine, key: Key) -> None:
+    def pull(self, cell: ScaleCell, server: ScaleEngine, key: Key) -> None:
         """Fills the cell from another node."""
         timeline = self.network.timeline
         if not cell.nbytes:
@@ -187,9 +189,9 @@ class Engine:
             self.links.add(server)
             server.links.add(self)
         delay = ways * self.network.delay(self.host, server.host)
-        timeline.after(delay, server.requested, Stream(cell, self, server, key, self.host))
+        timeline.after(delay, server.requested, ScaleStream(cell, self, server, key, self.host))
 
-    def requested(self, stream: Stream) -> None:
+    def requested(self, stream: ScaleStream) -> None:
         """Another node asks for a cell of this one."""
         cell = self.keys.get(stream.key)
         if cell is not None:
@@ -197,30 +199,30 @@ class Engine:
         else:
             self.waiting.setdefault(stream.key, []).append(stream)
 
-    def _attach(self, stream: Stream, cell: Cell) -> None:
+    def _attach(self, stream: ScaleStream, cell: ScaleCell) -> None:
         if stream.cell.nbytes > cell.nbytes:
-            raise WrongBytes(f"{stream.cell} is pulled from {cell}, which is shorter")
+            raise WrongPlace(f"{stream.cell} is pulled from {cell}, which is shorter")
         stream.source = cell
         cell.serves[stream] = None
         stream.look()
 
     # ---- folds
 
-    def fold(self, cell: Cell, sources: Sequence[Cell]) -> None:
+    def fold(self, cell: ScaleCell, sources: Sequence[ScaleCell]) -> None:
         """Fills the cell by a left fold over cells of this node."""
         places = {(source.begin, source.nbytes) for source in (cell, *sources)}
         if len(places) > 1:
-            raise WrongBytes(f"a fold adds bytes of different places, {places}")
-        fold = Fold(cell, sources)
+            raise WrongPlace(f"a fold adds bytes of different places, {places}")
+        fold = ScaleFold(cell, sources)
         for source in sources:
             source.feeds.append(fold)
         if fold.aim():
             self.network.timeline.after(0.0, self._step, fold)
 
-    def _step(self, fold: Fold) -> None:
+    def _step(self, fold: ScaleFold) -> None:
         cell, end = fold.cell, fold.goal
         if any(source.watermark < end for source in fold.sources):
-            raise WrongBytes(f"{cell} is folded to byte {end} of {fold.sources}")
+            raise WrongPlace(f"{cell} is folded to byte {end} of {fold.sources}")
         if cell.content is None:
             cell.content = tuple(source.content for source in fold.sources)
         self.raise_to(cell, end)

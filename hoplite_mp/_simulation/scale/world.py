@@ -15,25 +15,25 @@ from hoplite_mp._common.ids import pack_id, pack_local
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._protocol.codec import encode
 from hoplite_mp._protocol.messages import HostMeasured, NodeJoined
-from hoplite_mp._simulation.network import Network
-from hoplite_mp._simulation.scale.host import HOST_ID_BASE, MANAGER_HOST, Host
-from hoplite_mp._simulation.scale.node import Node
-from hoplite_mp._simulation.scale.oracle import Truth, WrongEnd
-from hoplite_mp._simulation.scale.streams import Engine
+from hoplite_mp._simulation.network import VirtualNetwork
+from hoplite_mp._simulation.scale.host import HOST_ID_BASE, MANAGER_HOST, ScaleHost
+from hoplite_mp._simulation.scale.node import ScaleNode
+from hoplite_mp._simulation.scale.oracle import ScaleOracle, WrongCompletion
+from hoplite_mp._simulation.scale.streams import ScaleEngine
 from hoplite_mp._simulation.timeline import Timeline
 
 if TYPE_CHECKING:
     from hoplite_mp._protocol.messages import NodeToManager
     from hoplite_mp._simulation.scale.host import Wait
 
-__all__ = ["World"]
+__all__ = ["ScaleWorld"]
 
 BLOCK_BYTES = 256 << 10
 EVENTS_MAX = 400_000_000
 SECONDS_MAX = 1e6
 
 
-class World:
+class ScaleWorld:
     """One cluster, whose nodes have joined, and whose planner knows the rates of their links."""
 
     def __init__(
@@ -41,26 +41,26 @@ class World:
     ) -> None:
         """rate: of each link in each direction, in bytes per second; least: no block is shorter."""
         self.timeline = Timeline(0)
-        self.network = Network(self.timeline, latency_s, 0.0)
-        self.truth = Truth()
+        self.network = VirtualNetwork(self.timeline, latency_s, 0.0)
+        self.truth = ScaleOracle()
         self.planner = Planner()
-        self.nodes: list[Node] = []
+        self.nodes: list[ScaleNode] = []
         self.messages = self.bytes_out = 0  # the manager's messages in and out; its bytes out
         self.steps = 0
         self.step_s = self.step_s_max = 0.0  # real time spent in the planner
         self.notes: list[str] = []
-        hosts: list[Host] = []
+        hosts: list[ScaleHost] = []
         for number in range(nodes):
             self.network.add(rate, rate)
-            engine = Engine(self.network, number, BLOCK_BYTES, least)
-            hosts.append(Host(engine, self.truth, hosts, self._take))
-            self.nodes.append(Node(hosts[number]))
+            engine = ScaleEngine(self.network, number, BLOCK_BYTES, least)
+            hosts.append(ScaleHost(engine, self.truth, hosts, self._take))
+            self.nodes.append(ScaleNode(hosts[number]))
             self.planner.step(NodeJoined(HOST_ID_BASE + number, 1, 1), 0.0)
             self.planner.step(HostMeasured(number, rate, rate), 0.0)
 
     # ---- objects
 
-    def put(self, node: Node, nbytes: int, ready_in: float = 0.0) -> bytes:
+    def put(self, node: ScaleNode, nbytes: int, ready_in: float = 0.0) -> bytes:
         """Makes an object of that node, which becomes ready after that time. Returns its id."""
         object_id = self._new_id(node, nbytes, 1)
         if ready_in:
@@ -69,15 +69,15 @@ class World:
             self._ready(node, object_id)
         return object_id
 
-    def _ready(self, node: Node, object_id: bytes) -> None:
+    def _ready(self, node: ScaleNode, object_id: bytes) -> None:
         node.host.put(object_id)
         node.ready(object_id)
 
-    def result(self, node: Node, nbytes: int) -> bytes:
+    def result(self, node: ScaleNode, nbytes: int) -> bytes:
         """An id for the result of a collective that this node requests."""
         return self._new_id(node, nbytes, 2)
 
-    def _new_id(self, node: Node, nbytes: int, slot: int) -> bytes:
+    def _new_id(self, node: ScaleNode, nbytes: int, slot: int) -> bytes:
         count = len(self.truth.sizes) + 1
         local = pack_local(slot, count >> 16, count & 0xFFFF)
         object_id = pack_id(HOST_ID_BASE + node.host.number, local)
@@ -118,10 +118,10 @@ class World:
     def run(self, waits: list[Wait]) -> float:
         """Runs until no event is left; returns the time at which the last of the waits ended."""
         if not self.timeline.run(EVENTS_MAX, SECONDS_MAX):
-            raise WrongEnd(f"{waits} do not end")
+            raise WrongCompletion(f"{waits} do not end")
         ended = [wait.ended_at for wait in waits if wait.ended_at is not None]
         if len(ended) < len(waits):
-            raise WrongEnd(f"{[wait for wait in waits if wait.ended_at is None]} never end")
+            raise WrongCompletion(f"{[wait for wait in waits if wait.ended_at is None]} never end")
         # Nothing may be left over in the planner or on any host.
         reductions, entries = self.planner.reductions, self.planner.copies.entries.values()
         left: list[object] = [
@@ -134,5 +134,5 @@ class World:
             left += [*node.executions.copying, *node.executions.parts, *node.host.reads]
             left += [*engine.waiting, *(cell.key for cell in engine.cells)]
         if left or reductions.wake_at is not None:
-            raise WrongEnd(f"when all was over, there was still {left}")
+            raise WrongCompletion(f"when all was over, there was still {left}")
         return max(ended)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hoplite_mp._protocol.local import Ask
-    from hoplite_mp._simulation.virtual.processes import Processes
+    from hoplite_mp._simulation.virtual.processes import VirtualProcesses
 
 __all__ = ["VirtualChannel"]
 
@@ -29,7 +29,7 @@ _request = msgspec.msgpack.Decoder(Request).decode
 _reply = msgspec.msgpack.Decoder(Reply).decode
 
 
-class Node(Protocol):
+class NodeOfHost(Protocol):
     """The host's node."""
 
     def ask(self, slot: int, request: Request) -> None:
@@ -46,7 +46,9 @@ class _There:
 class VirtualChannel:
     """Has the interface of _client/channel.py."""
 
-    def __init__(self, node: Node, slot: int, processes: Processes, first: int = 0) -> None:
+    def __init__(
+        self, node: NodeOfHost, slot: int, processes: VirtualProcesses, first: int = 0
+    ) -> None:
         self.node = node
         self.slot = slot
         self.processes = processes

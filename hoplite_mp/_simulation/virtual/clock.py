@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hoplite_mp._client.runtime import Runtime
-    from hoplite_mp._simulation.virtual.processes import Processes
+    from hoplite_mp._simulation.virtual.processes import VirtualProcesses
 
 __all__ = ["virtual_time"]
 
@@ -36,10 +36,10 @@ CLOCKS: tuple[Any, ...] = (time, clock)
 ASK_FOR_MEMORY: tuple[Any, ...] = (budget, sweeper)  # errors say how much is in use
 
 
-class Stacks:
+class VirtualStacks:
     """Replaces `_stack` in _client/runtime.py: the open clusters of the process that is running."""
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, processes: VirtualProcesses) -> None:
         self._processes = processes
         self._of: dict[object, list[Runtime]] = {}
 
@@ -65,7 +65,7 @@ class Stacks:
 
 
 @contextlib.contextmanager
-def virtual_time(processes: Processes) -> Iterator[None]:
+def virtual_time(processes: VirtualProcesses) -> Iterator[None]:
     """Surrounds a run. Threads that do not belong to it keep the real time."""
     timeline = processes.timeline
     real = [(module.monotonic, module.monotonic_ns, module.sleep) for module in CLOCKS]
@@ -104,7 +104,7 @@ def virtual_time(processes: Processes) -> Iterator[None]:
 
     stack = client._stack
     processes.play()
-    client._stack = Stacks(processes)  # type: ignore[assignment]
+    client._stack = VirtualStacks(processes)  # type: ignore[assignment]
     for module in CLOCKS:
         module.monotonic, module.monotonic_ns, module.sleep = monotonic, monotonic_ns, sleep
     os.getpid = getpid

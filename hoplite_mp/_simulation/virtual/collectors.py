@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._client.submitter import Submitter
-    from hoplite_mp._simulation.virtual.processes import Process, Processes
+    from hoplite_mp._simulation.virtual.processes import VirtualProcess, VirtualProcesses
 
 __all__ = ["VirtualCollector"]
 
@@ -27,14 +27,17 @@ class VirtualCollector(Collector):
     """The collector of one simulated process."""
 
     def __init__(
-        self, submitter: Submitter, processes: Processes, begin: Callable[..., Process]
+        self,
+        submitter: Submitter,
+        processes: VirtualProcesses,
+        begin: Callable[..., VirtualProcess],
     ) -> None:
         """begin: starts a process on the same host."""
         super().__init__(submitter)
         self._processes = processes
         self._begin = begin
         self._main = processes.running
-        self._process: Process | None = None
+        self._process: VirtualProcess | None = None
 
     def start(self) -> None:
         if self._process is None and not self._closed and self._main is not None:

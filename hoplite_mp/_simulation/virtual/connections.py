@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from hoplite_mp._protocol.greetings import Introduction
-    from hoplite_mp._simulation.network import Network
+    from hoplite_mp._simulation.network import VirtualNetwork
     from hoplite_mp._simulation.virtual.loop import Descriptors
     from hoplite_mp._simulation.virtual.streams import VirtualStream
     from hoplite_mp._transport.addresses import Address, Endpoint
 
-__all__ = ["Listener", "Switchboard", "VirtualConnections"]
+__all__ = ["Switchboard", "VirtualConnections", "VirtualListener"]
 
 # As in _transport/caller.py.
 ARRIVE_S = 2.0
@@ -34,7 +34,7 @@ ACCEPT_S = 0.005  # how often an attempt that waits to be accepted is retried
 
 
 @dataclass(frozen=True)
-class Listener:
+class VirtualListener:
     """A process that accepts connections. admit: called with each connection, in a turn of that
     process."""
 
@@ -50,16 +50,18 @@ class Listener:
 class Switchboard:
     """All listeners and all connections of a run."""
 
-    def __init__(self, network: Network, descriptors: Descriptors) -> None:
+    def __init__(self, network: VirtualNetwork, descriptors: Descriptors) -> None:
         self.network = network
         self.descriptors = descriptors
-        self.listeners: dict[tuple[str, int], Listener] = {}
+        self.listeners: dict[tuple[str, int], VirtualListener] = {}
         self.streams: dict[VirtualStream, None] = {}  # one end of each connection that was made
         # Addresses at which a supervisor keeps the listening socket open while it starts another
         # manager, so that attempts wait there.
         self.kept_open: set[tuple[str, int]] = set()
 
-    def connect(self, loop: Any, host: int, to: Listener) -> tuple[VirtualStream, VirtualStream]:
+    def connect(
+        self, loop: Any, host: int, to: VirtualListener
+    ) -> tuple[VirtualStream, VirtualStream]:
         """Makes a connection from that process to a listener."""
         ends = connect(self.network, self.descriptors, (loop, host), (to.loop, to.host))
         self.streams[ends[0]] = None
@@ -202,7 +204,7 @@ class VirtualCalling:
             seconds = 2 * network.delay(there, self._host)  # for the handshake
             network.timeline.after(seconds, self._agree, attempt, listener)
 
-    def _agree(self, attempt: int, listener: Listener) -> None:
+    def _agree(self, attempt: int, listener: VirtualListener) -> None:
         network = self._board.network
         current = self._board.listeners.get(self._endpoints[self._next])
         if attempt != self._attempt or network.is_blocked(self._host, listener.host):
@@ -214,7 +216,7 @@ class VirtualCalling:
             network.delay(listener.host, self._host), self._end, attempt, outcome
         )
 
-    def _make(self, listener: Listener) -> Admission:
+    def _make(self, listener: VirtualListener) -> Admission:
         ours, theirs = self._board.connect(self._loop, self._host, listener)
         theirs_is: Any = theirs
         ours_is: Any = ours
@@ -298,7 +300,7 @@ class VirtualConnections:
             roles[admission.role](admission)
 
         where = self._host, self._loop, self._host_id, cluster, mine, admit
-        self._board.listeners[self._at.host, self._at.port] = Listener(*where)
+        self._board.listeners[self._at.host, self._at.port] = VirtualListener(*where)
         return self._at.host
 
     def is_reached(self, endpoints: Sequence[Endpoint]) -> bool:

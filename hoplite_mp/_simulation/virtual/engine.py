@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from hoplite_mp._node.ports import Key
-    from hoplite_mp._simulation.network import Network
+    from hoplite_mp._simulation.network import VirtualNetwork
     from hoplite_mp._simulation.virtual.loop import Descriptors, VirtualLoop
     from hoplite_mp._simulation.virtual.streams import VirtualStream
 
@@ -159,7 +159,7 @@ class VirtualEngine:
 
     def __init__(
         self,
-        network: Network,
+        network: VirtualNetwork,
         loop: VirtualLoop,
         descriptors: Descriptors,
         host_id: int,

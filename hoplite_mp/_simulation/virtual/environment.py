@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._simulation.virtual.connections import Switchboard
 from hoplite_mp._simulation.virtual.loop import Descriptors
-from hoplite_mp._simulation.virtual.processes import Processes
+from hoplite_mp._simulation.virtual.processes import VirtualProcesses
 from hoplite_mp._transport.addresses import Address
 from hoplite_mp.config import Config
 
 if TYPE_CHECKING:
-    from hoplite_mp._simulation.network import Network
+    from hoplite_mp._simulation.network import VirtualNetwork
     from hoplite_mp._simulation.timeline import Timeline
 
-__all__ = ["Sizes", "Surroundings", "address_of"]
+__all__ = ["RunEnvironment", "Sizes", "address_of"]
 
 PORT = 7000
 MANAGER_PORT = 7001
@@ -50,11 +50,11 @@ def _config() -> Config:
 
 
 @dataclass
-class Surroundings:
+class RunEnvironment:
     """The shared parts of one run. `place` is a machine's number in the network."""
 
     timeline: Timeline
-    network: Network
+    network: VirtualNetwork
     sizes: Sizes = field(default_factory=Sizes)
     config: Config = field(default_factory=_config)
     cluster: bytes = b"c" * 16
@@ -67,7 +67,7 @@ class Surroundings:
     def __post_init__(self) -> None:
         self.descriptors = Descriptors()
         self.board = Switchboard(self.network, self.descriptors)
-        self.processes = Processes(self.timeline, self.network)
+        self.processes = VirtualProcesses(self.timeline, self.network)
 
     def config_of(self, place: int) -> Config:
         """The configuration of the host on that machine."""

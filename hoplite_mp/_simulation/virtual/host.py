@@ -19,10 +19,10 @@ from hoplite_mp._client.runtime import Runtime
 from hoplite_mp._common.object_states import DRIVER_SLOT, FIRST_SLOT, NODE_SLOT
 from hoplite_mp._node.output.output import Output
 from hoplite_mp._node.ports import NodePorts
-from hoplite_mp._node.runtime.cluster_node import Lan
-from hoplite_mp._node.runtime.cluster_node_events import LanUpward
-from hoplite_mp._node.runtime.node import Node
-from hoplite_mp._protocol.inherited_context import Birth
+from hoplite_mp._node.runtime.cluster_node import ClusterNode
+from hoplite_mp._node.runtime.cluster_node_events import ClusterNodeEvents
+from hoplite_mp._node.runtime.node import HostNode
+from hoplite_mp._protocol.inherited_context import InheritedContext
 from hoplite_mp._protocol.local import SETUP_FAILED, Start
 from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._protocol.spawning import LanStart, Spawn
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
     from hoplite_mp._protocol.local import Request
     from hoplite_mp._protocol.spawning import Exited, StartStandby
-    from hoplite_mp._simulation.virtual.environment import Surroundings
-    from hoplite_mp._simulation.virtual.processes import Process
+    from hoplite_mp._simulation.virtual.environment import RunEnvironment
+    from hoplite_mp._simulation.virtual.processes import VirtualProcess
     from hoplite_mp._simulation.virtual.streams import VirtualStream
 
-__all__ = ["Host"]
+__all__ = ["VirtualHost"]
 
 KEY = Secret(b"k" * 32)
 FIRST_PID = 10_000  # pids of programs begin here
@@ -70,16 +70,16 @@ class _Mute:
     def flush(self) -> None: ...
 
 
-class Host:
+class VirtualHost:
     """One life of a host. `alive`: whether its node is alive."""
 
     def __init__(
         self,
-        around: Surroundings,
+        around: RunEnvironment,
         place: int,
         host_id: int,
-        ended: Callable[[Host, str], None],
-        standby: Callable[[Host, StartStandby], None],
+        ended: Callable[[VirtualHost, str], None],
+        standby: Callable[[VirtualHost, StartStandby], None],
         manager: VirtualStream | None = None,
     ) -> None:
         """place: number of the machine. host_id: of this life. ended: called when the node has
@@ -92,8 +92,8 @@ class Host:
         self.host_id = host_id
         self.config = config = around.config_of(place)
         self.alive = True
-        self.processes: list[Process] = []
-        self.programs: dict[Process, Callable[[], None]] = {}  # program -> called at its end
+        self.processes: list[VirtualProcess] = []
+        self.programs: dict[VirtualProcess, Callable[[], None]] = {}  # program -> called at its end
         self._asked_at = 0.0
         network, descriptors = around.network, around.descriptors
         self.control_fd, self.store_fd = os.memfd_create("control"), os.memfd_create("store")
@@ -115,7 +115,7 @@ class Host:
         where = self.loop, place, host_id, address_of(place)
         ours, theirs = socket.socketpair()
         self._sockets = [ours, theirs]
-        upward = LanUpward()
+        upward = ClusterNodeEvents()
         output = Output(
             theirs,
             config,
@@ -138,7 +138,7 @@ class Host:
             NoDoor(),
         )
         start = self._start(manager is not None)
-        self.node = Node(start, config, ports, self.client, self.tasks, output, upward)
+        self.node = HostNode(start, config, ports, self.client, self.tasks, output, upward)
         self._watch_memory()
         self.loop.run(self._begin)
 
@@ -164,7 +164,7 @@ class Host:
             manager=[] if leads else [(int(socket.AF_INET), at) for at in managers],
             meets_drivers=bool(around.standby_at),
         )
-        birth = Birth(pid=1, authkey=b"", argv=[], faulthandler=False, start_method="")
+        birth = InheritedContext(pid=1, authkey=b"", argv=[], faulthandler=False, start_method="")
         return Start(
             sys_path=[],
             control_fd=self.control_fd,
@@ -232,7 +232,7 @@ class Host:
 
         timeline.at(self._asked_at, self.loop.run, take)
 
-    def run(self, name: str, body: Callable[[], object]) -> Process:
+    def run(self, name: str, body: Callable[[], object]) -> VirtualProcess:
         """Starts a process on this host."""
         process = self.around.processes.begin(self.place, name, body, self._process_turned)
         self.processes.append(process)
@@ -276,7 +276,7 @@ class Host:
         process.ended = ended
         self.programs[process] = leave
 
-    def kill(self, process: Process) -> None:
+    def kill(self, process: VirtualProcess) -> None:
         """Kills a process, as SIGKILL does."""
         if process in self.programs:
             process.kill()
@@ -286,7 +286,7 @@ class Host:
 
     # The interface for `VirtualWorkers`.
 
-    def worker_begins(self, ask: Spawn) -> Process:
+    def worker_begins(self, ask: Spawn) -> VirtualProcess:
         channel = self.channel(ask.slot)
 
         def live() -> None:
@@ -341,10 +341,10 @@ class Host:
             self.ended(self, "its node has ended")
 
     @property
-    def lan(self) -> Lan | None:
+    def lan(self) -> ClusterNode | None:
         """Its node's rooms for other hosts; None before they are built."""
         found = self.node.other_hosts
-        return found if isinstance(found, Lan) else None
+        return found if isinstance(found, ClusterNode) else None
 
     # -- the end -------------------------------------------------------------------------------
 

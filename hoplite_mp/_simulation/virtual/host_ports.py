@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.spawning import Spawn
     from hoplite_mp._simulation.timeline import Timeline
     from hoplite_mp._simulation.virtual.channel import VirtualChannel
-    from hoplite_mp._simulation.virtual.processes import Process
+    from hoplite_mp._simulation.virtual.processes import VirtualProcess
     from hoplite_mp._transport.addresses import Address
 
 __all__ = ["NEAR_S", "NoDoor", "NoStacks", "VirtualDisk", "VirtualLines", "VirtualWorkers"]
@@ -67,7 +67,7 @@ class VirtualLines:
 class Supervised(Protocol):
     """The host to which the workers belong."""
 
-    def worker_begins(self, ask: Spawn) -> Process:
+    def worker_begins(self, ask: Spawn) -> VirtualProcess:
         """Starts the worker's process."""
 
     def worker_ended(self, message: Exited) -> None:
@@ -85,7 +85,7 @@ class VirtualWorkers:
     _node/ports.py."""
 
     def __init__(self, timeline: Timeline, host: Supervised) -> None:
-        self.by_pid: dict[int, tuple[int, Process]] = {}
+        self.by_pid: dict[int, tuple[int, VirtualProcess]] = {}
         self._timeline = timeline
         self._host = host
         self._last = 100
@@ -117,7 +117,7 @@ class VirtualWorkers:
             found[1].code = KILLED
             self._timeline.after(NEAR_S, self._ended, pid)
 
-    def kill_process(self, process: Process) -> None:
+    def kill_process(self, process: VirtualProcess) -> None:
         """As `kill`, for a worker that is given as a process, without its pid."""
         for pid, (_, one) in list(self.by_pid.items()):
             if one is process:

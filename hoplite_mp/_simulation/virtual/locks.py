@@ -17,7 +17,7 @@ from hoplite_mp._common import locks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hoplite_mp._simulation.virtual.processes import Processes
+    from hoplite_mp._simulation.virtual.processes import VirtualProcesses
 
 __all__ = ["VirtualLock", "virtual_locks"]
 
@@ -32,7 +32,7 @@ CLIENT = (
 class VirtualLock:
     """A lock, reentrant or not. Threads that do not belong to the run must not share one."""
 
-    def __init__(self, processes: Processes, reentrant: bool) -> None:
+    def __init__(self, processes: VirtualProcesses, reentrant: bool) -> None:
         self._processes = processes
         self._reentrant = reentrant
         self._owner: object = None
@@ -77,7 +77,7 @@ class VirtualLock:
 class _Locks:
     """Stands for the module `locks`, and makes locks of the run."""
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, processes: VirtualProcesses) -> None:
         self._processes = processes
 
     def lock(self, name: str) -> VirtualLock:
@@ -91,7 +91,7 @@ class _Locks:
 
 
 @contextlib.contextmanager
-def virtual_locks(processes: Processes) -> Iterator[None]:
+def virtual_locks(processes: VirtualProcesses) -> Iterator[None]:
     """Surrounds a run in which processes have collectors: locks that client code makes with
     `locks` meanwhile are locks of the run."""
     ours = [

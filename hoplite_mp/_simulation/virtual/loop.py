@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._simulation.faults.message_faults import Trap
-    from hoplite_mp._simulation.network import Network
+    from hoplite_mp._simulation.faults.message_faults import MessageFault
+    from hoplite_mp._simulation.network import VirtualNetwork
     from hoplite_mp._simulation.timeline import Timeline
 
 __all__ = ["EPOCH_S", "Descriptor", "Descriptors", "VirtualLoop"]
@@ -44,7 +44,7 @@ class Descriptors:
 
     def __init__(self) -> None:
         self.all: dict[int, Descriptor] = {}
-        self.traps: list[Trap] = []
+        self.traps: list[MessageFault] = []
         self._last = FIRST_DESCRIPTOR
 
     def add(self, one: Descriptor) -> int:
@@ -60,7 +60,7 @@ class VirtualLoop:
     def __init__(
         self,
         timeline: Timeline,
-        network: Network,
+        network: VirtualNetwork,
         host: int,
         descriptors: Descriptors,
         turn: Callable[[Callable[[], object]], None],

@@ -10,10 +10,10 @@ from __future__ import annotations
 import selectors
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._manager.heartbeats import Beats
-from hoplite_mp._manager.loop import Loop
+from hoplite_mp._manager.heartbeats import Heartbeats
+from hoplite_mp._manager.loop import ManagerLoop
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp._simulation.virtual.connections import Listener
+from hoplite_mp._simulation.virtual.connections import VirtualListener
 from hoplite_mp._simulation.virtual.loop import VirtualLoop
 from hoplite_mp._simulation.virtual.streams import connect
 
@@ -113,14 +113,14 @@ class VirtualManager:
         self.loop = VirtualLoop(network.timeline, network, host, descriptors, self._turn)
         self.selector = VirtualSelector(self.loop, self._wait)
         self._wake_at = float("inf")
-        self._manager = Loop(
+        self._manager = ManagerLoop(
             self.planner,
             self.loop.now,
             selector=self.selector,
             in_thread=lambda work: network.timeline.after(PACKING_S, self.loop.run, work),
         )
         door: Any = VirtualDoor(descriptors.add(self))
-        self._manager.open(door, b"", Beats(beat_s, silence_s))
+        self._manager.open(door, b"", Heartbeats(beat_s, silence_s))
         if leadership is not None:
             self._manager.share(leadership)
         host_id, cluster, introduction = about
@@ -129,7 +129,7 @@ class VirtualManager:
             door.waiting.append(admission)
 
         where = host, self.loop, host_id, cluster, introduction, admit
-        board.listeners[at] = Listener(*where, lambda role: role in door.not_now)
+        board.listeners[at] = VirtualListener(*where, lambda role: role in door.not_now)
         self.loop.run_soon(lambda: None)  # its first turn
 
     @property

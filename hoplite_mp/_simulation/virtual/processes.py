@@ -20,10 +20,10 @@ from hoplite_mp import _engine, _shm, _tasks
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from hoplite_mp._simulation.network import Network
+    from hoplite_mp._simulation.network import VirtualNetwork
     from hoplite_mp._simulation.timeline import Timeline
 
-__all__ = ["Ended", "Process", "Processes"]
+__all__ = ["Ended", "VirtualProcess", "VirtualProcesses"]
 
 # The longest time that waking a process takes.
 WAKE_S = 30e-6
@@ -38,13 +38,13 @@ class Ended(BaseException):
     """The run is over: unwinds a process's thread."""
 
 
-class Process:
+class VirtualProcess:
     """A simulated process. `alive`: it has neither ended nor been killed. `failure`: what `body`
     raised."""
 
     def __init__(
         self,
-        all_: Processes,
+        all_: VirtualProcesses,
         host: int,
         name: str,
         body: Callable[[], object],
@@ -61,7 +61,7 @@ class Process:
         self.interrupted: Callable[[], None] = lambda: None  # its handler of SIGUSR1
         self._signalled = False
         self.main = self  # the process of which this is a thread
-        self._threads: list[Process] = []
+        self._threads: list[VirtualProcess] = []
         self._all = all_
         self._body = body
         self._turned = turned
@@ -117,7 +117,7 @@ class Process:
         self._leave()
         self.wake()
 
-    def has_thread(self, thread: Process) -> None:
+    def has_thread(self, thread: VirtualProcess) -> None:
         """That one is a thread of this process, and dies with it."""
         thread.main, thread.pid = self, self.pid
         self._threads.append(thread)
@@ -182,15 +182,15 @@ class Process:
             self._all.hand_over(self)
 
 
-class Processes:
+class VirtualProcesses:
     """All processes of a run. `over`: the run is over."""
 
-    def __init__(self, timeline: Timeline, network: Network) -> None:
+    def __init__(self, timeline: Timeline, network: VirtualNetwork) -> None:
         self.timeline = timeline
         self.network = network
-        self.all: list[Process] = []
-        self.running: Process | None = None
-        self.waiting: dict[Hashable, list[Process]] = {}
+        self.all: list[VirtualProcess] = []
+        self.running: VirtualProcess | None = None
+        self.waiting: dict[Hashable, list[VirtualProcess]] = {}
         self.over = False
         self._main = 0  # ident of the timeline's thread
         self._back = _thread.allocate_lock()
@@ -201,7 +201,7 @@ class Processes:
 
     # -- the baton -----------------------------------------------------------------------------
 
-    def hand_over(self, process: Process) -> None:
+    def hand_over(self, process: VirtualProcess) -> None:
         """Runs the process until it waits or has ended."""
         self.running = process
         process._go.release()
@@ -215,9 +215,9 @@ class Processes:
 
     def begin(
         self, host: int, name: str, body: Callable[[], object], turned: Callable[[], None]
-    ) -> Process:
+    ) -> VirtualProcess:
         """Starts a process."""
-        process = Process(self, host, name, body, turned)
+        process = VirtualProcess(self, host, name, body, turned)
         self.all.append(process)
         process.start()
         return process

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._manager.leadership import Leadership
 from hoplite_mp._manager.standby import TELL_PAUSE_S, TELL_WAIT_S
-from hoplite_mp._node.peers.peers import Call
+from hoplite_mp._node.peers.peers import PeerDialing
 from hoplite_mp._planner.terms import Candidate, lease_s
 from hoplite_mp._protocol.codec import encode
 from hoplite_mp._protocol.greetings import Introduction
@@ -29,7 +29,7 @@ from hoplite_mp._transport.addresses import Address, endpoint_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._simulation.virtual.environment import Surroundings
+    from hoplite_mp._simulation.virtual.environment import RunEnvironment
     from hoplite_mp._transport.conversation import Admission
 
 __all__ = ["Promotion", "Superseding", "candidate_leadership", "first_leadership"]
@@ -39,7 +39,7 @@ PROMOTE_S = 5.0  # how long a tool tries to reach the standby
 TOOL_HOST_ID = 1  # a tool does not belong to a host
 
 
-def first_leadership(around: Surroundings, again: bool) -> Leadership[Any] | None:
+def first_leadership(around: RunEnvironment, again: bool) -> Leadership[Any] | None:
     """The leadership of the manager that begins the cluster; None if there is no standby."""
     if not around.standby_at:
         return None
@@ -47,7 +47,7 @@ def first_leadership(around: Surroundings, again: bool) -> Leadership[Any] | Non
     return Leadership(_named(around), own=0, lease_s=lease_s(silence_s), write=_write, again=again)
 
 
-def candidate_leadership(around: Surroundings, own: int) -> tuple[Candidate, Leadership[Any]]:
+def candidate_leadership(around: RunEnvironment, own: int) -> tuple[Candidate, Leadership[Any]]:
     """What the standby knows of votes, and its leadership; own: the number of its host's node."""
     candidate = Candidate(own, around.timeline.chance.randrange(IDENTITIES) + 1)
     seconds = lease_s(around.config.silence_s)
@@ -56,7 +56,7 @@ def candidate_leadership(around: Surroundings, own: int) -> tuple[Candidate, Lea
     )
 
 
-def _named(around: Surroundings) -> tuple[str, ...]:
+def _named(around: RunEnvironment) -> tuple[str, ...]:
     return tuple(str(Address(*at)) for at in around.standby_at)
 
 
@@ -72,7 +72,12 @@ class _Calls:
     """Calls from one process to one address."""
 
     def __init__(
-        self, around: Surroundings, loop: VirtualLoop, place: int, host_id: int, to: tuple[str, int]
+        self,
+        around: RunEnvironment,
+        loop: VirtualLoop,
+        place: int,
+        host_id: int,
+        to: tuple[str, int],
     ) -> None:
         self.loop = loop
         self._connections = VirtualConnections(
@@ -85,7 +90,7 @@ class _Calls:
         make = functools.partial(
             self._connections.call, self._to, role=role, mine=self._mine, timeout_s=seconds
         )
-        Call(self.loop, make, "a manager", done, logging.DEBUG).begin()
+        PeerDialing(self.loop, make, "a manager", done, logging.DEBUG).begin()
 
 
 class Superseding(_Calls):
@@ -110,7 +115,7 @@ class Superseding(_Calls):
 class Promotion(_Calls):
     """`hoplite-mp promote --anyway`, by an operator who knows that the manager's host is gone."""
 
-    def __init__(self, around: Surroundings, place: int, to: tuple[str, int]) -> None:
+    def __init__(self, around: RunEnvironment, place: int, to: tuple[str, int]) -> None:
         loop = VirtualLoop(around.timeline, around.network, place, around.descriptors, _turn)
         super().__init__(around, loop, place, TOOL_HOST_ID, to)
         self._stream: Any = None

@@ -11,13 +11,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp._simulation.faults.message_faults import spring
-from hoplite_mp._simulation.network import Channel
+from hoplite_mp._simulation.network import VirtualPipe
 from hoplite_mp._transport.stream import READ_BYTES
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from hoplite_mp._simulation.network import Network
+    from hoplite_mp._simulation.network import VirtualNetwork
     from hoplite_mp._simulation.virtual.loop import Descriptors
 
 __all__ = ["VirtualSocket", "VirtualStream", "connect"]
@@ -47,7 +47,7 @@ class VirtualStream:
 
     certificate_sha256: bytes | None = bytes(32)
     peer: VirtualStream
-    out: Channel
+    out: VirtualPipe
 
     def __init__(self, descriptors: Descriptors, loop: Noticing, host: int) -> None:
         self.loop = loop
@@ -194,7 +194,7 @@ class VirtualSocket:
 
 
 def connect(
-    network: Network,
+    network: VirtualNetwork,
     descriptors: Descriptors,
     one: tuple[Noticing, int],
     other: tuple[Noticing, int],
@@ -202,6 +202,6 @@ def connect(
     """Connects two processes, each given as (loop, host). Returns both ends."""
     ours, theirs = (VirtualStream(descriptors, *end) for end in (one, other))
     ours.peer, theirs.peer = theirs, ours
-    ours.out = Channel(network, (ours.host, theirs.host), theirs.receive)
-    theirs.out = Channel(network, (theirs.host, ours.host), ours.receive)
+    ours.out = VirtualPipe(network, (ours.host, theirs.host), theirs.receive)
+    theirs.out = VirtualPipe(network, (theirs.host, ours.host), ours.receive)
     return ours, theirs

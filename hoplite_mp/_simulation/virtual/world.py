@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.versions import software_versions
-from hoplite_mp._simulation.virtual.host import Host
+from hoplite_mp._simulation.virtual.host import VirtualHost
 from hoplite_mp._simulation.virtual.manager import VirtualManager
 from hoplite_mp._simulation.virtual.standby import (
     Promotion,
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import random
 
     from hoplite_mp._protocol.spawning import StartStandby
-    from hoplite_mp._simulation.virtual.environment import Surroundings
-    from hoplite_mp._simulation.virtual.processes import Process
+    from hoplite_mp._simulation.virtual.environment import RunEnvironment
+    from hoplite_mp._simulation.virtual.processes import VirtualProcess
 
 __all__ = ["World"]
 
@@ -43,15 +43,15 @@ RESTART_S = 0.001  # the least time in which a supervisor forks another manager
 class World:
     """One cluster. The first host has the manager; that host never dies if there is no standby."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: RunEnvironment) -> None:
         self.around = around
         self.timeline = around.timeline
         self.network = around.network
         self.board = around.board
         self.processes = around.processes
-        self.hosts: list[Host] = []  # the latest life on each machine
-        self.lives: list[Host] = []
-        self.lost: list[Host] = []  # lives that are over
+        self.hosts: list[VirtualHost] = []  # the latest life on each machine
+        self.lives: list[VirtualHost] = []
+        self.lost: list[VirtualHost] = []  # lives that are over
         self.manager: VirtualManager | None = None  # the manager on the first host
         self.standby: VirtualManager | None = None
         self.managers = 0  # how many managers have died
@@ -61,16 +61,16 @@ class World:
         self.overruled = False
         self._counted: tuple[int, ...] = ()  # the nodes of the last manager's hosts when it ended
         # The standby's host, and the request to start the standby there.
-        self._standby_of: tuple[Host, StartStandby] | None = None
+        self._standby_of: tuple[VirtualHost, StartStandby] | None = None
         self.cuts = self.resets = self.stops = self.killed = 0
         # Hosts whose links became slow. What such a host sends leaves in one queue here, in which
         # a beat may wait behind megabytes, so it may be given up.
         self.crawls = 0
-        self.left: set[Host] = set()  # lives that were asked to leave
-        self.went: set[Host] = set()  # those of them whose node has ended by itself
+        self.left: set[VirtualHost] = set()  # lives that were asked to leave
+        self.went: set[VirtualHost] = set()  # those of them whose node has ended by itself
         self.struck: set[int] = set()  # machines at which any fault has struck
         # Lives whose node ended because it learned that it had been given up.
-        self.gave_up: list[Host] = []
+        self.gave_up: list[VirtualHost] = []
         self._introduction = Introduction(HOST_ID_BASE, software_versions())
 
     # -- beginnings ----------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class World:
             turned=self._manager_turned,
         )
 
-    def _start_standby(self, host: Host, ask: StartStandby) -> None:
+    def _start_standby(self, host: VirtualHost, ask: StartStandby) -> None:
         around = self.around
         (at,) = around.standby_at
         host_id, place = host.host_id, host.place
@@ -122,20 +122,20 @@ class World:
 
         leadership.won = won
 
-    def add_host(self, up: float, down: float) -> Host:
+    def add_host(self, up: float, down: float) -> VirtualHost:
         """Adds a machine, whose node joins. The first one has the manager."""
         place = self.network.add(up, down)
         self.hosts.append(self._begin(place))
         return self.hosts[-1]
 
-    def _begin(self, place: int) -> Host:
+    def _begin(self, place: int) -> VirtualHost:
         host_id = HOST_ID_BASE + len(self.lives)
         near = None
         if not self.lives:
             self.board.kept_open.add(self.around.manager_at)
             self.manager = self._start_manager(False)
             near = self.manager.near(self.manager.loop)  # Host replaces this loop by its node's
-        host = Host(self.around, place, host_id, self.end, self._start_standby, near)
+        host = VirtualHost(self.around, place, host_id, self.end, self._start_standby, near)
         self.lives.append(host)
         return host
 
@@ -146,13 +146,13 @@ class World:
             self.go_on(place)
             self.hosts[place] = self._begin(place)
 
-    def host_of(self, process: Process | None) -> Host | None:
+    def host_of(self, process: VirtualProcess | None) -> VirtualHost | None:
         """The life of a host on which that process runs."""
         return next((host for host in self.lives if process in host.processes), None)
 
     # -- ends ----------------------------------------------------------------------------------
 
-    def end(self, host: Host, why: str) -> None:
+    def end(self, host: VirtualHost, why: str) -> None:
         """Ends a life and its connections, which the other ends notice."""
         if not host.alive:
             return
@@ -270,7 +270,7 @@ class World:
         if found:
             self.kill(*chance.choice(found))
 
-    def kill(self, host: Host, process: Process) -> None:
+    def kill(self, host: VirtualHost, process: VirtualProcess) -> None:
         """Kills a process, as SIGKILL does."""
         self.timeline.note(f"{process.name} on host {host.place} is killed")
         self.killed += 1

@@ -20,7 +20,7 @@ from hoplite_mp._simulation.workloads.programs import HANGS_S
 
 if TYPE_CHECKING:
     from hoplite_mp._api.cluster import Cluster
-    from hoplite_mp._simulation.virtual.host import Host
+    from hoplite_mp._simulation.virtual.host import VirtualHost
     from hoplite_mp._simulation.workloads.programs import Programs
 
 __all__ = ["begin_actor"]
@@ -36,7 +36,7 @@ Entry = tuple[int, int]  # (caller, number)
 at_work: dict[int, int] = {}
 
 
-class Ledger:
+class LedgerActor:
     """The actor's object."""
 
     def __init__(self, salt: int) -> None:
@@ -63,7 +63,7 @@ class Story:
     name: str
     salt: int
     kind: str
-    maker: Host
+    maker: VirtualHost
     callers: int
     confirmed: dict[Entry, int] = field(default_factory=dict)  # entry -> its place
 
@@ -113,7 +113,7 @@ def _kill(work: Programs, story: Story) -> None:
                 work.world.kill(host, process)
 
 
-def _make(work: Programs, story: Story, where: Host | None, c: Cluster) -> None:
+def _make(work: Programs, story: Story, where: VirtualHost | None, c: Cluster) -> None:
     options: dict[str, Any] = {"name": story.name, "restarts": RESTARTS[story.kind]}
     if story.kind == "checkpoints":
         options |= {"checkpoint": 1, "retries": RESTARTS[story.kind]}
@@ -121,7 +121,7 @@ def _make(work: Programs, story: Story, where: Host | None, c: Cluster) -> None:
         options["node"] = f"h{where.number}"
         work.hear_of(story.maker, [options["node"]])
     try:
-        ledger = c.options(**options).actor(Ledger, story.salt)
+        ledger = c.options(**options).actor(LedgerActor, story.salt)
         ledger.all().result(timeout=HANGS_S)
         work.board.publish(story.name, b"it is there")
         for caller in range(story.callers):

@@ -17,7 +17,7 @@ from hoplite_mp._simulation.oracle.values import Leaf, WrongBytes, make_once_mor
 
 if TYPE_CHECKING:
     from hoplite_mp._api.cluster import Cluster
-    from hoplite_mp._simulation.virtual.host import Host
+    from hoplite_mp._simulation.virtual.host import VirtualHost
     from hoplite_mp._simulation.workloads.programs import Programs
 
 __all__ = ["begin_newcomer", "begin_timely"]
@@ -100,7 +100,7 @@ def _put(work: Programs, leaf: Leaf, name: str, c: Cluster) -> None:
 
 
 def _when_let_in(
-    work: Programs, host: Host, leaves: list[Leaf], names: list[str], looks: int
+    work: Programs, host: VirtualHost, leaves: list[Leaf], names: list[str], looks: int
 ) -> None:
     if host.alive and host.number < 0 and looks:
         work.world.timeline.after(LET_IN_LOOK_S, _when_let_in, work, host, leaves, names, looks - 1)

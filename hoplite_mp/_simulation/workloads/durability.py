@@ -18,8 +18,8 @@ from hoplite_mp._simulation.workloads.programs import DEATHS_MAX, HANGS_S
 
 if TYPE_CHECKING:
     from hoplite_mp._api.cluster import Cluster
-    from hoplite_mp._simulation.oracle.oracle import Truth
-    from hoplite_mp._simulation.virtual.host import Host
+    from hoplite_mp._simulation.oracle.oracle import Oracle
+    from hoplite_mp._simulation.virtual.host import VirtualHost
     from hoplite_mp._simulation.workloads.programs import Programs
 
 __all__ = ["begin_copies", "begin_fetched", "begin_nested", "begin_remade"]
@@ -51,7 +51,7 @@ def begin_remade(work: Programs) -> None:
         work.program(chance.choice(hosts), f"reader of {name}", read)
 
 
-def _survives(truth: Truth) -> bool:
+def _survives(truth: Oracle) -> bool:
     world = truth.world
     disturbed = world.cuts or world.resets or world.stops or world.managers or truth.tight
     return not disturbed and len(world.lost) + world.killed <= DEATHS_MAX
@@ -194,13 +194,15 @@ class _Fetched:
     work: Programs
     leaf: Leaf
     name: str
-    maker: Host
+    maker: VirtualHost
     to_hold: int
     to_read: int
     # Hosts of readers that held it before any fault struck the owner's machine.
-    held: set[Host] = field(default_factory=set)
-    kept: set[Host] = field(default_factory=set)  # hosts that have fetched it
-    met: set[Host] = field(default_factory=set)  # hosts that got the ref when others had fetched it
+    held: set[VirtualHost] = field(default_factory=set)
+    kept: set[VirtualHost] = field(default_factory=set)  # hosts that have fetched it
+    met: set[VirtualHost] = field(
+        default_factory=set
+    )  # hosts that got the ref when others had fetched it
 
     def put(self, stays: float, c: Cluster) -> None:
         import time
@@ -210,7 +212,7 @@ class _Fetched:
         self.work.board.find(f"{self.name} is held by all")
         time.sleep(stays)
 
-    def read(self, host: Host, late: float, kind: str, c: Cluster) -> None:
+    def read(self, host: VirtualHost, late: float, kind: str, c: Cluster) -> None:
         import time
 
         value: Any = None
@@ -243,7 +245,7 @@ class _Fetched:
         self.work.truth.check_leaf(self.leaf, value)
         return value
 
-    def must_be_there(self, host: Host) -> bool:
+    def must_be_there(self, host: VirtualHost) -> bool:
         """Given all that has happened so far, must a reader on that host get it?"""
         holds_on, maker = self.work.holds_on, self.maker
         if host in self.held and maker in self.work.world.went and holds_on(host)():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._api.cluster import Cluster
-    from hoplite_mp._simulation.oracle.oracle import Truth
+    from hoplite_mp._simulation.oracle.oracle import Oracle
     from hoplite_mp._simulation.workloads.programs import Programs
 
 __all__ = ["begin_group"]
@@ -111,7 +111,7 @@ def _repeated(
 
 
 def _member(
-    truth: Truth,
+    truth: Oracle,
     salt: int,
     size: int,
     rank: int,
@@ -145,7 +145,7 @@ def _member(
             _split(truth, g, Leaf(salt + len(plan), rank, 1), holds)
 
 
-def _split(truth: Truth, g: Any, leaf: Leaf, holds: Callable[[], bool]) -> None:
+def _split(truth: Oracle, g: Any, leaf: Leaf, holds: Callable[[], bool]) -> None:
     """Members of even and of odd ranks make a Group each, and add up their values."""
     try:
         with g.split(leaf.index % 2) as part:
@@ -215,7 +215,7 @@ def _folded(op: Any, arrays: list[Any]) -> Any:
 
 
 def _check(
-    truth: Truth,
+    truth: Oracle,
     salt: int,
     call: int,
     kind: str,

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from hoplite_mp._client.runtime import Runtime
     from hoplite_mp._common.ref import ObjectRef
-    from hoplite_mp._simulation.oracle.oracle import Truth
-    from hoplite_mp._simulation.virtual.host import Host
+    from hoplite_mp._simulation.oracle.oracle import Oracle
+    from hoplite_mp._simulation.virtual.host import VirtualHost
     from hoplite_mp._simulation.virtual.world import World
 
 __all__ = ["BYTES_MAX", "DEATHS_MAX", "HANGS_S", "Board", "Programs"]
@@ -62,7 +62,7 @@ class Board:
 class Programs:
     """The programs of one run. `groups`: number of Groups begun; `begun`: number of programs."""
 
-    def __init__(self, world: World, truth: Truth, span_s: float) -> None:
+    def __init__(self, world: World, truth: Oracle, span_s: float) -> None:
         """span_s: the time within which programs begin."""
         self.world = world
         self.truth = truth
@@ -79,7 +79,7 @@ class Programs:
         return [process.name for host in self.world.lives for process in host.programs
                 if process.alive]  # fmt: skip
 
-    def hosts(self) -> list[Host]:
+    def hosts(self) -> list[VirtualHost]:
         """Hosts that are running and whose node has been admitted."""
         stopped = self.world.network.stopped
         return [one for one in self.world.hosts if one.alive and one.number >= 0
@@ -97,7 +97,7 @@ class Programs:
         self._operations += 1
         return 2 * self._operations % 1024 + 1
 
-    def holds_on(self, *hosts: Host, tasks: bool = False) -> Callable[[], bool]:
+    def holds_on(self, *hosts: VirtualHost, tasks: bool = False) -> Callable[[], bool]:
         """For `program`: any error is wrong as long as no fault has struck at these hosts or at
         those of managers, whatever happens to others. tasks: tasks are involved, which may run on
         any host."""
@@ -112,7 +112,7 @@ class Programs:
 
     def program(
         self,
-        host: Host,
+        host: VirtualHost,
         name: str,
         body: Callable[[Cluster], object],
         holds: Callable[[], bool] = lambda: False,
@@ -129,7 +129,7 @@ class Programs:
         self.begun += 1
         host.attach(name, live)
 
-    def hear_of(self, host: Host, names: Sequence[str]) -> None:
+    def hear_of(self, host: VirtualHost, names: Sequence[str]) -> None:
         """Waits until that host's node has heard of these nodes. A program knows the name of a node
         from its own one; here it may be that of a host that joined a moment ago."""
         import time

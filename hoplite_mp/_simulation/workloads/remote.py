@@ -17,8 +17,8 @@ from hoplite_mp._simulation.workloads.resource import NOBODY_HAS_IT, RESOURCE
 
 if TYPE_CHECKING:
     from hoplite_mp._api.cluster import Cluster
-    from hoplite_mp._simulation.oracle.oracle import Truth
-    from hoplite_mp._simulation.virtual.host import Host
+    from hoplite_mp._simulation.oracle.oracle import Oracle
+    from hoplite_mp._simulation.virtual.host import VirtualHost
     from hoplite_mp._simulation.workloads.programs import Programs
 
 __all__ = ["begin_rolled", "begin_shared"]
@@ -27,13 +27,15 @@ READERS_MAX = 3
 SIZES = 0, 100, 20_000  # items of 8 bytes beside refs; a result of more than 64 KiB stays there
 
 
-def _places(work: Programs, hosts: list[Host]) -> tuple[list[Host], list[Host]]:
+def _places(
+    work: Programs, hosts: list[VirtualHost]
+) -> tuple[list[VirtualHost], list[VirtualHost]]:
     """(those hosts that are without the resource, those with it)."""
     have = [host for host in hosts if host.config.resources]
     return [host for host in hosts if host not in have], have
 
 
-def _survives(truth: Truth, others: list[Host]) -> bool:
+def _survives(truth: Oracle, others: list[VirtualHost]) -> bool:
     """Must the result exist in the end? Yes, if a host on which the task may run has stayed alive,
     and if the faults so far have left the task enough tries."""
     world = truth.world
@@ -42,7 +44,7 @@ def _survives(truth: Truth, others: list[Host]) -> bool:
     return not disturbed and few and any(host.alive for host in others) and not world.left
 
 
-def _stays(work: Programs, *users: Host) -> bool:
+def _stays(work: Programs, *users: VirtualHost) -> bool:
     """Must what a task has put exist in the end? It is lost with the host where the task ran."""
     return work.holds_on(*users, *_places(work, work.world.lives)[1])()
 
@@ -67,7 +69,7 @@ def begin_shared(work: Programs) -> None:
     work.program(sender, f"shared {salt}", body, holds=partial(_survives, work.truth, others))
 
 
-def _begin_refs(work: Programs, leaf: Leaf, late: list[float], sender: Host) -> None:
+def _begin_refs(work: Programs, leaf: Leaf, late: list[float], sender: VirtualHost) -> None:
     chance, name = work.chance, f"shared {leaf.salt}"
     items = chance.choice(SIZES)  # a large result stays where it was made until it is read
     reader = chance.choice([None, None, *work.hosts()])

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hoplite_mp._api.cluster import Cluster
-    from hoplite_mp._simulation.virtual.host import Host
-    from hoplite_mp._simulation.virtual.processes import Process
+    from hoplite_mp._simulation.virtual.host import VirtualHost
+    from hoplite_mp._simulation.virtual.processes import VirtualProcess
     from hoplite_mp._simulation.workloads.programs import Programs
 
 __all__ = ["begin_locks", "begin_stream"]
@@ -46,7 +46,7 @@ class _Shared:
 
     name: str
     size: int  # of the queue; 0: no limit
-    inside: tuple[Host, Process] | None = None
+    inside: tuple[VirtualHost, VirtualProcess] | None = None
     taken: set[tuple[int, int]] = field(default_factory=set)
 
 
@@ -64,7 +64,7 @@ def begin_locks(work: Programs) -> None:
 
 
 def _use(
-    work: Programs, shared: _Shared, me: int, host: Host, steps: list[str], c: Cluster
+    work: Programs, shared: _Shared, me: int, host: VirtualHost, steps: list[str], c: Cluster
 ) -> None:
     import time
 
@@ -95,7 +95,7 @@ def _use(
             raise WrongEnd(f"{shared.name}: {me} does not get the lock")
 
 
-def _be_inside(work: Programs, shared: _Shared, host: Host) -> None:
+def _be_inside(work: Programs, shared: _Shared, host: VirtualHost) -> None:
     """Stays inside for a while. Another one may be inside only if its process is dead, or if a
     fault has ended the lock's process, after which there is a new lock."""
     import time

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp._simulation.oracle.oracle import Operation, WrongEnd
+from hoplite_mp._simulation.oracle.oracle import ExpectedOperation, WrongEnd
 from hoplite_mp._simulation.oracle.values import (
     SOURCES_MAX,
     Leaf,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._api.cluster import Cluster
-    from hoplite_mp._simulation.virtual.host import Host
+    from hoplite_mp._simulation.virtual.host import VirtualHost
 
 __all__ = ["Workload"]
 
@@ -99,7 +99,7 @@ class Workload(Programs):
             for _ in range(chance.choice(counts) * chance.choice(SWARM)):
                 self.world.timeline.after(chance.random() * self.span_s, begin)
 
-    def _source(self, hosts: list[Host], leaf: Leaf, name: str) -> tuple[Host, bool]:
+    def _source(self, hosts: list[VirtualHost], leaf: Leaf, name: str) -> tuple[VirtualHost, bool]:
         """Begins a program that makes a source, by putting it or by a task. Returns its host, and
         whether it is a task."""
         chance = self.chance
@@ -229,7 +229,7 @@ class Workload(Programs):
             num = count
         number = self._operations
         least = 1 if deadline is not None else num
-        operation = Operation(number, kind, leaves, num, least, ordered)
+        operation = ExpectedOperation(number, kind, leaves, num, least, ordered)
         names = [f"source {index} of {number}" for index in range(count)]
         makers = [chance.choice(hosts)] if chance.random() < 0.2 else hosts
         sources = [
@@ -242,7 +242,7 @@ class Workload(Programs):
         ask = partial(self._ask, operation, names, deadline, to, part, tasks, asker)
         self.program(asker, f"{kind} {number}", ask, self.holds_on(*part, tasks=tasks))
 
-    def _to(self, kind: str, count: int, hosts: list[Host]) -> list[str] | None:
+    def _to(self, kind: str, count: int, hosts: list[VirtualHost]) -> list[str] | None:
         chance = self.chance
         some = [f"h{host.number}" for host in chance.sample(hosts, chance.randint(1, len(hosts)))]
         if kind == "alltoall":
@@ -255,13 +255,13 @@ class Workload(Programs):
 
     def _ask(
         self,
-        operation: Operation,
+        operation: ExpectedOperation,
         names: list[str],
         deadline: float | None,
         to: list[str] | None,
-        took: list[Host],
+        took: list[VirtualHost],
         tasks: bool,
-        asker: Host,
+        asker: VirtualHost,
         c: Cluster,
     ) -> None:
         """took: the hosts that take part. tasks: whether tasks make sources."""
@@ -280,11 +280,11 @@ class Workload(Programs):
 
     def _run(
         self,
-        operation: Operation,
+        operation: ExpectedOperation,
         refs: list[Any],
         deadline: float | None,
         to: Any,
-        took: list[Host],
+        took: list[VirtualHost],
         tasks: bool,
         c: Cluster,
     ) -> None:
@@ -335,10 +335,10 @@ class Workload(Programs):
 
     def _read_elsewhere(
         self,
-        operation: Operation,
+        operation: ExpectedOperation,
         results: list[Any],
         dropped: int,
-        took: list[Host],
+        took: list[VirtualHost],
         tasks: bool,
     ) -> None:
         """Begins programs that read the results, soon or late, except for one that is deleted."""
@@ -359,8 +359,8 @@ class Workload(Programs):
                     self.board.publish(done, None)
 
     def _read(
-        self, operation: Operation, name: str, part: int, parts: int, late: float, done: str,
-        c: Cluster,
+        self, operation: ExpectedOperation, name: str, part: int, parts: int, late: float, done:
+        str, c: Cluster,
     ) -> None:  # fmt: skip
         import time
 

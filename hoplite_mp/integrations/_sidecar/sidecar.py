@@ -48,9 +48,9 @@ from hoplite_mp.config import Config
 from hoplite_mp.errors import AuthError, ConfigError, HopliteError, ProtocolError
 
 __all__ = [
-    "KeptCluster",
-    "Member",
     "Place",
+    "SidecarCluster",
+    "SidecarMember",
     "begin",
     "begin_kept",
     "end_kept",
@@ -114,7 +114,7 @@ class Place:
         }
 
 
-class KeptCluster(Cluster):
+class SidecarCluster(Cluster):
     """A Cluster with a node of its own, to which other processes of this host may attach."""
 
     _attaches = False
@@ -127,7 +127,7 @@ class _Attached(Cluster):
     _joins = False
 
 
-class Member:
+class SidecarMember:
     """The membership of this process in one cluster, shared by all callers of `take_part`."""
 
     def __init__(self, place: Place, cluster: Cluster, passes_on: bool) -> None:
@@ -186,7 +186,7 @@ class Member:
                 host.ended.wait()
             if _members.get(self.place.name) is not self or not host or not host.lost:
                 return
-            begun_here = isinstance(self.cluster, KeptCluster) and not host.attached
+            begun_here = isinstance(self.cluster, SidecarCluster) and not host.attached
             try:
                 if begun_here:
                     raise errors.ManagerLostError("its node was on this host, with the manager")
@@ -215,7 +215,7 @@ class Member:
             _log.warning("the node of this host has ended; this process takes part through another")
 
 
-_members: dict[str, Member] = {}
+_members: dict[str, SidecarMember] = {}
 _lock = locks.lock("engine.members")
 # One thread at a time, because two threads would enter the cluster twice.
 _entering = locks.lock("engine.entering")
@@ -234,7 +234,7 @@ def begin(
     `Cluster`; memory, ports and config are also those of the nodes that join. passes_on: as for
     `take_part`. This process takes part."""
     place = _place(memory, ports, tls, config)
-    cluster = KeptCluster(listen=listen, **place.options)
+    cluster = SidecarCluster(listen=listen, **place.options)
     place = dataclasses.replace(place, address=str(cluster.address))
     _begin_member(place, cluster, passes_on)
     return place
@@ -304,7 +304,9 @@ def _place(
     )
 
 
-def take_part(place: Place, wait_s: float | None = None, *, passes_on: bool = False) -> Member:
+def take_part(
+    place: Place, wait_s: float | None = None, *, passes_on: bool = False
+) -> SidecarMember:
     """Lets this process take part in the cluster, through the node of its host, which is started if
     there is none. Several calls in one process share one membership, which as many `leave` end.
 
@@ -324,7 +326,7 @@ def take_part(place: Place, wait_s: float | None = None, *, passes_on: bool = Fa
     return member
 
 
-def member_of(place: Place) -> Member | None:
+def member_of(place: Place) -> SidecarMember | None:
     """The membership of this process in that cluster; None if it does not take part, or has lost
     the cluster."""
     with _lock:
@@ -336,9 +338,9 @@ def member_of(place: Place) -> Member | None:
         return member
 
 
-def _begin_member(place: Place, cluster: Cluster, passes_on: bool) -> Member:
+def _begin_member(place: Place, cluster: Cluster, passes_on: bool) -> SidecarMember:
     _adapt(cluster, passes_on)
-    member = Member(place, cluster, passes_on)
+    member = SidecarMember(place, cluster, passes_on)
     with _lock:
         member._follows.start()  # raises if the system has no thread left
         _members[place.name] = member
@@ -374,7 +376,7 @@ def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) 
                 raise error
             # For example, there is no directory for names. Starts a node for this process alone.
             _log.warning("no node of this host lets this process in: it brings one of its own")
-            cluster = KeptCluster(address=place.address, **place.options)
+            cluster = SidecarCluster(address=place.address, **place.options)
             break
         left.wait(LOOK_S)
     _adapt(cluster, passes_on)

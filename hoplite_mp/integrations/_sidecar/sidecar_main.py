@@ -23,7 +23,7 @@ from hoplite_mp._protocol.local import DrainNode, UsersOfNode
 from hoplite_mp._transport.rendezvous import Sole
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
-from hoplite_mp.integrations._sidecar.sidecar import KeptCluster, Place, lock_name
+from hoplite_mp.integrations._sidecar.sidecar import Place, SidecarCluster, lock_name
 
 if TYPE_CHECKING:
     from hoplite_mp._api.cluster import Cluster
@@ -61,7 +61,7 @@ def main(told: dict[str, Any]) -> None:
     where = {"address": place.address} if listen is None else {"listen": listen}
     try:
         try:
-            cluster = KeptCluster(**where, **place.options)
+            cluster = SidecarCluster(**where, **place.options)
         except HopliteError as error:
             _say(answer, {"error": type(error).__name__, "text": str(error)})
             return

@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from hoplite_mp.config import Config
-    from hoplite_mp.integrations._sidecar.sidecar import Member
+    from hoplite_mp.integrations._sidecar.sidecar import SidecarMember
 
 __all__ = ["Reduction", "broadcast", "init", "reduce"]
 
-_members: weakref.WeakKeyDictionary[Client, Member] = weakref.WeakKeyDictionary()
+_members: weakref.WeakKeyDictionary[Client, SidecarMember] = weakref.WeakKeyDictionary()
 
 
 def init(

@@ -22,7 +22,7 @@ from hoplite_mp._transport.addresses import Address
 from hoplite_mp.integrations._sidecar import sidecar
 
 if TYPE_CHECKING:
-    from hoplite_mp.integrations._sidecar.sidecar import Member, Place
+    from hoplite_mp.integrations._sidecar.sidecar import Place, SidecarMember
 
 __all__ = ["NAME", "SchedulerSide", "WorkerSide", "host_of", "place_of"]
 
@@ -37,7 +37,7 @@ class SchedulerSide(SchedulerPlugin):
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options  # for beside.begin
-        self._member: Member | None = None
+        self._member: SidecarMember | None = None
         self._beginning: asyncio.Lock | None = None
 
     async def start(self, scheduler: Any) -> None:
@@ -78,7 +78,7 @@ class WorkerSide(WorkerPlugin):
     def __init__(self, place: Place) -> None:
         self._place = place
         self.name = worker_plugin_name(place)
-        self._member: Member | None = None
+        self._member: SidecarMember | None = None
 
     async def setup(self, worker: Any) -> None:
         """Dask calls this in each worker, also in one that is restarted or joins later."""

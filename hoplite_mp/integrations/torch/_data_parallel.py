@@ -20,22 +20,22 @@ import torch.distributed as dist
 from torch.futures import Future
 from torch.nn import parallel
 
-from hoplite_mp.integrations.torch._rejoining import Meeting
+from hoplite_mp.integrations.torch._rejoining import StepMembership
 from hoplite_mp.integrations.torch._tensors import flat
-from hoplite_mp.integrations.torch._work import Caller, Work
+from hoplite_mp.integrations.torch._work import Work, WorkThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hoplite_mp._group.group import Group
 
-__all__ = ["Alone", "DistributedDataParallel"]
+__all__ = ["DistributedDataParallel", "SoloProcessGroup"]
 
 
 Tensors = list[torch.Tensor]
 
 
-class Alone(dist.ProcessGroup):
+class SoloProcessGroup(dist.ProcessGroup):
     """The process group of size one that torch's DistributedDataParallel gets.
 
     torch's world has a fixed size, and its DDP makes calls of its own (at its start, for buffers),
@@ -112,7 +112,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         traffic = _Traffic(group, _State(module, state or {}))
         super().__init__(
             module,
-            process_group=Alone(traffic.used),
+            process_group=SoloProcessGroup(traffic.used),
             init_sync=False,
             forward_sync_buffers=False,
             # Otherwise torch rebuilds the buckets after the first step of each rank, and a rank
@@ -194,16 +194,16 @@ class _Traffic:
 
     def __init__(self, group: Group, state: _State) -> None:
         self.state = state
-        self.meeting = Meeting(group, state.give, state.take)
+        self.meeting = StepMembership(group, state.give, state.take)
         self._has_met = False
         self._failed = False  # a bucket of the present backward pass
-        self.caller: Caller
+        self.caller: WorkThread
 
     def begin_with_the_others(self) -> None:
         """Before the first step: takes over the state of the other ranks, and starts `caller`."""
         self.meeting.meet()
         self._has_met = True
-        self.caller = Caller(f"hoplite_mp {self.meeting.group.name}", self.meeting.close)
+        self.caller = WorkThread(f"hoplite_mp {self.meeting.group.name}", self.meeting.close)
 
     def begin(self, buffers: list[torch.Tensor]) -> None:
         """Before a step: meets the other ranks, and takes over the buffers of one of them."""

@@ -21,7 +21,7 @@ import hoplite_mp._api.cluster
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.integrations.torch._own_cluster import announce_cluster, check_cluster, open_cluster
 from hoplite_mp.integrations.torch._tensors import Array, filled, flat, plain
-from hoplite_mp.integrations.torch._work import Caller, Work
+from hoplite_mp.integrations.torch._work import Work, WorkThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,7 +75,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._timeout_s = None if timeout is None else timeout.total_seconds()
         self._recv_timeout_s = group._timeout  # which `monitored_barrier` changes for a while
         self._name = ""
-        self._caller = Caller(f"hoplite_mp {group.name}", group.close)
+        self._caller = WorkThread(f"hoplite_mp {group.name}", group.close)
         # Ends the thread of a process group that is dropped without shutdown().
         self._end = weakref.finalize(self, self._caller.end, 0)
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from hoplite_mp._group.group import Group
 
-__all__ = ["Meeting"]
+__all__ = ["StepMembership"]
 
 
-class Meeting:
+class StepMembership:
     """One rank's part in it. `give` returns the state; `take` replaces this rank's own state."""
 
     def __init__(self, group: Group, give: Callable[[], Any], take: Callable[[Any], None]) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
-__all__ = ["Caller", "Work"]
+__all__ = ["Work", "WorkThread"]
 
 
 class Work(dist.Work):
@@ -116,7 +116,7 @@ class Work(dist.Work):
             self._future.set_exception(error)
 
 
-class Caller:
+class WorkThread:
     """Makes calls in the order in which it was given them: in a thread, or in the program's thread
     if that waits for the call anyway and no earlier one is left."""
 
