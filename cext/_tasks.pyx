@@ -92,7 +92,7 @@ cdef class Tasks:
     @cython.critical_section
     def submit(self, uint64_t oid, uint64_t function, bytes args, uint64_t args_oid, int retries,
                uint64_t timeout_ns, unsigned flags, bytes name, unsigned queue,
-               bint ready, uint64_t audience=0, unsigned tries=0) -> bool:
+               bint ready, uint64_t output_owner=0, unsigned tries=0) -> bool:
         """Writes a WAITING header's record; ready: QUEUED at once, with a hint.
 
         False: no hint was posted (not ready, or the ring is full: post() it later). `tries`: how
@@ -112,7 +112,7 @@ cdef class Tasks:
         r.timeout_ns = timeout_ns
         r.started_ns = 0
         r.submitted_ns = now_ns()
-        r.audience = audience
+        r.output_owner = output_owner
         memset(r.name, 0, NAME_BYTES)
         memcpy(r.name, PyBytes_AS_STRING(name), min(PyBytes_GET_SIZE(name), NAME_BYTES))
         memcpy(r.args_inline, PyBytes_AS_STRING(args), n)
@@ -249,10 +249,10 @@ cdef class Tasks:
             pause *= h.delay_factor
         return min(pause, h.delay_max_s)
 
-    def audience(self, uint64_t oid) -> int:
+    def output_owner(self, uint64_t oid) -> int:
         """The id of the host whose driver hears what it prints; 0: this host's."""
         check(oid)
-        return record_of(self.c, oid).audience
+        return record_of(self.c, oid).output_owner
 
     def name(self, uint64_t oid) -> str:
         """What its submitter called it; "" for what is no task."""

@@ -147,7 +147,7 @@ cdef class _SmallCalls:
         engine_post_small(self.engine, asked)
 
     @cython.critical_section
-    def small_bell(self, generation: int, rank: int, fd: int) -> None:
+    def small_doorbell(self, generation: int, rank: int, fd: int) -> None:
         """The eventfd to which the member of that rank writes; it is the engine's from now on."""
         cdef uint32_t place = rank
         cdef small_request *asked = self.request(SMALL_ASK_BELL, generation)

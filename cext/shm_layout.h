@@ -125,7 +125,7 @@ static_assert(offsetof(shm_header, pins) == 40 && offsetof(shm_header, block) ==
 static_assert(offsetof(shm_header, taken) == 96, "header");
 
 /* A task record: 512 bytes, parallel to the header.
- *   0 function │ args │ lengths │ retries … │ timeout … audience │ 72 name │ 104 args │ 320 result
+ *   0 function │ args │ lengths │ retries … │ timeout … output_owner │ 72 name │ 104 args │ 320 result
  */
 typedef struct {
     uint64_t function;     /* local id of the function object */
@@ -141,7 +141,7 @@ typedef struct {
     int32_t priority;      /* RECORD_RANKED: as its submitter has asked, */
     int32_t floor;         /* and the level of the task that has sent it; FLOOR_NONE: no task */
     uint64_t submitted_ns;
-    uint64_t audience;     /* id of the host whose driver hears what it prints; 0 = this one's */
+    uint64_t output_owner;     /* id of the host whose driver hears what it prints; 0 = this one's */
     char name[NAME_BYTES];
     uint8_t args_inline[ARGS_INLINE];
     uint8_t result_inline[RESULT_INLINE];

@@ -16,7 +16,7 @@ cdef extern from "shm_spans.h" nogil:
         uint16_t pool
         float delay_first_s, delay_factor, delay_max_s
     ctypedef struct shm_record:
-        uint64_t function, args, timeout_ns, started_ns, submitted_ns, audience
+        uint64_t function, args, timeout_ns, started_ns, submitted_ns, output_owner
         int32_t priority, floor
         uint32_t args_len, result_len
         uint16_t retries_left, tries, flags, concurrency

@@ -33,14 +33,14 @@ cdef class Beside:
         """Read before a look at what has ended, handed to next() after."""
         return LOAD32(&client_of(self.c, self.slot).task)
 
-    def next(self, unsigned pool, unsigned running, uint64_t audience, bint any, uint32_t seen,
+    def next(self, unsigned pool, unsigned running, uint64_t output_owner, bint any, uint32_t seen,
              uint64_t timeout_ns) -> int:
         """Waits for an async task that may run beside so many others, and claims it; `any`: for
         whatever that pool is sent. 0: none came, or this worker was woken: look around and call
         again."""
         cdef uint64_t oid
         with nogil:
-            oid = next_beside(self.c, pool, self.slot, running, audience, any, seen,
+            oid = next_beside(self.c, pool, self.slot, running, output_owner, any, seen,
                               now_ns() + timeout_ns)
         if not oid:
             check_signals()
@@ -80,7 +80,7 @@ cdef class Beside:
             STORE64(&me.deadline_ns, at_ns)
             wake_node(self.c)
 
-    def link(self, uint64_t oid, bytes name, unsigned tries, uint64_t audience,
+    def link(self, uint64_t oid, bytes name, unsigned tries, uint64_t output_owner,
              uint64_t timeout_ns) -> None:
         """A new link of the stream of the task that runs, claimed by this client: what errors say of it
         stands in its record, since the task itself is done. It is what runs here from now on."""
@@ -88,7 +88,7 @@ cdef class Beside:
         cdef shm_record *r = record_of(self.c, oid)
         memset(r.name, 0, NAME_BYTES)
         memcpy(r.name, PyBytes_AS_STRING(name), min(PyBytes_GET_SIZE(name), NAME_BYTES))
-        r.audience = audience
+        r.output_owner = output_owner
         r.timeout_ns = timeout_ns
         r.tries = <uint16_t>tries
         r.retries_left = 0

@@ -45,5 +45,5 @@ def test_every_folder_has_a_floor() -> None:
 def test_what_it_reads() -> None:
     text = "from hoplite_mp._node import trace_events\nfrom hoplite_mp._node.tasks import hints\n"
     assert folders_in(text) == {"", "tasks"}
-    text = "if TYPE_CHECKING:\n    from hoplite_mp._node.runtime.cluster_node import Lan\n"
+    text = "if TYPE_CHECKING:\n    from hoplite_mp._node.runtime.cluster_node import ClusterNode\n"
     assert folders_in(text) == {"runtime"}

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import hoplite_mp
 
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 def same(x):
@@ -23,7 +23,7 @@ def second(_, x):
 
 def opened(gate):
     while not os.path.exists(gate):
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def broken(gate):

@@ -196,10 +196,10 @@ class Cluster(
         self._shutting = locks.lock("cluster.end")
         self._far: RemoteHosts | None = None
         if hosts:
-            self._start_far(hosts, config)
+            self._start_remote(hosts, config)
         self._keep()
 
-    def _start_far(self, hosts: Sequence[str], config: Config) -> None:
+    def _start_remote(self, hosts: Sequence[str], config: Config) -> None:
         """Starts nodes on other hosts; returns when all have joined."""
         from hoplite_mp._client.remote_hosts import RemoteHosts
 

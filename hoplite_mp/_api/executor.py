@@ -252,8 +252,8 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
             pool, nodes = COMMON_POOL, runtime.demands.nodes_for_task(demand, nodes)
         if nodes is not None:
             pool = self._bound(nodes)
-        floor = runtime.submitter.floor
-        ranked = floor > 0 or options.priority or demand is not None
+        inherited_priority = runtime.submitter.inherited_priority
+        ranked = inherited_priority > 0 or options.priority or demand is not None
         if runtime.pool_sizes.get(max(pool, 0)) == 0:
             raise RuntimeError(NO_WORKERS if runtime.foreign is None else WORKERS_OF_AN_ENGINE)
         if pool > COMMON_POOL and runtime.tasks.pool_state(pool) == POOL_BROKEN:
@@ -269,7 +269,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
                 options.copy,
                 options.name,
                 more_flags=flags,
-                rank=(options.priority, floor) if ranked else None,
+                rank=(options.priority, inherited_priority) if ranked else None,
                 demand=demand,
                 delay=options.retry_delay,
             )

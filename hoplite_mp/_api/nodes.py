@@ -58,7 +58,7 @@ __all__ = [
 RESOURCE_COUNTERS = "resource:", "free:"  # how the names of a node's counters of them begin
 # Interval of checks whether nodes have left. Lower: more round trips to the node. Higher: the
 # caller waits longer than it has to.
-LEAVING_LOOK_S = 0.02
+LEAVING_POLL_S = 0.02
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -481,4 +481,4 @@ def shrink(runtime: Runtime, node: Any) -> None:
     # Repeated calls instead of one that waits, because other threads of this process need the
     # channel meanwhile.
     while names & {one.id for one in list_nodes(runtime)}:
-        clock.sleep(LEAVING_LOOK_S)
+        clock.sleep(LEAVING_POLL_S)

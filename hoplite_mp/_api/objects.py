@@ -14,7 +14,7 @@ import numpy as np
 
 from hoplite_mp._api.collectives import keep_copies
 from hoplite_mp._api.nodes import node_id, other_places
-from hoplite_mp._api.pytree import NESTS, as_items, as_ref, as_refs, in_nest
+from hoplite_mp._api.pytree import TREE_TYPES, as_items, as_ref, as_refs, tree_map
 from hoplite_mp._client.deadlines import deadline_ns
 from hoplite_mp._client.futures import Future
 from hoplite_mp._client.memory import whole
@@ -190,15 +190,15 @@ class ObjectCalls:
         if isinstance(refs, (ObjectRef, Future)):
             (ref,) = as_refs(refs)
             return read(ref)
-        nested = type(refs) in NESTS
-        refs = in_nest(refs, as_ref) if nested else as_refs(refs)  # checks all, then waits
+        nested = type(refs) in TREE_TYPES
+        refs = tree_map(refs, as_ref) if nested else as_refs(refs)  # checks all, then waits
         try:
-            return in_nest(refs, read) if nested else [read(ref) for ref in refs]
+            return tree_map(refs, read) if nested else [read(ref) for ref in refs]
         except HopliteTimeoutError:
             raise
         except Exception:  # it stands for all failures, so none is reported
             with contextlib.suppress(HopliteError):
-                in_nest(refs, lambda ref: memory.failure_read(memory.local_id(ref)))
+                tree_map(refs, lambda ref: memory.failure_read(memory.local_id(ref)))
             raise
 
     def _get_skipping(
@@ -207,7 +207,9 @@ class ObjectCalls:
         """The values of the refs that have not failed."""
         if errors != "skip":
             raise ValueError(f'errors={errors!r}: it must be "raise" or "skip"')
-        nested = type(refs) is dict or (type(refs) in NESTS and any(type(x) in NESTS for x in refs))
+        nested = type(refs) is dict or (
+            type(refs) in TREE_TYPES and any(type(x) in TREE_TYPES for x in refs)
+        )
         if nested or isinstance(refs, (ObjectRef, Future)):
             raise ValueError('errors="skip" needs a flat iterable of refs and Futures')
         memory, found = self._runtime.memory, []

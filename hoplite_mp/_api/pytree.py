@@ -14,9 +14,9 @@ from hoplite_mp._common.ref import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["NESTS", "as_items", "as_ref", "as_refs", "in_nest"]
+__all__ = ["TREE_TYPES", "as_items", "as_ref", "as_refs", "tree_map"]
 
-NESTS = (list, tuple, dict)  # exact types, because only a subclass knows what its items mean
+TREE_TYPES = (list, tuple, dict)  # exact types, because only a subclass knows what its items mean
 
 
 def as_items(refs: Any) -> list[Any]:
@@ -71,14 +71,14 @@ def as_ref(one: Any) -> ObjectRef[Any]:
     return ref
 
 
-def in_nest(value: Any, leaf: Callable[[Any], Any]) -> Any:
+def tree_map(value: Any, leaf: Callable[[Any], Any]) -> Any:
     """The same nesting, with `leaf(x)` in the place of each x that is none of NESTS; items are
     taken in order, and keys stay as they are."""
     kind = type(value)
     if kind is list:
-        return [in_nest(one, leaf) for one in value]
+        return [tree_map(one, leaf) for one in value]
     if kind is tuple:
-        return tuple([in_nest(one, leaf) for one in value])
+        return tuple([tree_map(one, leaf) for one in value])
     if kind is dict:
-        return {key: in_nest(one, leaf) for key, one in value.items()}
+        return {key: tree_map(one, leaf) for key, one in value.items()}
     return leaf(value)

@@ -123,7 +123,9 @@ class StreamCalls(TaskExecutor):
                 options.copy,
                 options.name,
                 more_flags=FLAG_STREAM | FLAG_OWN_STACK,
-                rank=rank_of(options.priority, runtime.submitter.floor, options.resources),
+                rank=rank_of(
+                    options.priority, runtime.submitter.inherited_priority, options.resources
+                ),
                 demand=options.resources,
             )
 

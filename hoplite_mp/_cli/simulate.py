@@ -167,7 +167,7 @@ def show(rows: Sequence[ScaleRow]) -> str:
                 _size(row.bytes_a_node),
                 _time(row.step_s),
                 _time(row.step_s_max),
-                row.forest,
+                row.stripe_plan,
             )
         )
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

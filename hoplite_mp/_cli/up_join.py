@@ -43,7 +43,7 @@ WAIT_S = 30.0
 # How often in succession a host joins again if each time it was lost within LIVED_S.
 REJOINS_MAX = 5
 LIVED_S = 120.0
-LOOK_S = 0.2  # between two tries or checks; also the timeout of a connection in `_refuses`
+POLL_S = 0.2  # between two tries or checks; also the timeout of a connection in `_refuses`
 
 
 class HostCluster(Cluster):
@@ -170,7 +170,7 @@ def _await_token(path: Path, deadline: float, ending: StopRequest) -> None:
                 flush=True,
             )
             said = True
-        ending.wait(LOOK_S)
+        ending.wait(POLL_S)
 
 
 def _missing(path: Path) -> bool:
@@ -255,7 +255,7 @@ def _join(
     addresses at which none leads yet are tried until the deadline."""
     deadline = clock.monotonic() + left
     while True:
-        left = max(LOOK_S, deadline - clock.monotonic())
+        left = max(POLL_S, deadline - clock.monotonic())
         try:
             config = dataclasses.replace(Config.from_environment(), connect_timeout_s=left)
             with ending.breaks():
@@ -264,7 +264,7 @@ def _join(
             return ManagerLostError("interrupted")
         except HopliteError as error:
             final = isinstance(error, AuthError) or not (again and standby)
-            if final or clock.monotonic() >= deadline or ending.wait(LOOK_S):
+            if final or clock.monotonic() >= deadline or ending.wait(POLL_S):
                 return error
 
 
@@ -277,7 +277,7 @@ def _refuses(address: str) -> bool:
     for endpoint in endpoints:
         try:
             with socket.socket(endpoint.family) as sock:
-                sock.settimeout(LOOK_S)
+                sock.settimeout(POLL_S)
                 sock.connect(endpoint.sockaddr)
         except ConnectionRefusedError:
             continue
@@ -315,7 +315,7 @@ def _on_signals() -> StopRequest:
 def _stay(cluster: Cluster, ending: StopRequest) -> int:
     """Waits until a signal comes or the cluster ends by itself."""
     host = cluster._host
-    while host is not None and not ending.wait(LOOK_S) and not host.ended.is_set():
+    while host is not None and not ending.wait(POLL_S) and not host.ended.is_set():
         pass
     return 0
 

@@ -179,7 +179,7 @@ class AttachedHost(HostProcesses):
         finally:
             for fd in (control_fd, store_fd):
                 os.close(fd)
-        self.runtime.submitter.audience = told.audience
+        self.runtime.submitter.output_owner = told.output_owner
         self._joined = address
         # Arrays may be read after the cluster's end. So `life`, whose end makes the node drop this
         # process's pins, stays open until nothing in this process uses the shared memory.

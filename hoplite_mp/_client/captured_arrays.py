@@ -37,9 +37,9 @@ __all__ = ["ArrayScan", "CapturedArrays", "CapturedPart", "StoredCopy", "Tracked
 
 # An array that was mostly rewritten at so many checks in a row is no longer watched; one that was
 # found unchanged at so many checks without a watch is watched again.
-REWRITTEN_LOOKS = 3
+REWRITTEN_POLLS = 3
 NAMED_MAX = 1000  # how many global variables are warned about
-SAME_LOOKS_MAX = 8  # how many copies of the same size a new array is compared with
+SAME_POLLS_MAX = 8  # how many copies of the same size a new array is compared with
 
 _log = logging.getLogger("hoplite_mp")
 _numbers = itertools.count(1)
@@ -204,13 +204,13 @@ class CapturedArrays:
         protected page costs a fault, so comparing all of it is cheaper."""
         much = sum(high - low for low, high in ranges) > watch.nbytes // 2
         kept.looks = kept.looks + 1 if much else 0
-        if kept.looks >= REWRITTEN_LOOKS:
+        if kept.looks >= REWRITTEN_POLLS:
             kept.looks = 0
             watch.close()
 
     def _calm(self, kept: TrackedArray, watch: dirty_pages.WriteWatch) -> None:
         kept.looks += 1
-        if kept.looks >= REWRITTEN_LOOKS:
+        if kept.looks >= REWRITTEN_POLLS:
             kept.looks = 0
             watch.open()
             watch.doubt = True
@@ -240,7 +240,7 @@ class CapturedArrays:
     def _same(self, array: Array) -> StoredCopy | None:
         """An existing copy that has the same bytes by chance, or None."""
         copies = self._copies.get(array.nbytes, [])
-        for ref in copies[: -SAME_LOOKS_MAX - 1 : -1]:
+        for ref in copies[: -SAME_POLLS_MAX - 1 : -1]:
             copy = ref()
             if copy is None:
                 continue
@@ -253,7 +253,7 @@ class CapturedArrays:
         copy = StoredCopy(self._memory.put(_flat(array)), array.nbytes)
         copies = [ref for ref in self._copies.get(array.nbytes, []) if ref() is not None]
         self._copies[array.nbytes] = [*copies, weakref.ref(copy)]
-        if len(self._copies) > len(self._kept) + SAME_LOOKS_MAX:
+        if len(self._copies) > len(self._kept) + SAME_POLLS_MAX:
             for nbytes, refs in list(self._copies.items()):
                 if all(ref() is None for ref in refs):
                     del self._copies[nbytes]

@@ -65,7 +65,7 @@ def begin(submitter: Submitting, made: DoneCallback) -> None:
         # other thread will notify the watch.
         if submitter.tasks.done(oid) or memory.lost is not None:
             submitter.release(oid)
-            submitter.wake_told()
+            submitter.wake_waiters()
         else:
             submitter.collector.start()
             # Later watches need no notice: while there is any watch, the collector sleeps on the

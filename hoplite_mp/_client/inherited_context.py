@@ -30,8 +30,8 @@ __all__ = [
     "DESCRIPTORS_MAX",
     "Inheritance",
     "Inherited",
-    "birth_here",
     "forget",
+    "inherited_settings_here",
     "put_setup",
     "receive",
     "share_authkey",
@@ -41,7 +41,7 @@ __all__ = [
 AUTHKEY_BYTES = 32
 
 
-def birth_here() -> InheritedContext:
+def inherited_settings_here() -> InheritedContext:
     """The settings for workers of this program."""
     process: Any = sys.modules.get("multiprocessing.process")
     context: Any = sys.modules.get("multiprocessing.context")
@@ -59,13 +59,13 @@ def birth_here() -> InheritedContext:
     )
 
 
-def share_authkey(birth: InheritedContext) -> None:
+def share_authkey(inherited_settings: InheritedContext) -> None:
     """Gives this process the authkey that its workers have, if multiprocessing was not imported
     before."""
     if "multiprocessing.process" not in sys.modules:
         import multiprocessing.process
 
-        multiprocessing.process.current_process().authkey = birth.authkey
+        multiprocessing.process.current_process().authkey = inherited_settings.authkey
 
 
 T = TypeVar("T")

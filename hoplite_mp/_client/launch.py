@@ -33,7 +33,7 @@ from hoplite_mp._client.descriptors import (
     lift,
     lift_socket,
 )
-from hoplite_mp._client.inherited_context import birth_here, share_authkey
+from hoplite_mp._client.inherited_context import inherited_settings_here, share_authkey
 from hoplite_mp._client.printing import Printer
 from hoplite_mp._client.runtime import Runtime
 from hoplite_mp._client.store_size import store_size
@@ -107,7 +107,7 @@ class HostProcesses:
         rpc, rpc_end = seqpacket_pair()
         self.output, output_end = socket.socketpair()
         ends = (supervisor_end, rpc_end, output_end)
-        birth = birth_here()
+        inherited_settings = inherited_settings_here()
         start = Start(
             sys_path=[],
             control_fd=control_fd,
@@ -122,14 +122,14 @@ class HostProcesses:
             memory_bytes=limit,
             config=dataclasses.asdict(config),
             host_id=host_id,
-            birth=birth,
+            inherited_settings=inherited_settings,
             lan=None if network is None else network.start(host_id),
         )
         sockets = [] if network is None else network.descriptors
         self.process = _execute(
             start, [control_fd, store_fd, event_fd, *(e.fileno() for e in ends), *sockets]
         )
-        share_authkey(birth)
+        share_authkey(inherited_settings)
         if network is not None:
             network.close()
         for end in ends:

@@ -121,7 +121,7 @@ def freeze(array: np.ndarray[Any, np.dtype[Any]]) -> None:
 
 PREFIX_BIG = 4096 - _shm.BLOCK_HEAD_BYTES  # the array of c.empty() begins on a page boundary
 PREFIX_SMALL = 256
-SPILLING_LOOK_S = 0.001
+SPILLING_POLL_S = 0.001
 SIZE_BYTES_MAX = 1 << 62
 FORKED = (
     "this process was forked from the one that opened this cluster, and cannot use it: open a "
@@ -355,11 +355,11 @@ class Memory:
             self.mapped.add(lease.payload, nbytes)
         return lease
 
-    def allocate_spare(self, nbytes: int) -> _shm.Lease | None:
+    def preallocate(self, nbytes: int) -> _shm.Lease | None:
         """A block that may be needed later, in more than `small_object_bytes_max` bytes; None if
         others need the room."""
         reply: Reply | _shm.Lease = self.channel.call(
-            Lease(nbytes, spare=True), self.client.take_lease
+            Lease(nbytes, preallocated=True), self.client.take_lease
         )
         if isinstance(reply, Reply):
             return None
@@ -427,7 +427,7 @@ class Memory:
             self.channel.tell(DropForeign(oid))
         while self.client.delete(oid) < 0:
             self.check_lost()  # raises if the node is gone, which would never finish
-            clock.sleep(SPILLING_LOOK_S)
+            clock.sleep(SPILLING_POLL_S)
 
     # -- arrays made in the store --------------------------------------------------------------
 
@@ -527,7 +527,7 @@ class Memory:
                 if clock.monotonic_ns() >= deadline:
                     raise HopliteTimeoutError("the object is on its way to the spill file")
                 self.check_lost()
-                clock.sleep(SPILLING_LOOK_S)
+                clock.sleep(SPILLING_POLL_S)
             elif got == STATE["SPILLED"]:
                 self._restore(oid, deadline)
             elif got in CANCELLED:

@@ -126,7 +126,7 @@ class Submitting(Protocol):
     def look_at_others(self) -> None:
         """Processes dependencies that other processes own."""
 
-    def wake_told(self) -> None:
+    def wake_waiters(self) -> None:
         """Wakes every waiter that was notified since the last call, once."""
 
     def call_back(self) -> None:

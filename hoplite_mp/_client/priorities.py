@@ -33,10 +33,16 @@ def checked_priority(given: Any) -> int:
     return priority
 
 
-def rank_of(priority: int, floor: int, demand: Demand | None) -> tuple[int, int] | None:
+def rank_of(
+    priority: int, inherited_priority: int, demand: Demand | None
+) -> tuple[int, int] | None:
     """(priority, floor) of a task that is submitted now; None if it needs no rank. floor: the level
     of the task that submits it, or NO_FLOOR."""
-    return (priority, floor) if priority or floor > 0 or demand is not None else None
+    return (
+        (priority, inherited_priority)
+        if priority or inherited_priority > 0 or demand is not None
+        else None
+    )
 
 
 def level_of(rank: tuple[int, int]) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteHosts", "checked_hosts"]
 
-LOOK_S = 0.05
+POLL_S = 0.05
 END_PATIENCE_S = 5.0  # for processes that end by themselves when the cluster does
 ERROR_BYTES_MAX = 4096  # how much of a host's error output is shown
 
@@ -88,7 +88,7 @@ class RemoteHosts:
                     f"{joined()} of {len(self.processes)} nodes joined within {timeout_s:g} s "
                     f"(Config.hosts_wait_s); hosts: {there}"
                 )
-            clock.sleep(LOOK_S)
+            clock.sleep(POLL_S)
 
     def _last_words(self, host: str) -> str:
         said = self._said[host]

@@ -104,8 +104,8 @@ class Submitter:
         self.collector = Collector(self)
         self.closed = False
         # Audience of the output of tasks submitted here (a driver's name); 0: this host's driver.
-        self.audience = 0
-        self.floor = NO_FLOOR  # level of the task that runs here
+        self.output_owner = 0
+        self.inherited_priority = NO_FLOOR  # level of the task that runs here
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class Submitter:
                     name.encode(errors="replace")[:NAME_BYTES],
                     queue,
                     ready,
-                    self.audience,
+                    self.output_owner,
                 )
             if not posted:
                 self._keep_back(pending, call.dependencies, holder is not None, refusal)
@@ -303,7 +303,7 @@ class Submitter:
                 self._others[bucket].discard(oid)
                 self.tasks.unpark([bucket])
 
-    def wake_told(self) -> None:
+    def wake_waiters(self) -> None:
         """Wakes every waiter that was notified since the last call, once."""
         while self.told:
             # One expression, so that there is little time for Ctrl-C between the two calls, which
@@ -423,7 +423,7 @@ class Submitter:
             for oid in list(self._others.get(bucket, ())):
                 if self.tasks.done(oid):
                     self._look_after(oid)
-        self.wake_told()
+        self.wake_waiters()
 
     # -- completions ---------------------------------------------------------------------------
 
@@ -445,7 +445,7 @@ class Submitter:
             self.collector.look_again()
             raise
         if self.told:
-            self.wake_told()
+            self.wake_waiters()
         if self.queues.overflow:
             self.queues.post_overflow()
 
@@ -454,12 +454,12 @@ class Submitter:
         for oid in (*self.pending, *self.waits):
             if self.tasks.done(oid):
                 self._look_after(oid)
-        self.wake_told()
+        self.wake_waiters()
 
     def ended(self, oid: int) -> None:
         """As drain(), for one result that has just been read."""
         self._look_after(oid)
-        self.wake_told()
+        self.wake_waiters()
 
     def _look_after(self, oid: int) -> None:
         try:
@@ -540,7 +540,7 @@ class Submitter:
         for one in waiting:
             if isinstance(one, DoneCallback):
                 one.tell()
-        self.wake_told()
+        self.wake_waiters()
 
     def is_done(self, oid: int) -> bool:
         self.memory.check()

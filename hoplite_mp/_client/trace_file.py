@@ -214,7 +214,7 @@ def _events(number: int, document: TraceDocument) -> Iterator[dict[str, Any]]:
             name = raw.split(b"\0")[0].decode(errors="replace")
             args: dict[str, Any] = {"pid": pid, "outcome": OUTCOMES_OF_EVENTS[outcome]}
             if kind == TASK:
-                public = document.guests.get(oid) or pack_id(document.host_id, oid)
+                public = document.inbound_tasks.get(oid) or pack_id(document.host_id, oid)
                 args = {"id": public.hex(), **args, "inside": depth - 1}
             else:
                 args = {"call": oid, "rank": rank, **args}
@@ -223,7 +223,7 @@ def _events(number: int, document: TraceDocument) -> Iterator[dict[str, Any]]:
                 "track": track if kind == TASK else f"{_process(slot)}: group calls",
                 "ts": begin, "end": end, "args": args,
             }  # fmt: skip
-    for kind_name, name, begin, end, more in document.notes:
+    for kind_name, name, begin, end, more in document.trace_events:
         args = {key: _shown(key, value) for key, value in more.items()}
         if kind_name == "transfer":
             args["to"] = f"h{number}"

@@ -31,7 +31,7 @@ __all__ = ["Waiting"]
 
 BLOCKED_AFTER_NS = 2_000_000
 ALL_AT_ONCE = 256  # objects awaited together; more are awaited in parts
-TAKEN_LOOKS = 32  # how many tasks that could not be run in place are tried again at each wake-up
+TAKEN_POLLS = 32  # how many tasks that could not be run in place are tried again at each wake-up
 
 
 class _Needed:
@@ -129,7 +129,7 @@ class Waiting:
         # A task that could not be claimed may be queued by now: again, after its worker's death, or
         # for the first time, by another process that has submitted it. Only a few are tried,
         # because this happens at every wake-up.
-        for _ in range(min(len(needed.taken), TAKEN_LOOKS)):
+        for _ in range(min(len(needed.taken), TAKEN_POLLS)):
             oid = needed.taken.popleft()
             if self.run_in_place(oid):
                 return True

@@ -21,7 +21,7 @@ monotonic = functools.partial(time.clock_gettime, time.CLOCK_MONOTONIC)
 monotonic_ns = functools.partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC)
 sleep = time.sleep
 
-PROCESS_LOOK_S_MAX = 0.05  # longest pause between two looks at a process; the first is 0.5 ms
+PROCESS_POLL_S_MAX = 0.05  # longest pause between two looks at a process; the first is 0.5 ms
 
 
 def wait_for_process(process: subprocess.Popen[Any], seconds: float) -> int | None:
@@ -30,5 +30,5 @@ def wait_for_process(process: subprocess.Popen[Any], seconds: float) -> int | No
     end, pause = monotonic() + seconds, 5e-4
     while (code := process.poll()) is None and (left := end - monotonic()) > 0:
         sleep(min(left, pause))
-        pause = min(2 * pause, PROCESS_LOOK_S_MAX)
+        pause = min(2 * pause, PROCESS_POLL_S_MAX)
     return code

@@ -406,7 +406,7 @@ class CallProtocol(MemberLifecycle):
             self.contributors, self._last_mask = contributors_of(mask), mask
             raise error_of(failed, text)
         if self._hosts is not None:
-            return self._take_far(kind, op, root, mask, data, out)
+            return self._take_remote(kind, op, root, mask, data, out)
         self._check_contributors(mask)
         if kind == "barrier":
             return None
@@ -464,7 +464,7 @@ class CallProtocol(MemberLifecycle):
             self._admitted()
             raise PeerLostError(f"group {self.name!r}: this member was given up")
 
-    def _take_far(self, kind: str, op: str, root: int, mask: int, data: Any, out: Any) -> Any:
+    def _take_remote(self, kind: str, op: str, root: int, mask: int, data: Any, out: Any) -> Any:
         """The same of a Group over several hosts. The node has leased some of the blocks in `data`
         to this rank."""
         assert self._hosts is not None

@@ -70,7 +70,7 @@ class EngineCalls:
         self._generation = generation
         self._rank = rank
         self._size = size
-        self._bell: Doorbell | None = None
+        self._doorbell: Doorbell | None = None
 
     def give(
         self, call: int, kind: str, op: str, root: int, encoded: _serialize.Encoded | None
@@ -101,7 +101,7 @@ class EngineCalls:
             else:
                 head = encoded.tobytes()
         numbers = _numbers(kind, op, name)
-        if numbers is None or (self._bell is None and not self._hang_bell()):
+        if numbers is None or (self._doorbell is None and not self._hang_doorbell()):
             return False
         about = *numbers, root
         if not self._board.give(self._rank, self._size, call, about, head, offset, elements):
@@ -111,20 +111,20 @@ class EngineCalls:
 
     def ring(self) -> None:
         """Wakes the engine, because there is something on the board."""
-        bell = self._bell
-        if bell is not None and bell.there():
-            os.eventfd_write(bell.fd, 1)
-        elif self._hang_bell():  # the engine looks at the board when it gets a bell
+        doorbell = self._doorbell
+        if doorbell is not None and doorbell.there():
+            os.eventfd_write(doorbell.fd, 1)
+        elif self._hang_doorbell():  # the engine looks at the board when it gets a bell
             return
 
-    def _hang_bell(self) -> bool:
+    def _hang_doorbell(self) -> bool:
         try:
             fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         except OSError:  # no descriptor is left
             return False
-        bell = Doorbell(lift(fd))
-        self._channel.call(GroupBell(self._generation, self._rank), descriptors=[bell.fd])
-        self._bell = bell  # only now, because the line above may be interrupted
+        doorbell = Doorbell(lift(fd))
+        self._channel.call(GroupBell(self._generation, self._rank), descriptors=[doorbell.fd])
+        self._doorbell = doorbell  # only now, because the line above may be interrupted
         return True
 
     def is_done(self, call: int) -> bool:
@@ -141,6 +141,6 @@ class EngineCalls:
 
     def close(self) -> None:
         """Called when the member has left."""
-        if self._bell is not None:
-            self._bell.close()
-            self._bell = None
+        if self._doorbell is not None:
+            self._doorbell.close()
+            self._doorbell = None

@@ -51,7 +51,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 OWN_AT_ROOT = ("broadcast", "gather", "scatter")  # the root gets a value of its own back
 # For parts up to this size a member asks for the block of its next call in advance. Higher: the
 # memory of a host that is kept for calls that may never come; larger calls do not notice.
-SPARE_BYTES_MAX = 4 << 20
+PREALLOCATED_BYTES_MAX = 4 << 20
 # Copying goes on at twice the speed of the fastest of so many latest calls, but not below that of
 # two gigabit links. At full speed it would take the cores and the memory bandwidth from the threads
 # that send the first bytes.
@@ -83,7 +83,7 @@ class MultiHost:
         self._own: Array | None = None
         self._own_is_copy = False
         # Bytes of the latest part that needed a block, and the block for the next one of that size.
-        self._spare: tuple[int, _shm.Lease | None] = 0, None
+        self._preallocated: tuple[int, _shm.Lease | None] = 0, None
         self._given = 0  # bytes of the part before that
         # Roots whose last broadcast was large. What a rank receives next from them is taken for
         # large, too; if it is not, the node has to ask the leading one.
@@ -226,23 +226,23 @@ class MultiHost:
 
     def _block(self, nbytes: int) -> _shm.Lease:
         """Memory for a part, perhaps that which was asked for during the last call."""
-        (before, spare), self._spare = self._spare, (nbytes, None)
-        if spare is not None and before == nbytes:
-            return spare
-        spare = None  # before this waits for room, which may be that of the spare
+        (before, preallocated), self._preallocated = self._preallocated, (nbytes, None)
+        if preallocated is not None and before == nbytes:
+            return preallocated
+        preallocated = None  # before this waits for room, which may be that of the spare
         return self._memory.allocate(nbytes)
 
     def _next_block(self, parts: Sequence[Any]) -> BaseException | None:
         """Asks for memory for the next call, which is likely to be one like this, while the bytes
         of this one travel: the answer takes half a millisecond. Returns what a signal handler has
         raised meanwhile."""
-        nbytes, spare = self._spare
+        nbytes, preallocated = self._preallocated
         again, self._given = self._given == nbytes, nbytes
         given = len(parts) == 1 and isinstance(parts[0], tuple) and parts[0][1] == nbytes
-        if not given or not again or spare is not None or nbytes > SPARE_BYTES_MAX:
+        if not given or not again or preallocated is not None or nbytes > PREALLOCATED_BYTES_MAX:
             return None
         try:
-            self._spare = nbytes, self._memory.allocate_spare(nbytes)
+            self._preallocated = nbytes, self._memory.preallocate(nbytes)
         except HopliteError:
             pass  # the node is gone, which the call will see
         except BaseException as cause:
@@ -260,7 +260,7 @@ class MultiHost:
     def close(self) -> None:
         """Called when the member has left."""
         self.small.close()
-        self._spare = 0, None
+        self._preallocated = 0, None
 
     def finished(self) -> None:
         """Called when the call is committed: remembers its speed."""

@@ -36,7 +36,7 @@ BUFFER_BYTES_MIN = 128 << 10
 BUFFER_GROWTH = 4
 # How long a member makes its calls without buffers when the store had no room for them.
 REFUSED_NS = 1_000_000_000
-GIVING_LOOK_S = 0.0001  # a copy of 8 MiB takes some milliseconds
+GIVING_POLL_S = 0.0001  # a copy of 8 MiB takes some milliseconds
 
 _KINDS = {number: kind for kind, number in _tasks.BOARD_KINDS.items()}
 _OPS = {number: op for op, number in _tasks.BOARD_OPS.items()}
@@ -145,7 +145,7 @@ class SingleHost:
         self._board.leave_store()
         # Another thread copies a part at this moment. A forked child does not have that thread.
         while self._board.giving and self._memory.client.usable:
-            clock.sleep(GIVING_LOOK_S)
+            clock.sleep(GIVING_POLL_S)
 
     def part(self, rank: int) -> tuple[str, str, int, list[Array]] | None:
         """The part that a rank has published on the board or in its buffer, in the form of any

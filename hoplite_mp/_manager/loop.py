@@ -61,7 +61,7 @@ READ_BYTES = 256 << 10  # read from a connection before the others get their tur
 OUTGOING_BYTES_MAX = 64 << 20  # may wait for one node: four of the longest frames
 SELECT_S_MAX = 3600.0  # epoll counts milliseconds in 32 bits
 # How often a manager with a Leadership checks whether it may decide. Lower: more turns.
-LEADERSHIP_LOOK_S = 0.1
+LEADERSHIP_POLL_S = 0.1
 # How long a node may wait to join. It must be longer than the manager's own node may be late (OWN_S
 # in _planner/manager_recovery.py). Lower: a node that waits calls again sooner if that own node is
 # stopped.
@@ -133,7 +133,7 @@ class ManagerLoop:
         self._routes: dict[int, Link] = {}  # node -> its connection
         self._wake_at: float | None = None
         self._ending = False
-        self._door: Listener | None = None
+        self._listener: Listener | None = None
         self._credentials = b""
         self._beats: Heartbeats[Link] | None = None
         self._own: Link | None = None  # to the node of this host, if this process serves it
@@ -151,14 +151,14 @@ class ManagerLoop:
         self.serve(TcpStream(sock, self._outgoing_bytes_max))
 
     def open(
-        self, door: Listener, credentials: bytes = b"", beats: Heartbeats[Link] | None = None
+        self, listener: Listener, credentials: bytes = b"", beats: Heartbeats[Link] | None = None
     ) -> None:
         """Also serves connections that the door admits. Each node is first sent these credentials;
         with `beats` it is given up when it is silent for too long."""
-        self._door = door
+        self._listener = listener
         self._beats = beats
         self._credentials = credentials
-        self._selector.register(door.fileno(), selectors.EVENT_READ, door)
+        self._selector.register(listener.fileno(), selectors.EVENT_READ, listener)
 
     def share(self, leadership: Leadership[Link]) -> None:
         """To be called if the cluster has a standby. This process is that standby, or the manager
@@ -176,8 +176,8 @@ class ManagerLoop:
         return link
 
     def _admit(self, now: float) -> None:
-        assert self._door is not None
-        for admission in self._door.turn(now):
+        assert self._listener is not None
+        for admission in self._listener.turn(now):
             if admission.role != "node" and self._leadership is None:
                 admission.stream.close()
                 continue
@@ -230,7 +230,7 @@ class ManagerLoop:
             if events & selectors.EVENT_WRITE or key.data.stream.wants_write:
                 self._unsent[key.data] = None
         now = self._clock()
-        if self._door is not None:
+        if self._listener is not None:
             self._admit(now)
         if self._may_decide(now) and not self._has_held:  # these come first
             if self._wake_at is not None and self._wake_at <= now:
@@ -271,8 +271,8 @@ class ManagerLoop:
         if near is not None and news is not None:
             near.write(encode(news))
         away = leadership.turns_away(now, waits=self._planner.restoring is not None)
-        if self._door is not None:
-            self._door.not_now = frozenset({"node"}) if away else frozenset()
+        if self._listener is not None:
+            self._listener.not_now = frozenset({"node"}) if away else frozenset()
         self._turn_away(len(self._newcomers) if away else 0)
 
     def _look_at_beats(self, beats: Heartbeats[Link], now: float) -> None:
@@ -317,8 +317,8 @@ class ManagerLoop:
     def _timeout(self) -> float | None:
         times = [
             self._wake_at if self._may_decide(self._clock()) else None,
-            None if self._leadership is None else self._looked_at + LEADERSHIP_LOOK_S,
-            None if self._door is None else self._door.deadline,
+            None if self._leadership is None else self._looked_at + LEADERSHIP_POLL_S,
+            None if self._listener is None else self._listener.deadline,
             None if self._beats is None else self._beats.wake_at,
             self._newcomers[0][0].waits_until if self._newcomers else None,
         ]

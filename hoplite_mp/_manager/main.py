@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.local import LanStart
     from hoplite_mp._transport.listener import Listener
 
-__all__ = ["door_of", "main"]
+__all__ = ["listener_of", "main"]
 
 
 def main(
@@ -44,7 +44,7 @@ def main(
     )
     loop.add(socket.socket(fileno=fd))
     if lan is not None:
-        loop.open(door_of(lan), lan.certificate, Heartbeats(lan.beat_interval_s, lan.silence_s))
+        loop.open(listener_of(lan), lan.certificate, Heartbeats(lan.beat_interval_s, lan.silence_s))
         if lan.standby:
             loop.share(_leadership(lan, again))
         loop.end_with(signal.SIGTERM)
@@ -70,7 +70,7 @@ def _leadership(lan: LanStart, again: bool) -> Leadership[Link]:
     )
 
 
-def door_of(lan: LanStart) -> Listener:
+def listener_of(lan: LanStart) -> Listener:
     """The Door at which nodes on the network connect."""
     from hoplite_mp._protocol.greetings import Introduction
     from hoplite_mp._protocol.versions import software_versions

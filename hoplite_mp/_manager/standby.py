@@ -21,7 +21,7 @@ from hoplite_mp._common import clock
 from hoplite_mp._manager.heartbeats import Heartbeats
 from hoplite_mp._manager.leadership import Leadership, lease_clock
 from hoplite_mp._manager.loop import Link, ManagerLoop
-from hoplite_mp._manager.main import door_of
+from hoplite_mp._manager.main import listener_of
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.terms import Candidate, lease_s
 from hoplite_mp._protocol.codec import encode
@@ -59,7 +59,7 @@ def main(lan: LanStart, own: int) -> int:
     )
     leadership.won = lambda term: _tell_former(lan, term)
     loop = ManagerLoop(Planner(again=True, own=own), lease_clock)
-    loop.open(door_of(lan), lan.certificate, Heartbeats(lan.beat_interval_s, lan.silence_s))
+    loop.open(listener_of(lan), lan.certificate, Heartbeats(lan.beat_interval_s, lan.silence_s))
     loop.share(leadership)
     loop.end_with(signal.SIGTERM)
     return loop.run()

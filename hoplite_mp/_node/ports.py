@@ -84,7 +84,7 @@ class ClientSocketsPort(Protocol):
     def by_slot(self) -> Mapping[int, Any]:
         """The lines that are open."""
 
-    def serve(self, above: Any) -> None:
+    def serve(self, events: Any) -> None:
         """Sets what handles the requests; see `Above` in _node/io/client_sockets.py."""
 
     def add(self, slot: int, line: Any) -> None:
@@ -331,7 +331,7 @@ class EnginePort(Protocol):
         plan: int,
         parts: bytes,
     ) -> None: ...
-    def small_bell(self, generation: int, rank: int, fd: int) -> None: ...
+    def small_doorbell(self, generation: int, rank: int, fd: int) -> None: ...
     def stop(self) -> None: ...
 
 
@@ -349,4 +349,4 @@ class NodePorts:
     manager: ByteStream | None = None
     connections: Connections | None = None
     engine: EnginePort | None = None
-    driver_door: DriverListenerPort | None = None
+    driver_listener: DriverListenerPort | None = None

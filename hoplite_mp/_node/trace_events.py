@@ -21,7 +21,7 @@ Note = tuple[str, str, int, int, dict[str, Any]]
 
 
 class ObjectNames(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
     def public(self, oid: int) -> bytes:
         """The cluster-wide id of an object that has a header on this host."""
@@ -30,30 +30,30 @@ class ObjectNames(Protocol):
 class TraceEvents:
     """The latest `most` events; older ones are dropped and counted."""
 
-    def __init__(self, loop: LoopPort, above: ObjectNames, most: int = 0) -> None:
-        self.above = above
+    def __init__(self, loop: LoopPort, events: ObjectNames, most: int = 0) -> None:
+        self.events = events
         self.loop = loop
         self.most = most
         self.on = False
         self.dropped = 0
         self.kept: deque[Note] = deque(maxlen=most)
         # Tasks of other hosts that run here: local id -> cluster-wide id.
-        self.guests: dict[int, bytes] = {}
-        self._guests_now: list[Callable[[], Iterable[tuple[int, bytes]]]] = []
+        self.inbound_tasks: dict[int, bytes] = {}
+        self._inbound_now: list[Callable[[], Iterable[tuple[int, bytes]]]] = []
 
     def start(self) -> None:
         """Begins to record; events and tasks of an earlier trace are forgotten."""
         self.on, self.dropped = True, 0
         self.kept.clear()
-        self.guests.clear()
-        for guests_now in self._guests_now:
+        self.inbound_tasks.clear()
+        for guests_now in self._inbound_now:
             for oid, task in guests_now():
-                self.guest(oid, task)
+                self.inbound_task(oid, task)
 
     def ask_at_start(self, guests_now: Callable[[], Iterable[tuple[int, bytes]]]) -> None:
         """Registers a function that lists the tasks of other hosts that are here when a trace
         starts, as (local id, cluster-wide id)."""
-        self._guests_now.append(guests_now)
+        self._inbound_now.append(guests_now)
 
     def stop(self) -> None:
         """Stops recording; the events stay until the next start."""
@@ -63,14 +63,14 @@ class TraceEvents:
         """Records something that has just ended. `begin_ns`: 0 if it began before the trace."""
         if self.on:
             if isinstance(more.get("object"), int):
-                more["object"] = self.above.public(more["object"])
+                more["object"] = self.events.public(more["object"])
             now = self.loop.now_ns()
             self.dropped += len(self.kept) == self.most
             self.kept.append((kind, name, begin_ns or now, now, more))
 
-    def guest(self, oid: int, task: bytes) -> None:
+    def inbound_task(self, oid: int, task: bytes) -> None:
         """Notes a task of another host that has come to this one."""
         if self.on:
-            while len(self.guests) >= self.most:
-                del self.guests[next(iter(self.guests))]
-            self.guests[oid] = task
+            while len(self.inbound_tasks) >= self.most:
+                del self.inbound_tasks[next(iter(self.inbound_tasks))]
+            self.inbound_tasks[oid] = task

@@ -73,7 +73,7 @@ class Copies:
     def __init__(self, membership: ClusterMembership, topology: Topology) -> None:
         self._membership = membership
         self._topology = topology
-        self._forests = PlanCache(topology)
+        self._plan_cache = PlanCache(topology)
         self._directory = Directory(membership)
         self._epoch = 0  # plans made so far
         self._busy: dict[int, float] = {}  # node -> bytes a second that its plans make it send
@@ -300,7 +300,7 @@ class Copies:
             islice(staying or entry.whole, SOURCES_NAMED_MAX),
             key=lambda node: (self._busy.get(node, 0.0), node),
         )
-        best = self._forests.spread(entry.nbytes, sources[0], living, leaving)
+        best = self._plan_cache.spread(entry.nbytes, sources[0], living, leaving)
         stripes, shape = best.stripes, best.shape
         kept = None
         if before is not None and before.rule == "stripes" and len(before.receivers) > 1:
@@ -340,9 +340,9 @@ class Copies:
         wanted = self._topology.hosts((receiver,))[0].down
         parents: list[tuple[int, float]] = []
         used = seconds = 0.0
-        spare = sum(offered for takes, _, _, offered in ranked[:PARENTS_MAX] if not takes)
+        backup = sum(offered for takes, _, _, offered in ranked[:PARENTS_MAX] if not takes)
         # All that have little to spare may together offer less than one that takes it from others.
-        ranked.sort(key=lambda one: not (one[0] and one[3] > spare))
+        ranked.sort(key=lambda one: not (one[0] and one[3] > backup))
         for takes, ready_in, node, offered in ranked[:PARENTS_MAX]:
             if parents and (used > (1 - UNUSED_MAX) * wanted or takes):
                 break

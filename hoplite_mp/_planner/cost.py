@@ -200,11 +200,11 @@ def folding(
         for lines, high in rows:
             low = 0.0
             for fixed, slope, rate in lines:
-                spare = per_byte * rate - fixed
+                backup = per_byte * rate - fixed
                 if slope > 0:
-                    high = min(high, max(0.0, spare / slope))
+                    high = min(high, max(0.0, backup / slope))
                 elif slope < 0:
-                    low = max(low, spare / slope)
+                    low = max(low, backup / slope)
             least.append(low)
             most.append(high)
         return least, most

@@ -194,20 +194,20 @@ class OwnerRounds:
                     held.setdefault(object_id, _Held()).add(one)
             for object_id in theirs.keys() & held.keys():
                 other.further.setdefault(object_id, _Held()).add(held[object_id])
-        spares: dict[bytes, list[tuple[int, int]]] = {}  # (how new the state is, -node)
+        backups: dict[bytes, list[tuple[int, int]]] = {}  # (how new the state is, -node)
         for node, report in open_.reports.items():
-            for place, new in zip(report.spares[::2], report.spares[1::2], strict=True):
-                spares.setdefault(report.objects[place], []).append((new, -node))
+            for place, new in zip(report.backups[::2], report.backups[1::2], strict=True):
+                backups.setdefault(report.objects[place], []).append((new, -node))
         for object_id in [one for one, owner in self.named.items() if owner == lost]:
             del self.named[object_id]
         leaving = self._membership.leaving
         for object_id, found in held.items():
             if not found.whole or object_id in open_.gone or object_id in self.named:
                 continue  # another manager has named it, as the report of a node has shown
-            newest = max(spares.get(object_id, ()), default=None)
+            newest = max(backups.get(object_id, ()), default=None)
             first = min(found.whole - leaving or found.whole)
             self.named[object_id] = first if newest is None else -newest[1]
-        self.concluded(lost, {one: self.named.get(one, NOBODY) for one in spares})
+        self.concluded(lost, {one: self.named.get(one, NOBODY) for one in backups})
         sends: list[Send] = []
         for node, report in sorted(open_.reports.items()):
             if report.objects:
@@ -268,19 +268,19 @@ def _joined(first: HoldingsReported | None, later: HoldingsReported) -> Holdings
         return later
     imports: dict[bytes, int] = {}
     whole: dict[bytes, None] = {}
-    spares: dict[bytes, int] = {}
+    backups: dict[bytes, int] = {}
     for report in (first, later):
         for object_id, number in zip(report.objects, report.imports, strict=True):
             imports[object_id] = number
             whole.pop(object_id, None)
         whole.update(dict.fromkeys(report.objects[place] for place in report.whole))
-        for place, new in zip(report.spares[::2], report.spares[1::2], strict=True):
-            spares[report.objects[place]] = new
+        for place, new in zip(report.backups[::2], report.backups[1::2], strict=True):
+            backups[report.objects[place]] = new
     for object_id in list(imports)[HOLDINGS_MAX:]:  # as if they did not fit into one report
         del imports[object_id]
         whole.pop(object_id, None)
     at = {object_id: place for place, object_id in enumerate(imports)}
-    news = (number for one, new in spares.items() if one in whole for number in (at[one], new))
+    news = (number for one, new in backups.items() if one in whole for number in (at[one], new))
     return HoldingsReported(
         later.node,
         later.lost,

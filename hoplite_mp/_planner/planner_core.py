@@ -130,7 +130,7 @@ class Planner:
             copied_again = self.copies.restore(restoring.held, restoring.copies, now)
             buried = restoring.bury()
             for message in filter(_is_restated, restoring.later):  # those of lost nodes, too
-                if not (message.by_spare and message.node in restoring.returned):
+                if not (message.by_backup and message.node in restoring.returned):
                     self.actor_names.claim(message)
             # A node that the former manager had given up may have called again. It is no member, so
             # nobody will report its loss.
@@ -411,7 +411,7 @@ class Planner:
             return []
         names = self.actor_names
         if isinstance(message, ActorNameClaimed):
-            return [] if message.by_spare else names.claim(message)
+            return [] if message.by_backup else names.claim(message)
         return names.ask(message) if isinstance(message, ActorNameAsked) else names.release(message)
 
 

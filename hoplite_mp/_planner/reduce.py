@@ -75,7 +75,7 @@ class Reductions:
         self._operations_max = operations_max
         self._membership = membership
         self._topology = topology
-        self._forests = PlanCache(topology)
+        self._plan_cache = PlanCache(topology)
         self._copies = copies
         self.operations: dict[int, Operation] = {}
         self._deadlines: list[tuple[float, int]] = []  # sorted; of open operations only
@@ -364,7 +364,7 @@ class Reductions:
         stripes: tuple[Stripe, ...] = ()
         shape = "stripes"
         if request.kind in FOLDING:
-            best = self._forest(op, chosen, holder_of, destinations, nbytes)
+            best = self._stripe_plan(op, chosen, holder_of, destinations, nbytes)
             stripes, shape = best.stripes, best.shape
             kept = None
             if (
@@ -398,7 +398,7 @@ class Reductions:
             () if stripes else tuple(op.ready[index].nbytes for index in op.members),
         )
 
-    def _forest(
+    def _stripe_plan(
         self,
         op: Operation,
         chosen: tuple[int, ...],
@@ -407,7 +407,7 @@ class Reductions:
         nbytes: int,
     ) -> StripePlan:
         sent = Counter([holder_of[index] for index in chosen])
-        return self._forests.reduction(
+        return self._plan_cache.reduction(
             op.request.kind,
             nbytes,
             sent,

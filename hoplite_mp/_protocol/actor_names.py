@@ -20,7 +20,7 @@ __all__ = ["ActorNameAsked", "ActorNameClaimed", "ActorNameHeld", "ActorNameRele
 class ActorNameClaimed(Message, frozen=True, tag="ActorNameClaimed"):
     """`node` starts an actor of that name, unless another actor has the name. `request` 0: the
     actor has started, and no answer is expected. `moves`: another node may start it again when this
-    one is lost. `by_spare`: the node that may start it again says so to a new manager; that holds
+    one is lost. `by_backup`: the node that may start it again says so to a new manager; that holds
     only if `node` itself does not report, because the actor may have ended meanwhile."""
 
     request: int
@@ -28,13 +28,13 @@ class ActorNameClaimed(Message, frozen=True, tag="ActorNameClaimed"):
     name: str
     identity: bytes
     moves: bool = False
-    by_spare: bool = False
+    by_backup: bool = False
 
     def __post_init__(self) -> None:
         counts(request=self.request, node=self.node)
         text("name", self.name, NAME_CHARS_MAX, 1)
         object_id("identity", self.identity)
-        flags(moves=self.moves, by_spare=self.by_spare)
+        flags(moves=self.moves, by_backup=self.by_backup)
 
 
 class ActorNameAsked(Message, frozen=True, tag="ActorNameAsked"):

@@ -116,9 +116,9 @@ class TraceDocument(msgspec.Struct, frozen=True):
     # (client slot, pid, EVENTs) in order; a process may have many of these entries.
     events: list[tuple[int, int, bytes]]
     # Local ids of tasks that came from other hosts -> their ids in the whole cluster.
-    guests: dict[int, bytes]
+    inbound_tasks: dict[int, bytes]
     # (kind, name, begin_ns, end_ns, more), of the node itself.
-    notes: list[tuple[str, str, int, int, dict[str, Any]]]
+    trace_events: list[tuple[str, str, int, int, dict[str, Any]]]
     dropped: int  # how many of the oldest were dropped, because there was no room
     # pid -> the name of the actor whose process it was.
     actors: dict[int, str] = {}

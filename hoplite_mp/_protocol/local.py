@@ -178,12 +178,12 @@ POOL_LEAVING = 5  # an actor's node is leaving the cluster, so the actor takes n
 
 class Lease(msgspec.Struct, frozen=True, tag="Lease", array_like=True):
     """Asks for a big block with a payload of `nbytes`; `error`: it is for an error, and may be from
-    the reserve; `spare`: it will be needed later, if at all, and is refused when others need the
-    room. Reply: payload offset, or full=True and the message."""
+    the reserve; `preallocated`: it will be needed later, if at all, and is refused when others need
+    the room. Reply: payload offset, or full=True and the message."""
 
     nbytes: int
     error: bool = False
-    spare: bool = False
+    preallocated: bool = False
 
 
 class LeaseSpan(msgspec.Struct, frozen=True, tag="LeaseSpan", array_like=True):
@@ -459,7 +459,7 @@ class Attached(msgspec.Struct, frozen=True, tag="Attached"):
     memory_bytes: int
     small_object_bytes_max: int
     span_bytes: int
-    audience: int = 0  # the driver's name as an audience; see _protocol/output.py
+    output_owner: int = 0  # the driver's name as an audience; see _protocol/output.py
 
 
 class NotAttached(msgspec.Struct, frozen=True, tag="NotAttached"):

@@ -5,8 +5,8 @@
 
 An *audience* is a driver, named by the id of its host; 0 is the driver of the sender's host. A
 driver that has attached to a node has the same name except for the lowest 16 bits, which the node
-gives it for life (`audience_name`). Before a worker serves another audience, it writes a mark into
-both of its pipes; what follows the mark in a pipe is for the new audience. So a line finds its
+gives it for life (`output_owner_name`). Before a worker serves another audience, it writes a mark
+into both of its pipes; what follows the mark in a pipe is for the new audience. So a line finds its
 driver even if the node reads it when the worker already runs another task. A mark contains the
 host's random id, so no output of a program is taken for a mark by accident.
 
@@ -21,19 +21,19 @@ from hoplite_mp._protocol.fields import NODES_MAX, Message, between, counts, num
 
 __all__ = [
     "AUDIENCES_MAX",
-    "FAR_BYTES_MAX",
     "LINES_MARK",
     "LINE_BYTES_MAX",
     "MARK_BYTES",
+    "REMOTE_BYTES_MAX",
     "LastLinesAsked",
     "LastLinesSent",
     "MarkLines",
     "Printed",
     "PrintedTaken",
-    "audience_name",
     "bytes_of",
     "mark",
     "mark_head",
+    "output_owner_name",
     "same_host",
 ]
 
@@ -42,7 +42,7 @@ __all__ = [
 LINE_BYTES_MAX = 1 << 20
 # Bytes of lines that a node sends to a driver of another host before the driver has taken them.
 # Higher: bursts do not wait for an answer; lower: less memory at the driver's node per other node.
-FAR_BYTES_MAX = 256 << 10
+REMOTE_BYTES_MAX = 256 << 10
 PRINTED_BYTES_MAX = 2 * LINE_BYTES_MAX  # one read of a pipe, with the line that it completes
 PRINTED_LINES_MAX = 1 << 17
 # Counted for a line besides its bytes, because many empty lines also take memory.
@@ -58,15 +58,15 @@ _MARK = "\0hoplite_mp %016x "
 MARK_BYTES = len(_MARK % 0) + 16  # without the end of the line
 
 
-def audience_name(host_id: int, number: int) -> int:
+def output_owner_name(host_id: int, number: int) -> int:
     """The name of the attached driver with that number, from 0 on; never the host id itself."""
     low = (host_id + 1 + number % AUDIENCES_MAX) & 0xFFFF
     return host_id & ~0xFFFF | low
 
 
-def same_host(audience: int, host_id: int) -> bool:
+def same_host(output_owner: int, host_id: int) -> bool:
     """Is the audience a driver of that host?"""
-    return audience >> 16 == host_id >> 16
+    return output_owner >> 16 == host_id >> 16
 
 
 def mark_head(host_id: int) -> bytes:
@@ -74,9 +74,9 @@ def mark_head(host_id: int) -> bytes:
     return (_MARK % host_id).encode()
 
 
-def mark(host_id: int, audience: int) -> bytes:
+def mark(host_id: int, output_owner: int) -> bytes:
     """A mark. It is short enough to be written to a pipe in one piece (PIPE_BUF)."""
-    return mark_head(host_id) + b"%016x\n" % audience
+    return mark_head(host_id) + b"%016x\n" % output_owner
 
 
 def bytes_of(lines: list[bytes]) -> int:
@@ -93,16 +93,16 @@ class MarkLines(msgspec.Struct, frozen=True, tag="MarkLines", array_like=True):
 
 class Printed(Message, frozen=True, tag="Printed"):
     """Lines of one worker of the sender's host for a driver of the receiver's host. `stream`: 1
-    stdout, 2 stderr. `audience`: an attached driver; 0: the driver that started the host. Another
-    message of lines is only sent while at most FAR_BYTES_MAX are on the way."""
+    stdout, 2 stderr. `output_owner`: an attached driver; 0: the driver that started the host.
+    Another message of lines is only sent while at most FAR_BYTES_MAX are on the way."""
 
     slot: int
     stream: int
     lines: list[bytes]
-    audience: int = 0
+    output_owner: int = 0
 
     def __post_init__(self) -> None:
-        counts(audience=self.audience)
+        counts(output_owner=self.output_owner)
         between("slot", self.slot, 0, SLOTS_MAX - 1)
         between("stream", self.stream, min(STREAMS), max(STREAMS))
         between("number of lines", len(self.lines), 1, PRINTED_LINES_MAX)
@@ -113,20 +113,20 @@ class PrintedTaken(Message, frozen=True, tag="PrintedTaken"):
     """A driver of the sender's host has taken `nbytes` (see `bytes_of`) of the receiver's lines."""
 
     nbytes: int
-    audience: int = 0
+    output_owner: int = 0
 
     def __post_init__(self) -> None:
-        counts(nbytes=self.nbytes, audience=self.audience)
+        counts(nbytes=self.nbytes, output_owner=self.output_owner)
 
 
 class LastLinesAsked(Message, frozen=True, tag="LastLinesAsked"):
-    """A driver of the sender's host leaves (`audience`: as in Printed). The receiver sends what its
-    workers have written for it, also lines without an end, and then LastLinesSent."""
+    """A driver of the sender's host leaves (`output_owner`: as in Printed). The receiver sends what
+    its workers have written for it, also lines without an end, and then LastLinesSent."""
 
-    audience: int = 0
+    output_owner: int = 0
 
     def __post_init__(self) -> None:
-        counts(audience=self.audience)
+        counts(output_owner=self.output_owner)
 
 
 class LastLinesSent(Message, frozen=True, tag="LastLinesSent"):
@@ -134,9 +134,9 @@ class LastLinesSent(Message, frozen=True, tag="LastLinesSent"):
     to which it has sent tasks that the driver's tasks submitted; these may have lines."""
 
     others: tuple[int, ...] = ()
-    audience: int = 0
+    output_owner: int = 0
 
     def __post_init__(self) -> None:
-        counts(audience=self.audience)
+        counts(output_owner=self.output_owner)
         between("number of others", len(self.others), 0, NODES_MAX)
         numbers("others", self.others)

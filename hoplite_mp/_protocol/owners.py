@@ -37,7 +37,7 @@ class HoldingsReported(Message, frozen=True, tag="HoldingsReported"):
     """`node` knows that `lost` is gone, and used or holds these objects, whose owner that was.
     `imports`: the number of the import by which the owner counted this node as a holder of each
     object; 0: no process there holds it. `whole`: places in `objects` of those whose whole value is
-    there; `spares`: places of actors that this node can start again, each with how new its state
+    there; `backups`: places of actors that this node can start again, each with how new its state
     is: (place, number) pairs, flat."""
 
     node: int
@@ -45,20 +45,20 @@ class HoldingsReported(Message, frozen=True, tag="HoldingsReported"):
     objects: tuple[bytes, ...] = ()
     imports: tuple[int, ...] = ()
     whole: tuple[int, ...] = ()
-    spares: tuple[int, ...] = ()
+    backups: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         counts(node=self.node, lost=self.lost)
         object_ids("objects", self.objects, 0)
         numbers("imports", self.imports)
         numbers("whole", self.whole, max(0, len(self.objects) - 1))
-        numbers("spares", self.spares)
-        numbers("spares", self.spares[::2], max(0, len(self.objects) - 1))
-        if len(self.spares) % 2:
-            raise ValueError(f"spares must be pairs: {self.spares!r}")
+        numbers("backups", self.backups)
+        numbers("backups", self.backups[::2], max(0, len(self.objects) - 1))
+        if len(self.backups) % 2:
+            raise ValueError(f"spares must be pairs: {self.backups!r}")
         between("number of imports", len(self.imports), len(self.objects), len(self.objects))
         between("number of whole", len(self.whole), 0, len(self.objects))
-        between("number of spares", len(self.spares), 0, 2 * len(self.objects))
+        between("number of backups", len(self.backups), 0, 2 * len(self.objects))
 
 
 class OwnerAsked(Message, frozen=True, tag="OwnerAsked"):

@@ -53,9 +53,9 @@ NO_IDENTITY = bytes(ID_BYTES)
 class BeginActor(Message, frozen=True, tag="BeginActor"):
     """Starts an actor on the receiver's host. `setup`: the object with its constructor and
     arguments. `about`: what handles know about it, in a form that only clients understand.
-    `audience`: as in RunTask. `places`: the nodes to which it is bound; none: it may restart on any
-    node. `env`: changes of its process's environment. `demand`: resources that it keeps as long as
-    it lives. `only_now`: it is refused if it would have to wait for them. Answered by ActorBegun
+    `output_owner`: as in RunTask. `places`: the nodes to which it is bound; none: it may restart on
+    any node. `env`: changes of its process's environment. `demand`: resources that it keeps as long
+    as it lives. `only_now`: it is refused if it would have to wait for them. Answered by ActorBegun
     with the same number."""
 
     number: int
@@ -66,7 +66,7 @@ class BeginActor(Message, frozen=True, tag="BeginActor"):
     restarts: int
     get_if_exists: bool
     detached: bool
-    audience: int
+    output_owner: int
     places: tuple[int, ...] = ()
     env: Environment = ()
     demand: Wanted = ()
@@ -74,7 +74,7 @@ class BeginActor(Message, frozen=True, tag="BeginActor"):
 
     def __post_init__(self) -> None:
         environment("env", self.env)
-        counts(number=self.number, restarts=self.restarts, audience=self.audience)
+        counts(number=self.number, restarts=self.restarts, output_owner=self.output_owner)
         object_id("setup", self.setup)
         _small("about", self.about)
         text("class_name", self.class_name, NAME_CHARS_MAX)
@@ -165,14 +165,14 @@ class KeepActor(Message, frozen=True, tag="KeepActor"):
     restarts: int
     detached: bool
     begun: bool
-    audience: int
+    output_owner: int
     places: tuple[int, ...] = ()
     env: Environment = ()
     demand: Wanted = ()
 
     def __post_init__(self) -> None:
         environment("env", self.env)
-        counts(number=self.number, audience=self.audience)
+        counts(number=self.number, output_owner=self.output_owner)
         counts(restarts_left=self.restarts_left, restarts=self.restarts)
         object_id("identity", self.identity)
         object_id("setup", self.setup)

@@ -72,9 +72,9 @@ class ResourcesFreed(Message, frozen=True, tag="ResourcesFreed"):
 
 class OpenFarPool(Message, frozen=True, tag="OpenFarPool"):
     """Starts workers on the receiver's host for the sender's tasks alone. `setup`: the object with
-    (initializer, initargs), or zeros. `audience`: that of their output before their first task, as
-    in RunTask. `env`: changes of their environment. `demand`: resources that each worker keeps as
-    long as it lives. `at_once`: refused if these are not free now. `team`: the id of the `spmd`
+    (initializer, initargs), or zeros. `output_owner`: that of their output before their first task,
+    as in RunTask. `env`: changes of their environment. `demand`: resources that each worker keeps
+    as long as it lives. `at_once`: refused if these are not free now. `team`: the id of the `spmd`
     call whose peers the workers run; NO_OBJECT for other pools. `team_size`: how many peers that
     call has. Answered by FarPoolOpened."""
 
@@ -82,7 +82,7 @@ class OpenFarPool(Message, frozen=True, tag="OpenFarPool"):
     workers: int
     max_tasks: int
     setup: bytes
-    audience: int = 0
+    output_owner: int = 0
     env: Environment = ()
     demand: Wanted = ()
     at_once: bool = False
@@ -92,7 +92,7 @@ class OpenFarPool(Message, frozen=True, tag="OpenFarPool"):
     def __post_init__(self) -> None:
         environment("env", self.env)
         flags(at_once=self.at_once)
-        counts(number=self.number, max_tasks=self.max_tasks, audience=self.audience)
+        counts(number=self.number, max_tasks=self.max_tasks, output_owner=self.output_owner)
         between("workers", self.workers, 1, _U16_MAX)
         if len(self.setup) != ID_BYTES:
             raise ValueError(f"setup must be {ID_BYTES} bytes, not {self.setup!r}")

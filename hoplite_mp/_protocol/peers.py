@@ -303,9 +303,9 @@ class RunTask(Message, frozen=True, tag="RunTask"):
 
     `task` is the id of its result. `args` is the payload of the arguments, or `args_object` the
     object that holds them (16 zero bytes: none). The sender holds everything that is named here
-    until the task has ended. `audience`: the id of the host to whose driver the task's output is
-    sent; 0: the sender's host. `target`: the lost result that this run makes again, by which Groups
-    know the task; empty: this run makes the task's first result.
+    until the task has ended. `output_owner`: the id of the host to whose driver the task's output
+    is sent; 0: the sender's host. `target`: the lost result that this run makes again, by which
+    Groups know the task; empty: this run makes the task's first result.
     """
 
     task: bytes
@@ -317,7 +317,7 @@ class RunTask(Message, frozen=True, tag="RunTask"):
     flags: int
     name: bytes
     pool: int = 0  # a pool of the runner's host; 0: the common one
-    audience: int = 0
+    output_owner: int = 0
     tries: int = 0  # earlier runs, each of which ended with the death of a worker or host
     priority: int = 0
     floor: int = 0  # of a task with a priority or resources: the level of its sender
@@ -329,7 +329,7 @@ class RunTask(Message, frozen=True, tag="RunTask"):
         for name in ("task", "function", "args_object", *(("target",) if self.target else ())):
             _object(name, getattr(self, name))
         _payload(self.args)
-        counts(timeout_ns=self.timeout_ns, audience=self.audience)
+        counts(timeout_ns=self.timeout_ns, output_owner=self.output_owner)
         between("retries", self.retries, 0, _U16_MAX)
         between("tries", self.tries, 0, _U16_MAX)
         between("flags", self.flags, 0, (1 << 32) - 1)

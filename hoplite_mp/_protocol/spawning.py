@@ -72,7 +72,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     config: dict[str, Any]
     host_id: int
-    birth: InheritedContext
+    inherited_settings: InheritedContext
     lan: LanStart | None = None
     # The first workers, filled in by the supervisor for the node: (client slot, rpc, stdout,
     # stderr).
@@ -81,13 +81,13 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 class Spawn(msgspec.Struct, frozen=True, tag="Spawn", array_like=True):
     """Node to supervisor, with descriptors (rpc, stdout, stderr): start a worker for a client slot.
-    `audience`: that of its output until a task names another one (_protocol/output.py)."""
+    `output_owner`: that of its output until a task names another one (_protocol/output.py)."""
 
     slot: int
     pool: int
     max_tasks: int
     setup: int
-    audience: int = 0
+    output_owner: int = 0
     env: Environment = ()
     assigned: dict[str, list[int]] = {}  # indices of resources that it keeps as long as it lives
     # Of its pool on this host, which share the cores (_supervisor/environment.py); 0: one thread

@@ -117,7 +117,7 @@ from hoplite_mp._serialize.namespaces import (
     BroughtGlobals,
     begin_run,
     end_run,
-    turn_to_audience,
+    turn_to_output_owner,
 )
 from hoplite_mp._serialize.out_of_band import (
     Keep,
@@ -228,6 +228,6 @@ __all__ = [
     "set_readers_path",
     "short_error",
     "text_of",
-    "turn_to_audience",
+    "turn_to_output_owner",
     "with_text",
 ]

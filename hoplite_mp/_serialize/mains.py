@@ -53,8 +53,8 @@ class _Mains:
     def __init__(self) -> None:
         self.empty: Main | None = None  # that of a driver of which nothing has arrived yet
         self.current: Main | None = None  # None: this process is no worker
-        self.audience = 0
-        self.of_audience: dict[int, Main] = {}
+        self.output_owner = 0
+        self.of_output_owner: dict[int, Main] = {}
         self.template: Any = None  # keeps the globals of the functions that have begun this process
 
     def install(self, module: Main) -> None:
@@ -68,20 +68,20 @@ class _Mains:
     def turn_to(self, module: Main) -> None:
         """Makes the module `__main__`, now and whenever a task of the present driver begins."""
         self.install(module)
-        self.of_audience.pop(self.audience, None)
-        self.of_audience[self.audience] = module
-        if len(self.of_audience) > AUDIENCES_MAX:
-            del self.of_audience[next(iter(self.of_audience))]
+        self.of_output_owner.pop(self.output_owner, None)
+        self.of_output_owner[self.output_owner] = module
+        if len(self.of_output_owner) > AUDIENCES_MAX:
+            del self.of_output_owner[next(iter(self.of_output_owner))]
 
 
 mains = _Mains()
 
 
-def begin(audience: int) -> None:
+def begin(output_owner: int) -> None:
     """Called when a worker begins: its `__main__` is empty until something arrives."""
     mains.template = sys.modules["__main__"]
     mains.empty = Main("__main__")
-    mains.audience = audience
+    mains.output_owner = output_owner
     mains.install(mains.empty)
 
 

@@ -432,10 +432,10 @@ def begin_run() -> int:
     return len(_state.journal)
 
 
-def turn_to_audience(audience: int) -> None:
+def turn_to_output_owner(output_owner: int) -> None:
     """Switches `__main__` to the module of that driver."""
-    mains.audience = audience
-    module = mains.of_audience.get(audience, mains.empty)
+    mains.output_owner = output_owner
+    module = mains.of_output_owner.get(output_owner, mains.empty)
     if module is not None and module is not mains.current:
         mains.install(module)
         _state.changes = next(_numbers)

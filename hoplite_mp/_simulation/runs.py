@@ -37,7 +37,7 @@ NODES_MIN, NODES_MAX = 2, 32
 SIZES = (2, 3, 3, 4, 4, 5, 6, 8)
 EVENTS_MAX = 3_000_000
 JOINED_S = 0.3  # time for all hosts to join
-LOOK_S = 0.25
+POLL_S = 0.25
 # Bytes of a store and of a disk. In a small store values are spilled, and may find no room.
 STORES = 256 << 20, 256 << 20, 256 << 20, 6 << 20
 DISKS = 1 << 30, 1 << 30, 2 << 20
@@ -119,11 +119,11 @@ def run_seed(
     world = World(around)
     prepare(world)
     count = nodes or chance.choice(SIZES)
-    truth = Oracle(world)
-    truth.tight = sizes.store < STORES[0]
+    oracle = Oracle(world)
+    oracle.tight = sizes.store < STORES[0]
     failure = ""
     span_s = chance.choice([0.02, 0.2, 1.0])
-    work, trouble = Workload(world, truth, span_s), Faults(world, span_s * 1.5)
+    work, trouble = Workload(world, oracle, span_s), Faults(world, span_s * 1.5)
     locks = virtual_locks(world.processes) if collectors else contextlib.nullcontext()
     with virtual_time(world.processes), locks, _no_collector():
         try:
@@ -140,9 +140,9 @@ def run_seed(
         timeline.digest,
         timeline.events,
         work.begun,
-        len(truth.errors),
+        len(oracle.errors),
         tuple(trouble.happened),
-        truth.reads,
+        oracle.reads,
         work.groups,
         world.managers,
         world.taken_over,
@@ -207,19 +207,19 @@ def _play(
         _check_processes(world)
         if not (work.open or (trouble is not None and trouble.pending)):
             break
-        until += LOOK_S
+        until += POLL_S
         if until > SECONDS_MAX or timeline.events >= EVENTS_MAX:
             raise WrongEnd(f"it does not end: {work.open} after {timeline.events} events")
-    work.truth.check_runs()
-    work.truth.check_members()
+    work.oracle.check_runs()
+    work.oracle.check_members()
     left = ""
     for _ in range(SETTLES_MAX):
         until += SETTLE_S
         timeline.run(EVENTS_MAX, until)
         _check_processes(world)
-        left = left_over(world) or work.truth.check_let_in()
+        left = left_over(world) or work.oracle.check_let_in()
         if not left:
-            work.truth.check_agreed()  # only now, because a host that was cut off has ended by now
+            work.oracle.check_agreed()  # only now, because a host that was cut off has ended by now
             return
         gc.collect()
     raise WrongEnd(left)

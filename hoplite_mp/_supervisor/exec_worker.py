@@ -46,10 +46,10 @@ class _Arguments(msgspec.Struct, frozen=True, array_like=True):
     pool: int
     max_tasks: int
     setup: int
-    audience: int
+    output_owner: int
     label: str
     config: dict[str, Any]
-    birth: InheritedContext
+    inherited_settings: InheritedContext
     inherited: list[int]
 
 
@@ -84,10 +84,10 @@ def become_fresh(
         ask.pool,
         ask.max_tasks,
         ask.setup,
-        ask.audience,
+        ask.output_owner,
         f"worker {ask.slot}@h",
         start.config,
-        start.birth,
+        start.inherited_settings,
         inherited,
     )
     listed = json.dumps(sys.path).encode()

@@ -201,10 +201,10 @@ class Supervisor:
                 ask.pool,
                 ask.max_tasks,
                 ask.setup,
-                ask.audience,
+                ask.output_owner,
                 f"worker {ask.slot}@h",
                 s.config,
-                s.birth,
+                s.inherited_settings,
                 inherited,
             )
             return int(code)

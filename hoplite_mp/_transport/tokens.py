@@ -39,7 +39,7 @@ MAKE_ONE = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
 # An empty file is read again for this long, because another process may be about to write the token
 # into it, which is a single write of 44 bytes.
 WRITING_S_MAX = 1.0
-WRITING_LOOK_S = 0.01
+WRITING_POLL_S = 0.01
 
 # The token itself is not used as a key: the label separates keys for different uses (HKDF-Extract,
 # RFC 5869, with the label as its salt).
@@ -129,7 +129,7 @@ def _read(path: Path, make: bool) -> str:
         if clock.monotonic() > end:
             remedy = "remove it, and a new one is made" if make else COPY_IT
             raise AuthError(f"the token file {path} is empty: {remedy}")
-        clock.sleep(WRITING_LOOK_S)
+        clock.sleep(WRITING_POLL_S)
     return text
 
 

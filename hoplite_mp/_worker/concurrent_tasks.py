@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["ConcurrentTasks"]
 
 POLL_NS = 500_000_000
-HOUSE_S = POLL_NS / 1e9  # how often `keep_house` runs while nothing begins or ends
+HOUSE_S = POLL_NS / 1e9  # how often `housekeeping` runs while nothing begins or ends
 POOL_OPEN = 1
 
 
@@ -97,10 +97,10 @@ class ConcurrentTasks:
     def run(self, oid: int, flags: int) -> None:
         """Runs an async task, and those that arrive meanwhile and may run concurrently with it."""
         self._begin(oid, flags)
-        audience = self.tasks.audience(oid)
+        output_owner = self.tasks.output_owner(oid)
         while self.running:
             room = min(one.concurrency for one in self.running.values()) - len(self.running)
-            self._turn(room > 0 and self._goes_on(), audience, False)
+            self._turn(room > 0 and self._goes_on(), output_owner, False)
 
     def _goes_on(self) -> bool:
         worker = self.worker
@@ -130,7 +130,7 @@ class ConcurrentTasks:
         while self.running and not worker.memory.client.closing:
             self._turn(False, 0, True)
 
-    def _turn(self, takes: bool, audience: int, any_task: bool) -> None:
+    def _turn(self, takes: bool, output_owner: int, any_task: bool) -> None:
         """Waits until a task that runs here ends or, if `takes`, until another one can be taken;
         then handles that."""
         if takes:
@@ -138,10 +138,10 @@ class ConcurrentTasks:
             if self._ended.empty():
                 count = len(self.running)
                 pool = self.worker.pool
-                oid = self.slots.next(pool, count, audience, any_task, seen, POLL_NS)
+                oid = self.slots.next(pool, count, output_owner, any_task, seen, POLL_NS)
                 if oid:
                     self._begin(oid, self.tasks.task(oid)[3])
-                    self.worker.keep_house(True)
+                    self.worker.housekeeping(True)
                     return
             self._settle(False)
         else:
@@ -153,10 +153,10 @@ class ConcurrentTasks:
         try:
             ended = self._ended.get(wait, HOUSE_S)
         except queue.Empty:
-            self.worker.keep_house(False)
+            self.worker.housekeeping(False)
             return
         self._end(*ended)
-        self.worker.keep_house(True)
+        self.worker.housekeeping(True)
 
     def _begin(self, oid: int, flags: int) -> None:
         worker = self.worker
@@ -165,7 +165,7 @@ class ConcurrentTasks:
             self._brought = _serialize.begin_run()
         self.running[oid] = call
         self.slots.begin(oid)
-        worker.speak_to(self.tasks.audience(oid))
+        worker.speak_to(self.tasks.output_owner(oid))
         if flags & _tasks.RANKED_FLAG:
             call.flags = flags
             task_options.begins(worker.runtime, oid, flags)
@@ -202,7 +202,7 @@ class ConcurrentTasks:
         token = current_call.set(call)
         try:
             worker.leave_groups(failed)
-            worker.voice.finish()
+            worker.output_routing.finish()
             again = failed and issubclass(type(value), call.again) and try_again(worker, oid)
             if value is not STREAMED and not again:
                 failed = worker.store(oid, value, failed)
@@ -216,7 +216,7 @@ class ConcurrentTasks:
         if call.flags:
             task_options.ended(worker.runtime, oid, call.flags)
         if not self.running:
-            worker.submitter.floor = 0
+            worker.submitter.inherited_priority = 0
         self.slots.end(oid, -1 if again else failed, next(iter(self.running), 0))
         while worker.own_again:
             oid = worker.own_again.pop()

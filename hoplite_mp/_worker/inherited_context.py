@@ -23,22 +23,22 @@ __all__ = ["take_after"]
 MODULE = "multiprocessing.context"  # it imports multiprocessing.process first
 
 
-def take_after(birth: InheritedContext, number: int) -> None:
-    """Applies `birth` to this worker. number: the worker's, counted from 1."""
-    sys.argv[:] = [os.fsdecode(word) for word in birth.argv]
-    if birth.faulthandler and not faulthandler.is_enabled():
+def take_after(inherited_settings: InheritedContext, number: int) -> None:
+    """Applies `inherited_settings` to this worker. number: the worker's, counted from 1."""
+    sys.argv[:] = [os.fsdecode(word) for word in inherited_settings.argv]
+    if inherited_settings.faulthandler and not faulthandler.is_enabled():
         faulthandler.enable(file=2)
     if MODULE in sys.modules:
-        _apply(birth, number)
+        _apply(inherited_settings, number)
     else:
-        sys.meta_path.insert(0, _Finder(birth, number))
+        sys.meta_path.insert(0, _Finder(inherited_settings, number))
 
 
 class _Finder:
     """Intercepts the import of one module, once."""
 
-    def __init__(self, birth: InheritedContext, number: int) -> None:
-        self.birth, self.number = birth, number
+    def __init__(self, inherited_settings: InheritedContext, number: int) -> None:
+        self.inherited_settings, self.number = inherited_settings, number
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != MODULE:
@@ -52,26 +52,26 @@ class _Finder:
 
         def exec_module(module: Any) -> None:
             execute(module)
-            _apply(self.birth, self.number)
+            _apply(self.inherited_settings, self.number)
 
         loader.exec_module = exec_module
         return spec
 
 
-def _apply(birth: InheritedContext, number: int) -> None:
+def _apply(inherited_settings: InheritedContext, number: int) -> None:
     """Sets up multiprocessing as in a spawned process."""
     context: Any = sys.modules[MODULE]
     process: Any = sys.modules["multiprocessing.process"]
     me = process.current_process()
-    me.authkey = birth.authkey
+    me.authkey = inherited_settings.authkey
     me._name = f"SpawnProcess-{number}"
     me._identity = (number,)
-    me._parent_pid = birth.pid
-    driver = lift(_end_of(birth.pid))  # becomes readable when the program has ended
-    process._parent_process = process._ParentProcess("MainProcess", birth.pid, driver)
+    me._parent_pid = inherited_settings.pid
+    driver = lift(_end_of(inherited_settings.pid))  # becomes readable when the program has ended
+    process._parent_process = process._ParentProcess("MainProcess", inherited_settings.pid, driver)
     # A method that a library has added in the program (loky) does not exist here.
-    if birth.start_method in context._default_context.get_all_start_methods():
-        context._default_context.set_start_method(birth.start_method, True)
+    if inherited_settings.start_method in context._default_context.get_all_start_methods():
+        context._default_context.set_start_method(inherited_settings.start_method, True)
     _serialize.refuse_in_children(context, process)
 
 

@@ -99,10 +99,10 @@ def main(
     pool: int,
     max_tasks: int,
     setup: int,
-    audience: int,
+    output_owner: int,
     label: str,
     config: dict[str, Any],
-    birth: InheritedContext,
+    inherited_settings: InheritedContext,
     inherited: list[int],
 ) -> int:
     """Runs in the forked child. Returns the exit code."""
@@ -111,12 +111,12 @@ def main(
     runtime = Runtime(control_fd, store_fd, event_fd, slot, channel, Config(**config), label)
     for fd in (control_fd, store_fd):  # both are mapped by now
         os.close(fd)
-    worker = Worker(runtime, pool, max_tasks, OutputRouting(runtime.client.host_id, audience))
-    runtime.submitter.audience = audience
-    _serialize.begin_main(audience)
+    worker = Worker(runtime, pool, max_tasks, OutputRouting(runtime.client.host_id, output_owner))
+    runtime.submitter.output_owner = output_owner
+    _serialize.begin_main(output_owner)
     _serialize.large_copies.copy = runtime.memory.private_copy
     signal.signal(signal.SIGUSR1, worker.on_signal)
-    take_after(birth, slot - FIRST_SLOT + 1)
+    take_after(inherited_settings, slot - FIRST_SLOT + 1)
     offer_stacks()
     without_stdin()
     note_prints(runtime.client.note_printed)

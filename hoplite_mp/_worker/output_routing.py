@@ -23,21 +23,21 @@ STDOUT, STDERR = 1, 2
 class OutputRouting:
     """The two output pipes of this process."""
 
-    def __init__(self, host_id: int, audience: int) -> None:
+    def __init__(self, host_id: int, output_owner: int) -> None:
         """audience: the one that the node assumes before the first mark."""
         self.host_id = host_id
-        self.audience = audience
+        self.output_owner = output_owner
         self._marked = False
         self.pipes = [Watched(lift(os.dup(stream))) for stream in (STDOUT, STDERR)]
 
-    def turn_to(self, audience: int) -> None:
+    def turn_to(self, output_owner: int) -> None:
         """Everything that is printed from now on is for that audience. The first one is marked in
         any case, so that the node knows whom this worker has served."""
-        if audience == self.audience and self._marked:
+        if output_owner == self.output_owner and self._marked:
             return
         self._marked = True
         self.flush()
-        self.audience = audience
+        self.output_owner = output_owner
         for pipe in self.pipes:
             if not pipe.there():
                 continue  # a task has closed it, so there will be no lines
@@ -45,12 +45,12 @@ class OutputRouting:
                 # A process that a task has started may have made the pipe non-blocking; all
                 # duplicates of a descriptor share that mode.
                 os.set_blocking(pipe.fd, True)
-                os.write(pipe.fd, mark(self.host_id, audience))
+                os.write(pipe.fd, mark(self.host_id, output_owner))
 
     def finish(self) -> None:
         """To be called when a task ends. A driver on another host must get the task's last lines
         before its result; a driver on this host gets them when this process ends, or sooner."""
-        if self.audience:
+        if self.output_owner:
             self.flush()
 
     def flush(self) -> None:

@@ -40,7 +40,7 @@ class OfWorker(Protocol):
     """One worker."""
 
     runtime: Runtime
-    voice: OutputRouting
+    output_routing: OutputRouting
     memory: Memory
     tasks: _tasks.Tasks
     submitter: Submitter
@@ -60,7 +60,7 @@ class OfWorker(Protocol):
     def may_end(self) -> bool:
         """May this worker end? That of an actor only if no calls are left."""
 
-    def keep_house(self, busy: bool) -> None:
+    def housekeeping(self, busy: bool) -> None:
         """Housekeeping between two tasks."""
 
     def check_line(self) -> None:
@@ -69,7 +69,7 @@ class OfWorker(Protocol):
     def leave_groups(self, failed: bool) -> None:
         """Leaves the Groups that the ended task has joined."""
 
-    def speak_to(self, audience: int) -> None:
+    def speak_to(self, output_owner: int) -> None:
         """Sets the audience of everything that is printed from here on."""
 
     def prepared(self, oid: int, flags: int) -> tuple[Any, ...]:

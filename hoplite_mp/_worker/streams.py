@@ -47,7 +47,7 @@ class StreamSource:
         self.tasks = worker.tasks
         self.slots = worker.beside.slots
         self.name = worker.tasks.name(oid)
-        self.audience = worker.tasks.audience(oid)
+        self.output_owner = worker.tasks.output_owner(oid)
         # The whole timeout, and what was left of it at a pause.
         self.timeout_ns = self.left_ns = timeout_ns
         self.ends_ns = 0  # when the timeout is over; 0: it is paused, or there is none
@@ -182,7 +182,7 @@ class StreamSource:
             oid,
             self.name.encode(errors="replace")[:NAME_BYTES],
             self.plan.tries,
-            self.audience,
+            self.output_owner,
             self.timeout_ns,
         )
         return self.memory.own_ref(oid)

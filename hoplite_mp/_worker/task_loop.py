@@ -79,11 +79,11 @@ def take_part_in_round(worker: OfWorker) -> None:
     for oid in worker.runtime.channel.call(TakeRound()).value:
         if worker.tasks.claim(oid):
             worker.run(oid)
-            worker.keep_house(True)
+            worker.housekeeping(True)
 
 
 POLL_NS = 500_000_000
-UNTAKEN_LOOKS = 8  # checks after each task; a task adds fewer, so that the number falls
+UNTAKEN_POLLS = 8  # checks after each task; a task adds fewer, so that the number falls
 FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # limits of the cache of decoded functions
 RANKED: int = _tasks.RANKED_FLAG
 ROOM = __name__.rpartition(".")[0] + "."
@@ -92,9 +92,11 @@ ROOM = __name__.rpartition(".")[0] + "."
 class Worker:
     """The loop of one worker process."""
 
-    def __init__(self, runtime: Runtime, pool: int, max_tasks: int, voice: OutputRouting) -> None:
+    def __init__(
+        self, runtime: Runtime, pool: int, max_tasks: int, output_routing: OutputRouting
+    ) -> None:
         self.runtime = runtime
-        self.voice = voice
+        self.output_routing = output_routing
         self.memory = runtime.memory
         self.tasks = runtime.tasks
         self.submitter = runtime.submitter
@@ -127,7 +129,7 @@ class Worker:
         self.line = runtime.channel.line
         runtime.channel.taken_away = self.end_without_line
         runtime.own_pool = pool
-        self.submitter.floor = 0
+        self.submitter.inherited_priority = 0
         self.submitter.waiting.run_in_place = self.run_in_place
         offer_for_round(self)
 
@@ -158,7 +160,7 @@ class Worker:
                     break
             elif tasks.retire or (tasks.pool_state(self.pool) != 1 and self.may_end()):
                 break
-            self.keep_house(bool(oid))
+            self.housekeeping(bool(oid))
         self.beside.close()
         self.finish_own()
         self.submitter.failures.report_all()
@@ -177,7 +179,7 @@ class Worker:
         for oid in self.backlog():
             if self.tasks.claim(oid):
                 self.run_whole(oid)
-                self.keep_house(True)
+                self.housekeeping(True)
 
     def run_whole(self, oid: int) -> None:
         """Runs a task, or a call of the actor with all its retries, before the next call begins."""
@@ -204,11 +206,11 @@ class Worker:
         while pending and not client.closing and tasks.pool_state(self.pool) == 1:
             oid = next(iter(pending), 0)
             outcome = tasks.wait([oid], 1, clock.monotonic_ns() + POLL_NS, True)
-            self.keep_house(False)
+            self.housekeeping(False)
             if oid in pending and outcome != _tasks.NEWS:  # its done bit may have been lost
                 self.submitter.look_at_all()
 
-    def keep_house(self, busy: bool) -> None:
+    def housekeeping(self, busy: bool) -> None:
         while self.memory.client.news():  # freeing an object may release further ones
             self.memory.collect()
         if self.submitter.pending and not busy:
@@ -218,7 +220,7 @@ class Worker:
                 self.end_without_line()
             self.memory.give_empty_spans()
             self.forget_functions()
-        for _ in range(min(len(self.untaken), UNTAKEN_LOOKS if busy else len(self.untaken))):
+        for _ in range(min(len(self.untaken), UNTAKEN_POLLS if busy else len(self.untaken))):
             item = self.untaken.popleft()
             if not self.tasks.taken(item[0]):
                 self.untaken.append(item)
@@ -226,7 +228,7 @@ class Worker:
     def end_without_line(self) -> None:
         """User code has closed the line to the node. The task that runs here counts as killed."""
         if os.getpid() == self.pid:  # else this is a forked child of a task
-            self.voice.flush()
+            self.output_routing.flush()
             os._exit(LINE_LOST)
 
     def forget_functions(self) -> None:
@@ -288,13 +290,16 @@ class Worker:
         exceptions: Exceptions = ()
         value: Any = None
         brought = _serialize.begin_run()
-        audience, floor = self.submitter.audience, self.submitter.floor
+        output_owner, inherited_priority = (
+            self.submitter.output_owner,
+            self.submitter.inherited_priority,
+        )
         if flags & RANKED:
             task_options.begins(self.runtime, oid, flags)
         else:
-            self.submitter.floor = 0
+            self.submitter.inherited_priority = 0
         try:
-            self.speak_to(self.tasks.audience(oid))
+            self.speak_to(self.tasks.output_owner(oid))
             if self.depth == 1:
                 self.limited = timeout_ns != 0
             function, carried = self.function(oid, function_id)
@@ -326,7 +331,7 @@ class Worker:
         end_if_forked(self.pid)
         self.check_line()
         self.leave_groups(failed)
-        self.voice.finish()
+        self.output_routing.finish()
         again = again and task_options.try_again(self, oid)
         if value is not STREAMED and not again:
             # Before `end_run`, because pickling functions in the result needs their globals.
@@ -335,11 +340,11 @@ class Worker:
         _serialize.end_run(brought)
         self.depth -= 1
         self.done_tasks += 1
-        self.submitter.floor = floor
+        self.submitter.inherited_priority = inherited_priority
         if flags & RANKED:
             task_options.ended(self.runtime, oid, flags)
         if before:
-            self.speak_to(audience)
+            self.speak_to(output_owner)
         self.tasks.end(outer, -1 if again else failed)
         self.running.pop()
         self.unwinds = self.unwinds and bool(self.running)
@@ -372,13 +377,13 @@ class Worker:
         if not self.line.there():
             self.end_without_line()
 
-    def speak_to(self, audience: int) -> None:
+    def speak_to(self, output_owner: int) -> None:
         """Sets the audience of what is printed from now on, here and by tasks submitted from here.
         It stays set after the task, until another one begins."""
-        if audience != self.submitter.audience and not self.is_actor:
-            _serialize.turn_to_audience(audience)
-        self.submitter.audience = audience
-        self.voice.turn_to(audience)
+        if output_owner != self.submitter.output_owner and not self.is_actor:
+            _serialize.turn_to_output_owner(output_owner)
+        self.submitter.output_owner = output_owner
+        self.output_routing.turn_to(output_owner)
 
     def leave_groups(self, failed: bool) -> None:
         for leave in self.runtime.task_leaves:

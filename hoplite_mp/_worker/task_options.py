@@ -84,7 +84,7 @@ RESOURCES: int = _tasks.RESOURCES_FLAG
 def begins(runtime: Runtime, oid: int, flags: int) -> None:
     """To be called before the task's function is read."""
     submitter = runtime.submitter
-    submitter.floor = max(submitter.queues.ranked.ranks(oid))
+    submitter.inherited_priority = max(submitter.queues.ranked.ranks(oid))
     if flags & RESOURCES:
         runtime.running = oid
         if flags & FLAG_STREAM:  # the header, which is done sooner, cannot tell its end

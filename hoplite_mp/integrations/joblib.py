@@ -70,7 +70,7 @@ READ_ONLY, PRIVATE, BY_VALUE = "r", "c", None
 # Settings that joblib gives to every backend, for files and processes that this one does not have.
 IGNORED = ("temp_folder", "verbose", "context", "idle_worker_timeout", "prefer", "require")
 
-JOBLIB_LOOK_S = 0.1  # how often to check for what joblib does not notify; costs microseconds
+JOBLIB_POLL_S = 0.1  # how often to check for what joblib does not notify; costs microseconds
 GROWTH_MAX = 8  # a batch may be so many times as large as the one before; joblib's own limit is 2
 
 _log = logging.getLogger("hoplite_mp")
@@ -300,7 +300,7 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         if call is None or parallel.return_generator or parallel.timeout is not None:
             return
         while _under_way(parallel):
-            call.over.wait(JOBLIB_LOOK_S)  # another thread may abort the call without notice
+            call.over.wait(JOBLIB_POLL_S)  # another thread may abort the call without notice
             call.over.clear()
 
 

@@ -57,7 +57,7 @@ def held_where_made(a: Aim) -> None:
         time.sleep(a.chance.choice([0.0, 0.1]))
         for _ in range(2):
             (back,) = keeper.give().result(timeout=HANGS_S)
-            a.work.truth.check_leaf(leaf, a.work.value(c, back, "back"))
+            a.work.oracle.check_leaf(leaf, a.work.value(c, back, "back"))
             del back
             time.sleep(0.1)
         a.say("read")
@@ -66,7 +66,7 @@ def held_where_made(a: Aim) -> None:
     def ask_too(c: Any) -> None:
         a.hear("read")
         (back,) = c.get_actor("keeper").give().result(timeout=HANGS_S)
-        a.work.truth.check_leaf(leaf, a.work.value(c, back, "back"))
+        a.work.oracle.check_leaf(leaf, a.work.value(c, back, "back"))
         a.say("over")
 
     a.run(A, "ask", ask)
@@ -96,7 +96,7 @@ def ownerless(a: Aim) -> None:
             last.result(timeout=HANGS_S)
         except ActorLostError:
             lan = C.lan
-            (bound,) = lan.far_actors.bound.values()
+            (bound,) = lan.remote_actors.bound.values()
             a.struck["nobody"] += lan.host.imports.by_oid[bound.identity].owner == A.host_id
         except HopliteTimeoutError as error:
             raise WrongEnd("a call of an actor that nobody owns hangs") from error
@@ -172,7 +172,7 @@ def moved_twice(a: Aim) -> None:
         keeper = c.get_actor("keeper")
         keeper.keep([]).result(timeout=HANGS_S)
         time.sleep(0.3)
-        a.trap("OwnersNamed", named, arrives=False)
+        a.message_fault("OwnersNamed", named, arrives=False)
         a.die(F)
         time.sleep(0.5)
         if keeper.give().result(timeout=HANGS_S) != []:
@@ -188,8 +188,8 @@ def moved_twice(a: Aim) -> None:
 
     def named(sender: int, receiver: int) -> None:
         """The manager names the next owners; the host Q does not hear of them."""
-        spares = [h for h in a.hosts if h.alive and h.lan.spares.kept and h.place]
-        for S in spares:
+        backups = [h for h in a.hosts if h.alive and h.lan.backups.kept and h.place]
+        for S in backups:
             if S not in (P, Q):
                 a.must(die=1, cut=1, manager=1)
                 a.cut(a.hosts[0], Q, 0.6)

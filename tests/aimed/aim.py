@@ -81,10 +81,12 @@ class Aim:
         """Reads a published object, and checks it."""
         ref = self.work.ref(c, name)
         value = self.work.value(c, ref, name)
-        self.work.truth.check_leaf(leaf, value)
+        self.work.oracle.check_leaf(leaf, value)
         return value
 
-    def trap(self, message: str, strike: Any, arrives: bool = True, *, must: bool = True) -> None:
+    def message_fault(
+        self, message: str, strike: Any, arrives: bool = True, *, must: bool = True
+    ) -> None:
         """Calls strike(sender, receiver) when such a message has arrived (arrives=False: is about
         to leave), and at the next one if that returns True. must: a run in which it does not
         strike fails."""
@@ -100,7 +102,9 @@ class Aim:
         self._set(message, sprung, arrives)
 
     def _set(self, message: str, sprung: Any, arrives: bool) -> None:
-        self.world.around.descriptors.traps.append(MessageFault(message, 1, arrives, sprung))
+        self.world.around.descriptors.message_faults.append(
+            MessageFault(message, 1, arrives, sprung)
+        )
 
     def say(self, name: str) -> None:
         """Tells the other programs that something has happened."""
@@ -123,8 +127,8 @@ class Aim:
     @property
     def missed(self) -> list[str]:
         """What was to strike and has not."""
-        traps = [f"a fault at {name}" for name in self.unsprung]
-        return [*traps, *sorted((self._must - self.struck).elements())]
+        message_faults = [f"a fault at {name}" for name in self.unsprung]
+        return [*message_faults, *sorted((self._must - self.struck).elements())]
 
     def die(self, host: Any) -> None:
         """Ends a host, as a power cut does."""

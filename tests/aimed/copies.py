@@ -35,7 +35,7 @@ def circle(a: Aim) -> None:
         time.sleep(0.05)
         a.cut(A, H, 30.0)
         a.say("cut")
-        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "ring"))
+        a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "ring"))
         del ref
         c.wait([c.submit(make_once_more, Leaf(1, 0, 1), 0.0)])
         time.sleep(1.0)
@@ -43,7 +43,7 @@ def circle(a: Aim) -> None:
         c.wait([ref])
         a.cut(A, B, 38.0)
         begun = time.monotonic()
-        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "ring"))
+        a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "ring"))
         if time.monotonic() - begun > 80.0:
             raise WrongEnd("it has waited for a cut")
         a.say("over")
@@ -54,7 +54,7 @@ def circle(a: Aim) -> None:
         a.hear("cut")
         time.sleep(0.05)
         value = a.work.value(c, ref, "ring")
-        a.work.truth.check_leaf(leaf, value)
+        a.work.oracle.check_leaf(leaf, value)
         a.work.board.find("over", HANGS_S)
         del value
 
@@ -77,9 +77,9 @@ def unreachable(a: Aim) -> None:
         a.cut(A, H, 38.0)
         if dies:
             # There is none if the manager has chosen the other parent.
-            a.trap("FetchFailed", lambda s, r: a.lose_manager(), arrives=False, must=False)
+            a.message_fault("FetchFailed", lambda s, r: a.lose_manager(), arrives=False, must=False)
         begun = time.monotonic()
-        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "far"))
+        a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "far"))
         if time.monotonic() - begun > 36.0:
             raise WrongEnd("it has waited for the parent that cannot be reached")
         a.say("over")
@@ -163,7 +163,7 @@ def gaps(a: Aim) -> None:
         if host is None:
             raise WrongEnd("the copy has come before its parent could die")
         a.die(host)
-        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "gaps"))
+        a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "gaps"))
         a.say("over")
 
     a.run(H, "put", put, False)
@@ -179,8 +179,8 @@ def untold(a: Aim) -> None:
     def read(c: Any) -> None:
         ref = a.work.ref(c, "untold")
         c.wait([ref])
-        a.trap("Distribute", lambda s, r: r != R.place or a.lose_manager())
-        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "untold"))
+        a.message_fault("Distribute", lambda s, r: r != R.place or a.lose_manager())
+        a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "untold"))
         a.say("over")
 
     a.offer(H, leaf, "untold")
@@ -201,7 +201,7 @@ def drained(a: Aim) -> None:
         a.cut(a.hosts[0], R, 0.6)
         a.leave(M)
         time.sleep(1.0)
-        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "drained"))
+        a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "drained"))
 
     a.offer(M, leaf, "drained", until="held", strict=False)
     a.run(R, "read", read)
@@ -306,7 +306,7 @@ def forgiven(a: Aim) -> None:
         time.sleep(0.05)
         for host in (H, K):
             a.cut(A, host, 38.0)
-        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "back"))
+        a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "back"))
         a.say("over")
 
     a.offer(H, leaf, "back", to=K)
@@ -344,10 +344,10 @@ def refused(a: Aim) -> None:
         a.say(f"{name} holds")
         a.hear("full")
         if name == "A":
-            a.trap("FetchRefused", lambda s, r: r != A.place or a.say("refused"))
+            a.message_fault("FetchRefused", lambda s, r: r != A.place or a.say("refused"))
         else:
             time.sleep(0.1)
-        a.work.truth.check_leaf(leaf, a.work.value(c, ref, name))
+        a.work.oracle.check_leaf(leaf, a.work.value(c, ref, name))
         a.say(f"{name} has read")
 
     a.run(H, "put", put)

@@ -48,7 +48,7 @@ class Counter:
 
 def host_of(a: Aim, *hosts: Any) -> Any:
     """That of these hosts on which there is an actor."""
-    return next(h for h in hosts if h.node.rooms.actors.by_pool)
+    return next(h for h in hosts if h.node.components.actors.by_pool)
 
 
 def times_100(value: Any) -> Any:

@@ -56,7 +56,7 @@ def left_early(a: Aim) -> None:
 
     def send(c: Any) -> None:
         time.sleep(0.2)
-        a.trap("GroupJoinRequested", come)
+        a.message_fault("GroupJoinRequested", come)
         with c.group("left early", 2, 1) as g:
             g.send("a letter", to=0)
 
@@ -104,7 +104,9 @@ def founder(a: Aim) -> None:
         with c.group("parent", 3, rank) as g:
             g.barrier()
             if rank == 2:
-                a.trap("GroupJoinRequested", lambda s, r: s != F.place or a.die(F), arrives=False)
+                a.message_fault(
+                    "GroupJoinRequested", lambda s, r: s != F.place or a.die(F), arrives=False
+                )
             g.barrier()
             try:
                 with g.split(0) as part:
@@ -127,7 +129,7 @@ def former(a: Aim) -> None:
         with c.group("former", 3, rank) as g:
             g.allreduce(np.ones(3000))
             if rank == 2:
-                a.trap("GroupSync", lambda s, r: s != F.place or a.die(F), arrives=False)
+                a.message_fault("GroupSync", lambda s, r: s != F.place or a.die(F), arrives=False)
                 return
             time.sleep(0.2)
             for _ in range(3):
@@ -147,7 +149,7 @@ def survives_leader(a: Aim) -> None:
     def member(rank: int, c: Any) -> None:
         with c.group("leader", 3, rank) as g:
             if rank == 0:
-                a.trap("GroupCommit", lambda s, r: r != B.place or a.die(L))
+                a.message_fault("GroupCommit", lambda s, r: r != B.place or a.die(L))
             try:
                 g.reduce(np.ones(10), root=2)
             except PeerLostError as error:
@@ -188,7 +190,7 @@ def part_of_the_dead(a: Aim) -> None:
             g.barrier()
             if rank == 0:
                 a.crawl(Y)
-                a.trap("GroupDone", strike, arrives=False)
+                a.message_fault("GroupDone", strike, arrives=False)
             got = g.alltoall([part(rank, taker) for taker in range(4)])
             for giver in g.contributors:
                 if got[giver] is None or (got[giver] != part(giver, rank)).any():
@@ -263,7 +265,7 @@ def unheard(a: Aim) -> None:
 
     def send(c: Any) -> None:
         time.sleep(0.2)
-        a.trap("GroupJoinRequested", come)
+        a.message_fault("GroupJoinRequested", come)
         with c.group("unheard", 2, 1):
             time.sleep(99)
 
@@ -322,7 +324,7 @@ def relieved(a: Aim) -> None:
             for call in range(4):
                 g.barrier()
                 if (call, rank) == (1, 3):
-                    a.trap("GroupSlow", strike, arrives=S is not L)
+                    a.message_fault("GroupSlow", strike, arrives=S is not L)
                     a.crawl(S, slow, slow)
                 total = g.allreduce(np.full(items, 1 << rank, np.int64))
                 if (total != sum(1 << one for one in g.contributors)).any():

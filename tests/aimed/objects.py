@@ -40,7 +40,7 @@ def carried(a: Aim) -> None:
             got = g.broadcast(None, root=0)
             time.sleep(0.6)
             for leaf, ref in zip((one, two), got["refs"], strict=True):
-                a.work.truth.check_leaf(leaf, a.work.value(c, ref, "carried"))
+                a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "carried"))
 
     a.offer(H, one, "x", until="held")
     a.run(S, "send", send)
@@ -73,7 +73,7 @@ def kept(a: Aim) -> None:
             a.work.board.publish("passed", ref._id)
             a.hear("read")
         else:
-            a.work.truth.check_leaf(leaf, a.work.value(c, ref, "kept"))
+            a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "kept"))
 
     def meet(c: Any) -> None:
         a.read(c, leaf, "passed")
@@ -121,7 +121,7 @@ def orphans(a: Aim) -> None:
     def unread(c: Any) -> None:  # on hosts[0]: holds, reads during the round
         ref = a.work.ref(c, "orphan")
         a.hear("open")
-        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "orphan"))
+        a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "orphan"))
         time.sleep(1.0)
         a.say("round")
 
@@ -137,7 +137,7 @@ def orphans(a: Aim) -> None:
         a.hear("met")
         time.sleep(0.5)
         if dies:
-            a.trap("OwnerAsked", lambda s, r: a.lose_manager())
+            a.message_fault("OwnerAsked", lambda s, r: a.lose_manager())
         a.read(c, leaf, "orphan")
         a.say("over")
 
@@ -214,7 +214,7 @@ def asked_early(a: Aim) -> None:
 
     def meet(c: Any) -> None:
         a.hear("kept")
-        a.trap("HoldingsReported", reports, arrives=False)
+        a.message_fault("HoldingsReported", reports, arrives=False)
         a.die(H)
         a.hear("lost")
         a.read(c, leaf, "orphan")
@@ -249,7 +249,7 @@ def met_too_late(a: Aim) -> None:
         other = a.work.ref(c, "other")  # so the manager will have something to tell this host
         a.hear("kept")
         time.sleep(0.05)
-        a.trap("HoldingsReported", named)
+        a.message_fault("HoldingsReported", named)
         a.die(H)
         a.hear("lost")
         time.sleep(0.01)
@@ -309,7 +309,7 @@ def sent_home(a: Aim) -> None:
         ref = c.options(node=f"h{B.number}").submit(make_once_more, leaf, 0.3).ref
         a.work.board.publish("result", ref._id)
         a.hear("sent")
-        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "result"))
+        a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "result"))
 
     def send(c: Any) -> None:
         a.hear("result")

@@ -67,7 +67,7 @@ def _peers_again(
             a.late(0.0, a.die if second == "dies" else a.leave, asked[0])
 
         if second == "leaves" or deaths > 1:
-            a.trap("OpenFarPool", strike, arrives=second == "dies")
+            a.message_fault("OpenFarPool", strike, arrives=second == "dies")
         if first == "leaves":
             a.leave(others[0])
             time.sleep(1.0)
@@ -157,7 +157,7 @@ def peers_without_a_place(a: Aim) -> None:
     def send(c: Any) -> None:
         peers = c.options(resources={RESOURCE: 1}).spmd(meets, 2, 4)
         all_begin(a, 2)
-        used = [h for h in places if h.node.rooms.resources.slots]
+        used = [h for h in places if h.node.components.resources.slots]
         if len(used) != 1:
             raise WrongEnd(f"they are on hosts {used}")
         a.die(used[0])

@@ -60,16 +60,16 @@ def spared(a: Aim) -> None:
             return False
 
         if way == "complete":
-            a.trap("StripesComplete", strike, arrives=False)
+            a.message_fault("StripesComplete", strike, arrives=False)
         begun = c.reduce(refs, num=3)
         if way != "complete":
             time.sleep(0.8)
             if way == "manager":
-                a.trap("ExecuteReduce", lambda s, r: a.lose_manager())
+                a.message_fault("ExecuteReduce", lambda s, r: a.lose_manager())
             a.die(M)
         value = a.work.value(c, begun, "spared")
         named = tuple((0, 1, 3, 2)[i] for i in begun.contributors or ())
-        a.work.truth.check_result(op, 0, 1, np.asarray(value), named)
+        a.work.oracle.check_result(op, 0, 1, np.asarray(value), named)
         a.say("over")
 
     a.offer(N, leaves[0], "s0")
@@ -96,7 +96,7 @@ def halfway(a: Aim) -> None:
         time.sleep(0.3)
         a.lose_manager()
         value = a.work.value(c, total, "halfway")
-        a.work.truth.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
+        a.work.oracle.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
         a.say("over")
 
     a.offer(A, leaves[0], "s0")
@@ -125,14 +125,14 @@ def left_behind(a: Aim) -> None:
         c.wait([one])
         total = c.reduce(refs, num=2)
         time.sleep(0.02)
-        a.work.truth.check_leaf(leaves[0], a.work.value(c, one, "left"))
+        a.work.oracle.check_leaf(leaves[0], a.work.value(c, one, "left"))
         time.sleep(0.5)
         a.crawl(B)
         a.crawl(C)
         time.sleep(0.8)
         a.lose_manager()
         value = a.work.value(c, total, "left behind")
-        a.work.truth.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
+        a.work.oracle.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
         a.say("over")
 
     a.run(B, "s1", partial(late, 1, 0.6, B))
@@ -155,7 +155,7 @@ def tree(a: Aim) -> None:
         a.stop(P, 8.0)
         total = c.allreduce(refs, to=[f"h{h.number}" for h in a.hosts])
         value = a.work.value(c, total, "tree")
-        a.work.truth.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
+        a.work.oracle.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
 
     a.run(A, "ask", ask)
 
@@ -198,7 +198,7 @@ def moved(a: Aim) -> None:
         two = c.submit(make_once_more, leaves[1], 0.5).ref
         total = c.reduce([one, two])
         time.sleep(0.05)
-        a.work.truth.check_leaf(leaves[0], a.work.value(c, one, "moved"))
+        a.work.oracle.check_leaf(leaves[0], a.work.value(c, one, "moved"))
         value = a.work.value(c, total, "moved")
         if contributors_in(np.asarray(value), salt) != {0, 1}:
             raise WrongBytes("moved")
@@ -217,7 +217,7 @@ def commit_once(a: Aim) -> None:
     def ask(c: Any) -> None:
         refs = [a.work.ref(c, f"s{i}") for i in range(2)]
         c.wait(refs)
-        a.trap("Commit", lambda s, r: r != A.place or a.lose_manager())
+        a.message_fault("Commit", lambda s, r: r != A.place or a.lose_manager())
         total = c.reduce(refs, to=f"h{D.number}")
         value = a.work.value(c, total, "commit")
         if contributors_in(np.asarray(value), salt) != {0, 1}:
@@ -250,7 +250,7 @@ def left_out(a: Aim) -> None:
         time.sleep(0.5)
         a.die(E)
         value = a.work.value(c, total, "left out")
-        a.work.truth.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
+        a.work.oracle.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
         a.say("over")
 
     a.offer(B, leaves[1], "s1")
@@ -325,7 +325,7 @@ def relieved_of_results(a: Aim) -> None:
             refs = [task.ref for task in tasks]
             c.wait(refs)
             if call == 1:
-                a.trap("OperationSlow", strike, arrives=False)
+                a.message_fault("OperationSlow", strike, arrives=False)
                 a.crawl(S, slow, slow)
             num = len(refs) - (fault == "die")
             total = c.allreduce(refs, num=num, to=[f"h{h.number}" for h in there])

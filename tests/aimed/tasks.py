@@ -50,7 +50,7 @@ def divided(a: Aim) -> None:
         a.hear("read")
         a.all_again()
         value = a.work.value(c, ref, "rolled")
-        a.work.truth.note_call(("rolled", 0), (int(value[0] - leaf.array()[0]),))
+        a.work.oracle.note_call(("rolled", 0), (int(value[0] - leaf.array()[0]),))
         a.say("over")
 
     def read(c: Any) -> None:
@@ -59,7 +59,7 @@ def divided(a: Aim) -> None:
         time.sleep(0.02)
         a.cut(S, K, 1.5)
         value = a.work.value(c, ref, "rolled")
-        a.work.truth.note_call(("rolled", 0), (int(value[0] - leaf.array()[0]),))
+        a.work.oracle.note_call(("rolled", 0), (int(value[0] - leaf.array()[0]),))
         a.say("read")
         a.hear("over")
 
@@ -86,7 +86,7 @@ def asked_twice(a: Aim) -> None:
         ref = a.work.ref(c, "twice")
         c.wait([ref])
         a.hear("gone")
-        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "twice"))
+        a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "twice"))
         a.say(f"read {a.world.processes.running.host}")
 
     a.run(S, "send", send)
@@ -105,17 +105,17 @@ def asked_of_the_dead(a: Aim) -> None:
         a.work.board.publish("made", ref._id)
         c.wait([ref])
         time.sleep(0.1)
-        a.trap("CopiesAsked", lambda s, r: r != D.place or a.die(D), arrives=False)
+        a.message_fault("CopiesAsked", lambda s, r: r != D.place or a.die(D), arrives=False)
         a.all_again()
         a.say("gone")
-        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "made"))
+        a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "made"))
         a.hear("read")
 
     def read(c: Any) -> None:
         ref = a.work.ref(c, "made")
         c.wait([ref])
         a.hear("gone")
-        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "made"))
+        a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "made"))
         a.say("read")
 
     a.run(S, "send", send)
@@ -144,7 +144,7 @@ def asked_again(a: Aim) -> None:
         for host in gone:
             a.die(host)
             a.late(1.2, a.world.rejoin, host.place)
-        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "again"))
+        a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "again"))
         a.say("read")
 
     a.run(S, "send", send)
@@ -174,7 +174,7 @@ def ancestors(a: Aim) -> None:
         a.all_again()
         for f, ref in enumerate(refs):
             if ref is not None:
-                a.work.truth.check_value(a.work.value(c, ref, "anc"), leaf.array() * f, "anc")
+                a.work.oracle.check_value(a.work.value(c, ref, "anc"), leaf.array() * f, "anc")
                 time.sleep(0.8)
         if runs[leaf.salt, leaf.index] > 2:
             raise WrongEnd(f"{runs[leaf.salt, leaf.index]} runs")
@@ -196,7 +196,7 @@ def given_refs(a: Aim) -> None:
                 a.kill(A, process)
         time.sleep(0.3)
         for leaf, inner in zip(leaves, a.work.value(c, ref, "given"), strict=True):
-            a.work.truth.check_leaf(leaf, a.work.value(c, inner, "given"))
+            a.work.oracle.check_leaf(leaf, a.work.value(c, inner, "given"))
 
     a.run(A, "ask", ask)
 
@@ -217,13 +217,13 @@ def guest_refs(a: Aim) -> None:
             a.cut(S, a.world.hosts[s], 0.4)
             return False
 
-        a.trap("TaskEnded", strike)
+        a.message_fault("TaskEnded", strike)
         c.wait([ref])
         time.sleep(0.3)
         _, inner = a.work.value(c, ref, "guest")
         time.sleep(0.3)
         for one in inner:
-            a.work.truth.check_leaf(leaf, a.work.value(c, one, "guest"))
+            a.work.oracle.check_leaf(leaf, a.work.value(c, one, "guest"))
 
     def other(c: Any) -> None:
         time.sleep(0.2)
@@ -248,11 +248,11 @@ def broken(a: Aim) -> None:
             a.reset(a.world.hosts[s], a.world.hosts[r])
             return False
 
-        a.trap("TaskEnded", strike, arrives=False)
+        a.message_fault("TaskEnded", strike, arrives=False)
         there = c.options(resources={RESOURCE: 1})
         refs = [there.submit(make_once_more, leaf, 0.05).ref for _ in range(6)]
         for ref in refs:
-            a.work.truth.check_leaf(leaf, a.work.value(c, ref, "broken"))
+            a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "broken"))
 
     a.run(S, "ask", ask)
 
@@ -272,13 +272,13 @@ def second_death(a: Aim) -> None:
 
     def ask(c: Any) -> None:
         ref = c.options(resources={RESOURCE: 1}).submit(make_once_more, leaf, 0.1).ref
-        a.trap("TaskEnded", dies)
+        a.message_fault("TaskEnded", dies)
         c.wait([ref])
         for host in with_resource(a):
             a.crawl(host)
         time.sleep(0.1)
-        a.trap("TaskEnded", dies)
-        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "second death"))
+        a.message_fault("TaskEnded", dies)
+        a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "second death"))
 
     a.run(S, "ask", ask)
 
@@ -301,7 +301,7 @@ def read_beside(a: Aim) -> None:
         a.say("dead")
         a.hear("read there")
         time.sleep(1.0)
-        a.work.truth.check_leaf(leaf, a.work.value(c, ref, "beside"))
+        a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "beside"))
 
     def read(c: Any, after: str, then: str) -> None:
         a.hear(after)
@@ -350,7 +350,7 @@ def held_twice(a: Aim) -> None:
         a.say("outer is held")
         a.hear("let go")
         inner = a.work.value(c, outer, "outer")["made"]
-        a.work.truth.check_leaf(leaf, a.work.value(c, inner, "inner"))
+        a.work.oracle.check_leaf(leaf, a.work.value(c, inner, "inner"))
 
     a.run(S, "send", send)
     a.run(R, "hold", hold, False)

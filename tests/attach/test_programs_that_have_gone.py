@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._node.tasks.worker_recycling import LOOK_S
+from hoplite_mp._node.tasks.worker_recycling import POLL_S
 from hoplite_mp._protocol.worker_broadcast import BeginRound
 from tests.attach.conftest import PATIENCE_S
 
@@ -73,7 +73,7 @@ def test_a_worker_that_has_served_a_program_that_is_there_stays(up: Up) -> None:
     with up.attach() as c:
         c.run(setattr, os, "was_here", True)
         run(up)
-        time.sleep(3 * LOOK_S)
+        time.sleep(3 * POLL_S)
         assert all(c.run(hasattr, os, "was_here").values())
         served = set(c.run(os.getpid).values())
     gone(served)
@@ -88,7 +88,7 @@ def test_a_round_that_has_begun_counts_on_them(up: Up) -> None:
 
         def slowly(what: Any) -> Any:
             if isinstance(what, BeginRound):
-                time.sleep(3 * LOOK_S)
+                time.sleep(3 * POLL_S)
             return tell(what)
 
         channel.tell = slowly  # type: ignore[method-assign]

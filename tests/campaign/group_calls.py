@@ -27,7 +27,7 @@ KINDS = (
     "barrier", "scatter", "scan", "exscan", "messages",
 )  # fmt: skip
 FORM_S = 5.0
-FORM_FAR_S = 15.0  # over hosts that may be silent
+FORM_REMOTE_S = 15.0  # over hosts that may be silent
 COUNTS = (8, 1000, 60_000)
 REJOINED_CALLS, REJOINED_PAUSE_S = 25, 0.01
 
@@ -121,7 +121,7 @@ def group(h: Hand) -> None:
     calls = [(h.dice.choice(KINDS), h.dice.choice(COUNTS)) for _ in range(h.dice.randint(1, 6))]
     how = h.dice.choice(("spmd", "tasks", "mixed"))
     h.note(how, size, [kind for kind, _ in calls])
-    form_s = FORM_FAR_S if h.world.lossy else FORM_S
+    form_s = FORM_REMOTE_S if h.world.lossy else FORM_S
     view = h.c.options(retries=0)
     born = h.world.tally.mark()
     if how == "spmd":
@@ -162,7 +162,7 @@ def group(h: Hand) -> None:
 def group_of_another_size(h: Hand) -> None:
     """A mistake of one member is an error on every rank."""
     turn = h.next_turn()
-    form_s = FORM_FAR_S if h.world.lossy else FORM_S
+    form_s = FORM_REMOTE_S if h.world.lossy else FORM_S
     view = h.c.options(retries=0)
     futures = [view.submit(mistaken, rank, turn, form_s) for rank in range(2)]
     one = Known(h.world, None, None, retries=0, bound=True)
@@ -189,7 +189,7 @@ def mistaken(rank: int, turn: int, form_s: float) -> None:
 def group_that_is_rejoined(h: Hand) -> None:
     """A member dies in the middle; its task, tried again, takes part in the calls that are left."""
     size, turn = h.dice.randint(2, 3), h.next_turn()
-    form_s = FORM_FAR_S if h.world.lossy else FORM_S
+    form_s = FORM_REMOTE_S if h.world.lossy else FORM_S
     dies_at = h.dice.randint(1, REJOINED_CALLS // 2)
     path = h.path()
     view = h.c.options(retries=MANY)

@@ -42,7 +42,7 @@ HOSTS, RATE = 4, "1gbit"
 MEMORY = {False: "512MiB", True: "96MiB"}  # small?
 WORKERS = 2
 EXPOSED = 2  # the host of the driver that may be lost
-FAR = {**ENVIRONMENT, "HOPLITE_MP_LINEAGE_BYTES_MAX": "256MiB"}
+REMOTE = {**ENVIRONMENT, "HOPLITE_MP_LINEAGE_BYTES_MAX": "256MiB"}
 QUIET_S = 2.0  # after all are there: who was given up has been told
 THERE_S = 60.0
 
@@ -58,7 +58,7 @@ class HostsProgram(Company):
         self.tls = self.dice.random() < 0.5
         self.small = self.dice.random() < 0.3
         memory = MEMORY[self.small]
-        self.cluster = UpCluster(lan, tls=self.tls, workers=WORKERS, memory=memory, **FAR)
+        self.cluster = UpCluster(lan, tls=self.tls, workers=WORKERS, memory=memory, **REMOTE)
         self.risked: Watched | None = None
         self.since = 0.0
 

@@ -30,7 +30,7 @@ STUCK_S = 40.0
 """Of one call of a hand, on a loaded machine."""
 ANSWER_S = 120.0
 SILENT_S = 30.0  # a driver that says nothing at all
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 class Failed(AssertionError):
@@ -153,6 +153,6 @@ def answer(one: Watched, kind: str, drivers: Iterable[Watched]) -> dict[str, Any
             return {}
         if time.monotonic() > deadline:
             raise Failed(f"{one.name} has not {kind} for {ANSWER_S:g} s")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     healthy(drivers)
     return one.said[kind]

@@ -64,8 +64,8 @@ class Host:
             spill_dir=tempfile.gettempdir(),
         )
         self.loop = ManualLoop()
-        self.upward: Any = NobodyAbove()
-        self.notes = TraceEvents(self.loop, self.upward)
+        self.node_events: Any = NobodyAbove()
+        self.trace_events = TraceEvents(self.loop, self.node_events)
         self.store = Store(
             self.node,
             config,
@@ -73,11 +73,11 @@ class Host:
             self.fds[1],
             self.loop,
             SpillFile(config.spill_dir, config.spill_bytes_max),
-            self.notes,
-            self.upward,
+            self.trace_events,
+            self.node_events,
         )
         self.results = ResultWriter(self.node, self.node_tasks, self.store, config)
-        self.sweeper = Sweeper(self.results, self.upward)
+        self.sweeper = Sweeper(self.results, self.node_events)
         self.node.open_pool(POOL, 1)
         self.queue = self.node_tasks.open_queue(POOL)
 

@@ -26,11 +26,11 @@ def fixture_host() -> Iterator[Host]:
     made.close()
 
 
-def submit(party: Party, concurrency: int, audience: int = 0) -> int:
+def submit(party: Party, concurrency: int, output_owner: int = 0) -> int:
     """A task of that concurrency; 0: a plain one."""
     oid = party.client.new(KIND_TASK, STATE["WAITING"], 0, POOL)
     flags = _tasks.ASYNC_FLAG | concurrency << 16 if concurrency else 0
-    party.tasks.submit(oid, 0, b"", 0, 0, 0, flags, b"t", party.queue, True, audience)
+    party.tasks.submit(oid, 0, b"", 0, 0, 0, flags, b"t", party.queue, True, output_owner)
     assert party.tasks.task(oid)[3] == flags
     return oid
 
@@ -40,10 +40,10 @@ def test_it_takes_what_may_run_beside_so_many(host: Host) -> None:
     beside = _tasks.Beside(worker.tasks)
     first, second, plain, third = (submit(sender, n) for n in (3, 2, 0, 3))
 
-    def take(running: int, audience: int = 0, any_task: bool = False) -> int:
-        return beside.next(POOL, running, audience, any_task, beside.word(), 0)
+    def take(running: int, output_owner: int = 0, any_task: bool = False) -> int:
+        return beside.next(POOL, running, output_owner, any_task, beside.word(), 0)
 
-    assert take(1, audience=5) == 0
+    assert take(1, output_owner=5) == 0
     assert take(1) == first
     assert take(2) == 0  # the second one wants fewer beside it, and is left where it is
     assert take(1) == second

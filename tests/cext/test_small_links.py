@@ -32,7 +32,7 @@ class Node:
         self.board = _tasks.SmallBoard(self.host.node_tasks, BOARD)
         self.engine.small_add(GROUP, 2, number, self.host.node, BOARD)
         self.bell = os.eventfd(0, os.EFD_NONBLOCK)
-        self.engine.small_bell(GROUP, number, os.dup(self.bell))
+        self.engine.small_doorbell(GROUP, number, os.dup(self.bell))
         self.told: list[tuple[Any, ...]] = []
 
     def give(self, call: int, data: bytes) -> None:
@@ -125,7 +125,7 @@ def test_a_bell_that_epoll_refuses(nodes: list[Node], tmp_path: Path) -> None:
     """As when the user has as many watches as the system allows: no call waits for ever."""
     link(nodes)
     refused = os.open(tmp_path / "no bell", os.O_RDWR | os.O_CREAT)  # it cannot watch plain files
-    nodes[0].engine.small_bell(GROUP, 0, refused)
+    nodes[0].engine.small_doorbell(GROUP, 0, refused)
     for node in nodes:
         node.engine.small_open(GROUP, 1, 0, [0, 1])
     for call in range(20):

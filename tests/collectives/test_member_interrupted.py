@@ -32,7 +32,7 @@ class Member(MultiHost):
         self._memory: Any = SimpleNamespace(local_id=lambda ref: 8, keep=None)
         self._generation = self.rank = 0
         self._large_roots = set()
-        self._spare, self._given = (0, None), 0
+        self._preallocated, self._given = (0, None), 0
         setattr(self, at, self.interrupt)
 
     def interrupt(self, *_: Any) -> None:
@@ -83,14 +83,14 @@ class Writer(MultiHost):
             client=client,
             keep=None,
             allocate=lambda nbytes: Lease(self.events),
-            allocate_spare=lambda nbytes: None,
+            preallocate=lambda nbytes: None,
             config=SimpleNamespace(small_object_bytes_max=1 << 16),
         )
         self._generation = self.rank = 0
         self.size = 2
         self._large_roots = set()
         self._rates = deque()
-        self._spare, self._given = (0, None), 0
+        self._preallocated, self._given = (0, None), 0
 
     def step(self, name: str) -> Any:
         def step(*_: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._common.arena import Arena
-from hoplite_mp._group.multi_host import SPARE_BYTES_MAX, MultiHost
+from hoplite_mp._group.multi_host import PREALLOCATED_BYTES_MAX, MultiHost
 from hoplite_mp._node.objects.leases import Leases
 from hoplite_mp._node.store.budget import HEAD, Store
 from hoplite_mp.errors import HopliteError
@@ -32,7 +32,7 @@ class Memory:
         self.allocated.append(nbytes)
         return "block"
 
-    def allocate_spare(self, nbytes: int) -> Any:
+    def preallocate(self, nbytes: int) -> Any:
         self.spares.append(nbytes)
         if isinstance(self.answer, BaseException):
             raise self.answer
@@ -51,7 +51,7 @@ def member(memory: Memory) -> MultiHost:
     )
     made = object.__new__(MultiHost)
     made._memory = runtime.memory
-    made._spare, made._given = (0, None), 0
+    made._preallocated, made._given = (0, None), 0
     return made
 
 
@@ -76,13 +76,13 @@ def test_a_spare_of_another_size_is_let_go(member: MultiHost, memory: Memory) ->
     for _ in range(2):
         call(member, NBYTES)
     assert call(member, NBYTES + 8) == ("block", None)
-    assert member._spare == (NBYTES + 8, None)
+    assert member._preallocated == (NBYTES + 8, None)
     assert memory.spares == [NBYTES]
 
 
 def test_no_spare_of_what_is_large_or_several(member: MultiHost, memory: Memory) -> None:
     for _ in range(3):
-        call(member, SPARE_BYTES_MAX + 1)
+        call(member, PREALLOCATED_BYTES_MAX + 1)
     for _ in range(3):
         for _ in range(2):
             member._block(NBYTES)
@@ -108,18 +108,18 @@ def test_a_call_goes_on_without_a_spare(
 def test_spares_leave_the_store_to_others() -> None:
     with hoplite_mp.Cluster(workers=1, memory="64MiB") as c:
         memory = c._runtime.memory
-        spares = [memory.allocate_spare(1 << 20) for _ in range(3)]
+        spares = [memory.preallocate(1 << 20) for _ in range(3)]
         assert None not in spares
-        assert memory.allocate_spare(1 << 20) is None  # together they would be more than a part
-        assert memory.allocate_spare(1 << 40) is None
+        assert memory.preallocate(1 << 20) is None  # together they would be more than a part
+        assert memory.preallocate(1 << 40) is None
         array = c.put(np.zeros(36 << 20, np.uint8))
         assert c.get(array).nbytes == 36 << 20
         spares.clear()
         memory.collect()
-        assert memory.allocate_spare(1 << 20) is None  # half of the store is full
+        assert memory.preallocate(1 << 20) is None  # half of the store is full
         del array
         memory.collect()
-        assert memory.allocate_spare(3 << 20) is not None
+        assert memory.preallocate(3 << 20) is not None
 
 
 def test_a_spare_whose_pages_are_in_memory_reads_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +132,6 @@ def test_a_spare_whose_pages_are_in_memory_reads_no_file(monkeypatch: pytest.Mon
     store.used_bytes.return_value = 0
     store.has_room.side_effect = AssertionError
     leases: Any = SimpleNamespace(store=store, spares={})
-    assert Leases._spare(leases, 1 << 20, 7) is store.lease.return_value
+    assert Leases._preallocated(leases, 1 << 20, 7) is store.lease.return_value
     store.has_room.side_effect, store.has_room.return_value = None, False
-    assert Leases._spare(leases, 2 << 20, 7) is None  # cold
+    assert Leases._preallocated(leases, 2 << 20, 7) is None  # cold

@@ -27,10 +27,10 @@ import select, sys, time
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._transport.certificates import Certificate
-from hoplite_mp._transport.listener import Door
+from hoplite_mp._transport.listener import Listener
 from hoplite_mp._transport.sockets import listen
 pem = sys.stdin.buffer.read()
-door = Door(listen("::", [7000]), key=Secret(b"k" * 32), service="node", cluster=b"c" * 16,
+door = Listener(listen("::", [7000]), key=Secret(b"k" * 32), service="node", cluster=b"c" * 16,
     mine=Introduction(int(sys.argv[1]), {}), certificate=Certificate(pem), handshake_timeout_s=5,
     unauthenticated_max=8)
 print("up", flush=True)
@@ -50,10 +50,10 @@ import select, sys, time
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._transport.addresses import *
-from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.caller import Dialer
 endpoints = [one for text in sys.argv[2:] for one in resolve(parse_address(text))]
 began = time.monotonic()
-admission = Caller(endpoints, key=Secret(b"k" * 32), role="data", mine=Introduction(1, {}),
+admission = Dialer(endpoints, key=Secret(b"k" * 32), role="data", mine=Introduction(1, {}),
     tls=True, host_id=int(sys.argv[1]), now=began, timeout_s=20, handshake_timeout_s=5).wait()
 seconds = time.monotonic() - began
 sock = admission.stream.detach()

@@ -29,14 +29,14 @@ from hoplite_mp.errors import HopliteError
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.versions import software_versions
 from hoplite_mp._transport.addresses import Endpoint
-from hoplite_mp._transport.caller import Caller
+from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.tokens import Token
 
 TLS = {tls}
 me = Introduction(ids.random_host_id(), software_versions())
 
 def caller(where, token, role):
-    return Caller([Endpoint(socket.AF_INET, where)], key=Token(token).key, role=role, mine=me,
+    return Dialer([Endpoint(socket.AF_INET, where)], key=Token(token).key, role=role, mine=me,
                   tls=TLS, now=time.monotonic(), timeout_s=5, handshake_timeout_s=5)
 
 def ended(sock):

@@ -8,7 +8,7 @@ MUTANTS = (
     Mutant(
         "delegation-requeued-in-silence",
         "hoplite_mp/_node/tasks/outbound_tasks.py",
-        ("        else:\n            self.above.post(oid)\n        return True"),
+        ("        else:\n            self.events.post(oid)\n        return True"),
         "        return True",
         (
             "A task with retries whose host is lost runs again on another worker; here it "
@@ -43,8 +43,11 @@ MUTANTS = (
     Mutant(
         "guests-keep-results-for-a-dead-host",
         "hoplite_mp/_node/tasks/inbound_tasks.py",
-        ("            if guest.oid:\n                self._forget(guest)"),
-        ("            if guest.oid and not guest.ended:\n                self._forget(guest)"),
+        ("            if inbound_task.oid:\n                self._forget(inbound_task)"),
+        (
+            "            if inbound_task.oid and not inbound_task.ended:\n"
+            "                self._forget(inbound_task)"
+        ),
         (
             "Results that a host keeps for another one go when that one dies; here results "
             "that were complete at that moment stay in memory for ever."
@@ -75,7 +78,7 @@ MUTANTS = (
     Mutant(
         "sweeper-does-not-retry-guests",
         "hoplite_mp/_node/tasks/sweeper.py",
-        'if not (wanted or self.above.is_guest(oid)) or not header["retries_left"]:',
+        'if not (wanted or self.events.is_inbound(oid)) or not header["retries_left"]:',
         'if not wanted or not header["retries_left"]:',
         (
             "A task with retries runs again when its worker dies, wherever it runs; here "
@@ -200,7 +203,7 @@ MUTANTS = (
         "hoplite_mp/_node/runtime/cluster_node.py",
         (
             "        for number in gone:  # the manager may wait for this report\n"
-            "            self.recovering.report(number)\n"
+            "            self.recovery.report(number)\n"
         ),
         "",
         (
@@ -222,7 +225,10 @@ MUTANTS = (
     Mutant(
         "far-actor-calls-wait-after-its-end",
         "hoplite_mp/_node/runtime/cluster_node_events.py",
-        "        self.far_actors.fail_calls(self.rooms.workers.tasks.pool_of(oid))",
+        (
+            "        pool = self.components.workers.tasks.pool_of(oid)\n"
+            "        self.remote_actors.fail_calls(pool)"
+        ),
         "        ",
         (
             "Calls that may be tried again fail if their actor has ended meanwhile; here they are "

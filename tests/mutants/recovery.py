@@ -51,7 +51,7 @@ MUTANTS = (
     Mutant(
         "owners-nobody-is-not-told",
         "hoplite_mp/_node/objects/ownership_transfer.py",
-        "        self.above.ownerless(one)",
+        "        self.events.ownerless(one)",
         "        pass",
         (
             "Calls of an actor whose host is lost end, also if nobody is named as its new host; "
@@ -105,7 +105,7 @@ MUTANTS = (
     Mutant(
         "reconstruction-does-not-wait-for-answers",
         "hoplite_mp/_node/lineage/reconstruction.py",
-        "if isinstance(got, int) or not self.copy_census.answered(run.question):",
+        "if isinstance(got, int) or not self.replica_query.answered(run.question):",
         "if isinstance(got, int):",
         (
             "While any host has the first value of a result nobody reads another one; here "

@@ -33,14 +33,14 @@ class ActorSide(LossSide):
         self.started: list[int] = []
         self.replies: list[Any] = []
         self.pools: dict[int, Pool] = {}
-        node, lan = self.rooms, self.lan
+        node, lan = self.components, self.lan
         host = self.host
         host.reply = node.reply = lambda slot, reply: self.replies.append(reply)
         host.replier = lambda slot: self.replies.append
         node.workers = SimpleNamespace(
             queue_for=self.queue_for,
             open=self.open_actors,
-            open_bound=lambda owner, audience: self.open_pool(Pool(0, 0, owner)),
+            open_bound=lambda owner, output_owner: self.open_pool(Pool(0, 0, owner)),
             start_missing=lambda pool: self.started.append(pool.number),
             close=lambda pool, kill: self.started.remove(pool) if pool in self.started else None,
             pools=self.pools,
@@ -48,26 +48,29 @@ class ActorSide(LossSide):
         )
         host.clients = {PROCESS: self.party}
         node.lan = lan
-        node.delegation, node.guests = self.delegation, self.guests
-        self.upward.pool_deserted = lambda pool, why: lan.far_actors.lost(pool, why)
+        node.outbound_tasks, node.inbound_tasks = self.outbound_tasks, self.inbound_tasks
+        self.node_events.pool_deserted = lambda pool, why: lan.remote_actors.lost(pool, why)
         nobody: Any = None  # no resources here
-        up, rooms = self.upward, (node.workers, self.delegation, self.guests)
-        node.actors = LocalActors(host, node.workers, self.guests, nobody, up)
-        self.upward.is_actor = node.actors.by_pool.__contains__
-        owners = self.recovering.owners
-        lan.far_actors = RemoteActors(host, node.actors, *rooms, owners, up)
-        lan.spares = ActorBackups(host, node.actors, owners, up)
-        lan.actor_moves = ActorFailover(
-            host, node.actors, lan.far_actors, lan.spares, *rooms, owners
+        up, components = self.node_events, (node.workers, self.outbound_tasks, self.inbound_tasks)
+        node.actors = LocalActors(host, node.workers, self.inbound_tasks, nobody, up)
+        self.node_events.is_actor = node.actors.by_pool.__contains__
+        owners = self.recovery.owners
+        lan.remote_actors = RemoteActors(host, node.actors, *components, owners, up)
+        lan.backups = ActorBackups(host, node.actors, owners, up)
+        lan.actor_failover = ActorFailover(
+            host, node.actors, lan.remote_actors, lan.backups, *components, owners
         )
-        up.when_known, up.sought = lan.actor_moves.when_known, lan.actor_moves.sought
-        up.keep_spare, up.has_ended = lan.spares.keep, lan.spares.ended
-        up.far_freed, up.far_fail_calls = lan.far_actors.freed, lan.far_actors.fail_calls
-        up.far_begin, up.far_end = lan.far_actors.begin, lan.far_actors.end
-        up.far_restarts, up.far_bind = lan.far_actors.ask_restarts, lan.far_actors.bind
-        up.moved, up.all_heard = lan.actor_moves.moved, lan.actor_moves.run_ready
-        up.ownerless = lan.actor_moves.ownerless
-        up.spare_number = lan.spares.number_of
+        up.when_known, up.sought = lan.actor_failover.when_known, lan.actor_failover.sought
+        up.keep_backup, up.has_ended = lan.backups.keep, lan.backups.ended
+        up.remote_freed, up.remote_fail_calls = (
+            lan.remote_actors.freed,
+            lan.remote_actors.fail_calls,
+        )
+        up.remote_begin, up.remote_end = lan.remote_actors.begin, lan.remote_actors.end
+        up.remote_restarts, up.remote_bind = lan.remote_actors.ask_restarts, lan.remote_actors.bind
+        up.moved, up.all_heard = lan.actor_failover.moved, lan.actor_failover.run_ready
+        up.ownerless = lan.actor_failover.ownerless
+        up.backup_number = lan.backups.number_of
 
     # -- pools ---------------------------------------------------------------------------------
 
@@ -87,25 +90,25 @@ class ActorSide(LossSide):
         lan = self.lan
         if isinstance(message, (ActorBegun, RestartsTold)):
             self.questions.answered(peer, message)
-        elif not (lan.far_actors.receive(peer, message) or lan.spares.receive(peer, message)):
+        elif not (lan.remote_actors.receive(peer, message) or lan.backups.receive(peer, message)):
             super().take(peer, message)
 
     def lose_member(self, member: Any) -> None:
-        self.lan.spares.lose_host(member)
+        self.lan.backups.lose_host(member)
         super().lose_member(member)
-        self.lan.far_actors.lose_peer(member.host_id)
-        self.lan.spares.lose_peer(member.host_id, member.node)
+        self.lan.remote_actors.lose_peer(member.host_id)
+        self.lan.backups.lose_peer(member.host_id, member.node)
 
     def gone(self, number: int) -> None:
         super().gone(number)
-        self.lan.spares.are_gone([number])
+        self.lan.backups.are_gone([number])
 
     def poll(self) -> None:
         super().poll()
-        self.lan.far_actors.poll()
+        self.lan.remote_actors.poll()
 
     def _freed(self, oid: int) -> None:
-        self.rooms.actors.freed(oid)
+        self.components.actors.freed(oid)
         super()._freed(oid)
 
     # -- processes of this host ----------------------------------------------------------------
@@ -115,9 +118,9 @@ class ActorSide(LossSide):
         (hold,) = self.hold(setup)
         options: dict[str, Any] = {
             "class_name": "Counter", "name": "", "restarts": 2, "get_if_exists": False,
-            "detached": False, "audience": 0, **wanted,
+            "detached": False, "output_owner": 0, **wanted,
         }  # fmt: skip
-        self.rooms.actors.begin(self, WantedActor(hold.oid, b"about", **options))
+        self.components.actors.begin(self, WantedActor(hold.oid, b"about", **options))
         return ids.pack_id(self.host_id, self.held.oid)
 
     def granted(self, hold: Any) -> None:
@@ -125,17 +128,17 @@ class ActorSide(LossSide):
 
     def bind(self, hold: Any, there: int, retries: int = 1) -> int:
         """The pool on this host for calls of the actor of that handle."""
-        self.lan.far_actors.bind(PROCESS, 1, BindActor(hold.oid, there, 2, retries, ()))
+        self.lan.remote_actors.bind(PROCESS, 1, BindActor(hold.oid, there, 2, retries, ()))
         return int(self.replies.pop().value)
 
     def ask_restarts(self, hold: Any) -> None:
         """The answer is among `replies`."""
-        asker = self.rooms.actors.asker(PROCESS, Request(2, 0, ActorRestarts(hold.oid)))
-        self.lan.far_actors.ask_restarts(asker, hold.oid)
+        asker = self.components.actors.asker(PROCESS, Request(2, 0, ActorRestarts(hold.oid)))
+        self.lan.remote_actors.ask_restarts(asker, hold.oid)
 
     def actor(self, identity: bytes) -> Any:
         """As this host has it; None: it is another's."""
-        return self.rooms.actors.by_identity.get(self.imports.own(identity))
+        return self.components.actors.by_identity.get(self.imports.own(identity))
 
 
 class ActorNetwork(LossNetwork):
@@ -149,4 +152,4 @@ class ActorNetwork(LossNetwork):
         for side in self.sides:
             for other in self.sides:
                 if other is not side:
-                    side.delegation.set_runner(other.host_id, other.number, 1)
+                    side.outbound_tasks.set_runner(other.host_id, other.number, 1)

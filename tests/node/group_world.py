@@ -262,9 +262,11 @@ class OneNode:
         self.values: dict[int, tuple[Any, dict[int, Any]]] = {}
         self.held: list[GroupCall] = []
         self.gave: set[bytes] = set()  # names of large parts of members here
-        meter = SimpleNamespace(rates=(0, 0), moved=self.moved_bytes)
+        link_estimator = SimpleNamespace(rates=(0, 0), moved=self.moved_bytes)
         nobody = SimpleNamespace(get=lambda name: None)
-        self.plan_executor = SimpleNamespace(meter=meter, streaming_sources=nobody)
+        self.plan_executor = SimpleNamespace(
+            link_estimator=link_estimator, streaming_sources=nobody
+        )
         self.loop = self.roster = self
         self.calls = MultiHostCalls(self, self, NoSmallCalls())  # type: ignore[arg-type]
 

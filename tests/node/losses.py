@@ -118,12 +118,12 @@ class LossSide(Side):
         lan = SimpleNamespace(
             replicas=self.replicas,
             peers=peers,
-            guests=self.guests,
-            delegation=self.delegation,
+            inbound_tasks=self.inbound_tasks,
+            outbound_tasks=self.outbound_tasks,
             members=network.members,
             missing=SimpleNamespace(members=self.missing),
         )
-        self.rooms: Any = node
+        self.components: Any = node
         self.lan: Any = lan
         roster: Any = LossRoster(network, self.host_id)
         self.questions = Questions(self.loop, roster, self.send)
@@ -133,28 +133,28 @@ class LossSide(Side):
             roster=roster,
             questions=self.questions,
         )
-        self.recovering = lan.recovering = Recovery(
+        self.recovery = lan.recovery = Recovery(
             self.host,
             self.replicas,
-            self.guests,
+            self.inbound_tasks,
             lan.missing,
             SimpleNamespace(demand_of=lambda oid: (), wait=lambda oid, demand: None),  # type: ignore[arg-type]
             SimpleNamespace(
                 queue_for=self.queue_for, post=self.post_run, may_run_again=lambda oid: True
             ),  # type: ignore[arg-type]
-            self.upward,
+            self.node_events,
         )
-        recovering, up = self.recovering, self.upward
-        up.make_room = recovering.lineage.make_room
-        up.extra_holds = lambda oid: recovering.lineage.holds(oid) + (oid in self.guests)  # type: ignore[method-assign]
+        recovery, up = self.recovery, self.node_events
+        up.make_room = recovery.lineage.make_room
+        up.extra_holds = lambda oid: recovery.lineage.holds(oid) + (oid in self.inbound_tasks)  # type: ignore[method-assign]
         up.ask_for_owner, up.nobody_named = (
-            recovering.owners.ask_for_owner,
-            recovering.reconstruction.ask_again,
+            recovery.owners.ask_for_owner,
+            recovery.reconstruction.ask_again,
         )
-        up.is_guest = recovering.is_run_here
+        up.is_inbound = recovery.is_run_here
         up.result_held = self.replicas.watch_result
-        self.upward.ends_elsewhere = self.recovering.keep
-        self.upward.target_of = self.recovering.target_of
+        self.node_events.ends_elsewhere = self.recovery.keep
+        self.node_events.target_of = self.recovery.target_of
         self.exports.roster = self.host.roster
         self._imports_freed = self.imports.freed
         self.imports.freed = self._freed  # type: ignore[method-assign]
@@ -163,7 +163,7 @@ class LossSide(Side):
         one = self.imports.by_oid.get(oid)
         self._imports_freed(oid)
         if one is not None and oid not in self.imports.by_oid:
-            self.recovering.freed(one)
+            self.recovery.freed(one)
 
     def queue_for(self, pool: int, here: bool) -> int | str:
         if pool in self.pools_gone:
@@ -181,8 +181,8 @@ class LossSide(Side):
     def take(self, peer: int, message: Any) -> None:
         match message:
             case Release():
-                if not self.guests.release(peer, message):
-                    self.recovering.released(peer, message)
+                if not self.inbound_tasks.release(peer, message):
+                    self.recovery.released(peer, message)
             case Reconstruct():
                 self.exports.make_again(peer, message)
             case ReplicaStored():
@@ -190,16 +190,16 @@ class LossSide(Side):
             case DropReplica():
                 self.replicas.let_go(message.object)
             case CopiesAsked():
-                self.recovering.copy_census.asked(peer, message)
+                self.recovery.replica_query.asked(peer, message)
             case CopiesTold():
                 self.questions.answered(peer, message)
             case _:
                 super().take(peer, message)
 
     def lose_member(self, member: Any) -> None:
-        self.recovering.begin(member)
-        self.delegation.lose_runner(member.host_id)
-        self.guests.lose_peer(member.host_id)
+        self.recovery.begin(member)
+        self.outbound_tasks.lose_runner(member.host_id)
+        self.inbound_tasks.lose_peer(member.host_id)
         self.replicas.lose_peer(member.host_id)
         self.questions.lose_peer(member.host_id)
         self.exports.lose_peer(member.host_id)
@@ -207,11 +207,11 @@ class LossSide(Side):
 
     def gone(self, number: int) -> None:
         """The manager has said so."""
-        self.recovering.report(number)
+        self.recovery.report(number)
 
     def poll(self) -> None:
         super().poll()
-        self.recovering.poll()
+        self.recovery.poll()
 
     def bring(self) -> None:
         """What is being fetched comes from the first holder that has it; without one it is lost."""
@@ -285,13 +285,13 @@ class LossNetwork(Network):
             if self.held_back is not None:
                 self.held_back.append((number, answer))
             elif number in self.members:
-                self.sides[number].recovering.receive(answer)  # type: ignore[attr-defined]
+                self.sides[number].recovery.receive(answer)  # type: ignore[attr-defined]
 
     def say(self, held: list[tuple[int, Any]]) -> None:
         """Words of the manager come that were held back."""
         for number, answer in held:
             if number in self.members:
-                self.sides[number].recovering.receive(answer)  # type: ignore[attr-defined]
+                self.sides[number].recovery.receive(answer)  # type: ignore[attr-defined]
 
     def restart_manager(
         self, meanwhile: Callable[[], object] = lambda: None, own: int | None = None
@@ -306,7 +306,7 @@ class LossNetwork(Network):
         members = tuple(Member(one.node, 0, one.host_id, 2) for one in self.members.values())
         for side in self.living:
             self.to_manager(NodeReturned(side.number, 0, numbers, members))
-            for message in list(side.recovering.owners.report_again()):
+            for message in list(side.recovery.owners.report_again()):
                 self.to_manager(message)
         meanwhile()
         for side in self.living:
@@ -355,7 +355,7 @@ class LossNetwork(Network):
         held, self.held_back = self.held_back, None
         for other in self.living:
             if other is not side:  # the manager's list of members comes before its other words
-                other.recovering.came(side.host_id)
+                other.recovery.came(side.host_id)
         self.say(held)
 
     def pass_time(self) -> None:

@@ -17,7 +17,7 @@ class NoSmallCalls:
 
     possible = False
 
-    def serve(self, above: Any, states: Mapping[int, Any]) -> None:
+    def serve(self, events: Any, states: Mapping[int, Any]) -> None:
         pass
 
     def add(self, known: Any) -> None:

@@ -14,8 +14,8 @@ class NobodyAbove:
     def delay(self, oid: int) -> None: ...
     def fail_delayed(self, pool: int) -> None: ...
     def pool_deserted(self, pool: int, why: str) -> None: ...
-    def far_workers_lost(self, pool: int) -> None: ...
-    def sends_on(self, audience: int, host_id: int) -> None: ...
+    def remote_workers_lost(self, pool: int) -> None: ...
+    def sends_on(self, output_owner: int, host_id: int) -> None: ...
     def ends_elsewhere(self, oid: int) -> None: ...
     def was_full(self, oid: int, host_id: int) -> None: ...
     def refuse_calls(self, pool: int) -> None: ...
@@ -38,7 +38,7 @@ class NobodyAbove:
     def lost_actor_call(self, worker: Any, how: str) -> Exception | None:
         return None
 
-    def is_far_actor(self, pool: int) -> bool:
+    def is_remote_actor(self, pool: int) -> bool:
         return False
 
     def demand_of(self, oid: int) -> Any:
@@ -59,7 +59,7 @@ class NobodyAbove:
     def restore_elsewhere(self, oid: int) -> bool | None:
         return False
 
-    def is_guest(self, oid: int) -> bool:
+    def is_inbound(self, oid: int) -> bool:
         return False
 
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
@@ -68,7 +68,7 @@ class NobodyAbove:
     def ask_for_owner(self, one: Any) -> bool:
         return False
 
-    def far_subscriber(self, audience: int) -> Any:
+    def remote_subscriber(self, output_owner: int) -> Any:
         return None
 
     def runs_again(self, oid: int) -> bool:
@@ -80,5 +80,5 @@ class NobodyAbove:
     def public(self, oid: int) -> bytes:
         return b""
 
-    def spare_number(self, object_id: bytes, host_id: int) -> int | None:
+    def backup_number(self, object_id: bytes, host_id: int) -> int | None:
         return None

@@ -47,7 +47,7 @@ class SideUpward(NobodyAbove):
         self.post = side.post_again
         self.queue_of = side.queue_to
         self.interrupt = side.interrupted_at
-        self.post_guest = lambda oid: side.node_tasks.post(
+        self.post_inbound = lambda oid: side.node_tasks.post(
             oid, self.queue_of(side.node_tasks.pool_of(oid))
         )
         self.near = lambda object_id, oid: side.imports.near(object_id, oid)  # type: ignore[method-assign]
@@ -60,14 +60,16 @@ class Side(Host):
 
     def __init__(self, network: Network, number: int) -> None:
         super().__init__(host_id=1000 + number)
-        self.upward = self.store.above = self.sweeper.above = self.notes.above = SideUpward(self)
+        self.node_events = self.store.events = self.sweeper.events = self.trace_events.events = (
+            SideUpward(self)
+        )
         self.network, self.number = network, number
         self.common_queue: int | None = None
         self.again_queue: int | None = None
         self.host_id = 1000 + number
-        self.remote_objects = RemoteObjects(self.results, self.loop, self.upward)
+        self.remote_objects = RemoteObjects(self.results, self.loop, self.node_events)
         self.remote_objects.fetcher = self
-        self.imports = Imports(self.results, self.remote_objects, self.send, self.upward)
+        self.imports = Imports(self.results, self.remote_objects, self.send, self.node_events)
         self.roster = Roster()
         self.exports = Exports(
             self.results,
@@ -76,12 +78,14 @@ class Side(Host):
             lambda: number,
             self.loop,
             self.roster,
-            self.upward,
+            self.node_events,
         )
-        self.delegation = OutboundTasks(
-            self.results, self.imports, self.remote_objects, self.send, self.upward
+        self.outbound_tasks = OutboundTasks(
+            self.results, self.imports, self.remote_objects, self.send, self.node_events
         )
-        self.guests = InboundTasks(self.results, self.imports, self.send, self.notes, self.upward)
+        self.inbound_tasks = InboundTasks(
+            self.results, self.imports, self.send, self.trace_events, self.node_events
+        )
         self.interrupted: list[tuple[int, int]] = []
         self.node.open_pool(COMMON, 1)
         self.party = self.client()
@@ -111,16 +115,16 @@ class Side(Host):
             case Acquire():
                 self.exports.acquire(peer, message)
             case Release():
-                if not self.guests.release(peer, message):
+                if not self.inbound_tasks.release(peer, message):
                     self.exports.release(peer, message)
             case RunTask():
-                self.guests.run(peer, message)
+                self.inbound_tasks.run(peer, message)
             case TaskEnded():
-                self.delegation.ended(peer, message)
+                self.outbound_tasks.ended(peer, message)
             case CancelTask():
-                self.guests.cancel(message.task)
+                self.inbound_tasks.cancel(message.task)
             case RecallTasks():
-                self.guests.recall(peer, message.tasks)
+                self.inbound_tasks.recall(peer, message.tasks)
             case Drop():
                 self.exports.drop(message.object)
             case Described():
@@ -129,8 +133,8 @@ class Side(Host):
     def poll(self) -> None:
         done = self.node_tasks.drain()
         self.sweeper.completed(done)
-        self.guests.completed(done)
-        self.delegation.hand_out()
+        self.inbound_tasks.completed(done)
+        self.outbound_tasks.hand_out()
         self.results.poll()
         self.exports.poll()
         for oid in self.node.collect():
@@ -200,7 +204,7 @@ class Side(Host):
         holds: Any = (),
         retries: int = 3,
         pool: int = COMMON,
-        audience: int = 0,
+        output_owner: int = 0,
         flags: int = 0,
     ) -> int:
         """A task of this host's process. Its function is an object as any other here."""
@@ -224,7 +228,7 @@ class Side(Host):
             b"f",
             self.queue_of_party[pool],
             True,
-            audience,
+            output_owner,
         )
         return oid
 
@@ -319,8 +323,8 @@ class Network:
         self.dead.add(side.host_id)
         for other in self.sides:
             if other.host_id not in self.dead:
-                other.delegation.lose_runner(side.host_id)
-                other.guests.lose_peer(side.host_id)
+                other.outbound_tasks.lose_runner(side.host_id)
+                other.inbound_tasks.lose_peer(side.host_id)
                 for one in list(other.imports.by_oid.values()):
                     if one.owner == side.host_id and one.number:
                         other.imports.fail(one, "its host is gone")

@@ -38,7 +38,7 @@ class Played:
         self, network: ActorNetwork, value: Any = "setup", retries: int = 1, **wanted: Any
     ) -> None:
         self.network = network
-        self.maker, self.owner, self.spare, self.other = network.sides
+        self.maker, self.owner, self.backup, self.other = network.sides
         setup, self.hold = self.maker.put(value)
         network.pump()
         found = self.owner.hold(setup)
@@ -54,7 +54,7 @@ class Played:
     @property
     def calls(self) -> Any:
         """Where calls of the maker go."""
-        return self.maker.lan.far_actors.bound.get(self.pool)
+        return self.maker.lan.remote_actors.bound.get(self.pool)
 
     def lose_owner(self, first: ActorSide) -> None:
         """The manager's word of it comes to that host before it comes to any other."""
@@ -71,7 +71,7 @@ class Played:
 
 
 def runners(side: ActorSide, pool: int) -> list[tuple[int, int]]:
-    return [(one.host_id, one.pool) for one in side.delegation.far.get(pool, ())]
+    return [(one.host_id, one.pool) for one in side.outbound_tasks.far.get(pool, ())]
 
 
 def test_a_caller_hears_where_it_is_before_the_spare_does(network: ActorNetwork) -> None:
@@ -81,11 +81,11 @@ def test_a_caller_hears_where_it_is_before_the_spare_does(network: ActorNetwork)
     assert played.calls.ended is None
     played.say_rest(played.maker)
     network.settle()
-    actor = played.spare.actor(played.identity)
+    actor = played.backup.actor(played.identity)
     assert actor.restarts == 1
-    assert played.spare.started == [actor.pool]
+    assert played.backup.started == [actor.pool]
     assert played.calls.ended is None
-    assert runners(played.maker, played.pool) == [(played.spare.host_id, actor.pool)]
+    assert runners(played.maker, played.pool) == [(played.backup.host_id, actor.pool)]
 
 
 @pytest.mark.parametrize("kill", [True, False])
@@ -95,13 +95,13 @@ def test_its_end_comes_before_the_spare_hears_that_it_has_it(
     played = Played(network, detached=True)
     network.settle()
     played.lose_owner(played.maker)
-    played.maker.lan.far_actors.end(played.handle.oid, kill, False)
+    played.maker.lan.remote_actors.end(played.handle.oid, kill, False)
     network.pump()
     played.say_rest(played.maker)
     network.settle()
-    actor = played.spare.actor(played.identity)
+    actor = played.backup.actor(played.identity)
     assert (actor.ended is not None) == kill
-    assert played.spare.node_tasks.pool_state(actor.pool) == (4 if kill else 2)
+    assert played.backup.node_tasks.pool_state(actor.pool) == (4 if kill else 2)
     assert actor.hold is None
 
 
@@ -122,36 +122,36 @@ def test_its_restarts_are_asked_for_before_the_spare_hears_that_it_has_it(
 def test_what_it_is_made_from_is_on_its_way_when_its_host_is_lost(network: ActorNetwork) -> None:
     """Who seeks it, closes it or calls it from the new host waits until it has begun."""
     played = Played(network, BIG)
-    found = played.spare.hold(played.identity)
+    found = played.backup.hold(played.identity)
     network.pump()
     (near,) = found
-    nearby = played.spare.bind(near, played.there)
-    assert played.spare.fetching
-    played.lose_owner(played.spare)
-    played.say_rest(played.spare)
+    nearby = played.backup.bind(near, played.there)
+    assert played.backup.fetching
+    played.lose_owner(played.backup)
+    played.say_rest(played.backup)
     network.pump()
-    assert played.spare.actor(played.identity) is None
+    assert played.backup.actor(played.identity) is None
     assert played.calls.ended is None
-    assert played.spare.lan.far_actors.bound[nearby].ended is None
+    assert played.backup.lan.remote_actors.bound[nearby].ended is None
     network.settle()
-    actor = played.spare.actor(played.identity)
+    actor = played.backup.actor(played.identity)
     assert actor.ended is None
     assert actor.pool == nearby
     assert played.calls.ended is None
-    assert runners(played.maker, played.pool) == [(played.spare.host_id, nearby)]
-    assert not played.spare.lan.actor_moves.beginning
+    assert runners(played.maker, played.pool) == [(played.backup.host_id, nearby)]
+    assert not played.backup.lan.actor_failover.beginning
 
 
 def test_what_it_is_made_from_is_lost_with_its_host(network: ActorNetwork) -> None:
     """The spare has not got it in time, and nobody else has it."""
     played = Played(network, BIG)
-    assert played.spare.fetching
+    assert played.backup.fetching
     played.hold = None
     network.lose(played.maker)
     played.network.lose(played.owner)
-    (hold,) = played.spare.hold(played.identity)
+    (hold,) = played.backup.hold(played.identity)
     network.settle()
-    actor = played.spare.actor(played.identity)
+    actor = played.backup.actor(played.identity)
     assert actor is None or actor.ended is not None
     del hold
 
@@ -162,18 +162,18 @@ def test_the_name_is_free_if_nobody_wants_it(network: ActorNetwork) -> None:
     actor = played.owner.actor(played.identity)
     actor.name = "far"
     network.to_manager(ActorNameClaimed(0, played.owner.number, "far", played.identity, True))
-    played.owner.lan.spares.keep(actor)
+    played.owner.lan.backups.keep(actor)
     network.settle()
     network.no_manager = True
-    network.stopped.add((played.owner.host_id, played.spare.host_id))
+    network.stopped.add((played.owner.host_id, played.backup.host_id))
     played.owner.held = played.handle = None
     network.settle()
     network.no_manager = False
-    (kept,) = played.spare.lan.spares.kept.values()
+    (kept,) = played.backup.lan.backups.kept.values()
     assert kept.what.name == "far"
     network.lose(played.owner)
     network.settle()
-    assert played.spare.started == []
+    assert played.backup.started == []
     (told,) = network.planner.actor_names.ask(ActorNameAsked(1, 0, "far"))
     assert told[1].identity is None
 
@@ -185,18 +185,18 @@ def test_a_name_that_its_spare_has_reported_is_free_when_its_actor_ends(
     played = Played(network)
     actor = played.owner.actor(played.identity)
     actor.name = "far"
-    played.owner.lan.spares.keep(actor)
+    played.owner.lan.backups.keep(actor)
     network.settle()
-    network.stopped.add((played.owner.host_id, played.spare.host_id))
+    network.stopped.add((played.owner.host_id, played.backup.host_id))
     network.no_manager = True
     played.owner.held = played.handle = None
     network.settle()
     network.no_manager = False
-    (claim,) = played.spare.lan.spares.report()
+    (claim,) = played.backup.lan.backups.report()
     network.to_manager(claim)
     network.stopped.clear()
     network.settle()
-    assert not played.spare.lan.spares.kept
+    assert not played.backup.lan.backups.kept
     (told,) = network.planner.actor_names.ask(ActorNameAsked(1, 0, "far"))
     assert told[1].identity is None
 
@@ -208,16 +208,16 @@ def test_a_spare_that_is_replaced_when_its_actor_ends_hears_of_the_end(
     played = Played(network)
     actor = played.owner.actor(played.identity)
     actor.name = "far"
-    spares = played.owner.lan.spares
-    spares.keep(actor)
+    backups = played.owner.lan.backups
+    backups.keep(actor)
     network.settle()
-    former = played.spare.host_id
-    spares.roster.leaving.add(former)  # another host becomes the spare
+    former = played.backup.host_id
+    backups.roster.leaving.add(former)  # another host becomes the spare
     network.stopped.update((played.owner.host_id, side.host_id) for side in network.sides)
-    spares.keep(actor)
-    assert spares.at[actor.identity] != former
+    backups.keep(actor)
+    assert backups.at[actor.identity] != former
     told: list[tuple[int, Any]] = []
-    spares.send = lambda host_id, message: told.append((host_id, message)) is None
+    backups.send = lambda host_id, message: told.append((host_id, message)) is None
     played.owner.held = played.handle = None
     network.settle()
     assert {one.ended for host_id, one in told if isinstance(one, DropActor)} == {True}
@@ -228,12 +228,12 @@ def test_a_state_of_an_earlier_life_is_not_begun_from(network: ActorNetwork) -> 
     """A host that was its spare before is so again, of another host, and not all has come yet."""
     played = Played(network)
     network.settle()
-    spares = played.spare.lan.spares
-    (kept,) = spares.kept.values()
+    backups = played.backup.lan.backups
+    (kept,) = backups.kept.values()
     assert kept.whole
     later = msgspec.structs.replace(kept.what, setup=played.other.put(BIG)[0])
-    spares.receive(played.other.host_id, later)
-    assert spares.number_of(played.identity, played.other.host_id) == 0
+    backups.receive(played.other.host_id, later)
+    assert backups.number_of(played.identity, played.other.host_id) == 0
 
 
 def test_a_close_stands_behind_the_calls_that_go_elsewhere(network: ActorNetwork) -> None:
@@ -241,17 +241,17 @@ def test_a_close_stands_behind_the_calls_that_go_elsewhere(network: ActorNetwork
     network.settle()
     calls = [played.maker.submit(pool=played.pool, retries=0) for _ in range(3)]
     network.settle()
-    played.maker.lan.far_actors.end(played.handle.oid, False, False)
+    played.maker.lan.remote_actors.end(played.handle.oid, False, False)
     network.lose(played.owner)
     network.settle()
-    actor = played.spare.actor(played.identity)
+    actor = played.backup.actor(played.identity)
     for at in (1, 2):
-        assert played.spare.node_tasks.pool_state(actor.pool) == at  # open, closing
-        played.spare.answer(played.spare.tasks.next(actor.pool, 0), at)
+        assert played.backup.node_tasks.pool_state(actor.pool) == at  # open, closing
+        played.backup.answer(played.backup.tasks.next(actor.pool, 0), at)
         network.settle()
     states = [played.maker.node.state(oid) for oid in calls]
     assert states == [STATE["FAILED"], STATE["SEALED"], STATE["SEALED"]]
-    assert played.maker.lan.far_actors.closing == []
+    assert played.maker.lan.remote_actors.closing == []
 
 
 @pytest.mark.parametrize("end", ["closed here", "closed", "leaving"])
@@ -263,22 +263,22 @@ def test_a_spare_of_one_that_another_host_has_closed_begins_it_to_end_its_calls(
     played = Played(network, detached=True)
     actor = played.owner.actor(played.identity)
     actor.name = "far"
-    played.owner.lan.spares.keep(actor)
+    played.owner.lan.backups.keep(actor)
     network.settle()
-    assert [one.what.name for one in played.spare.lan.spares.kept.values()] == ["far"]
+    assert [one.what.name for one in played.backup.lan.backups.kept.values()] == ["far"]
     if end == "leaving":
-        played.owner.rooms.actors.leave()
+        played.owner.components.actors.leave()
     else:
         oid = played.owner.imports.own(played.identity)
-        played.owner.rooms.actors.end_here(oid, False, far=end == "closed")
+        played.owner.components.actors.end_here(oid, False, far=end == "closed")
     network.settle()
     if end == "closed here":
-        assert not played.spare.lan.spares.kept
-        played.owner.lan.spares.keep(actor)  # its process dies, or keeps a state
+        assert not played.backup.lan.backups.kept
+        played.owner.lan.backups.keep(actor)  # its process dies, or keeps a state
         network.settle()
-        assert not played.spare.lan.spares.kept
+        assert not played.backup.lan.backups.kept
         return
-    (kept,) = played.spare.lan.spares.kept.values()
+    (kept,) = played.backup.lan.backups.kept.values()
     assert kept.what.name == ""
     assert kept.what.detached == (end == "leaving")
 
@@ -293,7 +293,7 @@ def test_it_begins_where_its_resources_are(network: ActorNetwork) -> None:
     played.lose_owner(played.other)
     played.say_rest(played.other)
     network.settle()
-    assert not played.spare.started
+    assert not played.backup.started
     (pool,) = played.other.started
     assert (played.other.pools[pool].demand, played.other.pools[pool].env) == (demand, env)
 
@@ -306,12 +306,12 @@ def test_a_spare_goes_when_its_actor_has_another_owner_and_only_then(
     mine = network.sides[1]
     identity, what = bytes(16), None
     for now in network.sides:
-        spare = ActorBackup(network.sides[owner].host_id, owner, what)  # type: ignore[arg-type]
-        mine.lan.spares.kept[identity] = spare
-        found = mine.lan.spares.take_over(identity, now.host_id)
-        assert found is (spare if now is mine else None)
-        assert (identity in mine.lan.spares.kept) == (now is network.sides[owner])
-    mine.lan.spares.kept.clear()
+        backup = ActorBackup(network.sides[owner].host_id, owner, what)  # type: ignore[arg-type]
+        mine.lan.backups.kept[identity] = backup
+        found = mine.lan.backups.take_over(identity, now.host_id)
+        assert found is (backup if now is mine else None)
+        assert (identity in mine.lan.backups.kept) == (now is network.sides[owner])
+    mine.lan.backups.kept.clear()
 
 
 @pytest.mark.parametrize("kill", [True, False])
@@ -320,13 +320,13 @@ def test_an_end_that_was_lost_with_its_host_is_told_the_next_one(
 ) -> None:
     played = Played(network, detached=True)
     network.settle()
-    played.maker.lan.far_actors.end(played.handle.oid, kill, False)
+    played.maker.lan.remote_actors.end(played.handle.oid, kill, False)
     played.lose_owner(played.maker)
     played.say_rest(played.maker)
     network.settle()
-    actor = played.spare.actor(played.identity)
+    actor = played.backup.actor(played.identity)
     assert (actor.ended is not None) == kill
-    assert played.spare.node_tasks.pool_state(actor.pool) == (4 if kill else 2)
+    assert played.backup.node_tasks.pool_state(actor.pool) == (4 if kill else 2)
 
 
 def test_calls_fail_if_nobody_is_named_for_its_identity(
@@ -335,7 +335,7 @@ def test_calls_fail_if_nobody_is_named_for_its_identity(
     """Seed 1206283: callers waited for ever, although no host would begin it again. It is the same
     for who asks for its restarts, and for who calls it for the first time later."""
     played = Played(network, retries=0)
-    maker, spare, other = played.maker, played.spare, played.other
+    maker, backup, other = played.maker, played.backup, played.other
     found = other.hold(played.identity)
     network.settle()
     (late,) = found
@@ -346,7 +346,7 @@ def test_calls_fail_if_nobody_is_named_for_its_identity(
     network.settle()
     assert [maker.node.state(oid) for oid in calls] == [STATE["FAILED"], *[STATE["QUEUED"]] * 2]
     assert maker.replies == []
-    assert spare.lan.spares.kept
+    assert backup.lan.backups.kept
     monkeypatch.setattr(
         orphan_inventory, "HOLDINGS_MAX", 0
     )  # no host has room for it in its report
@@ -356,10 +356,10 @@ def test_calls_fail_if_nobody_is_named_for_its_identity(
     assert [maker.node.state(oid) for oid in calls] == [STATE["FAILED"]] * 3
     assert isinstance(maker.value(maker.party.hold(calls[-1])), ActorLostError)
     assert [one.value for one in maker.replies] == [0]
-    assert not spare.started
-    assert not spare.lan.spares.kept
+    assert not backup.started
+    assert not backup.lan.backups.kept
     pool = other.bind(late, played.there, 0)
-    assert other.lan.far_actors.bound[pool].ended is not None
+    assert other.lan.remote_actors.bound[pool].ended is not None
 
 
 def test_what_no_message_can_carry_has_no_spare(
@@ -368,11 +368,11 @@ def test_what_no_message_can_carry_has_no_spare(
     played = Played(network, class_name="K" * (NAME_CHARS_MAX + 1))
     owner = played.owner
     actor, told = owner.actor(played.identity), []
-    owner.rooms.actors.keep(actor, lambda: told.append(True))  # as for ActorBegins
-    owner.lan.spares.came()
+    owner.components.actors.keep(actor, lambda: told.append(True))  # as for ActorBegins
+    owner.lan.backups.came()
     network.pump()
     assert told
-    assert actor.identity not in owner.lan.spares.at
+    assert actor.identity not in owner.lan.backups.at
     assert [one.getMessage() for one in caplog.records if "another host" in one.getMessage()] == [
         f"actor {'K' * 194} cannot be restarted on another host, because no message can carry what "
         "that host needs: class_name must be a text of 0 to 1024 characters: 1025 characters"
@@ -384,10 +384,10 @@ def test_what_a_spare_keeps_goes_when_no_message_can_carry_the_rest(network: Act
     network.pump()
     owner = played.owner
     actor = owner.actor(played.identity)
-    assert played.identity in played.spare.lan.spares.kept
+    assert played.identity in played.backup.lan.backups.kept
     actor.class_name = "K" * (NAME_CHARS_MAX + 1)
-    owner.rooms.actors.keep(actor)
+    owner.components.actors.keep(actor)
     network.pump()
-    assert played.identity not in played.spare.lan.spares.kept
-    owner.lan.spares.ended(actor)
-    assert not owner.lan.spares.unkept
+    assert played.identity not in played.backup.lan.backups.kept
+    owner.lan.backups.ended(actor)
+    assert not owner.lan.backups.unkept

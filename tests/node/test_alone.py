@@ -16,9 +16,9 @@ def test_an_actor_goes_on_at_once_where_nobody_can_keep_a_spare_of_it() -> None:
     """Its checkpoint counts as soon as `done` was called."""
     actor: Any = None
     kept: list[str] = []
-    NodeEvents().keep_spare(actor, lambda: kept.append("done"))
+    NodeEvents().keep_backup(actor, lambda: kept.append("done"))
     assert kept == ["done"]
-    NodeEvents().keep_spare(actor, None)
+    NodeEvents().keep_backup(actor, None)
 
 
 def test_lan_sets_every_room_that_upward_calls_reach() -> None:
@@ -27,6 +27,6 @@ def test_lan_sets_every_room_that_upward_calls_reach() -> None:
         one.attr
         for one in ast.walk(ast.parse(inspect.getsource(ClusterNode)))
         if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)
-        if isinstance(one.value, ast.Name) and one.value.id == "upward"
+        if isinstance(one.value, ast.Name) and one.value.id == "node_events"
     }
     assert found == ClusterNodeEvents.__annotations__.keys()

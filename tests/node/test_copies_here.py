@@ -102,7 +102,7 @@ class OneNode:
         self.pulled: list[tuple[Any, ...]] = []
         links = SimpleNamespace(
             engine=self.engine,
-            notes=SimpleNamespace(on=False),
+            trace_events=SimpleNamespace(on=False),
             close=lambda cell, engine_buffer, **_: self.closed.append(cell),
             moved=lambda near: (0, 0),
             flows=dict,

@@ -24,7 +24,7 @@ def run_again(
 ) -> None:
     """The runner dies, and another host has another value; one of them says nothing meanwhile."""
     network.stopped.add((silent.host_id, sender.host_id))
-    sender.delegation.lose_runner(silent.host_id)
+    sender.outbound_tasks.lose_runner(silent.host_id)
     network.lose(runner)
     sender.remote_objects.want(oid, lambda: None)
     network.settle(2)
@@ -96,11 +96,11 @@ def test_the_one_who_has_it_is_lost_to_the_owner_alone(
     member = network.members[runner.number]
     network.stopped |= {(runner.host_id, sender.host_id), (sender.host_id, runner.host_id)}
     sender.missing[runner.number] = member
-    sender.recovering.begin(member)
-    sender.delegation.lose_runner(runner.host_id)
+    sender.recovery.begin(member)
+    sender.outbound_tasks.lose_runner(runner.host_id)
     sender.exports.lose_peer(runner.host_id)
     sender.remote_objects.lose_node(runner.number)
-    sender.delegation.lose_runner(reader.host_id)
+    sender.outbound_tasks.lose_runner(reader.host_id)
     sender.remote_objects.want(oid, lambda: None)
     network.settle(2)
     assert run_one(network, BIG + 1) is other

@@ -31,7 +31,7 @@ class World:
         self.pool = SimpleNamespace(closing=False, broken="", setup_text="", host_lost=False)
         workers: Any = SimpleNamespace(
             pools={POOL: self.pool},
-            above=SimpleNamespace(may_leave=lambda: False),
+            events=SimpleNamespace(may_leave=lambda: False),
             is_bound=lambda oid: False,
             announce=self.announce,
             fail=lambda oid, *_: self.failed.append(oid),

@@ -10,7 +10,7 @@ import pytest
 
 from hoplite_mp._common.object_states import KIND_OPERATION, KIND_TASK, NODE_SLOT
 from hoplite_mp._node.roster import Roster
-from hoplite_mp._node.tasks.draining import LOOK_S, Draining
+from hoplite_mp._node.tasks.draining import POLL_S, Draining
 from hoplite_mp._protocol.messages import Member
 from hoplite_mp._protocol.peers import Leaving
 from tests.node.manual_loop import ManualLoop
@@ -26,9 +26,9 @@ class World:
         self.loop = ManualLoop()
         self.headers: list[dict[str, Any]] = []
         self.sent: dict[int, int] = {}  # tasks, and when they were sent
-        self.guests: Any = mock.MagicMock(by_task={}, recall_all=lambda host_id: None)
-        self.guest_oids: set[int] = set()
-        self.guests.__contains__.side_effect = self.guest_oids.__contains__
+        self.inbound_tasks: Any = mock.MagicMock(by_task={}, recall_all=lambda host_id: None)
+        self.inbound_oids: set[int] = set()
+        self.inbound_tasks.__contains__.side_effect = self.inbound_oids.__contains__
         self.imported: dict[int, None] = {}
         self.told: list[tuple[int, Any]] = []
         self.left: list[Any] = []
@@ -46,8 +46,8 @@ class World:
         )
         workers: Any = SimpleNamespace(all={WORKER: None})
         self.standing = True
-        above: Any = SimpleNamespace(leaves_now=lambda: None, drained=self.drained)
-        self.draining = Draining(host, self.guests, workers, above)
+        events: Any = SimpleNamespace(leaves_now=lambda: None, drained=self.drained)
+        self.draining = Draining(host, self.inbound_tasks, workers, events)
 
     def drained(self) -> bool:
         if self.standing:
@@ -66,7 +66,7 @@ class World:
         self.draining.evacuated(OTHER)
 
     def has_left(self) -> bool:
-        self.loop.pass_time(2 * LOOK_S)
+        self.loop.pass_time(2 * POLL_S)
         return self.left == [NUMBER]
 
 
@@ -76,10 +76,10 @@ def test_a_node_that_was_not_let_in_leaves_when_it_is() -> None:
     world.standing = False
     world.begin()
     world.draining.evacuated(OTHER)
-    world.loop.pass_time(3 * LOOK_S)
+    world.loop.pass_time(3 * POLL_S)
     assert world.left == []
     world.standing = True
-    world.loop.pass_time(2 * LOOK_S)
+    world.loop.pass_time(2 * POLL_S)
     assert world.left == [NUMBER]
 
 
@@ -98,7 +98,7 @@ def test_a_task_that_has_gone_back_to_its_owner_is_not_waited_for(runs_here: boo
     task = world.add("CLAIMED", owner=NODE_SLOT)
     world.imported[task["id"]] = None
     if runs_here:
-        world.guest_oids.add(task["id"])
+        world.inbound_oids.add(task["id"])
     world.begin()
     assert world.has_left() is not runs_here
 
@@ -125,9 +125,9 @@ def test_tasks_that_are_done_and_what_is_no_task_keep_nobody() -> None:
 @pytest.mark.parametrize(("owner", "waits"), [(DRIVER, False), (WORKER, True), (NODE_SLOT, True)])
 def test_what_a_driver_sends_after_that_goes_with_it(owner: int, waits: bool) -> None:
     world = World()
-    world.guests.by_task[b"t"] = None
+    world.inbound_tasks.by_task[b"t"] = None
     world.begin()
     world.loop.pass_time(1.0)
     world.add("QUEUED", owner=owner)
-    world.guests.by_task.clear()
+    world.inbound_tasks.by_task.clear()
     assert world.has_left() is not waits

@@ -62,13 +62,13 @@ class Meeting:
             store_fd=self.files[1],
             event_fd=self.files[2],
         )
-        self.door = DriverListener(self.loop, start, cast("Any", None))
+        self.listener = DriverListener(self.loop, start, cast("Any", None))
         self.life, self.theirs = socket.socketpair()
         self.life.setblocking(False)
 
     def let_in(self, drivers: Drivers) -> None:
         admission: Any = SimpleNamespace(stream=SimpleNamespace(detach=lambda: self.life))
-        self.door._admit(cast("AttachedDrivers", drivers), admission)
+        self.listener._admit(cast("AttachedDrivers", drivers), admission)
 
     def told(self) -> tuple[Attached | NotAttached, list[int]]:
         data, given, _, _ = socket.recv_fds(self.theirs, 1 << 12, 8)

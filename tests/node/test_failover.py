@@ -133,8 +133,8 @@ class Stage:
         self.life = Life(False)
         self.life.standing = True
         client: Any = SimpleNamespace(number=1, host_id=5)
-        self.above = StageAbove()
-        self.management = ManagerConnection(self.loop, client, self.life, None, self.above)
+        self.events = StageAbove()
+        self.management = ManagerConnection(self.loop, client, self.life, None, self.events)
         peers: Any = None  # the standby is at none of this host's addresses
         members: Any = {node: None for _, nodes in LISTS for node in nodes}
         membership: Any = SimpleNamespace(start=LAN, members=members, manager_is_at=lambda at: None)
@@ -251,7 +251,7 @@ def test_who_has_voted_is_asked_again(stage: Stage) -> None:
     assert stage.management.waits_for_votes
     assert t.Voted in kinds(stage.ask(2))
     assert t.Voted not in kinds(stage.ask(2))
-    assert stage.management.wire is not None
+    assert stage.management.channel is not None
     assert stage.management.waits_for_votes
     stage.lead(stage.standbys[0], 2, 2)
     assert t.Follows in kinds(stage.standbys[0].hear())
@@ -347,7 +347,7 @@ def test_an_older_term_is_not_obeyed(stage: Stage) -> None:
     stage.lead(stage.manager, 3, 0)
     stage.manager.hear()
     stage.lead(stage.manager, 2, 0)
-    assert stage.management.wire is None
+    assert stage.management.channel is None
     stage.wait(MANAGER_SILENCES * SILENCE_S + BEAT_S)
     assert not stage.life.stopping
     assert stage.manager_calls  # it may be there again, with the right term
@@ -427,7 +427,7 @@ def test_a_manager_of_this_host_is_waited_for(stage: Stage, comes_at: float | No
     life.standing = True
     first = stage.open()
     management = ManagerConnection(
-        stage.loop, client, life, TcpStream(first.nodes_end), stage.above
+        stage.loop, client, life, TcpStream(first.nodes_end), stage.events
     )
     management._speak(TcpStream(first.nodes_end), [])
     begun = stage.now
@@ -452,9 +452,9 @@ def test_a_node_that_is_turned_away_calls_again_until_its_time_is_over(
     client: Any = SimpleNamespace(number=1, host_id=5)
     life, network = Life(False), stage.management.network
     first, second = stage.open(), stage.open()
-    monkeypatch.setattr(stage.above, "joining", lambda lives: NodeJoined(5, lives, 1))
+    monkeypatch.setattr(stage.events, "joining", lambda lives: NodeJoined(5, lives, 1))
     monkeypatch.setattr(network, "connect", lambda: stage.admission(first, 4))
-    management = ManagerConnection(stage.loop, client, life, None, stage.above)
+    management = ManagerConnection(stage.loop, client, life, None, stage.events)
     management.network = network
     management.join()
     first.sock.close()

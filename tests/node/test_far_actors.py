@@ -39,7 +39,7 @@ class Host:
         none: Any = SimpleNamespace(runners={})
         self.far: Any = RemoteActors(host, actors, workers, none, none, none, none)
 
-    def open_bound(self, owner: int, audience: int) -> int:
+    def open_bound(self, owner: int, output_owner: int) -> int:
         self.opened.append(owner)
         return len(self.opened)
 
@@ -82,7 +82,7 @@ def test_a_call_that_cannot_begin_holds_up_no_other(begun: bool) -> None:
     handle = caller.hold(identity)
     network.pump()
     calls = caller.bind(handle[0], pool)
-    guests, queue, fails = owner.guests, owner.upward.queue_of, [1]
+    inbound_tasks, queue, fails = owner.inbound_tasks, owner.node_events.queue_of, [1]
 
     def fail_once(*args: Any) -> Any:
         if fails:
@@ -90,10 +90,10 @@ def test_a_call_that_cannot_begin_holds_up_no_other(begun: bool) -> None:
         return queue(pool)
 
     if begun:
-        owner.upward.queue_of = fail_once
+        owner.node_events.queue_of = fail_once
     else:
-        new = guests.client.new
-        client = guests.client
+        new = inbound_tasks.client.new
+        client = inbound_tasks.client
 
         class Client:
             def __getattr__(self, name: str) -> Any:
@@ -104,15 +104,15 @@ def test_a_call_that_cannot_begin_holds_up_no_other(begun: bool) -> None:
                     raise MemoryError(f"no room {fails.pop()}")
                 return new(*args)
 
-        guests.client = Client()  # type: ignore[assignment]
+        inbound_tasks.client = Client()  # type: ignore[assignment]
     first, second = (caller.submit(pool=calls, retries=0) for _ in range(2))
     network.settle()
     owner.answer(owner.tasks.next(pool, 0), "ran")
     network.settle()
     for oid, wanted in ((first, "no room 1"), (second, "ran")):
         assert str(caller.value(caller.party.hold(oid))) == wanted
-    assert not guests.rows
-    assert not guests.by_task
+    assert not inbound_tasks.rows
+    assert not inbound_tasks.by_task
     del made, found, handle
     network.close()
 
@@ -130,7 +130,7 @@ def test_a_host_that_leaves_waits_for_calls_to_its_own_actors(begun: bool) -> No
         queued_in=lambda number, full: [] if begun or number != pool else [71]
     )
     far.tasks = SimpleNamespace(pool_of={71: pool}.__getitem__)
-    far.delegation = SimpleNamespace(where={71: None} if begun else {})
+    far.outbound_tasks = SimpleNamespace(where={71: None} if begun else {})
     assert [far.has_calls(HOST_ID + more) for more in (-1, 0, 1, 2, 3)] == [
         False, True, False, False, False,
     ]  # fmt: skip

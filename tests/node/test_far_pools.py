@@ -12,7 +12,7 @@ from hoplite_mp._node.roster import Roster
 from hoplite_mp._node.tasks.outbound_tasks import Runner
 from hoplite_mp._node.tasks.pool_requests import PoolRequests
 from hoplite_mp._node.tasks.pools import RETIRE_ASKS, RETIRE_ENDS, Pool, WorkerInfo
-from hoplite_mp._node.tasks.remote_workers import LOOK_AGAIN_S
+from hoplite_mp._node.tasks.remote_workers import POLL_AGAIN_S
 from hoplite_mp._node.tasks.worker_broadcast import WorkerBroadcasts
 from hoplite_mp._planner.resources import ResourceLedger
 from hoplite_mp._protocol.local import OpenPool, Request
@@ -77,7 +77,9 @@ class World:
         workers: Any = SimpleNamespace(
             pools=self.pools,
             open=self.open,
-            open_bound=lambda owner, audience: self.open(Pool(0, 0, owner)) and len(self.pools) - 1,
+            open_bound=lambda owner, output_owner: (
+                self.open(Pool(0, 0, owner)) and len(self.pools) - 1
+            ),
             close=self.close,
             start_missing=self.start_missing,
             fail_queued=lambda pool: self.failed.append(pool.broken),
@@ -90,18 +92,20 @@ class World:
             is_latest=lambda slot, number: True,
             undo_unread=lambda *undo: self.unread.append(undo),
         )
-        delegation: Any = SimpleNamespace(runners=self.runners, far={}, add_far=self.add_far)
-        self.delegation = delegation
+        outbound_tasks: Any = SimpleNamespace(
+            runners=self.runners, far={}, add_remote=self.add_remote
+        )
+        self.outbound_tasks = outbound_tasks
         self.ledger = ResourceLedger((("gpu", 10_000),))
-        guests: Any = SimpleNamespace(pools={}, withdraw=lambda pool: None)
-        above: Any = SimpleNamespace(audience_of=lambda slot: 0)
-        rooms = workers, delegation, guests
+        inbound_tasks: Any = SimpleNamespace(pools={}, withdraw=lambda pool: None)
+        events: Any = SimpleNamespace(output_owner_of=lambda slot: 0)
+        components = workers, outbound_tasks, inbound_tasks
         nobody: Any = None
         resources: Any = SimpleNamespace(
             ledger=self.ledger, others=self.others, has_room=self.ledger.fits
         )
-        self.requests = PoolRequests(line, requests, nobody, *rooms, resources, above)
-        self.rounds = WorkerBroadcasts(line, *rooms, above)
+        self.requests = PoolRequests(line, requests, nobody, *components, resources, events)
+        self.rounds = WorkerBroadcasts(line, *components, events)
 
     def send(self, host_id: int, message: Any) -> bool:
         if host_id in self.roster.by_host_id:
@@ -112,11 +116,11 @@ class World:
         """As Workers': the slots of its workers count from 0."""
         pool.workers = {slot: WorkerInfo(slot, pool.number) for slot in range(pool.target)}
 
-    def add_far(self, pool: int, host_id: int, there: int, workers: int, ahead: int) -> None:
+    def add_remote(self, pool: int, host_id: int, there: int, workers: int, ahead: int) -> None:
         """As Delegation's."""
         self.far.append((pool, host_id, there, workers, ahead))
         runner = Runner(host_id, OTHERS[host_id], workers, there, ahead)
-        self.delegation.far.setdefault(pool, []).append(runner)
+        self.outbound_tasks.far.setdefault(pool, []).append(runner)
 
     def open(self, pool: Pool, descriptors: Any = None) -> bool:
         pool.number = len(self.pools)
@@ -136,7 +140,7 @@ class World:
         del self.runners[host_id]
         self.questions.lose_peer(host_id)
 
-    def open_far(self, *, exact: bool = False) -> None:
+    def open_remote(self, *, exact: bool = False) -> None:
         """The two other nodes are asked for 3 and 4 workers."""
         ask = OpenPool(1, 0, 0, [(1, 3), (2, 4)], exact)
         self.requests.open(SLOT, Request(1, 0, ask))
@@ -171,7 +175,7 @@ def world() -> World:
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_pool_is_open_when_all_have_answered(world: World, exact: bool) -> None:
-    world.open_far(exact=exact)
+    world.open_remote(exact=exact)
     world.pool_opened(SECOND, 9)
     assert not world.replies
     world.pool_opened(FIRST, 8)
@@ -182,7 +186,7 @@ def test_a_pool_is_open_when_all_have_answered(world: World, exact: bool) -> Non
 
 
 def test_one_cannot_open_it(world: World) -> None:
-    world.open_far()
+    world.open_remote()
     world.pool_opened(FIRST, 0, "h1 can start no more workers")
     world.pool_opened(SECOND, 9)
     assert [(r.value, r.error) for r in world.replies] == [(None, "h1 can start no more workers")]
@@ -192,7 +196,7 @@ def test_one_cannot_open_it(world: World) -> None:
 
 @pytest.mark.parametrize("answers", [False, True])
 def test_one_is_lost_before_it_is_open(world: World, answers: bool) -> None:
-    world.open_far()
+    world.open_remote()
     if answers:
         world.pool_opened(SECOND, 9)
     world.lose(SECOND)
@@ -203,7 +207,7 @@ def test_one_is_lost_before_it_is_open(world: World, answers: bool) -> None:
 
 
 def test_its_owner_dies_before_it_is_open(world: World) -> None:
-    world.open_far()
+    world.open_remote()
     world.pool_opened(FIRST, 8)
     world.close(1, True)
     world.open(Pool(0, 1, SLOT + 1))  # another one has its number
@@ -325,13 +329,13 @@ def asked(world: World) -> list[tuple[int, int, bool]]:
 def lost(world: World, *queued: int) -> None:
     """The pool has lost workers, and so many of its tasks are queued, or wait for arguments."""
     world.queued = list(queued)
-    world.requests.far_workers.lost(1)
+    world.requests.remote_workers.lost(1)
     world.loop.pass_time(0.0)
 
 
 def busy(world: World) -> None:
     """Each worker on another host has a task."""
-    for runners in world.delegation.far.values():
+    for runners in world.outbound_tasks.far.values():
         for one in runners:
             one.running = dict.fromkeys(range(one.workers))
 
@@ -347,7 +351,7 @@ def test_peers_of_a_lost_host_go_where_fewest_are(world: World) -> None:
     world.queued = [1]
     world.pool_opened(FIRST, 11)
     assert world.far[-1] == (1, FIRST, 11, 1, 0)
-    world.loop.pass_time(LOOK_AGAIN_S)
+    world.loop.pass_time(POLL_AGAIN_S)
     assert asked(world) == [], "it is free"
 
 
@@ -365,11 +369,11 @@ def test_another_host_is_asked_if_one_refuses_or_is_lost(world: World) -> None:
     world.pool_opened(FIRST, 0, "it leaves")
     world.loop.pass_time(0.0)
     assert asked(world) == [(SECOND, 1, True)]
-    del world.delegation.far[1][1]
+    del world.outbound_tasks.far[1][1]
     world.lose(SECOND)
     world.loop.pass_time(0.0)
     assert asked(world) == []
-    world.loop.pass_time(LOOK_AGAIN_S)
+    world.loop.pass_time(POLL_AGAIN_S)
     assert asked(world) == [(FIRST, 1, True)]
 
 
@@ -387,8 +391,8 @@ def test_while_resources_are_in_use_all_are_asked_again(world: World) -> None:
     world.busy_here = 5
     assert world.ledger.take("another's", GPU) is not None
     for _ in range(2):
-        if world.requests.far_workers.short:
-            world.loop.pass_time(LOOK_AGAIN_S)
+        if world.requests.remote_workers.short:
+            world.loop.pass_time(POLL_AGAIN_S)
         else:
             lost(world, 1)
         for host_id in OTHERS:
@@ -398,7 +402,7 @@ def test_while_resources_are_in_use_all_are_asked_again(world: World) -> None:
         assert asked(world) == []
     assert pool.target == 5
     world.ledger.give_back("another's")
-    world.loop.pass_time(LOOK_AGAIN_S)
+    world.loop.pass_time(POLL_AGAIN_S)
     asked(world)
     for host_id in OTHERS:
         world.pool_opened(host_id, 0, "they are in use")
@@ -416,20 +420,20 @@ def test_they_are_asked_no_more_when_another_peer_has_ended(world: World) -> Non
         world.pool_opened(host_id, 0, "they are in use")
         world.loop.pass_time(0.0)
     world.queued = []
-    world.loop.pass_time(5 * LOOK_AGAIN_S)
+    world.loop.pass_time(5 * POLL_AGAIN_S)
     assert asked(world) == []
     world.queued = [1]  # a result is made again, or an argument has become ready
-    world.loop.pass_time(LOOK_AGAIN_S)
+    world.loop.pass_time(POLL_AGAIN_S)
     assert asked(world) == [(FIRST, 1, True)]
     world.close(1, True)
-    world.loop.pass_time(LOOK_AGAIN_S)
-    assert not world.requests.far_workers.short
+    world.loop.pass_time(POLL_AGAIN_S)
+    assert not world.requests.remote_workers.short
     assert not world.loop.timers
 
 
 def test_peers_without_a_place_of_their_own_go_anywhere(world: World) -> None:
     pool = peers(world, 0, anywhere=True)
-    world.delegation.far.clear()
+    world.outbound_tasks.far.clear()
     lost(world, 1, 2, 3, 4)
     assert pool.target == 1
     assert asked(world) == [(FIRST, 1, True), (SECOND, 1, True), (FIRST, 1, True)]
@@ -437,7 +441,7 @@ def test_peers_without_a_place_of_their_own_go_anywhere(world: World) -> None:
 
 def test_a_host_without_workers_may_have_the_resources(world: World) -> None:
     peers(world, 0, GPU, anywhere=True)
-    world.delegation.far.clear()
+    world.outbound_tasks.far.clear()
     world.pools[0].target = 0
     assert world.ledger.take("another's", GPU) is not None
     world.roster.remove(1)
@@ -449,14 +453,14 @@ def test_a_host_without_workers_may_have_the_resources(world: World) -> None:
 
 def test_peers_fail_when_no_host_is_left(world: World) -> None:
     pool = peers(world, 0, anywhere=True)
-    world.delegation.far.clear()
+    world.outbound_tasks.far.clear()
     world.pools[0].target = 0
     for number in OTHERS.values():
         world.roster.remove(number)
     lost(world, 1)
-    world.loop.pass_time(2 * LOOK_AGAIN_S)
+    world.loop.pass_time(2 * POLL_AGAIN_S)
     assert not world.failed
-    world.loop.pass_time(2 * LOOK_AGAIN_S)
+    world.loop.pass_time(2 * POLL_AGAIN_S)
     assert world.failed == ["no host that is left has room for it"]
     assert pool.target == 0
 
@@ -465,15 +469,15 @@ def test_peers_of_named_hosts_fail_when_the_last_one_leaves(world: World) -> Non
     """It finishes its own peer, and takes no other one."""
     peers(world, 0)
     busy(world)
-    del world.delegation.far[1][0]
-    world.delegation.far[1][0].workers = 0
+    del world.outbound_tasks.far[1][0]
+    world.outbound_tasks.far[1][0].workers = 0
     world.roster.leaving.add(SECOND)
     lost(world, 1)
     assert world.failed == ["no host that is left has room for it"]
 
 
 def test_workers_of_an_executor_are_not_replaced(world: World) -> None:
-    world.open_far(exact=False)
+    world.open_remote(exact=False)
     world.pool_opened(FIRST, 8)
     world.pool_opened(SECOND, 9)
     busy(world)

@@ -42,8 +42,8 @@ def test_slices_without_elements_have_no_members(rows: int) -> None:
         (ids.pack_id(1000, 7),) * MEMBERS, (0,) * MEMBERS, (1,) * SLICES,
         (ids.pack_id(1000, 8),) * SLICES, 8 * rows, payload_layout(payload),
     )  # fmt: skip
-    above: Any = mock.Mock()
-    execution = PlanState(plan, program_of(plan, 0), above, 0)
+    events: Any = mock.Mock()
+    execution = PlanState(plan, program_of(plan, 0), events, 0)
     execution.views = dict.fromkeys(indices, payload)
     cells: Any = mock.Mock()
     cells.own.side_effect = range(100, 200)

@@ -47,12 +47,12 @@ class World:
             send_manager=self.said.append,
             reply=lambda slot, reply: self.replies.append((slot, reply)),
         )
-        above: Any = SimpleNamespace(
+        events: Any = SimpleNamespace(
             task_of=lambda slot, call: (b"", 0),
             team_of=lambda slot, size: b"",
             runs_again=self.again.__contains__,
         )
-        self.groups = HostGroups(host, mock.Mock(), mock.Mock(), above)
+        self.groups = HostGroups(host, mock.Mock(), mock.Mock(), events)
         self.known = self.groups.known[0] = Known("g", 7, mock.Mock(), MEMBERS)
 
     def park(self, oids: list[int]) -> list[int]:

@@ -26,7 +26,7 @@ def fixture_host() -> Iterator[Host]:
 
 def test_tasks_without_a_priority_go_in_order_whatever_was_in_their_records(host: Host) -> None:
     context: Any = SimpleNamespace(loop=host.loop, client=host.node, tasks=host.node_tasks)
-    hints = Hints(context, guests={})  # type: ignore[arg-type]
+    hints = Hints(context, inbound_tasks={})  # type: ignore[arg-type]
     sender, worker = host.client(), _tasks.Tasks(host.client())
     tasks, ranked = _tasks.Tasks(sender), _tasks.Ranked(_tasks.Tasks(sender))
     queue, holds, sent = tasks.open_queue(POOL), [], []
@@ -45,10 +45,10 @@ def test_a_task_is_bound_to_this_host_by_its_submitter_or_as_another_hosts(
     host: Host, may_leave: bool
 ) -> None:
     context: Any = SimpleNamespace(loop=host.loop, client=host.node, tasks=host.node_tasks)
-    guests: set[int] = set()
-    hints = Hints(context, guests)  # type: ignore[arg-type]
-    above: Any = SimpleNamespace(may_leave=lambda: may_leave)
-    hints.above = above
+    inbound_tasks: set[int] = set()
+    hints = Hints(context, inbound_tasks)  # type: ignore[arg-type]
+    events: Any = SimpleNamespace(may_leave=lambda: may_leave)
+    hints.events = events
     sender = host.client()
     tasks = _tasks.Tasks(sender)
     queue, found, holds = tasks.open_queue(POOL), [], []
@@ -57,7 +57,7 @@ def test_a_task_is_bound_to_this_host_by_its_submitter_or_as_another_hosts(
         holds.append(sender.hold(oid, False))
         tasks.submit(oid, 0, b"", 0, 0, 0, flags, b"t", queue, False)
         found.append(oid)
-    guests.add(found[-1])
+    inbound_tasks.add(found[-1])
     bound = [False, False, True, True, True] if may_leave else [True] * 5
     assert [hints.is_bound(oid) for oid in found] == bound
 
@@ -65,7 +65,7 @@ def test_a_task_is_bound_to_this_host_by_its_submitter_or_as_another_hosts(
 def test_a_host_whose_queues_are_all_taken(host: Host) -> None:
     """The task is announced when one is free again; the node had died of it."""
     context: Any = SimpleNamespace(loop=host.loop, client=host.node, tasks=host.node_tasks)
-    hints = Hints(context, guests={})  # type: ignore[arg-type]
+    hints = Hints(context, inbound_tasks={})  # type: ignore[arg-type]
     sender, worker = host.client(), _tasks.Tasks(host.client())
     tasks = _tasks.Tasks(sender)
     queue = tasks.open_queue(POOL)

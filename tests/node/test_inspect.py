@@ -75,8 +75,8 @@ def test_a_trace_is_read_by_the_host_that_has_begun_it_and_only_that_one() -> No
 
 def waits(world: World) -> WaitReports:
     nobody: Any = None
-    delegation: Any = SimpleNamespace(where={7: SimpleNamespace(number=2)})
-    return WaitReports(world.host, nobody, nobody, delegation, nobody, nobody, nobody, nobody)
+    outbound_tasks: Any = SimpleNamespace(where={7: SimpleNamespace(number=2)})
+    return WaitReports(world.host, nobody, nobody, outbound_tasks, nobody, nobody, nobody, nobody)
 
 
 def test_a_task_that_was_sent_says_where_it_is() -> None:
@@ -109,7 +109,7 @@ def test_calls_that_wait_for_an_actor_elsewhere() -> None:
     far: Any = SimpleNamespace(
         client=SimpleNamespace(queued_counts=lambda: {10: 3, 11: 1}),
         bound={pool: SimpleNamespace(host_id=OTHER, identity=pool) for pool in (10, 11, 12)},
-        delegation=SimpleNamespace(far={10: [], 12: []}),
+        outbound_tasks=SimpleNamespace(far={10: [], 12: []}),
         roster=roster,
         actors=SimpleNamespace(public=lambda identity: bytes([identity])),
     )

@@ -35,15 +35,15 @@ def told(text: list[int | bytes]) -> bytes:
 
 def said(text: list[int | bytes]) -> list[tuple[int, bytes]]:
     """(audience, line), by what the marks mean."""
-    found, audience, rest = [], 0, b""
+    found, output_owner, rest = [], 0, b""
     for part in text:
         if isinstance(part, bytes):
             *lines, rest = (rest + part).split(b"\n")
-            found += [(audience, line) for line in lines]
+            found += [(output_owner, line) for line in lines]
         else:
-            found += [(audience, rest)] if rest else []
-            audience, rest = part, b""
-    return found + ([(audience, rest)] if rest else [])
+            found += [(output_owner, rest)] if rest else []
+            output_owner, rest = part, b""
+    return found + ([(output_owner, rest)] if rest else [])
 
 
 def fed(lines: LineSplitter, data: bytes, cuts: list[int]) -> list[tuple[int, bytes]]:

@@ -76,7 +76,7 @@ def test_the_next_cell_is_asked_for_when_its_link_is_lost() -> None:
     node: Any = SimpleNamespace(
         client=SimpleNamespace(host_id=1),
         loop=ManualLoop(),
-        notes=TraceEvents(ManualLoop(), NobodyAbove()),
+        trace_events=TraceEvents(ManualLoop(), NobodyAbove()),
     )
     peers: Any = SimpleNamespace(
         start=SimpleNamespace(tls=False), is_near=lambda number: False, by_number={}
@@ -130,7 +130,7 @@ def test_a_later_plan_s_pull_replaces_one_that_waits_for_a_connection(found: str
     node: Any = SimpleNamespace(
         client=SimpleNamespace(host_id=1),
         loop=ManualLoop(),
-        notes=TraceEvents(ManualLoop(), NobodyAbove()),
+        trace_events=TraceEvents(ManualLoop(), NobodyAbove()),
     )
     engine: Any = Recorder()
     links = Links(node, peers, engine)

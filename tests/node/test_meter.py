@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hoplite_mp._node.peers.link_estimator import (
-    LATER_LOOK_S,
+    LATER_POLL_S,
     LONG_S,
-    LOOK_S,
+    POLL_S,
     QUIET_S,
     YOUNG_S,
     LinkEstimator,
@@ -41,7 +41,7 @@ class Wire:
         beside = None if backlogged_s is None else Beside(backlogged_s)
         self.up = self.down = 0
         self.told: list[tuple[int, int]] = []
-        self.meter = LinkEstimator(
+        self.link_estimator = LinkEstimator(
             lambda: (self.up, self.down),
             self.loop,
             lambda up, down: self.told.append((up, down)),
@@ -50,10 +50,10 @@ class Wire:
 
     def whole_burst(self, seconds: float, up: float, down: float) -> None:
         """A burst from its beginning to its end."""
-        self.meter.begin()
+        self.link_estimator.begin()
         self.burst(seconds, up, down)
-        self.meter.end()
-        self.burst(LATER_LOOK_S, 0, 0)
+        self.link_estimator.end()
+        self.burst(LATER_POLL_S, 0, 0)
 
     def burst(self, seconds: float, up: float, down: float) -> None:
         """Bytes per second for so long."""
@@ -69,147 +69,149 @@ def close(got: float, expected: float) -> bool:
 
 
 def test_the_fastest_stretch_counts() -> None:
-    wire = Wire()
-    assert wire.meter.rates == (0, 0)
-    wire.meter.begin()
-    wire.burst(0.2, 100e6, 60e6)
-    wire.burst(0.5, 10e6, 30e6)
-    up, down = wire.meter.rates
+    channel = Wire()
+    assert channel.link_estimator.rates == (0, 0)
+    channel.link_estimator.begin()
+    channel.burst(0.2, 100e6, 60e6)
+    channel.burst(0.5, 10e6, 30e6)
+    up, down = channel.link_estimator.rates
     assert close(up, 100e6)
     assert close(down, 60e6)
 
 
 def test_faster_is_believed_at_once_and_slower_bit_by_bit() -> None:
-    wire = Wire()
+    channel = Wire()
     for rate in (100e6, 20e6):
-        wire.whole_burst(0.3, rate, rate)
-        assert not wire.loop.timers
-    assert 20e6 < wire.meter.rates[0] < 100e6
+        channel.whole_burst(0.3, rate, rate)
+        assert not channel.loop.timers
+    assert 20e6 < channel.link_estimator.rates[0] < 100e6
     for _ in range(40):
-        wire.whole_burst(0.1, 20e6, 20e6)
-    assert close(wire.meter.rates[0], 20e6)
-    wire.meter.begin()
-    wire.burst(0.2, 120e6, 20e6)
-    assert close(wire.meter.rates[0], 120e6)
+        channel.whole_burst(0.1, 20e6, 20e6)
+    assert close(channel.link_estimator.rates[0], 20e6)
+    channel.link_estimator.begin()
+    channel.burst(0.2, 120e6, 20e6)
+    assert close(channel.link_estimator.rates[0], 120e6)
 
 
 def test_a_host_that_has_become_slow_is_believed_at_the_second_burst() -> None:
-    wire = Wire(backlogged_s=0.3)
+    channel = Wire(backlogged_s=0.3)
     for rate in (100e6, 30e6, 27e6):
-        wire.whole_burst(0.3, rate, rate)
-    assert close(wire.meter.rates[0], 30e6)
-    assert wire.meter.rates[1] > 70e6  # nobody sees whether bytes waited for the way down
-    wire.whole_burst(0.3, 90e6, 90e6)
-    assert close(wire.meter.rates[0], 90e6)
-    wire.whole_burst(0.3, 30e6, 30e6)
-    assert wire.meter.rates[0] > 70e6
-    beside = wire.meter.beside
+        channel.whole_burst(0.3, rate, rate)
+    assert close(channel.link_estimator.rates[0], 30e6)
+    assert (
+        channel.link_estimator.rates[1] > 70e6
+    )  # nobody sees whether bytes waited for the way down
+    channel.whole_burst(0.3, 90e6, 90e6)
+    assert close(channel.link_estimator.rates[0], 90e6)
+    channel.whole_burst(0.3, 30e6, 30e6)
+    assert channel.link_estimator.rates[0] > 70e6
+    beside = channel.link_estimator.beside
     assert isinstance(beside, Beside)
     assert len(beside.bursts) == 5
     assert all(set(burst[:-1]) == {"."} and burst[-1] == "!" for burst in beside.bursts)
 
 
 def test_slow_bursts_that_differ_or_had_nothing_to_send_are_believed_bit_by_bit() -> None:
-    for wire, rates in (
+    for channel, rates in (
         (Wire(backlogged_s=0.3), (100e6, 30e6, 50e6, 30e6)),
         (Wire(backlogged_s=0.02), (100e6, 30e6, 30e6, 30e6)),
         (Wire(), (100e6, 30e6, 30e6, 30e6)),
     ):
         for rate in rates:
-            wire.whole_burst(0.3, rate, rate)
-        assert wire.meter.rates[0] > 70e6
+            channel.whole_burst(0.3, rate, rate)
+        assert channel.link_estimator.rates[0] > 70e6
 
 
 def test_a_few_bytes_say_nothing() -> None:
-    wire = Wire()
-    wire.meter.begin()
-    wire.burst(0.3, 1e5, 1e5)
-    wire.meter.end()
-    wire.burst(LATER_LOOK_S, 0, 0)
-    assert wire.meter.rates == (0, 0)
+    channel = Wire()
+    channel.link_estimator.begin()
+    channel.burst(0.3, 1e5, 1e5)
+    channel.link_estimator.end()
+    channel.burst(LATER_POLL_S, 0, 0)
+    assert channel.link_estimator.rates == (0, 0)
 
 
 def test_a_slow_burst_that_did_not_fill_the_link_says_nothing() -> None:
-    wire = Wire()
+    channel = Wire()
     for _ in range(10):
-        wire.meter.begin((False, True))
-        wire.burst(0.3, 20e6 if wire.meter.known[0] else 100e6, 100e6)
-        wire.meter.end()
-        wire.burst(LATER_LOOK_S, 0, 0)
-    assert close(wire.meter.rates[0], 100e6)
+        channel.link_estimator.begin((False, True))
+        channel.burst(0.3, 20e6 if channel.link_estimator.known[0] else 100e6, 100e6)
+        channel.link_estimator.end()
+        channel.burst(LATER_POLL_S, 0, 0)
+    assert close(channel.link_estimator.rates[0], 100e6)
 
 
 def test_who_waits_for_nothing_is_not_looked_at() -> None:
-    wire = Wire()
-    wire.meter.begin()
-    wire.burst(0.2, 50e6, 50e6)
-    wire.burst(QUIET_S - LOOK_S, 0, 0)
-    assert wire.loop.timers
-    wire.burst(2 * LATER_LOOK_S, 0, 0)
-    assert not wire.loop.timers
-    wire.meter.begin()
-    wire.burst(0.2, 80e6, 50e6)
-    assert close(wire.meter.rates[0], 80e6)
+    channel = Wire()
+    channel.link_estimator.begin()
+    channel.burst(0.2, 50e6, 50e6)
+    channel.burst(QUIET_S - POLL_S, 0, 0)
+    assert channel.loop.timers
+    channel.burst(2 * LATER_POLL_S, 0, 0)
+    assert not channel.loop.timers
+    channel.link_estimator.begin()
+    channel.burst(0.2, 80e6, 50e6)
+    assert close(channel.link_estimator.rates[0], 80e6)
 
 
 def test_long_bursts_are_sampled_less_often() -> None:
-    wire = Wire(backlogged_s=0.0)
-    wire.whole_burst(LONG_S, 50e6, 50e6)
-    wire.whole_burst(LONG_S + 10 * LATER_LOOK_S, 50e6, 50e6)
-    beside = wire.meter.beside
+    channel = Wire(backlogged_s=0.0)
+    channel.whole_burst(LONG_S, 50e6, 50e6)
+    channel.whole_burst(LONG_S + 10 * LATER_POLL_S, 50e6, 50e6)
+    beside = channel.link_estimator.beside
     assert isinstance(beside, Beside)
     few, many = (len(burst) for burst in beside.bursts)
-    assert few >= YOUNG_S / LOOK_S
+    assert few >= YOUNG_S / POLL_S
     assert 9 <= many - few <= 12
 
 
 def test_a_long_burst_is_over_with_its_last_user() -> None:
     """The next call, which may follow at once, is planned with what this one has shown; and it is
     not counted a second time when the timer of its samples runs out."""
-    wire = Wire(backlogged_s=0.0)
-    wire.meter.begin()
-    wire.burst(LONG_S + LATER_LOOK_S, 100e6, 100e6)
-    assert not wire.told
-    wire.meter.end()
-    assert len(wire.told) == 1
-    wire.burst(2 * QUIET_S, 0, 0)
-    assert len(wire.told) == 1
-    beside = wire.meter.beside
+    channel = Wire(backlogged_s=0.0)
+    channel.link_estimator.begin()
+    channel.burst(LONG_S + LATER_POLL_S, 100e6, 100e6)
+    assert not channel.told
+    channel.link_estimator.end()
+    assert len(channel.told) == 1
+    channel.burst(2 * QUIET_S, 0, 0)
+    assert len(channel.told) == 1
+    beside = channel.link_estimator.beside
     assert isinstance(beside, Beside)
     assert [burst[-1] for burst in beside.bursts] == ["!"]
     assert beside.bursts[0].count("!") == 1
 
 
 def test_bursts_that_follow_soon_after_a_long_one_are_bursts_of_their_own() -> None:
-    wire = Wire(backlogged_s=0.0)
-    for gap_s in (0.5 * LOOK_S, 1.5 * LOOK_S, LATER_LOOK_S, 0.0):
-        wire.meter.begin()
-        wire.burst(0.52, 100e6, 100e6)
-        wire.meter.end()
-        wire.burst(gap_s, 0, 0)
-    wire.burst(LATER_LOOK_S, 0, 0)
-    beside = wire.meter.beside
+    channel = Wire(backlogged_s=0.0)
+    for gap_s in (0.5 * POLL_S, 1.5 * POLL_S, LATER_POLL_S, 0.0):
+        channel.link_estimator.begin()
+        channel.burst(0.52, 100e6, 100e6)
+        channel.link_estimator.end()
+        channel.burst(gap_s, 0, 0)
+    channel.burst(LATER_POLL_S, 0, 0)
+    beside = channel.link_estimator.beside
     assert isinstance(beside, Beside)
     assert len(beside.bursts) == 4
     assert all(burst.endswith("!") for burst in beside.bursts)
 
 
 def test_short_bursts_in_a_row_are_one() -> None:
-    wire = Wire(backlogged_s=0.0)
+    channel = Wire(backlogged_s=0.0)
     for _ in range(4):
-        wire.meter.begin()
-        wire.burst(0.1, 100e6, 100e6)
-        wire.meter.end()
-        wire.burst(0.5 * LOOK_S, 0, 0)
-    wire.burst(LATER_LOOK_S, 0, 0)
-    beside = wire.meter.beside
+        channel.link_estimator.begin()
+        channel.burst(0.1, 100e6, 100e6)
+        channel.link_estimator.end()
+        channel.burst(0.5 * POLL_S, 0, 0)
+    channel.burst(LATER_POLL_S, 0, 0)
+    beside = channel.link_estimator.beside
     assert isinstance(beside, Beside)
     assert len(beside.bursts) == 1
 
 
 def test_a_host_that_becomes_slow_is_noticed_although_calls_follow_at_once() -> None:
     """In the middle of the second of them; the next two agree that it is slow."""
-    wire = Wire(backlogged_s=1.0)
+    channel = Wire(backlogged_s=1.0)
     rates = []
     for call in (
         [(0.5, 100e6)],
@@ -218,38 +220,38 @@ def test_a_host_that_becomes_slow_is_noticed_although_calls_follow_at_once() -> 
         [(1.0, 25e6)],
         [(1.0, 25e6)],
     ):
-        wire.meter.begin()
-        rates.append(wire.meter.known[0])
+        channel.link_estimator.begin()
+        rates.append(channel.link_estimator.known[0])
         for seconds, rate in call:
-            wire.burst(seconds, rate, rate)
-        wire.meter.end()
+            channel.burst(seconds, rate, rate)
+        channel.link_estimator.end()
     assert close(rates[1], 100e6)
     assert close(rates[-1], 25e6)
 
 
 def test_changes_are_told_and_small_ones_are_not() -> None:
-    wire = Wire()
+    channel = Wire()
     for rate in (100e6, 99e6, 102e6, 120e6):
-        wire.meter.begin()
-        wire.burst(0.3, rate, 40e6)
-        wire.meter.end()
-        wire.burst(LATER_LOOK_S, 0, 0)
-    assert len(wire.told) == 2
-    assert close(wire.told[0][0], 100e6)
-    assert close(wire.told[1][0], 120e6)
-    assert close(wire.told[1][1], 40e6)
+        channel.link_estimator.begin()
+        channel.burst(0.3, rate, 40e6)
+        channel.link_estimator.end()
+        channel.burst(LATER_POLL_S, 0, 0)
+    assert len(channel.told) == 2
+    assert close(channel.told[0][0], 100e6)
+    assert close(channel.told[1][0], 120e6)
+    assert close(channel.told[1][1], 40e6)
 
 
 def test_a_link_that_was_never_full_is_not_known() -> None:
-    wire = Wire()
-    wire.meter.begin((True, False))
-    wire.burst(0.3, 100e6, 60e6)
-    wire.meter.end()
-    wire.burst(LATER_LOOK_S, 0, 0)
-    assert close(wire.told[0][0], 100e6)
-    assert wire.told[0][1] == 0
-    wire.meter.begin((True, True))
-    wire.burst(0.3, 100e6, 90e6)
-    wire.meter.end()
-    wire.burst(LATER_LOOK_S, 0, 0)
-    assert close(wire.told[1][1], 90e6)
+    channel = Wire()
+    channel.link_estimator.begin((True, False))
+    channel.burst(0.3, 100e6, 60e6)
+    channel.link_estimator.end()
+    channel.burst(LATER_POLL_S, 0, 0)
+    assert close(channel.told[0][0], 100e6)
+    assert channel.told[0][1] == 0
+    channel.link_estimator.begin((True, True))
+    channel.burst(0.3, 100e6, 90e6)
+    channel.link_estimator.end()
+    channel.burst(LATER_POLL_S, 0, 0)
+    assert close(channel.told[1][1], 90e6)

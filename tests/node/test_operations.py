@@ -12,7 +12,7 @@ from hoplite_mp._common import ids
 from hoplite_mp._node.collectives.chunked_reduce import ChunkedReduce
 from hoplite_mp._node.collectives.endings import placed
 from hoplite_mp._node.collectives.operations import Operations
-from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
+from hoplite_mp._node.objects.remote_objects import ROOM_POLL_S
 from hoplite_mp._protocol import messages as m
 
 
@@ -83,7 +83,7 @@ def test_a_plan_without_room_is_not_tried_in_each_turn() -> None:
         again = Operations.execute_again(room)
         assert again is not None
         now = max(now + 0.001, min(again, now + 0.007))  # other things happen meanwhile
-    assert len(tried) == pytest.approx((now - 100) / ROOM_LOOK_S, abs=1)
+    assert len(tried) == pytest.approx((now - 100) / ROOM_POLL_S, abs=1)
     operation.plan = None
     assert Operations.execute_again(room) is None
 

@@ -74,11 +74,11 @@ class Side:
             case words.LastLinesSent():
                 self.far.last_lines_sent(peer, message)
 
-    def far_subscriber(self, audience: int) -> Any:
-        return self.far.subscriber(audience)
+    def remote_subscriber(self, output_owner: int) -> Any:
+        return self.far.subscriber(output_owner)
 
-    def worker(self, slot: int, audience: int = 0) -> Pipes:
-        return Pipes(self, slot, audience)
+    def worker(self, slot: int, output_owner: int = 0) -> Pipes:
+        return Pipes(self, slot, output_owner)
 
     def turn(self) -> None:
         """One round of a loop that never waits."""
@@ -111,11 +111,11 @@ class Side:
 class Pipes:
     """A worker's stdout and stderr."""
 
-    def __init__(self, side: Side, slot: int, audience: int) -> None:
+    def __init__(self, side: Side, slot: int, output_owner: int) -> None:
         self.side = side
         self.reads, self.writes = zip(*(os.pipe() for _ in range(2)), strict=True)
         for stream, fd in enumerate(self.reads, 1):
-            side.output.add(fd, stream, slot, audience, side.ended.append)
+            side.output.add(fd, stream, slot, output_owner, side.ended.append)
         for fd in self.writes:
             os.set_blocking(fd, False)
 
@@ -126,9 +126,9 @@ class Pipes:
         except BlockingIOError:
             return 0
 
-    def turn_to(self, audience: int) -> None:
+    def turn_to(self, output_owner: int) -> None:
         for fd in self.writes:
-            os.write(fd, mark(self.side.host_id, audience))
+            os.write(fd, mark(self.side.host_id, output_owner))
 
     def die(self) -> None:
         for fd in self.writes:
@@ -193,7 +193,7 @@ def test_lines_of_two_audiences_go_to_two_hosts(sides: Any) -> None:
 def test_a_driver_that_does_not_read_bounds_what_is_on_the_way(sides: Any) -> None:
     """Pipes fill up, and everything comes in order when it reads at last."""
     first, second = both = sides(2)
-    worker = first.worker(3, audience=second.host_id)
+    worker = first.worker(3, output_owner=second.host_id)
     line = b"%09d" + b"x" * 90 + b"\n"
     written, more = b"", b""
     number = idle = 0
@@ -205,9 +205,9 @@ def test_a_driver_that_does_not_read_bounds_what_is_on_the_way(sides: Any) -> No
         idle = 0 if count else idle + 1
         pump(both, 1)
     waits = first.far.subscribers[second.host_id].waiting
-    assert waits >= words.FAR_BYTES_MAX
+    assert waits >= words.REMOTE_BYTES_MAX
     # Beyond that: two pieces of one read, the pipe, and what the kernel gives the socket.
-    assert len(written) < words.FAR_BYTES_MAX + (1 << 19)
+    assert len(written) < words.REMOTE_BYTES_MAX + (1 << 19)
     found: list[bytes] = []
     while (got := second.read()) or first.output.held or second.output.drivers[0][1].backlog:
         found += [text + b"\n" for _, _, text in got]
@@ -223,7 +223,7 @@ def test_a_driver_that_does_not_read_bounds_what_is_on_the_way(sides: Any) -> No
 def test_a_deaf_driver_holds_nobody_up(sides: Any) -> None:
     """One pipe has lines for two drivers, the first of which does not read."""
     first, second, third = everybody = sides(3, patience_s=0.05)
-    worker = first.worker(3, audience=second.host_id)
+    worker = first.worker(3, output_owner=second.host_id)
     written = 0
     deadline = time.monotonic() + PATIENCE_S
     while not (
@@ -251,7 +251,10 @@ def test_a_deaf_driver_holds_nobody_up(sides: Any) -> None:
 def test_last_lines_are_asked_for_everywhere(sides: Any) -> None:
     """Also of a host that only the first one knows to have run tasks of this driver."""
     first, second, third = everybody = sides(3)
-    one, two = first.worker(3, audience=third.host_id), second.worker(4, audience=third.host_id)
+    one, two = (
+        first.worker(3, output_owner=third.host_id),
+        second.worker(4, output_owner=third.host_id),
+    )
     first.far.sent_on(third.host_id, second.host_id)
     first.far.sent_on(third.host_id, third.host_id)  # some go back to where they come from
     first.far.sent_on(ANNA, second.host_id)  # gone
@@ -274,7 +277,7 @@ def test_last_lines_are_asked_for_everywhere(sides: Any) -> None:
 
 def test_last_lines_wait_for_room(sides: Any) -> None:
     first, second = both = sides(2)
-    worker = first.worker(3, audience=second.host_id)
+    worker = first.worker(3, output_owner=second.host_id)
     for _ in range(100):
         worker.write(b"y" * 8191 + b"\n")
         pump(both, 1)
@@ -294,7 +297,10 @@ def test_last_lines_wait_for_room(sides: Any) -> None:
 def test_lines_for_the_dead_go_nowhere(sides: Any) -> None:
     """A worker without a task speaks to its own host then; one with a task is still the dead's."""
     first, second = both = sides(2)
-    idle, runs = first.worker(3, audience=second.host_id), first.worker(4, audience=second.host_id)
+    idle, runs = (
+        first.worker(3, output_owner=second.host_id),
+        first.worker(4, output_owner=second.host_id),
+    )
     first.busy.add(4)
     for worker in (idle, runs):
         worker.write(b"for the dead\nand the rest")
@@ -345,7 +351,7 @@ def test_everything_of_a_full_pipe_is_caught_up_with(sides: Any) -> None:
     import fcntl
 
     first, second = both = sides(2)
-    worker = first.worker(3, audience=second.host_id)
+    worker = first.worker(3, output_owner=second.host_id)
     fcntl.fcntl(worker.writes[0], fcntl.F_SETPIPE_SZ, DRAIN_BYTES_MAX // 4)
     count = 0
     while worker.write(b"v" * 1023 + b"\n"):
@@ -382,7 +388,7 @@ def test_a_voice_is_heard_whatever_becomes_of_1_and_2() -> None:
         data += piece
     os.close(read)
     assert ended(pid) == 0
-    marks = [2 * mark(HOST_ID, audience) for audience in (0, ANNA, BERT)]
+    marks = [2 * mark(HOST_ID, output_owner) for output_owner in (0, ANNA, BERT)]
     assert data == b"mine\nhalf" + b"".join(marks) + b"yours\n"
     lines = LineSplitter(HOST_ID, 100)
     assert fed(lines, data, []) == [(0, b"mine"), (0, b"half"), (BERT, b"yours")]

@@ -103,7 +103,7 @@ def test_who_waits_when_the_owner_dies(network: LossNetwork) -> None:
     network.settle()
     assert heard == []  # nobody knows yet
     for side in network.living:
-        side.recovering.report(owner.number)
+        side.recovery.report(owner.number)
     network.settle()
     assert heard == [1]
     assert (reader.value(hold) == BIG).all()
@@ -127,7 +127,7 @@ def test_let_go_between_the_report_and_the_answer(network: LossNetwork, early: b
     network.held_back = None
     for number, answer in held:
         assert isinstance(answer, OwnersNamed)
-        network.sides[number].recovering.receive(answer)  # type: ignore[attr-defined]
+        network.sides[number].recovery.receive(answer)  # type: ignore[attr-defined]
         network.pump()
     del mine
     clean(network)
@@ -143,7 +143,7 @@ def test_a_ref_that_is_met_after_the_death_of_its_owner(network: LossNetwork) ->
     found = late.hold(object_id)  # while it is being found out
     network.pump()
     for side in network.living:
-        side.recovering.report(owner.number)
+        side.recovery.report(owner.number)
     network.settle()
     assert (late.read(found[0]) == BIG).all()
     further = other.hold(object_id)  # when that is known
@@ -168,10 +168,10 @@ def test_a_reporter_dies_before_all_have_reported(network: LossNetwork) -> None:
     second.keep(object_id, owner)
     network.pump()
     network.lose(owner, report=False)
-    first.recovering.report(owner.number)
+    first.recovery.report(owner.number)
     network.lose(first)
     for side in network.living:
-        side.recovering.report(owner.number)
+        side.recovery.report(owner.number)
     network.settle()
     assert (reader.read(hold) == BIG).all()
     assert network.planner.owners.named[object_id] == second.number
@@ -192,7 +192,7 @@ def test_the_manager_dies_with_it(network: LossNetwork, told: int) -> None:
     network.lose(owner)
     said, network.held_back = network.held_back[3 - told :], None
     for number, answer in said:
-        network.sides[number].recovering.receive(answer)  # type: ignore[attr-defined]
+        network.sides[number].recovery.receive(answer)  # type: ignore[attr-defined]
     network.restart_manager()
     network.settle()
     assert network.planner.owners.named[object_id] == keeper.number

@@ -53,7 +53,7 @@ def test_a_value_that_was_asked_for_when_its_owner_was_given_up(network: LossNet
     owner, reader, runner, _ = network.living
     oid = owner.submit()
     (hold,) = away_hold(network, reader, owner.imports.public(oid))
-    owner.delegation.set_runner(runner.host_id, runner.number, 1)
+    owner.outbound_tasks.set_runner(runner.host_id, runner.number, 1)
     network.pump()
     runner.answer(runner.take_task(), BIG)
     network.pump()

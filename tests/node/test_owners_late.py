@@ -134,7 +134,7 @@ def test_who_has_waited_before_the_task_was_sent_here(network: LossNetwork, done
     task = ids.pack_id(owner.host_id, owner.submit())
     (waits,) = away_hold(network, runner, task)
     (far,) = away_hold(network, other, task)
-    owner.delegation.set_runner(runner.host_id, runner.number, 1)
+    owner.outbound_tasks.set_runner(runner.host_id, runner.number, 1)
     network.pump()
     oid = runner.take_task()
     assert oid
@@ -168,7 +168,7 @@ def test_who_has_waited_where_another_host_has_it(network: LossNetwork) -> None:
     task = ids.pack_id(owner.host_id, owner.submit())
     (waits,) = away_hold(network, runner, task)
     (far,) = away_hold(network, reader, task)
-    owner.delegation.set_runner(runner.host_id, runner.number, 1)
+    owner.outbound_tasks.set_runner(runner.host_id, runner.number, 1)
     network.pump()
     runner.answer(runner.take_task(), BIG)
     network.pump()
@@ -191,12 +191,12 @@ def test_the_owner_has_counted_two_headers(network: LossNetwork) -> None:
     task = ids.pack_id(owner.host_id, owner.submit())
     (waits,) = away_hold(network, runner, task)
     (far,) = away_hold(network, reader, task)
-    owner.delegation.set_runner(runner.host_id, runner.number, 1)
+    owner.outbound_tasks.set_runner(runner.host_id, runner.number, 1)
     network.pump()
-    runner.guests.recall(owner.host_id, [task])
+    runner.inbound_tasks.recall(owner.host_id, [task])
     found = runner.hold(task)
-    owner.delegation.lose_runner(runner.host_id)
-    owner.delegation.set_runner(reader.host_id, reader.number, 1)
+    owner.outbound_tasks.lose_runner(runner.host_id)
+    owner.outbound_tasks.set_runner(reader.host_id, reader.number, 1)
     network.pump()
     assert found[0].oid != waits.oid
     assert len([one for one in runner.imports.all_of(task) if one.number]) == 2
@@ -458,7 +458,7 @@ def test_the_owner_that_is_named_is_found_dead_when_it_is_spoken_to(
     network.say([one for one in held if one[0] != reader.number])
     if met:  # since the report
         found = [reader.hold(one) for one, _ in some]
-    room = reader.recovering.owners
+    room = reader.recovery.owners
     send = room.send
 
     def breaks(to: int, message: Any) -> bool:

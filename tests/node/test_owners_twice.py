@@ -74,7 +74,7 @@ class Twice:
         members = tuple(Member(one.node, 0, one.host_id, 2) for one in network.members.values())
         for side in others:
             network.to_manager(NodeReturned(side.number, 0, len(network.sides), members))
-            for message in list(side.recovering.owners.report_again()):
+            for message in list(side.recovery.owners.report_again()):
                 network.to_manager(message)
         for side in others:
             network.to_manager(Reported(side.number))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hoplite_mp._node.peers.link_estimator import LOOK_S
+from hoplite_mp._node.peers.link_estimator import POLL_S
 from hoplite_mp._node.peers.path_estimator import (
     SAY_AGAIN_S,
     SLOW_S,
@@ -41,15 +41,15 @@ class Wire:
     ) -> None:
         """sent, received: bytes per second, by node. backlogged: the part of the time."""
         sent, received = sent or {}, received or {}
-        for _ in range(round(seconds / LOOK_S)):
+        for _ in range(round(seconds / POLL_S)):
             for node in {*sent, *received}:
                 one = self.moved.get(node, Flow(0, 0, 0))
                 self.moved[node] = Flow(
-                    one.sent + int(sent.get(node, 0) * LOOK_S),
-                    one.received + int(received.get(node, 0) * LOOK_S),
-                    one.backlogged_ns + int(backlogged * LOOK_S * 1e9),
+                    one.sent + int(sent.get(node, 0) * POLL_S),
+                    one.received + int(received.get(node, 0) * POLL_S),
+                    one.backlogged_ns + int(backlogged * POLL_S * 1e9),
                 )
-            self.loop.pass_time(LOOK_S)
+            self.loop.pass_time(POLL_S)
             self.pairs.sample()
 
     def burst(self, rates: dict[int, float], *held: int, seconds: float = 0.3) -> None:
@@ -58,214 +58,214 @@ class Wire:
         self.go_on(seconds, received=rates)
         for node in held:
             self.pairs.held_up(node)
-        self.go_on(LOOK_S, received=rates)
+        self.go_on(POLL_S, received=rates)
         self.pairs.end()
 
 
 def test_a_sender_says_what_is_held_up_and_not_too_often() -> None:
-    wire = Wire()
-    wire.pairs.begin()
-    wire.go_on(0.9 * SAY_AGAIN_S, sent={2: NARROW})
-    assert wire.said == [2]
-    wire.go_on(2 * SAY_AGAIN_S, sent={2: NARROW})
-    assert 2 <= len(wire.said) <= 3
+    channel = Wire()
+    channel.pairs.begin()
+    channel.go_on(0.9 * SAY_AGAIN_S, sent={2: NARROW})
+    assert channel.said == [2]
+    channel.go_on(2 * SAY_AGAIN_S, sent={2: NARROW})
+    assert 2 <= len(channel.said) <= 3
 
 
 def test_a_sender_with_pauses_is_not_held_up() -> None:
-    wire = Wire()
-    wire.pairs.begin()
-    wire.go_on(0.5, sent={2: NARROW}, backlogged=0.6)
-    assert wire.said == []
+    channel = Wire()
+    channel.pairs.begin()
+    channel.go_on(0.5, sent={2: NARROW}, backlogged=0.6)
+    assert channel.said == []
 
 
 def test_the_time_in_which_bytes_waited() -> None:
     """For the meter of the host's own link (link_estimator.py)."""
-    wire = Wire()
-    wire.pairs.begin()
-    wire.go_on(0.5, sent={2: 80e6, 3: NARROW})
-    assert 0.3 < wire.pairs.backlogged_s <= 0.5
-    wire.pairs.begin()
-    wire.go_on(0.5, sent={2: 80e6}, backlogged=0.6)
-    assert wire.pairs.backlogged_s == 0.0
+    channel = Wire()
+    channel.pairs.begin()
+    channel.go_on(0.5, sent={2: 80e6, 3: NARROW})
+    assert 0.3 < channel.pairs.backlogged_s <= 0.5
+    channel.pairs.begin()
+    channel.go_on(0.5, sent={2: 80e6}, backlogged=0.6)
+    assert channel.pairs.backlogged_s == 0.0
 
 
 def test_a_full_link_holds_up_its_own_flows() -> None:
-    wire = Wire()
-    wire.pairs.begin()
-    wire.go_on(0.5, sent={2: NARROW, 3: 80e6})
-    assert wire.said == []
-    wire.go_on(0.5, sent={2: NARROW, 3: 60e6})
-    assert set(wire.said) == {2}
+    channel = Wire()
+    channel.pairs.begin()
+    channel.go_on(0.5, sent={2: NARROW, 3: 80e6})
+    assert channel.said == []
+    channel.go_on(0.5, sent={2: NARROW, 3: 60e6})
+    assert set(channel.said) == {2}
 
 
 def test_flows_that_share_a_slow_processor_are_not_held_up() -> None:
     """Seven flows at 60 % of the link, divided unevenly."""
-    wire = Wire()
-    wire.pairs.begin()
-    wire.go_on(0.5, sent=dict.fromkeys(range(2, 8), 8.8e6) | {8: 7.5e6})
-    assert wire.said == []
+    channel = Wire()
+    channel.pairs.begin()
+    channel.go_on(0.5, sent=dict.fromkeys(range(2, 8), 8.8e6) | {8: 7.5e6})
+    assert channel.said == []
 
 
 def test_two_bursts_that_agree_are_believed() -> None:
-    wire = Wire()
-    wire.burst({2: NARROW, 3: 50e6}, 2)
-    assert wire.told == []
-    wire.burst({2: 1.2 * NARROW}, 2)
-    assert [node for node, _ in wire.told] == [2]
-    assert abs(wire.told[0][1] - 1.2 * NARROW) < 0.02 * NARROW
-    wire.burst({2: 1.2 * NARROW}, 2)  # nothing new
-    assert len(wire.told) == 1
+    channel = Wire()
+    channel.burst({2: NARROW, 3: 50e6}, 2)
+    assert channel.told == []
+    channel.burst({2: 1.2 * NARROW}, 2)
+    assert [node for node, _ in channel.told] == [2]
+    assert abs(channel.told[0][1] - 1.2 * NARROW) < 0.02 * NARROW
+    channel.burst({2: 1.2 * NARROW}, 2)  # nothing new
+    assert len(channel.told) == 1
 
 
 def test_bursts_that_differ_are_not_believed() -> None:
-    wire = Wire()
+    channel = Wire()
     for rate in (NARROW, 2 * NARROW, NARROW, 4 * NARROW):
-        wire.burst({2: rate}, 2)
-    assert wire.told == []
+        channel.burst({2: rate}, 2)
+    assert channel.told == []
 
 
 def test_a_slow_flow_that_nobody_calls_held_up_says_nothing() -> None:
-    wire = Wire()
+    channel = Wire()
     for _ in range(5):
-        wire.burst({2: NARROW, 3: 50e6})
-    assert wire.told == []
+        channel.burst({2: NARROW, 3: 50e6})
+    assert channel.told == []
 
 
 def test_a_full_receiver_holds_up_its_senders_itself() -> None:
-    wire = Wire()
+    channel = Wire()
     for _ in range(5):
-        wire.burst({2: NARROW, 3: 80e6}, 2)
-    assert wire.told == []
+        channel.burst({2: NARROW, 3: 80e6}, 2)
+    assert channel.told == []
     for _ in range(5):
-        wire.burst({node: 9e6 for node in range(2, 8)}, *range(2, 8))  # equal parts of 54 %
-    assert wire.told == []
+        channel.burst({node: 9e6 for node in range(2, 8)}, *range(2, 8))  # equal parts of 54 %
+    assert channel.told == []
 
 
 def test_a_path_is_as_wide_as_the_most_that_it_has_carried() -> None:
-    wire = Wire()
+    channel = Wire()
     for _ in range(3):
-        wire.pairs.begin()
-        wire.go_on(0.2, received={2: NARROW})
-        wire.pairs.held_up(2)
-        wire.go_on(0.1, received={2: 75e6})
-        wire.pairs.end()
-    assert wire.told == []
+        channel.pairs.begin()
+        channel.go_on(0.2, received={2: NARROW})
+        channel.pairs.held_up(2)
+        channel.go_on(0.1, received={2: 75e6})
+        channel.pairs.end()
+    assert channel.told == []
 
 
 def test_a_flow_that_was_slow_for_a_moment_says_nothing() -> None:
     """It shares the link with others at first, then nobody knows what it waits for."""
-    wire = Wire()
+    channel = Wire()
     for _ in range(3):
-        wire.pairs.begin()
-        wire.go_on(0.3, received=dict.fromkeys((2, 3, 4), 32e6))
-        wire.go_on(0.2, received={2: 20e6})
-        wire.pairs.held_up(2)
-        wire.pairs.end()
-    assert wire.told == []
+        channel.pairs.begin()
+        channel.go_on(0.3, received=dict.fromkeys((2, 3, 4), 32e6))
+        channel.go_on(0.2, received={2: 20e6})
+        channel.pairs.held_up(2)
+        channel.pairs.end()
+    assert channel.told == []
 
 
 def test_who_speaks_when_nothing_has_come_is_not_heard() -> None:
-    wire = Wire()
-    wire.pairs.held_up(2)
-    wire.burst({3: NARROW}, 2)
-    wire.burst({3: NARROW}, 2)
-    assert wire.told == []
+    channel = Wire()
+    channel.pairs.held_up(2)
+    channel.burst({3: NARROW}, 2)
+    channel.burst({3: NARROW}, 2)
+    assert channel.told == []
 
 
 def test_a_path_that_has_become_wider_is_told_at_once() -> None:
-    wire = Wire()
-    wire.burst({2: NARROW}, 2)
-    wire.burst({2: NARROW}, 2)
-    wire.burst({2: 3 * NARROW})  # nobody says that it is held up
-    assert [round(rate / NARROW) for _, rate in wire.told] == [1, 3]
-    wire.burst({2: 0.9 * LINK})
-    assert [round(rate / NARROW) for _, rate in wire.told] == [1, 3, 9]
-    wire.burst({2: NARROW}, 2)  # it begins anew
-    assert len(wire.told) == 3
+    channel = Wire()
+    channel.burst({2: NARROW}, 2)
+    channel.burst({2: NARROW}, 2)
+    channel.burst({2: 3 * NARROW})  # nobody says that it is held up
+    assert [round(rate / NARROW) for _, rate in channel.told] == [1, 3]
+    channel.burst({2: 0.9 * LINK})
+    assert [round(rate / NARROW) for _, rate in channel.told] == [1, 3, 9]
+    channel.burst({2: NARROW}, 2)  # it begins anew
+    assert len(channel.told) == 3
 
 
 def test_a_slower_path_is_believed_bit_by_bit() -> None:
-    wire = Wire()
+    channel = Wire()
     for rate in (3 * NARROW, 3 * NARROW, *(18 * [2.1 * NARROW])):
-        wire.burst({2: rate}, 2)
-    rates = [rate for _, rate in wire.told]
+        channel.burst({2: rate}, 2)
+    rates = [rate for _, rate in channel.told]
     assert rates == sorted(rates, reverse=True)
     assert 2.0 * NARROW < rates[-1] < 2.4 * NARROW
 
 
 def test_what_bursts_confirm_is_told_again() -> None:
-    wire = Wire()
-    wire.burst({2: NARROW}, 2)
-    wire.burst({2: NARROW}, 2)
-    wire.loop.pass_time(TELL_AGAIN_S)
-    wire.burst({2: NARROW})
-    assert len(wire.told) == 1  # nobody has confirmed it
-    wire.burst({2: NARROW}, 2)
-    assert len(wire.told) == 2
+    channel = Wire()
+    channel.burst({2: NARROW}, 2)
+    channel.burst({2: NARROW}, 2)
+    channel.loop.pass_time(TELL_AGAIN_S)
+    channel.burst({2: NARROW})
+    assert len(channel.told) == 1  # nobody has confirmed it
+    channel.burst({2: NARROW}, 2)
+    assert len(channel.told) == 2
 
 
 def test_the_next_manager_hears_of_it_as_soon_as_it_is_confirmed() -> None:
-    wire = Wire()
-    wire.burst({2: NARROW}, 2)
-    wire.burst({2: NARROW}, 2)
-    wire.pairs.tell_next_manager()
-    wire.burst({2: NARROW})
-    assert len(wire.told) == 1  # it may have become wider meanwhile
-    wire.burst({2: NARROW}, 2)
-    assert [node for node, _ in wire.told] == [2, 2]
+    channel = Wire()
+    channel.burst({2: NARROW}, 2)
+    channel.burst({2: NARROW}, 2)
+    channel.pairs.tell_next_manager()
+    channel.burst({2: NARROW})
+    assert len(channel.told) == 1  # it may have become wider meanwhile
+    channel.burst({2: NARROW}, 2)
+    assert [node for node, _ in channel.told] == [2, 2]
 
 
 def test_a_node_that_is_gone_begins_anew() -> None:
-    wire = Wire()
-    wire.burst({2: NARROW}, 2)
-    wire.pairs.lose(2)
-    wire.burst({2: NARROW}, 2)
-    assert wire.told == []
+    channel = Wire()
+    channel.burst({2: NARROW}, 2)
+    channel.pairs.lose(2)
+    channel.burst({2: NARROW}, 2)
+    assert channel.told == []
 
 
 def test_a_link_that_ends_takes_its_figures_along() -> None:
-    wire = Wire()
-    wire.pairs.begin()
-    wire.go_on(0.2, received={2: NARROW})
-    wire.moved[2] = Flow(0, 0, 0)
-    wire.go_on(0.2, received={2: NARROW})
-    wire.pairs.held_up(2)
-    wire.pairs.end()
-    assert abs(wire.pairs.peaks[2] - NARROW) < 0.02 * NARROW
+    channel = Wire()
+    channel.pairs.begin()
+    channel.go_on(0.2, received={2: NARROW})
+    channel.moved[2] = Flow(0, 0, 0)
+    channel.go_on(0.2, received={2: NARROW})
+    channel.pairs.held_up(2)
+    channel.pairs.end()
+    assert abs(channel.pairs.peaks[2] - NARROW) < 0.02 * NARROW
 
 
 def slow_wire() -> tuple[Wire, list[tuple[int, int]]]:
-    wire, found = Wire(), []
-    wire.pairs.when_slow(lambda up, down: found.append((up, down)))
-    wire.pairs.begin()
-    return wire, found
+    channel, found = Wire(), []
+    channel.pairs.when_slow(lambda up, down: found.append((up, down)))
+    channel.pairs.begin()
+    return channel, found
 
 
 def test_a_link_that_becomes_slow_is_told_in_the_middle_of_a_burst() -> None:
-    wire, found = slow_wire()
-    wire.go_on(0.5, sent={2: 40e6, 3: 40e6})
+    channel, found = slow_wire()
+    channel.go_on(0.5, sent={2: 40e6, 3: 40e6})
     assert found == []
-    wire.go_on(SLOW_S + 0.3, sent={2: 12e6, 3: 12e6}, received={3: 5e6})
+    channel.go_on(SLOW_S + 0.3, sent={2: 12e6, 3: 12e6}, received={3: 5e6})
     assert 1 <= len(found) <= 2
     up, down = found[-1]
     assert abs(up - 24e6) < 1e6
     assert abs(down - 5e6) < 1e6
     found.clear()
-    wire.go_on(1.0, sent={2: 40e6, 3: 40e6})
+    channel.go_on(1.0, sent={2: 40e6, 3: 40e6})
     assert found == []
 
 
 def test_a_link_is_not_slow_because_one_receiver_is() -> None:
-    wire, found = slow_wire()
-    wire.go_on(2 * SLOW_S, sent={2: 12e6})
-    wire.go_on(LOOK_S, received={3: 1e6})
+    channel, found = slow_wire()
+    channel.go_on(2 * SLOW_S, sent={2: 12e6})
+    channel.go_on(POLL_S, received={3: 1e6})
     assert found == []
 
 
 def test_a_link_is_not_slow_for_a_moment_nor_without_bytes_that_wait() -> None:
-    wire, found = slow_wire()
+    channel, found = slow_wire()
     for _ in range(4):
-        wire.go_on(0.5 * SLOW_S, sent={2: 12e6, 3: 12e6})
-        wire.go_on(SLOW_S, sent={2: 40e6, 3: 40e6})
-    wire.go_on(4 * SLOW_S, sent={2: 12e6, 3: 12e6}, backlogged=0.5)
+        channel.go_on(0.5 * SLOW_S, sent={2: 12e6, 3: 12e6})
+        channel.go_on(SLOW_S, sent={2: 40e6, 3: 40e6})
+    channel.go_on(4 * SLOW_S, sent={2: 12e6, 3: 12e6}, backlogged=0.5)
     assert found == []

@@ -74,10 +74,12 @@ class Node1:
             imports=None,
             results=None,
         )
-        self.host.results = SimpleNamespace(client=self.host.client, lease=lambda nbytes, spare: 3)
+        self.host.results = SimpleNamespace(
+            client=self.host.client, lease=lambda nbytes, preallocated: 3
+        )
         links: Any = SimpleNamespace(
             engine=self.engine,
-            notes=SimpleNamespace(on=False),
+            trace_events=SimpleNamespace(on=False),
             close=lambda cell, engine_buffer, **_: self.closed.append(cell),
             moved=lambda near: (0, 0),
             flows=dict,

@@ -10,7 +10,7 @@ import pytest
 
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import STATE
-from hoplite_mp._node.execution.plan_runner import ROOM_LOOK_S, PlanRunner
+from hoplite_mp._node.execution.plan_runner import ROOM_POLL_S, PlanRunner
 from hoplite_mp._protocol import messages as m
 from tests.node.test_plan_cells import OBJECT, Node1, a_copy
 
@@ -50,7 +50,7 @@ class Gather:
         nobody: Any = None
         self.plan_executor = PlanRunner(host, one.cells, replicas, nobody)
         one.cells.remote_objects = host.remote_objects
-        one.cells.links.notes = SimpleNamespace(on=False)  # type: ignore[assignment]
+        one.cells.links.trace_events = SimpleNamespace(on=False)  # type: ignore[assignment]
 
     def execute(self, *objects: bytes) -> None:
         members = tuple(range(len(objects)))
@@ -90,7 +90,7 @@ def test_a_part_that_waits_for_room_has_not_got_all() -> None:
     gather.brought()
     assert gather.sent == []
     gather.room = True
-    gather.loop.pass_time(2 * ROOM_LOOK_S)
+    gather.loop.pass_time(2 * ROOM_POLL_S)
     assert gather.sent == []
     (execution,) = gather.plan_executor.executions.values()
     (cell,) = execution.missing
@@ -165,7 +165,7 @@ def test_the_manager_hears_of_a_slow_link_while_an_allreduce_is_executed() -> No
     gather = Gather(room=True)
     gather.execute(FIRST)
     (execution,) = gather.plan_executor.executions.values()
-    gather.plan_executor.meter.moved = lambda: (700, 90)
+    gather.plan_executor.link_estimator.moved = lambda: (700, 90)
     execution.moved = 200, 100
     gather.plan_executor.slowed(30, 40)
     assert gather.sent == []  # nothing can be changed for a gather

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hoplite_mp._common import ids
-from hoplite_mp._node.execution.plan_runner import ROOM_LOOK_S, PlanRunner
+from hoplite_mp._node.execution.plan_runner import ROOM_POLL_S, PlanRunner
 from hoplite_mp._protocol import messages as m
 from tests.node.test_plan_cells import Node1
 
@@ -34,13 +34,13 @@ class Reduction:
         host.results = SimpleNamespace(client=host.client, config=host.config, lease=self.lease)
         host.send_manager = self.sent.append
         host.store = SimpleNamespace(full_message=lambda: "it is full")
-        one.cells.links.notes = SimpleNamespace(on=False)  # type: ignore[assignment]
+        one.cells.links.trace_events = SimpleNamespace(on=False)  # type: ignore[assignment]
         one.cells.links.wanting = {}
         one.engine.fold = lambda *about: None  # type: ignore[attr-defined]
         nobody: Any = None
         self.plans = PlanRunner(host, one.cells, nobody, nobody)
 
-    def lease(self, nbytes: int, *, spare: bool = False) -> int | None:
+    def lease(self, nbytes: int, *, preallocated: bool = False) -> int | None:
         if nbytes > self.left:
             return None
         self.left -= nbytes
@@ -78,7 +78,7 @@ def test_what_the_next_plan_cannot_use_gives_way_to_its_result() -> None:
     reduction.taken.add(execution.blocks[0][0])
     reduction.execute(2, 0, 3)
     assert not reduction.slots  # it waits for room
-    reduction.node.loop.pass_time(2 * ROOM_LOOK_S)
+    reduction.node.loop.pass_time(2 * ROOM_POLL_S)
     assert reduction.slots.keys() == {0, 3}
     assert reduction.slots[0] == before[0]  # what it can use has stayed
     reduction.node.loop.pass_time(2 * PUT_WAIT_S)

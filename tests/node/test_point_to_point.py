@@ -43,7 +43,7 @@ class World:
 
     @property
     def arrived(self) -> int:
-        return len(self.messages.groups[7].boxes[1].arrived)
+        return len(self.messages.groups[7].mailboxes[1].arrived)
 
 
 @pytest.mark.parametrize(("since", "count"), [((1, 2), 1), ((1, 3), 0)])

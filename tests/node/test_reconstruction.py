@@ -27,7 +27,7 @@ def network() -> Iterator[LossNetwork]:
     """Host 0 sends; hosts 1 to 3 have a worker each."""
     made = LossNetwork(4)
     for side in made.sides[1:]:
-        made.sides[0].delegation.set_runner(side.host_id, side.number, 1)
+        made.sides[0].outbound_tasks.set_runner(side.host_id, side.number, 1)
     yield made
     made.close()
 
@@ -93,11 +93,11 @@ def clean(network: LossNetwork) -> None:
             side.party.collect()
             side.store.take_returns()
     for side in network.living:
-        assert not side.recovering.lineage.entries
-        assert not side.recovering.lineage.held
-        assert side.recovering.lineage.nbytes == 0
-        assert not side.recovering.reconstruction.runs
-        assert not side.recovering.reconstruction.by_run
+        assert not side.recovery.lineage.entries
+        assert not side.recovery.lineage.held
+        assert side.recovery.lineage.nbytes == 0
+        assert not side.recovery.reconstruction.runs
+        assert not side.recovery.reconstruction.by_run
         assert not side.remote_objects.by_oid
         assert not side.exports.exports
         assert not side.imports.by_oid
@@ -119,7 +119,7 @@ def test_a_lost_result_is_made_again_when_it_is_asked_for(
     network.settle()
     assert run_one(network, BIG + 1) is not None
     network.settle()
-    assert sender.recovering.reconstruction.begun == 1
+    assert sender.recovery.reconstruction.begun == 1
     assert sorted(heard) == [0, 1, 2]
     assert run_one(network, BIG) is None
     assert (sender.read(sender.sent[oid][0]) == BIG + 1).all()
@@ -190,16 +190,16 @@ def test_the_run_is_known_by_the_result_that_it_makes_again(
     ]
     assert not others
     assert there is not sender
-    assert there.recovering.target_of(task) == target
+    assert there.recovery.target_of(task) == target
     assert there.node_tasks.task(task)[5] == 1, "and by how often it was tried"
-    (run,) = sender.recovering.reconstruction.by_run
-    assert sender.recovering.target_of(run) == target
-    assert oid in sender.recovering.reconstruction.runs
+    (run,) = sender.recovery.reconstruction.by_run
+    assert sender.recovery.target_of(run) == target
+    assert oid in sender.recovery.reconstruction.runs
     there.answer(task, BIG)
     network.settle()
-    assert oid not in sender.recovering.reconstruction.runs
+    assert oid not in sender.recovery.reconstruction.runs
     again, first = submit(network, BIG)
-    assert first.recovering.target_of(again) == b""
+    assert first.recovery.target_of(again) == b""
     clean(network)
 
 
@@ -300,7 +300,7 @@ def test_a_result_that_is_lost_twice(network: LossNetwork, sender: LossSide) -> 
     assert run_one(network, BIG * 3) is not None
     network.settle()
     assert (sender.read(sender.sent[oid][0]) == BIG * 3).all()
-    assert sender.recovering.lineage.retries(oid) == 0
+    assert sender.recovery.lineage.retries(oid) == 0
     clean(network)
 
 
@@ -368,22 +368,22 @@ def test_a_chain_keeps_names_and_no_bytes(network: LossNetwork, sender: LossSide
 def test_a_result_of_this_host_is_an_argument(network: LossNetwork, sender: LossSide) -> None:
     """A worker of this host has made it: its node learns of it by the block for a big result."""
     for side in network.living[1:]:
-        sender.delegation.lose_runner(side.host_id)
+        sender.outbound_tasks.lose_runner(side.host_id)
     near = sender.submit()
     task = sender.take_task()
     assert task == near
     before = sender.tasks.begin(task)
-    sender.recovering.leases(sender.party.slot)
+    sender.recovery.leases(sender.party.slot)
     sender.answer(task, BIG)
     sender.tasks.end(before, False)
     network.pump()
     drop_arguments(sender, near)
     for side in network.living[1:]:
-        sender.delegation.set_runner(side.host_id, side.number, 1)
+        sender.outbound_tasks.set_runner(side.host_id, side.number, 1)
     oid, runner = submit(network, BIG * 2, ref(sender, near))
     forget(sender, near)
     assert len(sender.store.leases) == 1
-    sender.recovering.lineage.make_room()  # the store is full
+    sender.recovery.lineage.make_room()  # the store is full
     sender.store.take_returns()
     assert not sender.store.leases
     assert is_absent(sender, near)
@@ -405,14 +405,14 @@ def test_a_long_chain_fails_without_depth(network: LossNetwork, sender: LossSide
         forget(sender, steps[-1])
         steps.append(oid)
     network.settle(2)
-    sender.recovering.lineage._forget(steps[0])  # as the limit does with the oldest
+    sender.recovery.lineage._forget(steps[0])  # as the limit does with the oldest
     sender.party.collect()
     network.lose(runner)
     sender.remote_objects.want(steps[-1], lambda: None)
     for _ in range(1100):
         network.pump()
         network.pass_time()
-        if not sender.recovering.reconstruction.runs:
+        if not sender.recovery.reconstruction.runs:
             break
     assert "is gone" in str(sender.value(sender.sent[steps[-1]][0]))
     clean(network)
@@ -435,7 +435,7 @@ def test_an_argument_that_was_put_goes_with_its_last_ref(
 
 
 def test_what_is_kept_is_bounded(network: LossNetwork, sender: LossSide) -> None:
-    lineage = sender.recovering.lineage
+    lineage = sender.recovery.lineage
     lineage.bytes_max = 8 << 10
     oids = []
     for _ in range(20):

@@ -42,7 +42,7 @@ def test_a_host_that_ran_the_task_and_reads_its_result_still_has_it(
     sender.remote_objects.want(oid, lambda: None)
     network.settle()
     assert (sender.read(sender.sent[oid][0]) == BIG).all()
-    assert not runner.guests.by_task
+    assert not runner.inbound_tasks.by_task
     assert sender.exports.copies_of(oid) == (runner.number,)
     mine.clear()
     network.settle()
@@ -108,7 +108,7 @@ def test_an_owner_is_asked_at_once_and_then_when_it_may_know_more(
     network: LossNetwork, sender: LossSide
 ) -> None:
     """It may not have heard yet that the node which it names has died."""
-    reconstruction, loop = sender.recovering.reconstruction, sender.loop
+    reconstruction, loop = sender.recovery.reconstruction, sender.loop
     oid = 1 << 40
     asked: list[float] = []
     failed: list[int] = []

@@ -14,7 +14,7 @@ from hoplite_mp._protocol.messages import Member
 from hoplite_mp._protocol.peers import RelayAsked, RelayOpened
 from tests.node.manual_loop import ManualLoop
 
-FAR = 1009  # the host id of the node that cannot be reached
+REMOTE = 1009  # the host id of the node that cannot be reached
 
 
 def member(node: int) -> Member:
@@ -53,12 +53,12 @@ class Side:
         return SimpleNamespace(port=self.lent[-1], close=self.lent.clear)
 
     def find(self) -> None:
-        self.relays.find(self.roster.by_host_id[FAR], self.found.append)
+        self.relays.find(self.roster.by_host_id[REMOTE], self.found.append)
 
     def answer(self, port: int) -> int:
         """Of the one that was asked last."""
         host_id, asked = self.sent[-1]
-        assert asked == RelayAsked(asked.number, FAR)
+        assert asked == RelayAsked(asked.number, REMOTE)
         self.questions.answered(host_id, RelayOpened(asked.number, port))
         return host_id
 
@@ -79,11 +79,11 @@ def test_the_second_one_has_a_way(side: Side) -> None:
     assert [host_id for host_id, _ in side.sent] == [1001]
     side.answer(0)
     assert side.answer(7001) == 1002
-    assert side.found[0] == side.found[1] == side.relays.way(FAR)
-    (end,) = side.relays.way(FAR)
+    assert side.found[0] == side.found[1] == side.relays.way(REMOTE)
+    (end,) = side.relays.way(REMOTE)
     assert end.sockaddr[:2] == ("10.0.0.2", 7001)
     side.lose(1002)
-    assert side.relays.way(FAR) == []
+    assert side.relays.way(REMOTE) == []
 
 
 def test_nobody_has_one(side: Side) -> None:
@@ -105,28 +105,28 @@ def test_who_is_silent_or_lost_is_not_waited_for(side: Side) -> None:
 
 def test_the_node_that_is_looked_for_is_lost(side: Side) -> None:
     side.find()
-    side.lose(FAR)
+    side.lose(REMOTE)
     assert side.found == [[]]
     side.answer(7001)
-    assert side.relays.way(FAR) == []
+    assert side.relays.way(REMOTE) == []
     assert len(side.found) == 1
 
 
 def test_a_port_is_lent_once_to_all(side: Side) -> None:
     for asker, number in ((1001, 5), (1002, 6)):
-        side.relays.asked(asker, RelayAsked(number, FAR))
+        side.relays.asked(asker, RelayAsked(number, REMOTE))
     side.loop.call_all()
-    side.relays.asked(1003, RelayAsked(7, FAR))
+    side.relays.asked(1003, RelayAsked(7, REMOTE))
     assert side.sent == [(1000 + n, RelayOpened(4 + n, 7000)) for n in (1, 2, 3)]
-    side.lose(FAR)
+    side.lose(REMOTE)
     assert side.lent == []
 
 
 def test_who_looks_for_a_way_itself_or_does_not_get_there_has_none(side: Side) -> None:
     side.reached = False
-    side.relays.asked(1002, RelayAsked(5, FAR))
+    side.relays.asked(1002, RelayAsked(5, REMOTE))
     side.loop.call_all()
     assert side.sent == [(1002, RelayOpened(5, 0))]
     side.find()
-    side.relays.asked(1002, RelayAsked(6, FAR))
+    side.relays.asked(1002, RelayAsked(6, REMOTE))
     assert side.sent[-1] == (1002, RelayOpened(6, 0))

@@ -47,12 +47,12 @@ def test_a_copy_that_was_to_come_and_does_not(network: LossNetwork, end: str) ->
     owner, other, *_ = network.living
     object_id, mine = owner.put(BIG)
     if end == "its task is cancelled":  # it ran here, and has been withdrawn
-        guest = other.imports.keep(object_id)
-        other.results.tasks.cancel(guest.oid, True)
-        other.results.tasks.settle(guest.oid)
-        assert other.results.client.state(guest.oid) == STATE["CANCELLED"]
+        inbound_task = other.imports.keep(object_id)
+        other.results.tasks.cancel(inbound_task.oid, True)
+        other.results.tasks.settle(inbound_task.oid)
+        assert other.results.client.state(inbound_task.oid) == STATE["CANCELLED"]
         other.replicas.keep(object_id, BIG.nbytes)
-        del guest
+        del inbound_task
     else:
         oid = other.replicas.expect(object_id, BIG.nbytes, (owner.number,))
         if end == "an error":

@@ -14,7 +14,7 @@ import pytest
 
 from hoplite_mp._common import ids
 from hoplite_mp._common.ref import ObjectRef
-from hoplite_mp._node.objects.exports import KEPT_LOOK_S
+from hoplite_mp._node.objects.exports import KEPT_POLL_S
 from hoplite_mp._protocol.peers import Acquire, Release
 from tests.cext.host import STATE
 from tests.node.losses import LossNetwork, LossSide
@@ -32,7 +32,7 @@ def network() -> Iterator[LossNetwork]:
     """Host 0 sends, host 1 has a worker, host 2 none."""
     made = LossNetwork(3)
     runner = made.sides[1]
-    made.sides[0].delegation.set_runner(runner.host_id, runner.number, 1)
+    made.sides[0].outbound_tasks.set_runner(runner.host_id, runner.number, 1)
     yield made
     made.close()
 
@@ -52,7 +52,7 @@ def forget(network: LossNetwork, side: LossSide, oid: int) -> None:
 def pass_looks(network: LossNetwork) -> None:
     """Time for what is polled."""
     for side in network.living:
-        side.loop.pass_time(2 * KEPT_LOOK_S)
+        side.loop.pass_time(2 * KEPT_POLL_S)
     network.settle()
 
 
@@ -65,7 +65,7 @@ def nothing_is_left(network: LossNetwork) -> None:
         assert states_of(side.node) == []
         assert not side.imports.by_oid
         assert not side.exports.exports
-        assert not side.guests.by_task
+        assert not side.inbound_tasks.by_task
 
 
 @pytest.mark.parametrize("value", ["small", BIG], ids=["small", "big"])
@@ -109,7 +109,7 @@ def test_what_its_process_has_let_go_of_is_not_kept_for_ever(
     network.settle()
     (hold,) = away_hold(network, runner, ids.pack_id(sender.host_id, oid))
     forget(network, sender, oid)
-    assert runner.guests.by_task
+    assert runner.inbound_tasks.by_task
     del hold
     nothing_is_left(network)
 
@@ -191,9 +191,9 @@ def test_it_is_recalled_after_a_process_there_has_asked(
     network.pump()
     task = runner.take_task()
     holds = [away_hold(network, runner, ids.pack_id(sender.host_id, oid))[0] for oid in oids]
-    known = sender.delegation.runners[runner.host_id]
+    known = sender.outbound_tasks.runners[runner.host_id]
     known.workers = 0
-    sender.delegation.recall(known, 1 << 10)
+    sender.outbound_tasks.recall(known, 1 << 10)
     network.pump()
     while again := sender.take_task():
         sender.answer(again, "home")
@@ -234,9 +234,9 @@ def test_it_is_deleted_and_then_recalled(
     sender.party.delete(oids[2])
     if heard:
         network.pump()
-    known = sender.delegation.runners[runner.host_id]
+    known = sender.outbound_tasks.runners[runner.host_id]
     known.workers = 0
-    sender.delegation.recall(known, 1 << 10)
+    sender.outbound_tasks.recall(known, 1 << 10)
     network.pump()
     while again := sender.take_task():
         sender.answer(again, "home")

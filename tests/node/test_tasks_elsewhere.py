@@ -24,7 +24,7 @@ def network() -> Iterator[Network]:
     """Host 0 sends; hosts 1 and 2 have two workers each."""
     made = Network(3)
     for side in made.sides[1:]:
-        made.sides[0].delegation.set_runner(side.host_id, side.number, 2)
+        made.sides[0].outbound_tasks.set_runner(side.host_id, side.number, 2)
     yield made
     made.close()
 
@@ -34,7 +34,7 @@ def value(side: Side, oid: int) -> Any:
 
 
 def runner_of(network: Network, oid: int) -> Side:
-    return network.by_host_id[network.sides[0].delegation.where[oid].host_id]
+    return network.by_host_id[network.sides[0].outbound_tasks.where[oid].host_id]
 
 
 def done(network: Network) -> None:
@@ -43,9 +43,9 @@ def done(network: Network) -> None:
     for side in network.sides:
         if side.host_id in network.dead:
             continue
-        assert not side.guests.by_task
-        assert not side.delegation.where
-        assert not any(runner.running for runner in side.delegation.runners.values())
+        assert not side.inbound_tasks.by_task
+        assert not side.outbound_tasks.where
+        assert not any(runner.running for runner in side.outbound_tasks.runners.values())
 
 
 def test_a_result_comes_back(network: Network) -> None:
@@ -85,10 +85,10 @@ def test_of_equal_hosts_the_one_that_has_rested_for_longest(network: Network) ->
 def test_what_a_task_prints_goes_to_the_driver_of_the_first_one(network: Network) -> None:
     """The audience travels along, is 0 on its own host, and lines go before the task's end."""
     first, second, third = network.sides
-    second.delegation.set_runner(third.host_id, third.number, 2)
-    second.delegation.set_runner(first.host_id, first.number, 2)
+    second.outbound_tasks.set_runner(third.host_id, third.number, 2)
+    second.outbound_tasks.set_runner(first.host_id, first.number, 2)
     events: list[Any] = []
-    third.upward.task_ends = lambda slot: events.append(
+    third.node_events.task_ends = lambda slot: events.append(
         (
             slot,
             [
@@ -98,20 +98,22 @@ def test_what_a_task_prints_goes_to_the_driver_of_the_first_one(network: Network
             ],
         )
     )
-    second.upward.sends_on = lambda audience, host_id: events.append((audience, host_id))
+    second.node_events.sends_on = lambda output_owner, host_id: events.append(
+        (output_owner, host_id)
+    )
     outer = first.submit()
     network.pump()
     runner = runner_of(network, outer)
     assert runner is second
     task = runner.take_task()
-    assert runner.tasks.audience(task) == first.host_id
-    inner = [second.submit(audience=first.host_id) for _ in range(2)]
+    assert runner.tasks.output_owner(task) == first.host_id
+    inner = [second.submit(output_owner=first.host_id) for _ in range(2)]
     network.pump()
     assert sorted(events) == sorted((first.host_id, side.host_id) for side in (first, third))
     events.clear()
-    assert first.tasks.audience(first.take_task()) == 0
+    assert first.tasks.output_owner(first.take_task()) == 0
     task_of_third = third.take_task()
-    assert third.tasks.audience(task_of_third) == first.host_id
+    assert third.tasks.output_owner(task_of_third) == first.host_id
     third.answer(task_of_third, "ended")
     third.poll()
     assert events == [(third.party.slot, [])]
@@ -170,7 +172,7 @@ def test_a_big_result_stays_until_it_is_wanted(network: Network) -> None:
     network.pump()
     assert value(sender, oid) == "SPILLED"
     assert sender.remote_objects.by_oid[oid].holders == (runner.number,)
-    assert len(runner.guests.by_task) == 1
+    assert len(runner.inbound_tasks.by_task) == 1
     assert sender.remote_objects.want(oid, lambda: None)
     remote = sender.fetching.pop(oid)
     there = runner.imports.by_object[remote.object].oid
@@ -178,7 +180,7 @@ def test_a_big_result_stays_until_it_is_wanted(network: Network) -> None:
     sender.remote_objects.arrived(oid)
     assert (value(sender, oid) == BIG).all()
     network.pump()
-    assert not runner.guests.by_task
+    assert not runner.inbound_tasks.by_task
     done(network)
 
 
@@ -247,9 +249,9 @@ def test_no_more_than_there_is_room_for(network: Network) -> None:
     sender = network.sides[0]
     oids = [sender.submit() for _ in range(20)]
     network.pump()
-    assert len(sender.delegation.where) == 2 * (2 + 2)
+    assert len(sender.outbound_tasks.where) == 2 * (2 + 2)
     assert {value(sender, oid) for oid in oids} == {"CLAIMED", "QUEUED"}
-    while sender.delegation.where:
+    while sender.outbound_tasks.where:
         for runner in network.sides[1:]:
             if task := runner.take_task():
                 runner.answer(task, runner.number)
@@ -279,13 +281,13 @@ def test_cancelled_before_it_begins_and_while_it_runs(network: Network) -> None:
     waits, runs = sender.submit(), sender.submit()
     network.pump()
     runner = runner_of(network, runs)
-    task = next(iter(runner.guests.by_oid))
+    task = next(iter(runner.inbound_tasks.by_oid))
     assert runner.tasks.claim(task)
-    mine = ids.unpack_id(runner.guests.by_oid[task].task)[1]
+    mine = ids.unpack_id(runner.inbound_tasks.by_oid[task].task)[1]
     other = waits if mine == runs else runs
     for oid in (mine, other):
         assert sender.tasks.cancel(oid, True) == 2
-        assert sender.delegation.cancel(oid)
+        assert sender.outbound_tasks.cancel(oid)
     network.pump()
     assert runner.interrupted == [(task, runner.party.slot)]
     assert value(sender, other) == "CANCELLED"
@@ -301,10 +303,10 @@ def test_recalled_tasks_run_at_home(network: Network) -> None:
     network.pump()
     running = {runner.number: runner.take_task() for runner in network.sides[1:]}
     for runner in network.sides[1:]:
-        known = sender.delegation.runners[runner.host_id]
+        known = sender.outbound_tasks.runners[runner.host_id]
         known.workers = 0  # so that it is not sent again
         known.changed()
-        sender.delegation.recall(known, 1 << 10)
+        sender.outbound_tasks.recall(known, 1 << 10)
     network.pump()
     while task := sender.take_task():
         sender.answer(task, "home")
@@ -323,20 +325,20 @@ def test_a_recalled_task_whose_result_is_held_where_it_was_to_run(
     """A process of that host has got the ref before: the task is not cancelled for it, and its hold
     keeps the result, though its sender's process drops the ref (`dropped`)."""
     sender, runner = network.sides[:2]
-    unused = sender.delegation.runners[network.sides[2].host_id]
+    unused = sender.outbound_tasks.runners[network.sides[2].host_id]
     unused.workers = 0
     unused.changed()
     oids = [sender.submit() for _ in range(4)]
     network.pump()
     first = runner.take_task()
-    assert sorted(map(sender.delegation.where.get, oids), key=str).count(None) == 0
+    assert sorted(map(sender.outbound_tasks.where.get, oids), key=str).count(None) == 0
     holds = {oid: away_hold(network, runner, ids.pack_id(sender.host_id, oid))[0] for oid in oids}
-    known = sender.delegation.runners[runner.host_id]
+    known = sender.outbound_tasks.runners[runner.host_id]
     known.workers = 0
     known.changed()
-    sender.delegation.recall(known, 1 << 10)
+    sender.outbound_tasks.recall(known, 1 << 10)
     network.pump()
-    back = [oid for oid in oids if oid not in sender.delegation.where]
+    back = [oid for oid in oids if oid not in sender.outbound_tasks.where]
     assert len(back) == 3
     if dropped:
         for oid in back:
@@ -407,7 +409,7 @@ def test_a_pool_for_one_host(network: Network) -> None:
     sender, _, second = network.sides
     pool = 5
     sender.node.open_pool(pool, 1)
-    assert sender.delegation.bind(pool, second.number)
+    assert sender.outbound_tasks.bind(pool, second.number)
     oids = [sender.submit(pool=pool) for _ in range(3)]
     network.pump()
     assert {runner_of(network, oid) for oid in oids} == {second}
@@ -423,19 +425,19 @@ def test_of_a_pool_for_one_host_that_is_lost(network: Network) -> None:
     """Nobody runs its tasks any more; another host's are no matter of that."""
     sender, first, second = network.sides
     gone: list[tuple[int, str]] = []
-    sender.upward.pool_deserted = lambda pool, why: gone.append((pool, why))
-    assert sender.delegation.bind(5, first.number)
-    assert sender.delegation.bind(6, second.number)
-    assert [sender.delegation.bound_to(pool) for pool in (5, 6, 7)] == [
+    sender.node_events.pool_deserted = lambda pool, why: gone.append((pool, why))
+    assert sender.outbound_tasks.bind(5, first.number)
+    assert sender.outbound_tasks.bind(6, second.number)
+    assert [sender.outbound_tasks.bound_to(pool) for pool in (5, 6, 7)] == [
         first.host_id,
         second.host_id,
         None,
     ]
     network.lose(second)
     assert gone == [(6, "node h2, to which it is bound, is gone")]
-    assert sender.delegation.bound_to(5) == first.host_id
-    assert sender.delegation.bound_to(6) is None
-    assert not sender.delegation.bind(6, second.number)
+    assert sender.outbound_tasks.bound_to(5) == first.host_id
+    assert sender.outbound_tasks.bound_to(6) is None
+    assert not sender.outbound_tasks.bind(6, second.number)
 
 
 @pytest.mark.parametrize("result", [BIG, "small", KeyError("k")], ids=["big", "small", "error"])
@@ -443,12 +445,12 @@ def test_a_ref_to_a_task_that_is_then_sent_here(network: Network, result: Any) -
     """A process of the runner waits for a task by its ref, before the runner gets that task."""
     sender, runner = network.sides[0], network.sides[1]
     for side in network.sides[1:]:
-        sender.delegation.lose_runner(side.host_id)
+        sender.outbound_tasks.lose_runner(side.host_id)
     oid = sender.submit()
     holds = runner.hold(ids.pack_id(sender.host_id, oid))
     network.pump()
     assert runner.value(holds[0]) == "CLAIMED"
-    sender.delegation.set_runner(runner.host_id, runner.number, 2)
+    sender.outbound_tasks.set_runner(runner.host_id, runner.number, 2)
     network.pump()
     runner.answer(runner.take_task(), result)
     network.pump()
@@ -472,7 +474,7 @@ def test_only_the_host_that_runs_a_task_says_how_it_ended(network: Network, outc
         said = TaskEnded(ids.pack_id(sender.host_id, oid), outcome, payload=payload)
         for other in others:
             if other is not runner:
-                sender.delegation.ended(other.host_id, said)
+                sender.outbound_tasks.ended(other.host_id, said)
         network.pump()
         assert runner_of(network, oid) is runner
         runner.answer(runner.take_task(), runner.number)
@@ -489,8 +491,8 @@ def test_workers_for_one_host_run_tasks_of_no_other(network: Network, owner: int
     sender.node.open_pool(pool, 1)
     second.node.open_pool(there, 1)
     if owner is not None:
-        second.guests.pools[there] = network.sides[owner].host_id
-    sender.delegation.add_far(pool, second.host_id, there, 1, 0)
+        second.inbound_tasks.pools[there] = network.sides[owner].host_id
+    sender.outbound_tasks.add_remote(pool, second.host_id, there, 1, 0)
     oid = sender.submit(pool=pool)
     network.pump()
     task = second.tasks.next(there, 0)

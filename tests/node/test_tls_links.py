@@ -73,7 +73,7 @@ def test_there_is_one_stream_in(ends: Ends) -> None:
 def test_an_idle_end_is_noticed(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """The peer has closed what this side sends over, and nothing is sent: a pull that waits for
     an answer fails all the same."""
-    monkeypatch.setattr(tls_links, "LOOK_S", 0.05)
+    monkeypatch.setattr(tls_links, "POLL_S", 0.05)
     time.sleep(1.1)  # the threads wait in their first look
     cell = ends.engines[1].cell(None, bytearray(1000))
     ends.engines[1].pull(cell, ends.links[1].link, (1, 1, 1, 1))

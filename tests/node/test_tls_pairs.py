@@ -84,7 +84,9 @@ class Side:
         self.member: Any = SimpleNamespace(node=1 - number)
         client: Any = SimpleNamespace(host_id=number, number=number)
         loop: Any = SimpleNamespace(watch=lambda fd, call: None)
-        host: Any = SimpleNamespace(client=client, loop=loop, notes=SimpleNamespace(on=False))
+        host: Any = SimpleNamespace(
+            client=client, loop=loop, trace_events=SimpleNamespace(on=False)
+        )
         peers: Any = SimpleNamespace(
             start=SimpleNamespace(tls=True), is_near=lambda number: False, call=self.call
         )

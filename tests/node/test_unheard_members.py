@@ -65,7 +65,7 @@ class Net:
         links, self.links = self.links, []
         for sender, to, message in links:
             self.nodes[to].receive(sender, message)
-        return self.nodes[number].groups[GENERATION].boxes[rank].gone
+        return self.nodes[number].groups[GENERATION].mailboxes[rank].gone
 
 
 V1 = shown(1, (0, None, None), (1, 0, 0), False)
@@ -107,7 +107,7 @@ def test_what_members_have_sent_who_left_unheard() -> None:
     )
     net.tell(0, V1)
     net.tell(0, shown(4, (0, None, None), (1, 0, 0), True, (1,), True))
-    box = net.nodes[0].groups[GENERATION].boxes[0]
+    box = net.nodes[0].groups[GENERATION].mailboxes[0]
     ((hosts, answered),) = asked
     assert (hosts, box.gone) == ([1], 0)
     letter = QueuedMessage(1, 0, 5, [])
@@ -206,7 +206,7 @@ def test_what_a_lost_node_has_sent_in_a_group_that_it_alone_had_heard_of() -> No
     node.lose_node(0)
     whole = shown(2, (2, 1), (2, 1), True, first=True)
     net.tell(1, shown(1, (None, 1), (0, 1), False), whole)
-    assert not node.groups[GENERATION].boxes[1].arrived
+    assert not node.groups[GENERATION].mailboxes[1].arrived
 
 
 def test_what_a_lost_node_has_given_to_a_call_of_such_a_group() -> None:

@@ -30,7 +30,7 @@ class End:
         self.loop = EpollLoop()
         self.heard: list[object] = []
         self.ends: list[str] = []
-        self.wire = ControlChannel(
+        self.channel = ControlChannel(
             self.loop,
             TcpStream(sock),
             Decoder(PeerMessage),
@@ -47,7 +47,7 @@ def ends() -> Iterator[tuple[End, socket.socket]]:
     ours, theirs = tcp_pair()
     end = End(ours)
     yield end, theirs
-    end.wire.close("the test is over")
+    end.channel.close("the test is over")
     theirs.close()
 
 
@@ -62,14 +62,14 @@ def test_last_words_are_heard_although_a_send_has_failed(
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     theirs.close()
     for _ in range(3):  # the first one meets a reset, if there was none
-        end.wire.send(encode(Probe(9)))  # type: ignore[arg-type]
+        end.channel.send(encode(Probe(9)))  # type: ignore[arg-type]
     assert not end.ends
     for _ in range(10):
         end.turn()
     assert end.heard == [Probe(0), Probe(1), Probe(2)]
     assert len(end.ends) == 1
-    assert not end.wire.open
-    assert not end.wire.send(b"more")
+    assert not end.channel.open
+    assert not end.channel.send(b"more")
 
 
 def test_a_way_out_that_breaks_alone_is_the_end(
@@ -78,7 +78,7 @@ def test_a_way_out_that_breaks_alone_is_the_end(
     """As TLS may: the socket itself has nothing to announce."""
     end, _ = ends
 
-    stream: Any = end.wire.stream
+    stream: Any = end.channel.stream
 
     class Broken:
         """The socket, but it sends nothing."""
@@ -90,7 +90,7 @@ def test_a_way_out_that_breaks_alone_is_the_end(
             raise OSError(errno.EIO, "broken")
 
     monkeypatch.setattr(stream, "_sock", Broken())
-    assert end.wire.send(encode(Probe(9)))  # type: ignore[arg-type]
+    assert end.channel.send(encode(Probe(9)))  # type: ignore[arg-type]
     end.turn()
     assert end.ends == ["Input/output error"]
 
@@ -109,8 +109,8 @@ def test_what_the_connection_does_not_take_goes_as_the_other_side_reads(
     end, theirs = ends
     theirs.setblocking(False)
     data = encode(Probe(1)) * 500_000  # type: ignore[arg-type]
-    assert end.wire.send(data)
-    assert end.wire.sending
+    assert end.channel.send(data)
+    assert end.channel.sending
     received = 0
     for _ in range(300):
         with contextlib.suppress(BlockingIOError):
@@ -119,4 +119,4 @@ def test_what_the_connection_does_not_take_goes_as_the_other_side_reads(
             break
         end.turn()
     assert received == len(data)
-    assert not end.wire.sending
+    assert not end.channel.sending

@@ -9,7 +9,7 @@ import pytest
 
 from hoplite_mp import _tasks
 from hoplite_mp._node.tasks.pools import STUCK_PATIENCE_S, SURPLUS_PATIENCE_S, Pool, WorkerInfo
-from hoplite_mp._node.tasks.workers import INTERRUPT_AGAIN_S, LOOK_AGAIN_S, Workers
+from hoplite_mp._node.tasks.workers import INTERRUPT_AGAIN_S, POLL_AGAIN_S, Workers
 from hoplite_mp.config import Config
 from tests.cext.host import POOL, Host
 from tests.cext.test_tasks import Party
@@ -46,9 +46,9 @@ class World:
         processes: Any = SimpleNamespace(
             kill=self.killed.append, interrupt=self.interrupted.append, spawn=None
         )
-        above: Any = SimpleNamespace(workers_are=lambda count: None)
+        events: Any = SimpleNamespace(workers_are=lambda count: None)
         nobody: Any = None
-        self.workers = Workers(context, processes, nobody, nobody, above)
+        self.workers = Workers(context, processes, nobody, nobody, events)
         self.pool = self.workers.pools[POOL] = Pool(POOL, 0, 1)
 
     def info(self, slot: int) -> dict[str, int]:
@@ -96,7 +96,7 @@ def test_each_deadline_is_met(host: Host) -> None:
 @pytest.mark.parametrize("blocked", [False, True])
 def test_a_surplus_and_a_standstill_are_looked_at_again_soon(host: Host, blocked: bool) -> None:
     """Not at once: that would be again and again."""
-    assert min(SURPLUS_PATIENCE_S, STUCK_PATIENCE_S) > LOOK_AGAIN_S
+    assert min(SURPLUS_PATIENCE_S, STUCK_PATIENCE_S) > POLL_AGAIN_S
     world = World(host)
     world.add(5)
     world.workers.config = Config(blocked_workers_max=0)
@@ -106,7 +106,7 @@ def test_a_surplus_and_a_standstill_are_looked_at_again_soon(host: Host, blocked
         world.pool.target = 0
     world.workers.poll()
     (at,) = world.timers()
-    assert at == pytest.approx(world.loop.time + LOOK_AGAIN_S, abs=1e-6)
+    assert at == pytest.approx(world.loop.time + POLL_AGAIN_S, abs=1e-6)
 
 
 def test_where_no_slot_is_left_no_worker_is_started(host: Host) -> None:
@@ -174,7 +174,7 @@ def test_stand_in_that_sleeps_for_tasks_is_woken_at_once(host: Host, event: str)
             world.workers.all[own.slot].retiring = True
             world.workers.start_missing(world.pool)
         elif event == "closed":
-            world.workers.delegation = SimpleNamespace(close_far=lambda *_: None)  # type: ignore[assignment]
+            world.workers.outbound_tasks = SimpleNamespace(close_remote=lambda *_: None)  # type: ignore[assignment]
             world.workers.close(POOL, False)
         else:
             world.workers.replace(worker)

@@ -91,7 +91,7 @@ def test_the_manager_dies_with_the_host() -> None:
     planner = Planner(again=True, own=1)
     for node in (1, 2):
         planner.step(NodeReturned(node, 0, 3, members), 0.0)
-    planner.step(ActorNameClaimed(0, 0, "ps", IDENTITY, True, by_spare=True), 0.0)  # node 2
+    planner.step(ActorNameClaimed(0, 0, "ps", IDENTITY, True, by_backup=True), 0.0)  # node 2
     planner.step(ActorNameClaimed(4, 1, "ps", OTHER, True), 0.0)  # was open
     planner.step(Reported(1), 0.0)
     planner.step(Reported(2), 0.0)
@@ -114,7 +114,7 @@ def test_what_a_spare_says_counts_only_if_the_actors_node_does_not_report(lives:
         planner.step(NodeReturned(node, 0, 2, members), 0.0)
     if lives:
         planner.step(ActorNameClaimed(0, 0, "ps", IDENTITY, True), 0.0)
-    planner.step(ActorNameClaimed(0, 0, "ps", IDENTITY, True, by_spare=True), 0.0)
+    planner.step(ActorNameClaimed(0, 0, "ps", IDENTITY, True, by_backup=True), 0.0)
     planner.step(Reported(0), 0.0)
     planner.step(Reported(1), 0.0)
     assert holder(planner) == (IDENTITY if lives else None)
@@ -125,7 +125,7 @@ def test_what_a_spare_says_counts_if_the_actors_node_dies_before_it_has_reported
     planner = Planner(again=True, own=1)
     for node in (0, 1, 2):
         planner.step(NodeReturned(node, 0, 3, members), 0.0)
-    planner.step(ActorNameClaimed(0, 0, "ps", IDENTITY, True, by_spare=True), 0.0)  # node 2
+    planner.step(ActorNameClaimed(0, 0, "ps", IDENTITY, True, by_backup=True), 0.0)  # node 2
     planner.step(Reported(1), 0.0)
     planner.step(Reported(2), 0.0)
     planner.tick(60.0)  # node 0 has called, and has not reported

@@ -11,8 +11,8 @@ from tests.protocol.samples import DISTRIBUTE, ID, REDUCE
 
 LAYOUT = b"shape (16,) and dtype <f4"
 PIECE = g.Piece(0, -1, 64, b"p" * 64)
-FAR_PIECE = g.Piece(1, 2, 1 << 20, None, ID, LAYOUT)
-COMMIT = g.GroupCommit(3, 9, (0, 1), "allreduce", "sum", 0, (PIECE, FAR_PIECE), 1)
+REMOTE_PIECE = g.Piece(1, 2, 1 << 20, None, ID, LAYOUT)
+COMMIT = g.GroupCommit(3, 9, (0, 1), "allreduce", "sum", 0, (PIECE, REMOTE_PIECE), 1)
 
 PEER_SAMPLES: tuple[p.PeerMessage, ...] = (
     p.Acquire(ID, 1),
@@ -81,7 +81,7 @@ PEER_SAMPLES: tuple[p.PeerMessage, ...] = (
     look.TraceRead(4, 5, 1 << 40),
     look.DumpAsked(5, True),
     look.LookTold(6, 1 << 62, b"data", "why not"),
-    g.GroupPart(3, 1, 9, (0, 1), "allreduce", "sum", 0, (PIECE, FAR_PIECE), "a mistake"),
+    g.GroupPart(3, 1, 9, (0, 1), "allreduce", "sum", 0, (PIECE, REMOTE_PIECE), "a mistake"),
     g.GroupGo(3, 9, 1, (REDUCE, DISTRIBUTE), (0, 1)),
     g.GroupDone(3, 9, 1, "gone", 1 << 27, 1 << 27, "lost"),
     g.GroupSlow(3, 9, 1, 1 << 24, 1 << 24, 1 << 20, 1 << 20),

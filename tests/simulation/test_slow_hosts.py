@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp._node.peers import path_estimator
-from hoplite_mp._node.peers.link_estimator import LATER_LOOK_S
+from hoplite_mp._node.peers.link_estimator import LATER_POLL_S
 from hoplite_mp._node.peers.path_estimator import SLOW_S
 from hoplite_mp._planner.slow_owners import SLOW_GATHER_S
 from tests.simulation import test_latecomers as latecomers
@@ -76,7 +76,7 @@ def test_it_is_relieved_of_its_stripe_within_the_call(
     """With a stripe it would have to move BOUND transfers, without one a single one, besides what
     it has moved until the others know."""
     taken = transfers(monkeypatch, slow_rank, 0.0)
-    noticed_s = SLOW_S + 2 * LATER_LOOK_S + SLOW_GATHER_S
+    noticed_s = SLOW_S + 2 * LATER_POLL_S + SLOW_GATHER_S
     slow, next_one, fast_again, last = taken[SLOW_CALL:]
     assert slow < 1 / SLOW + noticed_s / TRANSFER_S
     assert slow < 0.85 * BOUND / SLOW
@@ -178,7 +178,7 @@ def test_it_is_relieved_of_its_stripe_of_results_too(
     """The manager, which plans these, hears of the slow link as the leading node of a Group does,
     and has heard how slow it is before the next one."""
     taken = transfers_of_results(monkeypatch, slow_place)
-    noticed_s = SLOW_S + 2 * LATER_LOOK_S + SLOW_GATHER_S
+    noticed_s = SLOW_S + 2 * LATER_POLL_S + SLOW_GATHER_S
     slow, next_one, fast_again, last = taken[SLOW_CALL:]
     assert slow < 1 / SLOW + noticed_s / TRANSFER_S
     assert next_one < 1.03 / SLOW

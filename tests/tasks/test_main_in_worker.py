@@ -299,18 +299,18 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[mains._Mains]:
 def test_each_audience_has_its_own_main(worker: mains._Mains) -> None:
     first, second = mains.Main("__main__"), mains.Main("__mp_main__")
     worker.turn_to(first)
-    _serialize.turn_to_audience(2)
+    _serialize.turn_to_output_owner(2)
     assert sys.modules["__main__"] is worker.empty
     worker.turn_to(second)
     assert sys.modules["__main__"] is sys.modules["__mp_main__"] is second
-    _serialize.turn_to_audience(1)
+    _serialize.turn_to_output_owner(1)
     assert sys.modules["__main__"] is first
     assert "__mp_main__" not in sys.modules
-    for audience in range(2, mains.AUDIENCES_MAX + 3):
-        _serialize.turn_to_audience(audience)
+    for output_owner in range(2, mains.AUDIENCES_MAX + 3):
+        _serialize.turn_to_output_owner(output_owner)
         worker.turn_to(second)
-    assert len(worker.of_audience) == mains.AUDIENCES_MAX
-    _serialize.turn_to_audience(1)
+    assert len(worker.of_output_owner) == mains.AUDIENCES_MAX
+    _serialize.turn_to_output_owner(1)
     assert sys.modules["__main__"] is worker.empty
 
 

@@ -174,7 +174,7 @@ if sys.argv[1] == "nobody":
 assert written.available()
 MIB = 1 << 20
 x = np.zeros(4 * MIB, np.uint8)
-watch = written.Watch(x.ctypes.data, x.nbytes)
+watch = written.WriteWatch(x.ctypes.data, x.nbytes)
 watch.open()
 assert watch.watched and watch.look() is None
 watch.settle()

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 TLS = pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
 
 
-def knock(door: Listener, data: bytes = b"") -> socket.socket:
-    sock = socket.create_connection(door.address)
+def knock(listener: Listener, data: bytes = b"") -> socket.socket:
+    sock = socket.create_connection(listener.address)
     sock.sendall(data)
     return sock
 
 
-def answer(door: Listener, sock: socket.socket, now: Callable[[], float] = time.monotonic) -> bytes:
+def answer(
+    listener: Listener, sock: socket.socket, now: Callable[[], float] = time.monotonic
+) -> bytes:
     """Everything that the door says until it closes the connection."""
     sock.setblocking(False)
     said = bytearray()
@@ -34,7 +36,7 @@ def answer(door: Listener, sock: socket.socket, now: Callable[[], float] = time.
 
     def turn() -> None:
         nonlocal ended
-        assert door.turn(now()) == []
+        assert listener.turn(now()) == []
         try:
             data = sock.recv(1 << 16)
         except BlockingIOError:
@@ -46,5 +48,5 @@ def answer(door: Listener, sock: socket.socket, now: Callable[[], float] = time.
 
     until(lambda: ended, turn)
     sock.close()
-    until(lambda: door.strangers == 0, lambda: door.turn(now()))
+    until(lambda: listener.strangers == 0, lambda: listener.turn(now()))
     return bytes(said)

@@ -84,7 +84,7 @@ def endpoint(where: tuple[Any, ...]) -> Endpoint:
     return Endpoint(socket.AF_INET, (where[0], where[1]))
 
 
-def make_door(tls: bool, **options: Any) -> Listener:
+def make_listener(tls: bool, **options: Any) -> Listener:
     options = {
         "key": KEY,
         "service": "manager",
@@ -113,15 +113,15 @@ def make_caller(where: tuple[Any, ...], tls: bool, **options: Any) -> Dialer:
     return Dialer(options.pop("endpoints"), **options)
 
 
-def meet(door: Listener, caller: Dialer) -> tuple[Admission, Admission]:
+def meet(listener: Listener, caller: Dialer) -> tuple[Admission, Admission]:
     """The connection as the caller and the door got it; the caller's error is raised."""
     got: list[Admission] = []
     let_in: list[Admission] = []
 
     def turn() -> None:
-        _readable, _, _ = select.select([door, *([] if got else [caller])], [], [], 0.05)
+        _readable, _, _ = select.select([listener, *([] if got else [caller])], [], [], 0.05)
         now = time.monotonic()
-        let_in.extend(door.turn(now))
+        let_in.extend(listener.turn(now))
         if not got and (admission := caller.turn(now)) is not None:
             got.append(admission)
 

@@ -26,7 +26,7 @@ from tests.transport.helpers import (
     certificate,
     endpoint,
     make_caller,
-    make_door,
+    make_listener,
     meet,
     other_certificate,
     until,
@@ -78,7 +78,7 @@ def test_who_is_about_to_start_is_waited_for(opened: list[Any]) -> None:
         where = server.getsockname()
     caller = make_caller(where, False, now=0.0)
     until(lambda: caller.deadline > 0.1, lambda: caller.turn(0.0))
-    door = Listener(
+    listener = Listener(
         listen("127.0.0.1", [where[1]]),
         key=KEY,
         service="manager",
@@ -88,11 +88,11 @@ def test_who_is_about_to_start_is_waited_for(opened: list[Any]) -> None:
         handshake_timeout_s=5,
         unauthenticated_max=8,
     )
-    opened.append(door)
+    opened.append(listener)
     called = []
 
     def turn() -> None:
-        opened.extend(one.stream for one in door.turn(0.3))
+        opened.extend(one.stream for one in listener.turn(0.3))
         if not called:
             called.extend(filter(None, [caller.turn(0.3)]))
 
@@ -102,11 +102,11 @@ def test_who_is_about_to_start_is_waited_for(opened: list[Any]) -> None:
 
 def test_a_silent_address_is_left_for_the_next(opened: list[Any]) -> None:
     """The first accepts and says nothing, the second is somebody else's, the third is right."""
-    door = make_door(False)
-    with_other_id = make_door(False, mine=g.Introduction(99, SERVER.versions))
+    listener = make_listener(False)
+    with_other_id = make_listener(False, mine=g.Introduction(99, SERVER.versions))
     silent = socket.create_server(("127.0.0.1", 0))
-    opened += [door, with_other_id, silent]
-    places = [silent.getsockname(), with_other_id.address, door.address]
+    opened += [listener, with_other_id, silent]
+    places = [silent.getsockname(), with_other_id.address, listener.address]
     caller = make_caller(
         (), False, endpoints=[endpoint(place) for place in places], now=0.0, host_id=SERVER.host_id
     )
@@ -116,7 +116,7 @@ def test_a_silent_address_is_left_for_the_next(opened: list[Any]) -> None:
     def turn() -> None:
         nonlocal clock
         clock = 5.5
-        let_in.extend(door.turn(clock))
+        let_in.extend(listener.turn(clock))
         opened.extend(one.stream for one in with_other_id.turn(clock))
         if not called:
             called.extend(filter(None, [caller.turn(clock)]))
@@ -129,27 +129,27 @@ def test_a_silent_address_is_left_for_the_next(opened: list[Any]) -> None:
 
 
 def test_caller_in_the_line_is_not_timed_out_before_the_first_byte(opened: list[Any]) -> None:
-    door = make_door(True, unauthenticated_max=1)
-    stranger = knock(door)
-    opened += [door, stranger]
-    until(lambda: door.strangers == 1, lambda: door.turn(0.0))
-    caller = make_caller(door.address, True, now=0.0, timeout_s=60.0)
+    listener = make_listener(True, unauthenticated_max=1)
+    stranger = knock(listener)
+    opened += [listener, stranger]
+    until(lambda: listener.strangers == 1, lambda: listener.turn(0.0))
+    caller = make_caller(listener.address, True, now=0.0, timeout_s=60.0)
     opened.append(caller)
     until(lambda: caller._conversation, lambda: caller.turn(0.0))
-    until(lambda: door._line, lambda: door.turn(0.0))
+    until(lambda: listener._line, lambda: listener.turn(0.0))
     assert caller.deadline == SILENT_S_MAX
     conversation = caller._conversation
     for now in (4.0, 8.0, 16.0):
         assert caller.turn(now) is None
     stranger.close()
     called, let_in = [], []
-    until(lambda: not door._line, lambda: door.turn(16.0))
-    until(lambda: caller._answered, lambda: (caller.turn(16.0), door.turn(16.0)))
+    until(lambda: not listener._line, lambda: listener.turn(16.0))
+    until(lambda: caller._answered, lambda: (caller.turn(16.0), listener.turn(16.0)))
     assert caller.deadline == 21.0  # the handshake timeout, from the first byte
     assert caller._conversation is conversation  # still the first attempt
 
     def turn() -> None:
-        let_in.extend(door.turn(17.0))
+        let_in.extend(listener.turn(17.0))
         if not called:
             called.extend(filter(None, [caller.turn(17.0)]))
 
@@ -202,31 +202,31 @@ def test_pauses_of_two_callers_differ_and_leave_the_generator_of_the_program_alo
 
 
 def test_a_refusal_is_final_once_all_addresses_were_tried(opened: list[Any]) -> None:
-    door = make_door(False)
-    opened.append(door)
+    listener = make_listener(False)
+    opened.append(listener)
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = server.getsockname()
-    endpoints = [endpoint(door.address), endpoint(nobody)]
+    endpoints = [endpoint(listener.address), endpoint(nobody)]
     caller = make_caller((), False, endpoints=endpoints, key=Secret(b"x" * 32))
     with pytest.raises(AuthError):
-        meet(door, caller)
+        meet(listener, caller)
 
 
 def test_wait_needs_no_loop(opened: list[Any]) -> None:
-    door = make_door(True)
-    opened.append(door)
+    listener = make_listener(True)
+    opened.append(listener)
     let_in = []
     stop = threading.Event()
 
     def serve() -> None:
         while not stop.is_set():
-            select.select([door], [], [], 0.05)
-            let_in.extend(door.turn(time.monotonic()))
+            select.select([listener], [], [], 0.05)
+            let_in.extend(listener.turn(time.monotonic()))
 
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        opened.append(make_caller(door.address, True).wait().stream)
+        opened.append(make_caller(listener.address, True).wait().stream)
     finally:
         stop.set()
         thread.join()
@@ -258,10 +258,10 @@ def test_nothing_stays_open(opened: list[Any]) -> None:
     caller = make_caller(("127.0.0.1", 1), False)
     caller.close()
     caller.close()
-    door = make_door(True)
-    opened.append(knock(door))
-    until(lambda: door.strangers == 1, lambda: door.turn(0.0))
-    door.close()
+    listener = make_listener(True)
+    opened.append(knock(listener))
+    until(lambda: listener.strangers == 1, lambda: listener.turn(0.0))
+    listener.close()
     opened[0].settimeout(5)
     assert opened[0].recv(1) == b""
     assert isinstance(endpoint(("127.0.0.1", 1)), Endpoint)
@@ -271,21 +271,21 @@ def test_nothing_stays_open(opened: list[Any]) -> None:
 @pytest.mark.parametrize("leads", [True, False])
 def test_a_manager_that_is_about_to_lead_is_asked_again(opened: list[Any], leads: bool) -> None:
     """For a while: then that it does not is the answer."""
-    door = make_door(False)
-    opened.append(door)
-    door.not_now = frozenset({"node"})
-    caller = make_caller(door.address, False, now=0.0)
+    listener = make_listener(False)
+    opened.append(listener)
+    listener.not_now = frozenset({"node"})
+    caller = make_caller(listener.address, False, now=0.0)
     clock, called = 0.0, []
 
     def turn() -> None:
-        opened.extend(one.stream for one in door.turn(clock))
+        opened.extend(one.stream for one in listener.turn(clock))
         if not called:
             called.extend(filter(None, [caller.turn(clock)]))
 
     until(lambda: caller._again_at == pytest.approx(0.2), turn)
     clock = 6.0
     if leads:
-        door.not_now = frozenset()
+        listener.not_now = frozenset()
         until(lambda: called, turn)
         opened.append(called[0].stream)
     else:

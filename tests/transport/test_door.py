@@ -21,7 +21,7 @@ from tests.transport.helpers import (
     CLUSTER,
     SERVER,
     make_caller,
-    make_door,
+    make_listener,
     meet,
     until,
 )
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 def test_both_get_a_stream_and_know_whose(
     tls: bool, role: str, service: str, opened: list[Any]
 ) -> None:
-    door = make_door(tls, service=service)
-    opened.append(door)
-    called, let_in = meet(door, make_caller(door.address, tls, role=role, cluster=CLUSTER))
+    listener = make_listener(tls, service=service)
+    opened.append(listener)
+    called, let_in = meet(listener, make_caller(listener.address, tls, role=role, cluster=CLUSTER))
     opened += [called.stream, let_in.stream]
     assert (let_in.role, let_in.peer, let_in.cluster) == (role, CLIENT, CLUSTER)
     assert (called.role, called.peer, called.cluster) == (role, SERVER, CLUSTER)
-    assert called.address == str(door.address)
-    assert door.strangers == 0
-    assert door.deadline is None
+    assert called.address == str(listener.address)
+    assert listener.strangers == 0
+    assert listener.deadline is None
     let_in.stream.write(b"welcome")
     let_in.stream.flush()
     until(lambda: called.stream.read() == b"welcome", lambda: None)
@@ -53,9 +53,9 @@ def test_both_get_a_stream_and_know_whose(
 
 @TLS
 def test_data_connections_become_sockets_for_blocking_calls(tls: bool, opened: list[Any]) -> None:
-    door = make_door(tls, service="node")
-    opened.append(door)
-    called, let_in = meet(door, make_caller(door.address, tls, role="data"))
+    listener = make_listener(tls, service="node")
+    opened.append(listener)
+    called, let_in = meet(listener, make_caller(listener.address, tls, role="data"))
     ours, theirs = called.stream.detach(), let_in.stream.detach()
     opened += [ours, theirs]
     assert isinstance(ours, ssl.SSLSocket) == tls
@@ -75,15 +75,15 @@ def test_data_connections_become_sockets_for_blocking_calls(tls: bool, opened: l
 @TLS
 def test_what_follows_the_handshake_at_once_is_not_lost(tls: bool, opened: list[Any]) -> None:
     """The server's first application bytes ride in the same packet as its introduction."""
-    door = make_door(tls)
-    opened.append(door)
-    caller = make_caller(door.address, tls)
+    listener = make_listener(tls)
+    opened.append(listener)
+    caller = make_caller(listener.address, tls)
     opened.append(caller)
     let_in = []
     called = []
 
     def turn() -> None:
-        for admission in door.turn(time.monotonic()):
+        for admission in listener.turn(time.monotonic()):
             admission.stream.write(b"first words")
             admission.stream.flush()
             let_in.append(admission)
@@ -101,14 +101,14 @@ def test_what_follows_the_handshake_at_once_is_not_lost(tls: bool, opened: list[
 
 @TLS
 def test_many_at_once(tls: bool, opened: list[Any]) -> None:
-    door = make_door(tls, unauthenticated_max=32)
-    opened.append(door)
-    callers = [make_caller(door.address, tls) for _ in range(20)]
+    listener = make_listener(tls, unauthenticated_max=32)
+    opened.append(listener)
+    callers = [make_caller(listener.address, tls) for _ in range(20)]
     called, let_in = [], []
 
     def turn() -> None:
         now = time.monotonic()
-        let_in.extend(door.turn(now))
+        let_in.extend(listener.turn(now))
         for caller in list(callers):
             admission = caller.turn(now)
             if admission is not None:
@@ -121,14 +121,14 @@ def test_many_at_once(tls: bool, opened: list[Any]) -> None:
 
 def test_storm_of_tls_callers_loses_none(opened: list[Any]) -> None:
     """All from one host, four for each place."""
-    door = make_door(True, unauthenticated_max=16)
-    opened.append(door)
-    callers = [make_caller(door.address, True, timeout_s=60.0) for _ in range(64)]
+    listener = make_listener(True, unauthenticated_max=16)
+    opened.append(listener)
+    callers = [make_caller(listener.address, True, timeout_s=60.0) for _ in range(64)]
     left, called, let_in = list(callers), [], []
 
     def turn() -> None:
         now = time.monotonic()
-        let_in.extend(door.turn(now))
+        let_in.extend(listener.turn(now))
         for caller in list(left):
             admission = caller.turn(now)
             if admission is not None:
@@ -137,7 +137,7 @@ def test_storm_of_tls_callers_loses_none(opened: list[Any]) -> None:
 
     until(lambda: len(called) == len(let_in) == 64, turn)
     assert {caller._rounds for caller in callers} == {0}  # no caller had to call twice
-    assert door.refused == 0
+    assert listener.refused == 0
     opened += [admission.stream for admission in called + let_in]
 
 
@@ -146,8 +146,8 @@ def test_storm_of_several_hosts_drops_no_caller(
     hosts: int, calls: int, opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each address is another host, as far as the door can see."""
-    door = make_door(True, unauthenticated_max=16)
-    opened.append(door)
+    listener = make_listener(True, unauthenticated_max=16)
+    opened.append(listener)
     numbers = itertools.count()
 
     def connect(to: Endpoint) -> socket.socket:
@@ -157,12 +157,12 @@ def test_storm_of_several_hosts_drops_no_caller(
         return sock
 
     monkeypatch.setattr("hoplite_mp._transport.caller.begin_connect", connect)
-    callers = [make_caller(door.address, True, timeout_s=60.0) for _ in range(hosts * calls)]
+    callers = [make_caller(listener.address, True, timeout_s=60.0) for _ in range(hosts * calls)]
     left, called, let_in = list(callers), [], []
 
     def turn() -> None:
         now = time.monotonic()
-        let_in.extend(door.turn(now))
+        let_in.extend(listener.turn(now))
         for caller in list(left):
             admission = caller.turn(now)
             if admission is not None:
@@ -171,20 +171,20 @@ def test_storm_of_several_hosts_drops_no_caller(
 
     until(lambda: len(called) == len(let_in) == len(callers), turn)
     assert {caller._rounds for caller in callers} == {0}
-    assert door.refused == 0
+    assert listener.refused == 0
     opened += [admission.stream for admission in called + let_in]
 
 
 @TLS
 def test_one_byte_at_a_time_within_the_deadline_is_let_in(tls: bool, opened: list[Any]) -> None:
     """Through a proxy that carries single bytes."""
-    door = make_door(tls, handshake_timeout_s=60.0)
-    opened.append(door)
+    listener = make_listener(tls, handshake_timeout_s=60.0)
+    opened.append(listener)
     with socket.create_server(("127.0.0.1", 0)) as middle:
         caller = make_caller(middle.getsockname(), tls, handshake_timeout_s=60, timeout_s=60)
         assert caller.turn(time.monotonic()) is None
         near, _ = middle.accept()
-        far = socket.create_connection(door.address)
+        far = socket.create_connection(listener.address)
     opened += [near, far]
     for end in (near, far):
         end.setblocking(False)
@@ -196,7 +196,7 @@ def test_one_byte_at_a_time_within_the_deadline_is_let_in(tls: bool, opened: lis
                 target.sendall(source.recv(1))
             except BlockingIOError:
                 continue
-        let_in.extend(door.turn(time.monotonic()))
+        let_in.extend(listener.turn(time.monotonic()))
         if not called:
             called.extend(filter(None, [caller.turn(time.monotonic())]))
 
@@ -205,19 +205,19 @@ def test_one_byte_at_a_time_within_the_deadline_is_let_in(tls: bool, opened: lis
 
 
 def test_the_flood_of_one_host_is_in_its_own_way(opened: list[Any]) -> None:
-    door = make_door(False, unauthenticated_max=4)
-    opened.append(door)
+    listener = make_listener(False, unauthenticated_max=4)
+    opened.append(listener)
     other = socket.socket()
     other.bind(("127.0.0.2", 0))  # another host, as far as the door can see
-    other.connect(door.address)
+    other.connect(listener.address)
     opened.append(other)
-    until(lambda: door.strangers == 1, lambda: door.turn(0.0))
-    flood = [knock(door) for _ in range(4 + 4 * LINE_FACTOR)]
+    until(lambda: listener.strangers == 1, lambda: listener.turn(0.0))
+    flood = [knock(listener) for _ in range(4 + 4 * LINE_FACTOR)]
     opened += flood
-    until(lambda: door.strangers == 4, lambda: door.turn(0.0))
+    until(lambda: listener.strangers == 4, lambda: listener.turn(0.0))
     for _ in range(30):
-        door.turn(0.0)
-    assert door.strangers == 4
+        listener.turn(0.0)
+    assert listener.strangers == 4
     other.setblocking(False)
     with pytest.raises(BlockingIOError):
         other.recv(1)  # it is still connected, the flood's own oldest are not
@@ -225,7 +225,7 @@ def test_the_flood_of_one_host_is_in_its_own_way(opened: list[Any]) -> None:
     assert flood[-1].recv(1) == b""
     third = socket.socket()
     third.bind(("127.0.0.3", 0))
-    third.connect(door.address)
+    third.connect(listener.address)
     opened.append(third)
     flood[0].setblocking(False)
 
@@ -235,9 +235,9 @@ def test_the_flood_of_one_host_is_in_its_own_way(opened: list[Any]) -> None:
         except BlockingIOError:
             return False
 
-    until(lambda: door.deadline == SILENT_S, lambda: door.turn(0.0))  # the third host waits
-    until(ended, lambda: door.turn(SILENT_S))  # its place is the third host's now
-    assert door.strangers == 4
+    until(lambda: listener.deadline == SILENT_S, lambda: listener.turn(0.0))  # the third host waits
+    until(ended, lambda: listener.turn(SILENT_S))  # its place is the third host's now
+    assert listener.strangers == 4
     with pytest.raises(BlockingIOError):
         other.recv(1)
 
@@ -245,18 +245,18 @@ def test_the_flood_of_one_host_is_in_its_own_way(opened: list[Any]) -> None:
 def test_callers_beyond_the_limit_wait_in_a_line_and_their_time_has_not_begun(
     opened: list[Any],
 ) -> None:
-    door = make_door(False, unauthenticated_max=4)
-    opened.append(door)
-    callers = [knock(door) for _ in range(12)]
+    listener = make_listener(False, unauthenticated_max=4)
+    opened.append(listener)
+    callers = [knock(listener) for _ in range(12)]
     opened += callers
-    until(lambda: len(door._line) == 8, lambda: door.turn(0.0))
-    assert door.strangers == 4
+    until(lambda: len(listener._line) == 8, lambda: listener.turn(0.0))
+    assert listener.strangers == 4
     for caller in callers[:4]:
         caller.close()
-    until(lambda: len(door._line) == 4, lambda: door.turn(100.0))
-    assert door.strangers == 4
-    assert door.deadline is not None
-    assert door.deadline > 100.0
+    until(lambda: len(listener._line) == 4, lambda: listener.turn(100.0))
+    assert listener.strangers == 4
+    assert listener.deadline is not None
+    assert listener.deadline > 100.0
     for caller in callers[4:]:
         caller.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -264,43 +264,43 @@ def test_callers_beyond_the_limit_wait_in_a_line_and_their_time_has_not_begun(
 
 
 def test_caller_that_comes_when_the_only_stranger_ends_joins_the_line(opened: list[Any]) -> None:
-    door = make_door(False, unauthenticated_max=1)
-    opened.append(door)
-    first, second = knock(door), knock(door)
+    listener = make_listener(False, unauthenticated_max=1)
+    opened.append(listener)
+    first, second = knock(listener), knock(listener)
     opened.append(second)
-    until(lambda: len(door._line) == 1, lambda: door.turn(0.0))
-    door.turn(0.0)  # finds nothing, so that the end is announced before the next caller
+    until(lambda: len(listener._line) == 1, lambda: listener.turn(0.0))
+    listener.turn(0.0)  # finds nothing, so that the end is announced before the next caller
     first.close()
-    opened.append(knock(door))
-    door.turn(0.0)
-    assert door.strangers == 1
-    assert len(door._line) == 1
+    opened.append(knock(listener))
+    listener.turn(0.0)
+    assert listener.strangers == 1
+    assert len(listener._line) == 1
     second.close()
-    until(lambda: not door._line, lambda: door.turn(0.0))
-    assert door.strangers == 1
+    until(lambda: not listener._line, lambda: listener.turn(0.0))
+    assert listener.strangers == 1
 
 
 def test_without_descriptors_the_door_pauses(
     opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    door = make_door(False)
-    opened.append(door)
-    sock = knock(door)
+    listener = make_listener(False)
+    opened.append(listener)
+    sock = knock(listener)
     opened.append(sock)
 
     class Exhausted:
         def __getattr__(self, name: str) -> Any:
-            return getattr(listener, name)
+            return getattr(listening_socket, name)
 
         def accept(self) -> None:
             raise OSError(errno.EMFILE, "Too many open files")
 
-    listener = door._listener
-    monkeypatch.setattr(door, "_listener", Exhausted())
-    select.select([door], [], [], 5)
-    door.turn(10.0)
-    assert door.deadline == pytest.approx(10.1)
-    assert select.select([door], [], [], 0)[0] == []  # it does not wake the loop for nothing
+    listening_socket = listener._listener
+    monkeypatch.setattr(listener, "_listener", Exhausted())
+    select.select([listener], [], [], 5)
+    listener.turn(10.0)
+    assert listener.deadline == pytest.approx(10.1)
+    assert select.select([listener], [], [], 0)[0] == []  # it does not wake the loop for nothing
     monkeypatch.undo()
-    door.turn(10.2)
-    until(lambda: door.strangers == 1, lambda: door.turn(10.2))
+    listener.turn(10.2)
+    until(lambda: listener.strangers == 1, lambda: listener.turn(10.2))

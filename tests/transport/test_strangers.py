@@ -26,7 +26,7 @@ from tests.transport.helpers import (
     KEY,
     endpoint,
     make_caller,
-    make_door,
+    make_listener,
     meet,
     other_certificate,
     until,
@@ -36,23 +36,23 @@ if TYPE_CHECKING:
     from hoplite_mp._transport.listener import Listener
 
 
-def refused(door: Listener, caller: Dialer, kind: type[Exception], words: str) -> None:
+def refused(listener: Listener, caller: Dialer, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
-        meet(door, caller)
+        meet(listener, caller)
     # What it may still have to read is in its socket; the door forgets it within LEAVE_S.
-    until(lambda: door.strangers == 0, lambda: door.turn(time.monotonic()))
-    assert door.refused == 1
+    until(lambda: listener.strangers == 0, lambda: listener.turn(time.monotonic()))
+    assert listener.refused == 1
 
 
 @TLS
 def test_a_wrong_token(tls: bool, opened: list[Any], caplog: pytest.LogCaptureFixture) -> None:
-    door = make_door(tls)
-    opened.append(door)
+    listener = make_listener(tls)
+    opened.append(listener)
     began = time.monotonic()
     with caplog.at_level(logging.WARNING, "hoplite_mp"):
         refused(
-            door,
-            make_caller(door.address, tls, key=Secret(b"x" * 32)),
+            listener,
+            make_caller(listener.address, tls, key=Secret(b"x" * 32)),
             AuthError,
             "manager at 127.0.0.1:",
         )
@@ -63,20 +63,20 @@ def test_a_wrong_token(tls: bool, opened: list[Any], caplog: pytest.LogCaptureFi
 
 
 def test_warnings_do_not_fill_the_log(opened: list[Any], caplog: pytest.LogCaptureFixture) -> None:
-    door = make_door(False)
-    opened.append(door)
+    listener = make_listener(False)
+    opened.append(listener)
     with caplog.at_level(logging.WARNING, "hoplite_mp"):
         for _ in range(5):
-            caller = make_caller(door.address, False, key=Secret(b"x" * 32))
+            caller = make_caller(listener.address, False, key=Secret(b"x" * 32))
             with pytest.raises(AuthError):
                 until(
                     lambda: False,
-                    lambda caller=caller: (door.turn(1000.0), caller.turn(time.monotonic())),
+                    lambda caller=caller: (listener.turn(1000.0), caller.turn(time.monotonic())),
                 )
         assert len(caplog.records) == 1
-        caller = make_caller(door.address, False, key=Secret(b"x" * 32))
+        caller = make_caller(listener.address, False, key=Secret(b"x" * 32))
         with pytest.raises(AuthError):
-            until(lambda: False, lambda: (door.turn(1001.5), caller.turn(time.monotonic())))
+            until(lambda: False, lambda: (listener.turn(1001.5), caller.turn(time.monotonic())))
     assert "and 4 more" in caplog.records[-1].getMessage()
 
 
@@ -87,16 +87,16 @@ def test_the_wrong_service_another_cluster_other_software(tls: bool, opened: lis
         ({"cluster": b"d" * 16}, "another cluster"),
         ({"mine": g.Introduction(11, {"python": "3.12.1"})}, r"python +3\.12\.1 +3\.11\.7"),
     ):
-        door = make_door(tls)
-        opened.append(door)
-        refused(door, make_caller(door.address, tls, **options), ProtocolError, words)
+        listener = make_listener(tls)
+        opened.append(listener)
+        refused(listener, make_caller(listener.address, tls, **options), ProtocolError, words)
 
 
 def test_a_plain_client_at_a_tls_door_and_the_other_way_round(opened: list[Any]) -> None:
     for tls, words in ((True, "it speaks TLS .* Leave out tls=False"), (False, "speaks no TLS")):
-        door = make_door(tls)
-        opened.append(door)
-        refused(door, make_caller(door.address, not tls), ProtocolError, words)
+        listener = make_listener(tls)
+        opened.append(listener)
+        refused(listener, make_caller(listener.address, not tls), ProtocolError, words)
 
 
 @TLS
@@ -113,12 +113,12 @@ def test_a_plain_client_at_a_tls_door_and_the_other_way_round(opened: list[Any])
     ids=["http", "tls", "pickle", "long", "turn", "zeros"],
 )
 def test_garbage_ends_at_the_door(tls: bool, data: bytes, opened: list[Any]) -> None:
-    door = make_door(tls)
-    opened.append(door)
-    said = answer(door, knock(door, data))
+    listener = make_listener(tls)
+    opened.append(listener)
+    said = answer(listener, knock(listener, data))
     assert len(said) < 100  # a word of refusal, or an alert of TLS
     # The door is as good as before.
-    called, let_in = meet(door, make_caller(door.address, tls))
+    called, let_in = meet(listener, make_caller(listener.address, tls))
     opened += [called.stream, let_in.stream]
 
 
@@ -127,25 +127,25 @@ def test_garbage_ends_at_the_door(tls: bool, data: bytes, opened: list[Any]) -> 
 def test_a_silent_peer_is_gone_after_the_deadline(
     tls: bool, opening: bytes, opened: list[Any]
 ) -> None:
-    door = make_door(tls)
-    opened.append(door)
-    sock = knock(door, opening)
+    listener = make_listener(tls)
+    opened.append(listener)
+    sock = knock(listener, opening)
     opened.append(sock)
-    select.select([door], [], [], 5)
-    assert door.turn(100.0) == []
-    assert door.strangers == 1
-    assert 100.0 < door.deadline <= 105.0
-    door.turn(104.9)
-    door.turn(105.0)
-    door.turn(106.1)
-    assert door.strangers == 0
+    select.select([listener], [], [], 5)
+    assert listener.turn(100.0) == []
+    assert listener.strangers == 1
+    assert 100.0 < listener.deadline <= 105.0
+    listener.turn(104.9)
+    listener.turn(105.0)
+    listener.turn(106.1)
+    assert listener.strangers == 0
 
 
 @TLS
 def test_one_byte_a_second_is_not_enough(tls: bool, opened: list[Any]) -> None:
     """Each byte is news, but the deadline is that of the whole handshake."""
-    door = make_door(tls)
-    opened.append(door)
+    listener = make_listener(tls)
+    opened.append(listener)
     hello = g.PREAMBLE + g.encode_frame(g.Hello("node", bytes(32)))
     if tls:
         ours, record = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -153,12 +153,12 @@ def test_one_byte_a_second_is_not_enough(tls: bool, opened: list[Any]) -> None:
         with pytest.raises(ssl.SSLWantReadError):
             shaking.do_handshake()
         hello = record.read()
-    sock = knock(door)
+    sock = knock(listener)
     for second, byte in enumerate(hello[:20]):
         sock.send(bytes((byte,)))
-        select.select([door], [], [], 0.01)
-        door.turn(float(second))
-        assert door.strangers == (second < 5)
+        select.select([listener], [], [], 0.01)
+        listener.turn(float(second))
+        assert listener.strangers == (second < 5)
         if second >= 5:
             break
     opened.append(sock)
@@ -167,38 +167,38 @@ def test_one_byte_a_second_is_not_enough(tls: bool, opened: list[Any]) -> None:
 @TLS
 def test_a_replayed_recording(tls: bool, opened: list[Any]) -> None:
     """A proxy records what a good client said inside its connection, and says it again."""
-    door = make_door(tls)
-    opened.append(door)
+    listener = make_listener(tls)
+    opened.append(listener)
     heard: list[bytes] = []
-    called, let_in = meet(door, Recording(door, tls, heard))
+    called, let_in = meet(listener, Recording(listener, tls, heard))
     opened += [called.stream, let_in.stream]
     recording = b"".join(heard)
     assert recording.startswith(g.PREAMBLE)
-    sock: socket.socket = socket.create_connection(door.address)
+    sock: socket.socket = socket.create_connection(listener.address)
     if tls:
-        until_shaken = threading.Thread(target=lambda: turned_until(door, 1))
+        until_shaken = threading.Thread(target=lambda: turned_until(listener, 1))
         until_shaken.start()
         sock = client_context().wrap_socket(sock)
         until_shaken.join()
     sock.sendall(recording)
-    until(lambda: door.refused == 1, lambda: door.turn(time.monotonic()))
+    until(lambda: listener.refused == 1, lambda: listener.turn(time.monotonic()))
     sock.close()
 
 
-def turned_until(door: Listener, strangers: int, seconds: float = 0.3) -> None:
+def turned_until(listener: Listener, strangers: int, seconds: float = 0.3) -> None:
     """Lets the door work beside a blocking client."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        assert door.turn(time.monotonic()) == []
-    assert door.strangers == strangers
+        assert listener.turn(time.monotonic()) == []
+    assert listener.strangers == strangers
 
 
 class Recording(Dialer):
     """A caller that notes what its conversation writes."""
 
-    def __init__(self, door: Listener, tls: bool, heard: list[bytes]) -> None:
+    def __init__(self, listener: Listener, tls: bool, heard: list[bytes]) -> None:
         super().__init__(
-            [endpoint(door.address)],
+            [endpoint(listener.address)],
             key=KEY,
             role="node",
             mine=CLIENT,
@@ -224,30 +224,30 @@ class Recording(Dialer):
 class Relay:
     """Sits between with a certificate of its own, and passes on everything that is said inside."""
 
-    def __init__(self, door: Listener, near_tls: bool, far_tls: bool) -> None:
-        self.listener = listen("127.0.0.1", [0])
-        self.door = door
-        self.near_tls, self.far_tls = near_tls, far_tls
+    def __init__(self, listener: Listener, near_tls: bool, remote_tls: bool) -> None:
+        self.listening_socket = listen("127.0.0.1", [0])
+        self.listener = listener
+        self.near_tls, self.remote_tls = near_tls, remote_tls
         self.ends: list[Any] = []
 
     def close(self) -> None:
-        self.listener.close()
+        self.listening_socket.close()
         for end in self.ends:
             end.close()
 
     def turn(self) -> None:
         if not self.ends:
             try:
-                near, _ = self.listener.accept()
+                near, _ = self.listening_socket.accept()
             except BlockingIOError:
                 return
-            far = socket.create_connection(self.door.address)
+            far = socket.create_connection(self.listener.address)
             shown = other_certificate()
             self.ends = [
                 TlsStream(near, server_context(shown), server_sha256=shown.sha256)
                 if self.near_tls
                 else _plain(near),
-                TlsStream(far, client_context()) if self.far_tls else _plain(far),
+                TlsStream(far, client_context()) if self.remote_tls else _plain(far),
             ]
         for source, target in (self.ends, self.ends[::-1]):
             source.flush()
@@ -264,36 +264,36 @@ def _plain(sock: socket.socket) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("near_tls", "far_tls"), [(True, True), (False, True), (True, False)], ids=str
+    ("near_tls", "remote_tls"), [(True, True), (False, True), (True, False)], ids=str
 )
-def test_a_relay_gets_neither_side_in(near_tls: bool, far_tls: bool, opened: list[Any]) -> None:
+def test_a_relay_gets_neither_side_in(near_tls: bool, remote_tls: bool, opened: list[Any]) -> None:
     """It shows its own certificate to a TLS client, or takes TLS away from one side."""
-    door = make_door(far_tls)
-    relay = Relay(door, near_tls, far_tls)
-    opened += [door, relay]
-    caller = make_caller(relay.listener.getsockname(), near_tls)
+    listener = make_listener(remote_tls)
+    relay = Relay(listener, near_tls, remote_tls)
+    opened += [listener, relay]
+    caller = make_caller(relay.listening_socket.getsockname(), near_tls)
 
     def turn() -> None:
         relay.turn()
-        assert door.turn(time.monotonic()) == []
+        assert listener.turn(time.monotonic()) == []
         assert caller.turn(time.monotonic()) is None
 
     with pytest.raises(AuthError, match="token"):
         until(lambda: False, turn)
-    assert door.refused == 1
+    assert listener.refused == 1
 
 
 def test_the_relay_of_this_test_does_pass_everything_on(opened: list[Any]) -> None:
     """Without TLS on either side nothing betrays it: what tls=False gives up."""
-    door = make_door(False)
-    relay = Relay(door, False, False)
-    opened += [door, relay]
-    caller = make_caller(relay.listener.getsockname(), False)
+    listener = make_listener(False)
+    relay = Relay(listener, False, False)
+    opened += [listener, relay]
+    caller = make_caller(relay.listening_socket.getsockname(), False)
     called, let_in = [], []
 
     def turn() -> None:
         relay.turn()
-        let_in.extend(door.turn(time.monotonic()))
+        let_in.extend(listener.turn(time.monotonic()))
         if not called:
             called.extend(filter(None, [caller.turn(time.monotonic())]))
 
@@ -312,25 +312,25 @@ def test_the_relay_of_this_test_does_pass_everything_on(opened: list[Any]) -> No
 @settings(deadline=None, max_examples=25)
 def test_noise_at_the_port(tls: bool, openings: list[tuple[bytes, bytes]]) -> None:
     """Several at once; each has hung up by the time that the door looks, or while it does."""
-    door = make_door(tls)
+    listener = make_listener(tls)
     try:
         for number, (prefix, noise) in enumerate(openings):
-            knock(door, prefix + noise).close()
-            assert door.turn(float(number)) == []
-        until(lambda: door.strangers == 0, lambda: door.turn(4.0))
+            knock(listener, prefix + noise).close()
+            assert listener.turn(float(number)) == []
+        until(lambda: listener.strangers == 0, lambda: listener.turn(4.0))
     finally:
-        door.close()
+        listener.close()
 
 
 def test_our_own_mistake_with_a_stranger_is_not_the_end_of_the_host(
     opened: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    door = make_door(False)
-    opened.append(door)
-    opened.append(knock(door, g.PREAMBLE))
-    monkeypatch.setattr(door, "_begin", None)
-    until(lambda: caplog.records, lambda: door.turn(0.0))
-    assert door.strangers == 0
+    listener = make_listener(False)
+    opened.append(listener)
+    opened.append(knock(listener, g.PREAMBLE))
+    monkeypatch.setattr(listener, "_begin", None)
+    until(lambda: caplog.records, lambda: listener.turn(0.0))
+    assert listener.strangers == 0
     monkeypatch.undo()
-    called, let_in = meet(door, make_caller(door.address, False))
+    called, let_in = meet(listener, make_caller(listener.address, False))
     opened += [called.stream, let_in.stream]

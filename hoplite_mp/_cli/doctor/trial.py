@@ -49,7 +49,7 @@ ANSWER_S_MAX = 8.0  # until every node has answered; each time a node is given t
 WORKERS = 2
 OBJECT_BYTES = 64 * MIB
 STORE_PART = 4  # the object takes at most one of so many parts of the store
-CALLS, CALLS_FAR = 200, 20
+CALLS, CALLS_REMOTE = 200, 20
 # Far slower than a host that has nothing else to do (60 us; 14 ms for 64 MiB).
 CALL_SLOW_S = 5e-3
 PUT_SLOW_BYTES_PER_S = 0.3e9
@@ -233,7 +233,7 @@ def _cluster(address: str, tls: bool) -> None:
         _say(step="running tasks at every node")
         for node in nodes:
             if node.workers and node not in silent:
-                call = _calls(cluster.options(node=node).submit, CALLS_FAR)
+                call = _calls(cluster.options(node=node).submit, CALLS_REMOTE)
                 _tell(ok("tasks", f"at {node.id}, there and back in {shown(call)}"))
         _say(step="leaving the cluster")
 

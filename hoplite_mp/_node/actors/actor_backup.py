@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _serialize
 from hoplite_mp._common.object_states import STATE, VALUED
-from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
+from hoplite_mp._node.objects.remote_objects import ROOM_POLL_S
 from hoplite_mp._planner.resources import ResourceLedger
 from hoplite_mp._protocol.fields import NO_OBJECT, NODES_MAX
 from hoplite_mp._protocol.messages import ActorNameClaimed, ActorNameReleased
@@ -57,7 +57,7 @@ class ActorBackup:
 
 
 class ActorBackupsEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
     def sought(self, host_id: int, identity: bytes) -> None:
         """That host asks for an actor whose host is lost."""
@@ -71,7 +71,7 @@ class ActorBackups:
         host: HostContext,
         actors: LocalActors,
         owners: OwnershipTransfer,
-        above: ActorBackupsEvents,
+        events: ActorBackupsEvents,
     ) -> None:
         self.loop = host.loop
         self.client = host.client
@@ -84,7 +84,7 @@ class ActorBackups:
         self.bring = functools.partial(BackupFetch, host)
         self.actors = actors
         self.owners = owners
-        self.above = above
+        self.events = events
         self.at: dict[int, int] = {}  # identity of an actor of this host -> host id of its spare
         # Identity -> number of the latest KeepActor, and actions that wait for its answer.
         self.asked: dict[int, tuple[int, list[Callable[[], None]]]] = {}
@@ -108,7 +108,7 @@ class ActorBackups:
             self.asked[actor.identity] = (0, waiting)
             return
         before = self.at.get(actor.identity)
-        host_id = self._spare_of(actor)
+        host_id = self._backup_of(actor)
         if host_id is None:
             _call(waiting)
             return
@@ -145,7 +145,7 @@ class ActorBackups:
                 actor.restarts,
                 wanted.detached and actor.hold is not None,  # it was not closed
                 actor.begun,
-                wanted.audience,
+                wanted.output_owner,
                 wanted.places,
                 wanted.env,
                 wanted.demand,
@@ -160,7 +160,7 @@ class ActorBackups:
             )
             return None
 
-    def _spare_of(self, actor: ActorRecord) -> int | None:
+    def _backup_of(self, actor: ActorRecord) -> int | None:
         """The id of its spare's host: the present one, or else the next node by number on which the
         actor may run. None: there is none."""
         wanted = actor.wanted
@@ -215,15 +215,15 @@ class ActorBackups:
                         del self.asked[identity]
                         _call(waiting)
             case DropActor():
-                spare = self.kept.get(message.identity)
-                if spare is not None and spare.host_id == host_id:
+                backup = self.kept.get(message.identity)
+                if backup is not None and backup.host_id == host_id:
                     del self.kept[message.identity]
-                    if message.ended and spare.what.name:
+                    if message.ended and backup.what.name:
                         # This node may have reported the name to a manager that was new when the
                         # actor ended, and that the actor's own node has told nothing of it.
-                        self.release_name(spare)
+                        self.release_name(backup)
             case ActorSought():
-                self.above.sought(host_id, message.identity)
+                self.events.sought(host_id, message.identity)
             case _:
                 return False
         return True
@@ -235,42 +235,42 @@ class ActorBackups:
             before = None  # the actor has moved since then, so that state is older
         if before is not None and not before.whole:
             before = before.before
-        spare = ActorBackup(host_id, -1 if number is None else number, message, before=before)
-        self.kept[message.identity] = spare
+        backup = ActorBackup(host_id, -1 if number is None else number, message, before=before)
+        self.kept[message.identity] = backup
 
         named = [one for one in (message.setup, message.state) if one != NO_OBJECT]
 
         def done() -> None:
             # Some are missing if fetches have failed, as when the actor's host has died meanwhile.
             if all(self.with_payload(one) for one in named):
-                spare.before, spare.whole = None, True
+                backup.before, backup.whole = None, True
             self.send(host_id, ActorKept(message.number))
 
-        self.bring(spare.holds, done).bring(named)
+        self.bring(backup.holds, done).bring(named)
 
     def number_of(self, identity: bytes, host_id: int) -> int | None:
         """The number of the newest KeepActor of an actor of that host whose objects are all here.
         None: this node is not the actor's spare; 0: nothing is complete."""
-        spare = self.kept.get(identity)
-        if spare is None or spare.host_id != host_id:
+        backup = self.kept.get(identity)
+        if backup is None or backup.host_id != host_id:
             return None
-        if not spare.whole:
-            spare = spare.before
-        return 0 if spare is None else spare.what.number
+        if not backup.whole:
+            backup = backup.before
+        return 0 if backup is None else backup.what.number
 
     def report(self) -> Iterator[NodeToManager]:
         """For a new manager: the names of actors whose host may have been lost together with the
         former manager. Whether they move here is decided later."""
-        for identity, spare in self.kept.items():
-            there = self.roster.number_of(spare.host_id) is not None
-            if spare.what.name and (there or self.owners.is_open(spare.host_id)):
-                name = spare.what.name
-                yield ActorNameClaimed(0, spare.number, name, identity, True, by_spare=True)
+        for identity, backup in self.kept.items():
+            there = self.roster.number_of(backup.host_id) is not None
+            if backup.what.name and (there or self.owners.is_open(backup.host_id)):
+                name = backup.what.name
+                yield ActorNameClaimed(0, backup.number, name, identity, True, by_backup=True)
 
-    def release_name(self, spare: ActorBackup) -> None:
+    def release_name(self, backup: ActorBackup) -> None:
         """Releases the name of an actor that will not be restarted, or has none any more. The lost
         host may have told this spare so, and not the manager, which was just being replaced."""
-        what = spare.what
+        what = backup.what
         self.send_manager(ActorNameReleased(self.client.number, what.name, what.identity))
 
     # -- deaths --------------------------------------------------------------------------------
@@ -279,17 +279,17 @@ class ActorBackups:
         """A host is gone: makes headers for the identities of its actors that this node can
         restart. It is called before this node reports its holdings, which then contain them."""
         imports = self.imports
-        for identity, spare in self.kept.items():
-            if spare.host_id != member.host_id:
+        for identity, backup in self.kept.items():
+            if backup.host_id != member.host_id:
                 continue
-            payload = _serialize.encode((0, spare.what.about, identity)).tobytes()
+            payload = _serialize.encode((0, backup.what.about, identity)).tobytes()
             one = imports.by_object.get(identity)
             if one is None:
-                spare.holds.append(imports.keep(identity))
+                backup.holds.append(imports.keep(identity))
                 one = imports.by_object[identity]
-                one.owner = spare.host_id
+                one.owner = backup.host_id
             else:
-                spare.holds.append(self.client.hold(one.oid))
+                backup.holds.append(self.client.hold(one.oid))
             if self.client.state(one.oid) == STATE["CLAIMED"]:
                 imports.store(one, payload, False)
                 imports.answer(one)
@@ -311,11 +311,11 @@ class ActorBackups:
     def take_over(self, object_id: bytes, owner: int) -> ActorBackup | None:
         """An object, which may be an identity, has a new owner. Returns what the actor is restarted
         from, if this host is that owner."""
-        spare = self.kept.get(object_id)
-        if spare is None or (owner != self.client.host_id and spare.host_id == owner):
+        backup = self.kept.get(object_id)
+        if backup is None or (owner != self.client.host_id and backup.host_id == owner):
             return None
         del self.kept[object_id]
-        return spare if owner == self.client.host_id else None
+        return backup if owner == self.client.host_id else None
 
     def with_payload(self, object_id: bytes) -> int:
         """The local id of an object whose value is here; 0: it is not, or has failed."""
@@ -374,7 +374,7 @@ class BackupFetch:
             self._bring_bytes(oid)
             self._one_less()
 
-        self.loop.call_later(ROOM_LOOK_S, again)  # no room now
+        self.loop.call_later(ROOM_POLL_S, again)  # no room now
 
     def _bring_named(self, oid: int) -> None:
         """Fetches what an object names. A pending object is skipped, because what it will name is

@@ -43,11 +43,11 @@ class ActorFailover:
         self,
         host: HostContext,
         actors: LocalActors,
-        far_actors: RemoteActors,
-        spares: ActorBackups,
+        remote_actors: RemoteActors,
+        backups: ActorBackups,
         workers: Workers,
-        delegation: OutboundTasks,
-        guests: InboundTasks,
+        outbound_tasks: OutboundTasks,
+        inbound_tasks: InboundTasks,
         owners: OwnershipTransfer,
     ) -> None:
         self.client = host.client
@@ -56,11 +56,11 @@ class ActorFailover:
         self.send = host.send_peer
         self.send_manager = host.send_manager
         self.actors = actors
-        self.far_actors = far_actors
-        self.spares = spares
+        self.remote_actors = remote_actors
+        self.backups = backups
         self.workers = workers
-        self.delegation = delegation
-        self.guests = guests
+        self.outbound_tasks = outbound_tasks
+        self.inbound_tasks = inbound_tasks
         self.owners = owners
         self.beginning: set[bytes] = set()  # identities of actors whose state is being fetched
         # Identity -> actions to run as soon as it is known whether that actor is here.
@@ -102,21 +102,21 @@ class ActorFailover:
 
     def moved(self, one: ImportRecord) -> None:
         """An object, which may be an actor's identity, has a new owner."""
-        spare = self.spares.take_over(one.object, one.owner)
-        if spare is not None and (spare.what.detached or self._is_held(one.oid)):
-            self._begin(one, spare)
-        elif spare is not None:
-            self.spares.release_name(spare)
-        self.far_actors.moved(one)
+        backup = self.backups.take_over(one.object, one.owner)
+        if backup is not None and (backup.what.detached or self._is_held(one.oid)):
+            self._begin(one, backup)
+        elif backup is not None:
+            self.backups.release_name(backup)
+        self.remote_actors.moved(one)
 
     def ownerless(self, one: ImportRecord) -> None:
         """Nobody is the new owner of an object, which may be an actor's identity: the actor is not
         restarted, although this host may be able to."""
-        spare = self.spares.kept.get(one.object)
-        if spare is not None and spare.host_id == one.owner:
-            del self.spares.kept[one.object]
-            self.spares.release_name(spare)
-        self.far_actors.ownerless(one)
+        backup = self.backups.kept.get(one.object)
+        if backup is not None and backup.host_id == one.owner:
+            del self.backups.kept[one.object]
+            self.backups.release_name(backup)
+        self.remote_actors.ownerless(one)
 
     def _is_held(self, identity: int) -> bool:
         """Whether any process, here or elsewhere, holds the identity."""
@@ -125,14 +125,14 @@ class ActorFailover:
             return True
         return bool({*self.client.inspect(identity)["refs"]} - {NODE_SLOT})
 
-    def _begin(self, one: ImportRecord, spare: ActorBackup) -> None:
+    def _begin(self, one: ImportRecord, backup: ActorBackup) -> None:
         """Restarts the actor from the newest state that is complete here. If none is, it restarts
         after as much as possible has been fetched."""
-        what = spare.what
+        what = backup.what
         named = [each for each in (what.setup, what.state) if each != NO_OBJECT]
-        full = all(self.spares.with_payload(each) for each in named)
-        if full or spare.before is not None:
-            self._begin_again(one, spare if full else spare.before or spare)
+        full = all(self.backups.with_payload(each) for each in named)
+        if full or backup.before is not None:
+            self._begin_again(one, backup if full else backup.before or backup)
             return
         hold = self.client.hold(one.oid)
         self.beginning.add(one.object)
@@ -140,17 +140,17 @@ class ActorFailover:
         def here() -> None:
             nonlocal hold
             self.beginning.discard(one.object)
-            self._begin_again(one, spare)
+            self._begin_again(one, backup)
             self.run_ready()
             hold = None
 
-        self.spares.bring(spare.holds, here).bring(named)
+        self.backups.bring(backup.holds, here).bring(named)
 
-    def _begin_again(self, one: ImportRecord, spare: ActorBackup) -> None:
+    def _begin_again(self, one: ImportRecord, backup: ActorBackup) -> None:
         """Makes this the actor's host, and starts its process."""
-        what, actors, workers = spare.what, self.actors, self.workers
-        setup = self.spares.with_payload(what.setup)
-        state = self.spares.with_payload(what.state) if what.state != NO_OBJECT else 0
+        what, actors, workers = backup.what, self.actors, self.workers
+        setup = self.backups.with_payload(what.setup)
+        state = self.backups.with_payload(what.state) if what.state != NO_OBJECT else 0
         wanted = WantedActor(
             setup,
             what.about,
@@ -159,16 +159,16 @@ class ActorFailover:
             what.restarts_left,
             False,
             what.detached,
-            self.guests.audience_here(spare.host_id, what.audience),
+            self.inbound_tasks.output_owner_here(backup.host_id, what.output_owner),
             what.places,
             what.env,
             what.demand,
         )
-        pool = self.far_actors.give_up(one.oid) or workers.open_bound(NODE_SLOT, 0)
+        pool = self.remote_actors.give_up(one.oid) or workers.open_bound(NODE_SLOT, 0)
         if pool is None:
-            self.spares.release_name(spare)
+            self.backups.release_name(backup)
             return  # `_found` answers callers that it is gone
-        self.delegation.forget_pool(pool)
+        self.outbound_tasks.forget_pool(pool)
         actor = ActorRecord(
             one.oid,
             pool,
@@ -186,8 +186,8 @@ class ActorFailover:
             claim = ActorNameClaimed(0, self.client.number, what.name, one.object, True)
             self.send_manager(claim)
         else:
-            self.spares.release_name(spare)
-        lost = f"node h{spare.number}, on which it ran, was lost"
+            self.backups.release_name(backup)
+        lost = f"node h{backup.number}, on which it ran, was lost"
         why = "" if setup else ", and its constructor's arguments are gone"
         if state == 0 and what.state != NO_OBJECT:
             why = ", and the state that it had kept is gone"
@@ -200,8 +200,13 @@ class ActorFailover:
         actor.restarts += 1
         actor.state = self.client.hold(state) if state else None
         local = workers.pools[pool]
-        local.actor, local.target, local.setup, local.audience = True, 1, setup, wanted.audience
+        local.actor, local.target, local.setup, local.output_owner = (
+            True,
+            1,
+            setup,
+            wanted.output_owner,
+        )
         local.env, local.demand = wanted.env, wanted.demand
         local.setup_hold = self.client.hold(setup)
         workers.start_missing(local)
-        self.spares.keep(actor)
+        self.backups.keep(actor)

@@ -78,7 +78,7 @@ class WantedActor(NamedTuple):
     restarts: int
     get_if_exists: bool
     detached: bool
-    audience: int
+    output_owner: int
     places: tuple[int, ...] = ()  # numbers of the nodes to which it is bound
     env: Environment = ()
     demand: Demand = ()  # resources that it keeps for life

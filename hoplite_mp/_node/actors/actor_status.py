@@ -57,7 +57,7 @@ def calls_from_here(far: RemoteActors) -> Iterator[dict[str, Any]]:
     waiting = far.client.queued_counts()
     for pool, bound in list(far.bound.items()):
         if waiting.get(pool):
-            found = pool in far.delegation.far
+            found = pool in far.outbound_tasks.far
             peer = far.roster.number_of(bound.host_id) if found else None
             yield {
                 "identity": far.actors.public(bound.identity).hex(),

@@ -55,33 +55,33 @@ POOL_OPEN, POOL_CLOSING, POOL_ENDED = 1, 2, 4
 
 
 class LocalActorsEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
-    def audience_of(self, slot: int) -> int:
+    def output_owner_of(self, slot: int) -> int:
         """The driver that gets the output of an actor that the process in that slot begins."""
 
     def keep_granted(self, slot: int, number: int, hold: Any) -> None:
         """Keeps a hold for the process in that slot until it has one of its own."""
 
-    def far_begin(self, asker: Asker, wanted: WantedActor, node: int) -> None:
+    def remote_begin(self, asker: Asker, wanted: WantedActor, node: int) -> None:
         """Begins an actor on another node."""
 
-    def far_end(self, identity: int, kill: bool, unheld: bool) -> None:
+    def remote_end(self, identity: int, kill: bool, unheld: bool) -> None:
         """Ends an actor of another host."""
 
-    def far_restarts(self, asker: Client, identity: int) -> None:
+    def remote_restarts(self, asker: Client, identity: int) -> None:
         """Answers how often an actor of another host was restarted."""
 
-    def far_bind(self, slot: int, number: int, ask: BindActor) -> None:
+    def remote_bind(self, slot: int, number: int, ask: BindActor) -> None:
         """Opens a pool here for calls to an actor of another host."""
 
-    def far_fail_calls(self, pool: int) -> None:
+    def remote_fail_calls(self, pool: int) -> None:
         """Fails calls that are queued for an actor of another host, if that has ended."""
 
-    def far_freed(self, oid: int) -> None:
+    def remote_freed(self, oid: int) -> None:
         """No process here holds an object, perhaps the identity of an actor of another host."""
 
-    def keep_spare(self, actor: ActorRecord, done: Callable[[], None] | None) -> None:
+    def keep_backup(self, actor: ActorRecord, done: Callable[[], None] | None) -> None:
         """Sends the actor's spare what a restart needs; `done`: see Spares.keep."""
 
     def has_ended(self, actor: ActorRecord) -> None:
@@ -95,9 +95,9 @@ class LocalActors:
         self,
         host: HostContext,
         workers: Workers,
-        guests: InboundTasks,
+        inbound_tasks: InboundTasks,
         resources: Resources,
-        above: LocalActorsEvents,
+        events: LocalActorsEvents,
     ) -> None:
         self.client = host.client
         self.tasks = host.tasks
@@ -108,9 +108,9 @@ class LocalActors:
         self.replier = host.replier
         self.send_manager = host.send_manager
         self.workers = workers
-        self.guests = guests
+        self.inbound_tasks = inbound_tasks
         self.resources = resources
-        self.above = above
+        self.events = events
         self.by_pool: dict[int, ActorRecord] = {}
         self.by_identity: dict[int, ActorRecord] = {}
         self.openings: dict[int, Opening] = {}  # by number of the request to the manager
@@ -125,7 +125,7 @@ class LocalActors:
         def keep(hold: Any) -> bool:
             if line is None or self.clients.get(slot) is not line:
                 return False
-            self.above.keep_granted(slot, request.number, hold)
+            self.events.keep_granted(slot, request.number, hold)
             return True
 
         return Client(slot, request.number, self.replier(slot), keep)
@@ -133,7 +133,7 @@ class LocalActors:
     def open(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         asker = self.asker(slot, request)
-        audience = self.above.audience_of(slot)
+        output_owner = self.events.output_owner_of(slot)
         wanted = WantedActor(
             ask.setup,
             ask.about,
@@ -142,7 +142,7 @@ class LocalActors:
             ask.restarts,
             ask.get_if_exists,
             ask.detached,
-            audience,
+            output_owner,
             ask.places,
             ask.env,
             ask.demand,
@@ -151,7 +151,7 @@ class LocalActors:
         if ask.node == self.client.number:
             self.begin(asker, wanted)
         else:
-            self.above.far_begin(asker, wanted, ask.node)
+            self.events.remote_begin(asker, wanted, ask.node)
 
     def begin(self, asker: Asker, wanted: WantedActor) -> None:
         """Begins an actor on this host, unless another one has its name."""
@@ -228,7 +228,7 @@ class LocalActors:
     def _start(self, opening: Opening, wanted: WantedActor) -> None:
         """Starts the actor's process."""
         workers, identity = self.workers, opening.identity
-        about = wanted.audience, wanted.env, wanted.demand
+        about = wanted.output_owner, wanted.env, wanted.demand
         opened = Pool(0, 1, NODE_SLOT, 0, wanted.setup, True, *about)
         if self.leaving or not workers.open(opened):
             self._refuse(opening, wanted)
@@ -258,7 +258,7 @@ class LocalActors:
 
     def keep(self, actor: ActorRecord, done: Callable[[], None] | None = None) -> None:
         """Updates the actor's spare; `done`: see Spares.keep."""
-        self.above.keep_spare(actor, done)
+        self.events.keep_backup(actor, done)
 
     def _grant(self, asker: Asker, identity: bytes) -> None:
         """Answers with an existing actor of any host."""
@@ -275,7 +275,7 @@ class LocalActors:
         ask: Any = request.ask
         here = self.end_here(ask.identity, ask.kill, ask.unheld)
         if not here:
-            self.above.far_end(ask.identity, ask.kill, ask.unheld)
+            self.events.remote_end(ask.identity, ask.kill, ask.unheld)
         if not ask.unheld:
             self.reply(slot, Reply(request.number))
 
@@ -315,18 +315,18 @@ class LocalActors:
                 self.keep(actor)  # tells the spare that the actor has no name and is not detached
             else:  # nobody could tell the spare if this host were lost
                 actor.closed = True
-                self.above.has_ended(actor)
+                self.events.has_ended(actor)
 
     def restarts(self, slot: int, request: Request) -> None:
         identity = request.ask.identity  # type: ignore[union-attr]
         actor = self.of(identity)
         if actor is None:
-            self.above.far_restarts(self.asker(slot, request), identity)
+            self.events.remote_restarts(self.asker(slot, request), identity)
         else:
             self.reply(slot, Reply(request.number, actor.restarts))
 
     def bind(self, slot: int, request: Request) -> None:
-        self.above.far_bind(slot, request.number, request.ask)  # type: ignore[arg-type]
+        self.events.remote_bind(slot, request.number, request.ask)  # type: ignore[arg-type]
 
     def refuse_calls(self, pool: int) -> None:
         """Fails calls that were queued for an actor after it ended."""
@@ -338,7 +338,7 @@ class LocalActors:
         pool = request.ask.pool  # type: ignore[union-attr]
         self.refuse_calls(pool)
         if pool not in self.by_pool:
-            self.above.far_fail_calls(pool)
+            self.events.remote_fail_calls(pool)
 
     # -- requests of actors' own processes -----------------------------------------------------
 
@@ -401,7 +401,8 @@ class LocalActors:
             ends = False  # other hosts may still send calls
         else:
             ends = not (
-                self.client.queued_in(actor.pool, True) or self.guests.on_their_way(actor.pool)
+                self.client.queued_in(actor.pool, True)
+                or self.inbound_tasks.on_their_way(actor.pool)
             )
         if ends and actor is not None and actor.ended is None:
             self.end_with(actor, errors.ActorLostError(f"{actor.title} was closed"))
@@ -457,10 +458,10 @@ class LocalActors:
         """No process holds an object any more; if it was an identity, its actor ends."""
         actor = self.by_identity.pop(oid, None)
         if actor is None:
-            self.above.far_freed(oid)
+            self.events.remote_freed(oid)
             return
         self._forget_name(actor)
-        self.above.has_ended(actor)
+        self.events.has_ended(actor)
         self.by_pool.pop(actor.pool, None)
         self.workers.close(actor.pool, actor.killed_unheld)
 
@@ -473,7 +474,7 @@ class LocalActors:
         the node to fail it."""
         actor.ended = payload
         self._forget_name(actor)
-        self.above.has_ended(actor)
+        self.events.has_ended(actor)
         self.client.open_pool(actor.pool, POOL_ENDED)
         self._fail_queued(actor)
 

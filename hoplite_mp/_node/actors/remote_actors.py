@@ -51,7 +51,7 @@ NO_IDENTITY = bytes(ids.ID_BYTES)
 # How many calls are sent to an actor of another host beyond the one that runs. Higher: no pause
 # between calls over a network of high latency. Lower: fewer may have begun when that host is lost.
 ACTOR_AHEAD_CALLS = 64
-NO_SPARE = "its host is gone, and no other one could begin it again"
+NO_BACKUP = "its host is gone, and no other one could begin it again"
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Closing:
 
 
 class RemoteActorsEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
     def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
         """Calls `action` as soon as it is known whether that actor is on this host."""
@@ -120,10 +120,10 @@ class RemoteActors:
         host: HostContext,
         actors: LocalActors,
         workers: Workers,
-        delegation: OutboundTasks,
-        guests: InboundTasks,
+        outbound_tasks: OutboundTasks,
+        inbound_tasks: InboundTasks,
         owners: OwnershipTransfer,
-        above: RemoteActorsEvents,
+        events: RemoteActorsEvents,
     ) -> None:
         self.client = host.client
         self.tasks = host.tasks
@@ -134,10 +134,10 @@ class RemoteActors:
         self.questions = host.questions
         self.actors = actors
         self.workers = workers
-        self.delegation = delegation
-        self.guests = guests
+        self.outbound_tasks = outbound_tasks
+        self.inbound_tasks = inbound_tasks
         self.owners = owners
-        self.above = above
+        self.events = events
         # Identity of an actor whose host is lost -> processes that ask for its number of restarts.
         self.counting: dict[int, list[Client]] = {}
         # Identities of actors that a process here has ended -> whether by kill.
@@ -203,10 +203,10 @@ class RemoteActors:
                 self._end(pool, bound, "its host is leaving the cluster")
             elif one.owner != ids.unpack_id(one.object)[0]:
                 self._seek(pool, bound)  # the actor has moved to another host
-            elif one.owner in self.delegation.runners:
-                self.delegation.add_far(pool, one.owner, ask.pool, 1, bound.ahead)
+            elif one.owner in self.outbound_tasks.runners:
+                self.outbound_tasks.add_remote(pool, one.owner, ask.pool, 1, bound.ahead)
             elif self.owners.is_decided(one.owner):
-                self._end(pool, bound, NO_SPARE)
+                self._end(pool, bound, NO_BACKUP)
             else:
                 self.lost(pool, "its host is gone")
         self.reply(slot, Reply(number, pool))
@@ -301,7 +301,7 @@ class RemoteActors:
         for other in waits:  # earlier calls must still be sent before the end is forwarded
             other.host_id = one.owner
         if one.owner == self.client.host_id:
-            self.above.when_known(one.object, lambda: self._is_here(one, bool(waits)))
+            self.events.when_known(one.object, lambda: self._is_here(one, bool(waits)))
         else:
             self._is_there(one, bool(waits))
 
@@ -318,7 +318,7 @@ class RemoteActors:
             client.answer(actor.restarts if actor else 0)
         pool = self.by_identity.get(one.oid)
         if pool is not None and self.bound[pool].ended is None:
-            self._end(pool, self.bound[pool], NO_SPARE)
+            self._end(pool, self.bound[pool], NO_BACKUP)
 
     def _is_there(self, one: ImportRecord, closes: bool) -> None:
         """Another host is the new owner, and may have restarted the actor."""
@@ -342,12 +342,12 @@ class RemoteActors:
             return
         bound.host_id = one.owner
         if one.owner == self.client.host_id:
-            self.above.when_known(one.object, lambda: self._is_here(one, False))
+            self.events.when_known(one.object, lambda: self._is_here(one, False))
         elif not (
             self.send(one.owner, ActorSought(one.object))
             or self.owners.is_open(one.owner)  # in that case another owner will be named
         ):
-            self._end(pool, bound, NO_SPARE)
+            self._end(pool, bound, NO_BACKUP)
 
     def _found(self, host_id: int, message: ActorFound) -> None:
         for one in self.imports.all_of(message.identity):
@@ -356,11 +356,11 @@ class RemoteActors:
             if pool is None or bound is None or bound.host_id != host_id or bound.ended is not None:
                 continue
             if not message.pool:
-                self._end(pool, bound, NO_SPARE)
-            elif host_id in self.delegation.runners and pool not in self.delegation.far:
+                self._end(pool, bound, NO_BACKUP)
+            elif host_id in self.outbound_tasks.runners and pool not in self.outbound_tasks.far:
                 first = self.client.queued_in(pool)
-                delegation = self.delegation
-                delegation.add_far(pool, host_id, message.pool, 1, bound.ahead, first)
+                outbound_tasks = self.outbound_tasks
+                outbound_tasks.add_remote(pool, host_id, message.pool, 1, bound.ahead, first)
 
     def give_up(self, identity: int) -> int | None:
         """Removes and returns the pool in which calls from here wait, because the actor restarts on
@@ -378,7 +378,7 @@ class RemoteActors:
 
     def has_calls(self, host_id: int) -> bool:
         """Whether calls to actors of that host have not ended."""
-        under_way = map(self.tasks.pool_of, self.delegation.where)
+        under_way = map(self.tasks.pool_of, self.outbound_tasks.where)
         pools = {pool for pool, bound in self.bound.items() if bound.host_id == host_id}
         return not pools.isdisjoint(under_way) or any(
             self.client.queued_in(pool, True) for pool in pools
@@ -406,8 +406,8 @@ class RemoteActors:
                 asker.refused("its constructor's arguments are gone")
                 return
             _, _, *options = msgspec.structs.astuple(message)
-            audience = self.guests.audience_here(host_id, message.audience)
-            wanted = WantedActor(holds[0].oid, *options)._replace(audience=audience)
+            output_owner = self.inbound_tasks.output_owner_here(host_id, message.output_owner)
+            wanted = WantedActor(holds[0].oid, *options)._replace(output_owner=output_owner)
             self.actors.begin(asker, wanted)
 
         self.imports.ask([message.setup], ready)
@@ -420,9 +420,9 @@ class RemoteActors:
             case ActorHeld():
                 self.given.pop((host_id, message.number), None)
             case EndActorThere():
-                self.above.when_known(message.identity, lambda: self._end_here(message))
+                self.events.when_known(message.identity, lambda: self._end_here(message))
             case RestartsAsked():
-                self.above.when_known(
+                self.events.when_known(
                     message.identity, lambda: self._tell_restarts(host_id, message)
                 )
             case ActorFound():

@@ -22,7 +22,7 @@ from hoplite_mp._node.collectives.chunked_reduce import ChunkedReduce, NotInChun
 from hoplite_mp._node.collectives.endings import finish, placed
 from hoplite_mp._node.execution.local_reduce import LocalReduce, PlanError, SourcesGone, prepare
 from hoplite_mp._node.objects.array_layouts import can_fold, layout_of
-from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
+from hoplite_mp._node.objects.remote_objects import ROOM_POLL_S
 from hoplite_mp._planner.program import participants, waits_for
 from hoplite_mp._protocol.fields import FOLDING
 from hoplite_mp._protocol.messages import (
@@ -96,7 +96,7 @@ class Operations:
         self.loop = host.loop
         self.threads = threads
         self.plan_executor: PlanRunner | None = None  # set if there is a network
-        self.notes = host.notes
+        self.trace_events = host.trace_events
         self.operations: dict[int, RunningOperation] = {}
         self._next = 1
 
@@ -330,7 +330,7 @@ class Operations:
         """An attempt may have spilled and restored objects in vain, which wakes processes, and by
         that this node's next turn. So the next attempt does not follow in that turn."""
         now = self.loop.now()
-        operation.try_again_at = now + ROOM_LOOK_S
+        operation.try_again_at = now + ROOM_POLL_S
         if now > operation.space_deadline:
             why = f"{why}; {self.store.full_message()}"
             self._failed(operation, why, (), "full")
@@ -394,9 +394,9 @@ class Operations:
     ) -> None:
         """Adds an event to the trace: first the wait for sources, then one for each plan, which
         lasts until the next plan or the end."""
-        if self.notes.on:
+        if self.trace_events.on:
             ask = operation.ask
-            self.notes.add(
+            self.trace_events.add(
                 "collective",
                 f"{ask.kind} waits for sources" if outcome == "planned" else ask.kind,
                 operation.planned_ns or operation.asked_ns,

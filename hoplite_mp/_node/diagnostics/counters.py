@@ -46,7 +46,7 @@ class Counters:
         """The counts since this node's start, and the sizes of now. What can be freed is freed
         first, so that it is not counted."""
         client, store, workers, sweeper = self.client, self.store, self.workers, self.sweeper
-        store.above.make_room()
+        store.events.make_room()
         client.reclaim_freed()
         store.take_returns()
         store.purge_spilled()

@@ -50,7 +50,7 @@ class Recording:
         """track_name: returns the name of the track for the process in that slot, or "" if it has
         no track of its own. It is called with the worker, too, if its process has ended."""
         self.loop = host.loop
-        self.notes = host.notes
+        self.trace_events = host.trace_events
         self.client = host.client
         self.tasks = host.tasks
         self.clients = host.clients
@@ -67,7 +67,7 @@ class Recording:
     def start(self) -> None:
         """Starts recording in all processes and rooms."""
         self._begin_ns = self.loop.now_ns()
-        self.notes.start()
+        self.trace_events.start()
         self._forget()
         self._trace.start()
         self.on = True
@@ -97,7 +97,7 @@ class Recording:
             self._actors[pid] = name
         self._events.append((slot, pid, data))
         self._count += len(data) // EVENT.size
-        while (over := self._count - self.notes.most) > 0:
+        while (over := self._count - self.trace_events.most) > 0:
             oldest, pid, events = self._events.popleft()
             gone = min(over, len(events) // EVENT.size)
             if gone * EVENT.size < len(events):
@@ -145,7 +145,7 @@ class Recording:
             opened = {slot: self._trace.open(slot) for slot in self.clients}
             self._trace.stop()
             self.on = False
-            self.notes.stop()
+            self.trace_events.stop()
             for slot, events in opened.items():
                 self._add(slot, self._ended(slot, events, self._take(slot), RUNNING))
             document = TraceDocument(
@@ -154,9 +154,9 @@ class Recording:
                 begin_ns=self._begin_ns,
                 end_ns=self.loop.now_ns(),
                 events=list(self._events),
-                guests=self.notes.guests,
-                notes=list(self.notes.kept),
-                dropped=self._dropped + self.notes.dropped,
+                inbound_tasks=self.trace_events.inbound_tasks,
+                trace_events=list(self.trace_events.kept),
+                dropped=self._dropped + self.trace_events.dropped,
                 actors=self._actors,
             )
             self.document = msgspec.msgpack.encode(document)
@@ -168,13 +168,13 @@ class Recording:
         self._actors = {}
         self._count = self._dropped = 0
         if not self.on:
-            self.notes.guests.clear()
+            self.trace_events.inbound_tasks.clear()
 
     def drop(self) -> None:
         """Discards the trace."""
         self._trace.stop()
         self.on = False
-        self.notes.stop()
+        self.trace_events.stop()
         self._forget()
-        self.notes.kept.clear()
+        self.trace_events.kept.clear()
         self.document = b""

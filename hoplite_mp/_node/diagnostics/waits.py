@@ -65,8 +65,8 @@ class WaitReports:
         host: HostContext,
         recording: Recording,
         workers: Workers,
-        delegation: OutboundTasks,
-        guests: InboundTasks,
+        outbound_tasks: OutboundTasks,
+        inbound_tasks: InboundTasks,
         operations: Operations,
         delays: RetryDelays,
         stacks: StacksPort,
@@ -83,8 +83,8 @@ class WaitReports:
         self.questions = host.questions
         self.recording = recording
         self.workers = workers
-        self.delegation = delegation
-        self.guests = guests
+        self.outbound_tasks = outbound_tasks
+        self.inbound_tasks = inbound_tasks
         self.operations = operations
         self.delays = delays
         self.stacks = stacks
@@ -233,8 +233,8 @@ class WaitReports:
         pool = self.workers.pools.get(number)
         found["pool"] = number
         found["workers"] = 0 if pool is None else len(pool.workers)
-        guest = self.guests.by_oid.get(oid)
-        found["from"] = "" if guest is None else self._peer(guest.peer)
+        inbound_task = self.inbound_tasks.by_oid.get(oid)
+        found["from"] = "" if inbound_task is None else self._peer(inbound_task.peer)
         return found
 
     def _running(self) -> Iterable[dict[str, Any]]:
@@ -251,7 +251,7 @@ class WaitReports:
                 }
 
     def _sent(self) -> Iterable[dict[str, Any]]:
-        for oid, runner in list(self.delegation.where.items()):
+        for oid, runner in list(self.outbound_tasks.where.items()):
             yield self._task(oid, self.tasks.submitted_ns(oid)) | {"to": f"h{runner.number}"}
 
     def _collectives(self) -> Iterable[dict[str, Any]]:
@@ -363,7 +363,7 @@ class WaitReports:
                 return f"{what}, which waits itself"
             if state == "QUEUED":
                 return f"{what}, which is queued"
-            runner = self.delegation.where.get(oid)
+            runner = self.outbound_tasks.where.get(oid)
             if runner is not None:
                 return f"{what}, which was sent to h{runner.number}"
             return f"{what}, which runs on {self.process(header['claimant'])}"

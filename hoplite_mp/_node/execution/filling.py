@@ -44,8 +44,10 @@ def _block(
     """The memory of a new block, or of the one that an earlier plan has begun to fill."""
     if index not in execution.blocks:
         begun = execution.carryover.copies.pop(object_id, None)
-        spare = execution.posted
-        payload = results.lease(nbytes, spare=spare) if begun is None else begun.payload
+        preallocated = execution.posted
+        payload = (
+            results.lease(nbytes, preallocated=preallocated) if begun is None else begun.payload
+        )
         if payload is None:
             raise NotNow(
                 "the object that arrives does not fit into the store beside what is in use"

@@ -80,7 +80,7 @@ class Folding:
             if index in self.execution.blocks:
                 continue
             head, _, nbytes = self.stripe_layout.head(index)
-            payload = self.results.lease(nbytes, spare=self.execution.posted)
+            payload = self.results.lease(nbytes, preallocated=self.execution.posted)
             if payload is None:
                 raise NotNow("its result does not fit into the store beside what is in use")
             self.execution.blocks[index] = payload, nbytes
@@ -211,7 +211,7 @@ class Folding:
         memory, and the payload is 0."""
         payload = None
         if nbytes > self.config.small_object_bytes_max:
-            payload = self.results.lease(nbytes, spare=self.execution.posted)
+            payload = self.results.lease(nbytes, preallocated=self.execution.posted)
         if payload is None:
             memory: Any = np.empty(nbytes, np.uint8)
         else:

@@ -55,9 +55,9 @@ class PlanCells:
         self.links = links
         self.engine = links.engine
         self.pairs = PathEstimator(
-            links.flows, lambda: self.meter.rates, host.loop, self._held_up, self._narrow
+            links.flows, lambda: self.link_estimator.rates, host.loop, self._held_up, self._narrow
         )
-        self.meter = LinkEstimator(
+        self.link_estimator = LinkEstimator(
             lambda: links.moved(near=False), host.loop, self._measured, beside=self.pairs
         )
         self.by_cell: dict[int, PlanState] = {}
@@ -168,11 +168,11 @@ class PlanCells:
         if execution.pulls or execution.program.serves:
             execution.measured = True
             if execution.moved is None and execution.may_be_relieved:
-                execution.moved = self.meter.moved()
+                execution.moved = self.link_estimator.moved()
             fills = filled_links(execution.plan, self.client.number)
             if execution.is_ahead:  # so its links carry less from now on than they could
                 fills = False, False
-            self.meter.begin(fills)
+            self.link_estimator.begin(fills)
 
     def pull_posted(self, execution: PlanState) -> None:
         """Starts the pulls of a posted plan before it is begun."""
@@ -182,7 +182,7 @@ class PlanCells:
     def _pull_together(self, execution: PlanState) -> None:
         most = execution.program.inbound_max
         at_once = not most or len(execution.queue) + len(execution.running) <= most
-        if at_once and not execution.copies and not self.links.notes.on:
+        if at_once and not execution.copies and not self.links.trace_events.on:
             # Only the last one is waited for.
             self.engine.together(execution.missing, execution.vote)
         self.pull_more(execution)
@@ -204,7 +204,7 @@ class PlanCells:
         timer."""
         if not execution.cells:
             return  # the execution has ended
-        arrived = execution.above.arrived(execution)
+        arrived = execution.events.arrived(execution)
         for cell, (begin, end) in execution.followed.items():
             come = end - begin if arrived is None else arrived.reach(begin, end)
             if come > self.engine.watermark(cell):
@@ -230,7 +230,7 @@ class PlanCells:
             self.engine.release()
         execution.cells, execution.memories = {}, dict
         if execution.measured:
-            self.meter.end()
+            self.link_estimator.end()
         return carryover
 
     def give_up(self, execution: PlanState, cell: int) -> None:
@@ -251,7 +251,7 @@ class PlanCells:
         if execution is not None:
             execution.missing.discard(cell)
             execution.running.discard(cell)
-            execution.above.filled(execution, cell)
+            execution.events.filled(execution, cell)
 
     def failed(self, cell: int, reason: str) -> None:
         """Called by `Links` when a pull or a fold has ended early: retries, or reports the
@@ -267,7 +267,7 @@ class PlanCells:
         if lives and tries <= PULL_TRIES_MAX:
             self.loop.call_later(PULL_RETRY_S, lambda: self._pull(execution, cell))
         else:
-            execution.above.failed(execution, node, reason)
+            execution.events.failed(execution, node, reason)
 
     def describe(self, cell: int) -> dict[str, Any]:
         """For `dump`: which object or operation a cell belongs to, and how many bytes it has."""

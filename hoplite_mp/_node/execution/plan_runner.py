@@ -22,7 +22,7 @@ from hoplite_mp._node.execution.pinning import Pinning
 from hoplite_mp._node.execution.plan_cells import NOBODY
 from hoplite_mp._node.execution.plan_state import NotNow, PlanState
 from hoplite_mp._node.execution.replicating import Replicating
-from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
+from hoplite_mp._node.objects.remote_objects import ROOM_POLL_S
 from hoplite_mp._planner.program import ProgramCache, program_of
 from hoplite_mp._protocol.fields import FOLDING
 from hoplite_mp._protocol.messages import (
@@ -79,7 +79,7 @@ class PlanRunner:
         self.links = cells.links
         self.replicas = replicas
         self.streaming_sources = streaming_sources
-        self.meter = cells.meter
+        self.link_estimator = cells.link_estimator
         self.pinning = Pinning(host, streaming_sources)
         self.replicating = Replicating(host, cells, replicas, self, self._brought)
         self.executions: dict[int, PlanState] = {}  # by operation
@@ -131,7 +131,7 @@ class PlanRunner:
         Does nothing if there is no room, because nothing is spilled for what may be in vain;
         `drop_posted` must follow."""
         program = self.programs.of(plan, self.client.number)
-        if program.is_empty or plan.operation in self.executions or self.links.notes.on:
+        if program.is_empty or plan.operation in self.executions or self.links.trace_events.on:
             return
         needs = sum(plan.sizes) if isinstance(plan, ExecuteReduce) and plan.sizes else plan.nbytes
         if self.store.arena.used + POSTED_SHARE * needs > self.store.limit:
@@ -267,7 +267,7 @@ class PlanRunner:
         for execution in self.executions.values():
             before, plan = execution.moved, execution.plan
             if before is not None and execution.may_be_relieved and not execution.reported:
-                moved = zip(before, self.meter.moved(), strict=True)
+                moved = zip(before, self.link_estimator.moved(), strict=True)
                 about = plan.operation, plan.epoch, self.client.number, up, down
                 slow = OperationSlow(*about, *(max(0, now - then) for then, now in moved))
                 self.send_manager(slow)
@@ -305,11 +305,11 @@ class PlanRunner:
 
     def _note(self, execution: PlanState) -> None:
         """Adds this node's part of the plan to the trace, unless nobody has made that call."""
-        if self.links.notes.on and not execution.posted:
+        if self.links.trace_events.on and not execution.posted:
             plan = execution.plan
             copy = isinstance(plan, Distribute)
             kind = "broadcast" if copy else plan.kind  # type: ignore[union-attr]
-            self.links.notes.add(
+            self.links.trace_events.add(
                 "collective",
                 f"part of {kind}",
                 execution.begun_ns,
@@ -362,7 +362,7 @@ class PlanRunner:
                 self._fail(execution, f"{why}; {self.store.full_message()}", (), "full")
             else:
                 self._make_room(execution)
-                self.loop.call_later(ROOM_LOOK_S, lambda: self._begin(execution))
+                self.loop.call_later(ROOM_POLL_S, lambda: self._begin(execution))
             return
         except SourcesGone as gone:
             self._fail(execution, str(gone), gone.indices)

@@ -51,7 +51,7 @@ class PlanState:
 
     plan: Plan
     program: Program
-    above: PlanStateEvents
+    events: PlanStateEvents
     begun_ns: int  # when this node received the plan
     until: float = 0.0  # the time at which to give up waiting for room
     # Pinned members on this host, by index.

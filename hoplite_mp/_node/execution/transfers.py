@@ -16,7 +16,7 @@ from hoplite_mp._common.object_states import AWAY, NODE_SLOT, STATE
 from hoplite_mp._node.execution.carryover import CarriedCopy, Carryover
 from hoplite_mp._node.execution.filling import fill_blocks
 from hoplite_mp._node.execution.plan_state import PlanState
-from hoplite_mp._node.objects.remote_objects import ROOM_LOOK_S
+from hoplite_mp._node.objects.remote_objects import ROOM_POLL_S
 from hoplite_mp._node.ranges import Ranges
 from hoplite_mp._planner.program import program_of
 from hoplite_mp._protocol.messages import (
@@ -197,7 +197,7 @@ class Transfers:
         manager why the object is not served."""
         until = self.unserved.setdefault(plan.epoch, self.loop.now() + self.config.put_wait_s)
         if self.loop.now() < until:
-            self.loop.call_later(ROOM_LOOK_S, lambda: self._serve_again(plan))
+            self.loop.call_later(ROOM_POLL_S, lambda: self._serve_again(plan))
             return
         del self.unserved[plan.epoch]
         self._tell_full(plan)
@@ -250,7 +250,7 @@ class Transfers:
         until = self.roomless.setdefault(plan.epoch, self.loop.now() + self.config.put_wait_s)
         if self.loop.now() >= until:
             return False
-        self.loop.call_later(ROOM_LOOK_S, lambda: self._again(plan))
+        self.loop.call_later(ROOM_POLL_S, lambda: self._again(plan))
         return True
 
     def _again(self, plan: Distribute) -> None:
@@ -327,7 +327,7 @@ class Transfers:
                 self.remote_objects.refuse(oid, message.message)
                 if not self._receiving(message.object):  # else `withdraw` requests it again
                     again = partial(self._request_again, message.object, oid)
-                    self.loop.call_later(ROOM_LOOK_S, again)
+                    self.loop.call_later(ROOM_POLL_S, again)
                 return
             self.remote_objects.lost(oid, message.message)  # this calls `forget`
         self.fetching.pop(message.object, None)

@@ -50,7 +50,7 @@ class CallBuffers:
                 return None
             if not self._store.has_spare(total):
                 return None
-            payload = self._store.lease(total, NODE_SLOT, spare=True)
+            payload = self._store.lease(total, NODE_SLOT, preallocated=True)
             if payload is None:
                 return None
             buffers.blocks[nbytes] = payload

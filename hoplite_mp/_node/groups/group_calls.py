@@ -379,7 +379,7 @@ class MultiHostCalls:
     def _move(self, state: GroupState, message: GroupGo) -> None:
         state.go, state.awaiting_local = message, False
         if state.moved[0] != message.call:
-            state.moved = message.call, *self.results.plan_executor.meter.moved()
+            state.moved = message.call, *self.results.plan_executor.link_estimator.moved()
         votes = state.voting is not None and state.voting.go is message
 
         def say(failure: str = "", error: str = "") -> None:
@@ -404,7 +404,7 @@ class MultiHostCalls:
         if state.leader is None:
             return
         about = go.generation, go.call, go.attempt, failure[:1000]
-        rates = self.results.plan_executor.meter.rates
+        rates = self.results.plan_executor.link_estimator.rates
         self.send(state, state.leader, GroupDone(*about, *rates, error))
 
     def slowed(self, up: int, down: int) -> None:
@@ -412,7 +412,9 @@ class MultiHostCalls:
         for state in self.states.values():
             go = state.go
             if go is not None and go.call == state.calls and state.leader is not None:
-                moved = zip(state.moved[1:], self.results.plan_executor.meter.moved(), strict=True)
+                moved = zip(
+                    state.moved[1:], self.results.plan_executor.link_estimator.moved(), strict=True
+                )
                 about = go.generation, go.call, go.attempt, up, down
                 slow = GroupSlow(*about, *(max(0, now - before) for before, now in moved))
                 self.send(state, state.leader, slow)

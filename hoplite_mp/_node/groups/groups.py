@@ -48,7 +48,7 @@ ENDS_MAX = 64  # how many ended groups a node reports to the next manager
 
 
 class HostGroupsEvents(Protocol):
-    """What this room must learn from rooms above it."""
+    """What this component asks of components above it."""
 
     def runs_again(self, oid: int) -> bool:
         """Is that task being run again because its result was lost?"""
@@ -66,7 +66,11 @@ class HostGroups:
     """All Groups with a member on this host, and their boards."""
 
     def __init__(
-        self, host: HostContext, requests: Requests, messages: PointToPoint, above: HostGroupsEvents
+        self,
+        host: HostContext,
+        requests: Requests,
+        messages: PointToPoint,
+        events: HostGroupsEvents,
     ) -> None:
         self.client = host.client
         self.tasks = host.tasks
@@ -74,7 +78,7 @@ class HostGroups:
         self.reply = host.reply
         self.requests = requests
         self.messages = messages
-        self.above = above
+        self.events = events
         self.buffers = CallBuffers(host.store)
         self.known: dict[int, Known] = {}  # board -> group
         # Requests to join of living processes: number of the request -> (number that the reply to
@@ -99,11 +103,11 @@ class HostGroups:
     def join(self, ask: GroupJoin, slot: int, number: int, members_max: int) -> None:
         request, self._next = self._next, self._next + 1
         generation = self.client.client_info(slot)["generation"]
-        task, tries = self.above.task_of(slot, ask.call)
+        task, tries = self.events.task_of(slot, ask.call)
         asked = GroupJoinRequested(
             request, self.client.number, slot, generation, ask.name, ask.size, ask.rank,
             members_max, task, ask.parent, tuple(ask.founders), tries,
-            self.above.team_of(slot, ask.size),
+            self.events.team_of(slot, ask.size),
         )  # fmt: skip
         self.joining[request] = number, asked
         self.send(asked)
@@ -280,7 +284,7 @@ class HostGroups:
         self._say_over(over)
 
     def _is_over(self, oid: int) -> bool:
-        return self.tasks.done(oid) and not self.above.runs_again(oid)
+        return self.tasks.done(oid) and not self.events.runs_again(oid)
 
     def _say_over(self, over: list[bytes]) -> None:
         """Reports these tasks, and the awaited ones that are over by now."""

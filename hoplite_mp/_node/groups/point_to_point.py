@@ -69,7 +69,7 @@ class Between:
     def __init__(self, members: GroupMembers, known: Known) -> None:
         self.members = members
         self.known = known
-        self.boxes: dict[int, Mailbox] = {}  # rank of a member here -> its mailbox
+        self.mailboxes: dict[int, Mailbox] = {}  # rank of a member here -> its mailbox
         self.sent: dict[int, Sent] = {}  # by number
         self.inline: Counter[int] = Counter()  # bytes inside packets on their way, by node
         self.numbers = 0
@@ -110,23 +110,23 @@ class PointToPoint:
             heard = group.members.version
         before, group.members = group.members, members
         me = self.client.number
-        for rank in [rank for rank in group.boxes if members.nodes[rank] != me]:
-            group.boxes.pop(rank).close()
+        for rank in [rank for rank in group.mailboxes if members.nodes[rank] != me]:
+            group.mailboxes.pop(rank).close()
         for number in [n for n, one in group.sent.items() if members.nodes[one.to] != one.node]:
             group.arrived(number)
         for rank, node in enumerate(before.nodes):
             if before.formed and node is not None and members.nodes[rank] != node:
                 self._over(group, rank, node, before.version + 1)
         for rank, node in enumerate(members.nodes):
-            if node == me and rank not in known.left and rank not in group.boxes:
+            if node == me and rank not in known.left and rank not in group.mailboxes:
                 announce = functools.partial(known.board.announce, rank)
-                group.boxes[rank] = Mailbox(members.size, members.since_of(rank), announce)
+                group.mailboxes[rank] = Mailbox(members.size, members.since_of(rank), announce)
         knowing = {*members.nodes, *members.former}
         if members.formed and heard + 1 < members.version:
             self._say_unheard(members)
             self._await_unheard(group, knowing)
         present = sum(1 << r for r, node in enumerate(members.nodes) if node is not None)
-        for box in group.boxes.values():
+        for box in group.mailboxes.values():
             box.end_unheard(knowing)
             box.know(present, formed=members.formed)
         for node, message in self.pending_messages.pop(members.generation, ()):
@@ -143,15 +143,15 @@ class PointToPoint:
         """This node has missed some versions, so members may have sent messages and left of whom it
         has never heard. A node's answer comes after all that its members have sent before."""
         version = group.members.version
-        boxes = [box for box in group.boxes.values() if box.born < version]
+        mailboxes = [box for box in group.mailboxes.values() if box.born < version]
         members = [self.roster.by_number.get(n) for n in knowing - {None, self.client.number}]  # type: ignore[arg-type]
-        if not boxes:
+        if not mailboxes:
             return
-        for box in boxes:
+        for box in mailboxes:
             box.hold()
 
         def answered(_: object) -> None:
-            for box in boxes:
+            for box in mailboxes:
                 box.release()
 
         hosts = [member.host_id for member in members if member is not None]
@@ -160,7 +160,7 @@ class PointToPoint:
     def _over(self, group: Between, rank: int, node: int, version: int) -> None:
         """The member that held that rank on that node is gone."""
         members, me = group.members, self.client.number
-        for box in group.boxes.values():
+        for box in group.mailboxes.values():
             box.expect_end(rank, node, version)
         if node == me:
             self._end(group, rank, node, members.version)
@@ -171,13 +171,13 @@ class PointToPoint:
             self._end(group, rank, node, members.version)
 
     def _end(self, group: Between, rank: int, node: int, version: int) -> None:
-        for box in group.boxes.values():
+        for box in group.mailboxes.values():
             box.add(rank, node, End(rank, version))
 
     def left(self, known: Known, rank: int) -> None:
         """That member on this host is gone; the manager has yet to announce it."""
         group = self.groups.get(known.generation)
-        box = None if group is None else group.boxes.pop(rank, None)
+        box = None if group is None else group.mailboxes.pop(rank, None)
         if box is not None:
             box.close()
 
@@ -185,7 +185,7 @@ class PointToPoint:
         """The group has ended: all members have left or died."""
         self.pending_messages.pop(generation, None)
         group = self.groups.pop(generation, None)
-        for box in () if group is None else group.boxes.values():
+        for box in () if group is None else group.mailboxes.values():
             box.close()
 
     def lose_node(self, node: int) -> None:
@@ -196,7 +196,7 @@ class PointToPoint:
         for group in self.groups.values():
             for number in [n for n, one in group.sent.items() if one.node == node]:
                 group.arrived(number)
-            for box in group.boxes.values():
+            for box in group.mailboxes.values():
                 box.lose_node(node)
 
     # -- members of this host ------------------------------------------------------------------
@@ -252,7 +252,7 @@ class PointToPoint:
         target = group.members.nodes[ask.to]
         assert target is not None
         if target == self.client.number:
-            box = group.boxes.get(ask.to)
+            box = group.mailboxes.get(ask.to)
             if box is not None:
                 letter = QueuedMessage(ask.rank, ask.tag, ask.oid, holds, ready=True)
                 box.add(ask.rank, target, letter)
@@ -291,7 +291,7 @@ class PointToPoint:
         if group is None:
             self.reply(slot, Reply(request.number, None))
             return
-        box = group.boxes.get(ask.rank)
+        box = group.mailboxes.get(ask.rank)
         found = ([], [0] * group.members.size, 0, False) if box is None else box.named(ask.seen)
         self.reply(slot, Reply(request.number, found))
 
@@ -300,7 +300,7 @@ class PointToPoint:
         ask: GroupReceived = request.ask  # type: ignore[assignment]
         group = self.groups.get(ask.generation)
         if group is not None and group.known.here.get(ask.rank, (-1,))[0] == slot:
-            box = group.boxes.get(ask.rank)
+            box = group.mailboxes.get(ask.rank)
             if box is not None:
                 box.arrived.pop(ask.number, None)
 
@@ -321,7 +321,7 @@ class PointToPoint:
             self._keep_pending(node, message)
         elif isinstance(message, GroupSourceEnded):
             if message.unheard:
-                for box in group.boxes.values():
+                for box in group.mailboxes.values():
                     box.end_if_due(message.rank, node, message.version)
             else:
                 self._end(group, message.rank, node, message.version)
@@ -340,7 +340,7 @@ class PointToPoint:
     def _take(self, group: Between, node: int, message: GroupSent) -> None:
         """Takes a message for a member here, if that member still exists."""
         taken = GroupSentTaken(message.generation, message.number)
-        box = group.boxes.get(message.to)
+        box = group.mailboxes.get(message.to)
         # That member is gone, or the message was sent to the member that held its rank before.
         if box is None or message.version < box.born:
             self._send(node, taken)
@@ -392,6 +392,6 @@ class PointToPoint:
     def unread(self, generation: int) -> Iterator[tuple[int, int]]:
         """Yields (rank here, number of messages that it has not received)."""
         group = self.groups.get(generation)
-        for rank, box in () if group is None else group.boxes.items():
+        for rank, box in () if group is None else group.mailboxes.items():
             if box.arrived:
                 yield rank, len(box.arrived)

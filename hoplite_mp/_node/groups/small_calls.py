@@ -54,7 +54,7 @@ class EngineCallsOwnerEvents(Protocol):
 class EngineCallsOwner:
     """The groups of this node as the engine knows them."""
 
-    _above: EngineCallsOwnerEvents
+    _events: EngineCallsOwnerEvents
     _states: Mapping[int, GroupState]
 
     def __init__(self, host: HostContext, links: Links) -> None:
@@ -66,9 +66,9 @@ class EngineCallsOwner:
         self.known: dict[int, Known] = {}
         links.when_small(self._event)
 
-    def serve(self, above: EngineCallsOwnerEvents, states: Mapping[int, GroupState]) -> None:
+    def serve(self, events: EngineCallsOwnerEvents, states: Mapping[int, GroupState]) -> None:
         """Sets the room that decides calls, and its groups."""
-        self._above, self._states = above, states
+        self._events, self._states = events, states
 
     @property
     def possible(self) -> bool:
@@ -139,11 +139,11 @@ class EngineCallsOwner:
         about = message.version, message.call, message.phase, message.plan
         self.engine.small_frame(message.generation, node, *about, message.parts)
 
-    def bell(self, slot: int, generation: int, rank: int, given: list[int]) -> None:
+    def doorbell(self, slot: int, generation: int, rank: int, given: list[int]) -> None:
         """Hands the engine a member's bell: an eventfd, or -1 if the process is simulated."""
         known = self.known.get(generation)
         if known is not None and known.here.get(rank, (-1,))[0] == slot:
-            self.engine.small_bell(generation, rank, given.pop() if given else -1)
+            self.engine.small_doorbell(generation, rank, given.pop() if given else -1)
 
     # -- events of the engine --------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class EngineCallsOwner:
         if kind == SMALL_SEND:
             node, *about = event[2:]
             self.links.prepare((node,))  # so that the next frame has a link
-            self._above.send(state, node, GroupSmall(generation, *about))
+            self._events.send(state, node, GroupSmall(generation, *about))
         elif kind == SMALL_PART and not state.owned:  # an engine that owns the calls has it already
             self._part(generation, *event[2:])
         elif kind == SMALL_FIRST:
@@ -164,7 +164,7 @@ class EngineCallsOwner:
             if event[2] >= state.calls:
                 state.result = []
         elif kind == SMALL_MOVED:
-            self._above.moved(state, event[2])
+            self._events.moved(state, event[2])
         elif kind == SMALL_TAKEN and state.owned:
             self._taken(state, *event[2:])
 
@@ -172,7 +172,7 @@ class EngineCallsOwner:
         """This process owns the calls from number `calls` on again. `record`: the call before that
         one, if the engine has committed it."""
         state.owned = False
-        self._above.passed(state, calls)
+        self._events.passed(state, calls)
         if record:  # else this process has made the last commit known, or has heard MOVED
             state.last = _commit_of(state.members.generation, self.client.number, record)
         if calls > state.calls:
@@ -180,7 +180,7 @@ class EngineCallsOwner:
         deferred, state.deferred = state.deferred, []
         for action in deferred:
             action()
-        self._above.resume(state)
+        self._events.resume(state)
 
     def _part(self, generation: int, call: int, data: bytes) -> None:
         known = self.known.get(generation)
@@ -191,7 +191,7 @@ class EngineCallsOwner:
         parts: list[Any] = [data[_PART.size :]] if nbytes else []
         name = SMALL_OPS[op] if op < len(SMALL_OPS) else ""
         ask = GroupCall(generation, rank, call, SMALL_KINDS[kind], name, root, parts)
-        self._above.member_called(slot[0], ask)
+        self._events.member_called(slot[0], ask)
 
 
 def _commit_of(generation: int, node: int, record: bytes) -> GroupCommit:

@@ -52,7 +52,7 @@ class ClientSocketsEvents(Protocol):
 class ClientSockets:
     """All lines of one host. `by_slot` has those over which replies can be sent."""
 
-    _above: ClientSocketsEvents
+    _events: ClientSocketsEvents
 
     def __init__(self, loop: LoopPort) -> None:
         self.by_slot: dict[int, socket.socket] = {}
@@ -61,9 +61,9 @@ class ClientSockets:
         self._packet = memoryview(bytearray(PACKET_BYTES_MAX))  # the buffer for received packets
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def serve(self, above: ClientSocketsEvents) -> None:
+    def serve(self, events: ClientSocketsEvents) -> None:
         """Sets the room that serves the requests."""
-        self._above = above
+        self._events = events
 
     def add(self, slot: int, sock: socket.socket) -> None:
         self.by_slot[slot] = sock
@@ -111,14 +111,14 @@ class ClientSockets:
             nbytes, ancillary, flags = 0, [], 0
         if not nbytes:
             self._loop.unwatch(sock.fileno())
-            self._above.line_ended(slot)
+            self._events.line_ended(slot)
             return
         data = self._packet[:nbytes]
         given = [fd for _, _, part in ancillary for fd in memoryview(part).cast("i")]
         try:
             if flags & socket.MSG_CTRUNC:
                 raise OSError(errno.EMFILE, CUT_OFF)
-            self._above.request(slot, self._decoder.decode(data), given)
+            self._events.request(slot, self._decoder.decode(data), given)
         except Exception as error:  # one client's mistake must not end the host
             _log.exception("a request of client %d", slot)
             self._refuse(slot, data, f"{type(error).__name__}: {error}")
@@ -132,6 +132,6 @@ class ClientSockets:
             if number:
                 self.reply(slot, Reply(number, None, f"the node refused the request: {why}"))
             elif ask and ask[0] == "Collective":
-                self._above.refuse_collective(ask[1], why)
+                self._events.refuse_collective(ask[1], why)
         except (msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError):
             _log.error("client %d cannot be told", slot)  # the packet is not a request at all

@@ -18,7 +18,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from hoplite_mp._client.channel import dump, seqpacket_pair
-from hoplite_mp._node.io.listeners import open_door
+from hoplite_mp._node.io.listeners import open_listener
 from hoplite_mp._protocol.local import Attached, NotAttached
 from hoplite_mp._transport.rendezvous import Rendezvous, peer_of
 
@@ -60,7 +60,7 @@ class DriverListener:
         roles = {"driver": functools.partial(self._admit, drivers)}
         certificate = None  # no TLS, because no byte leaves this host
         at = self.loop, self.lan, self.meeting.socket
-        open_door(*at, cluster, certificate, mine, roles)
+        open_listener(*at, cluster, certificate, mine, roles)
 
     def close(self) -> None:
         if self.meeting is not None:

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from hoplite_mp._transport.certificates import Certificate
     from hoplite_mp._transport.conversation import Admission
 
-__all__ = ["open_door"]
+__all__ = ["open_listener"]
 
 
-def open_door(
+def open_listener(
     loop: LoopPort,
     start: LanStart,
-    listener: socket.socket,
+    listening_socket: socket.socket,
     cluster: bytes,
     certificate: Certificate | None,
     mine: Introduction,
@@ -36,8 +36,8 @@ def open_door(
 ) -> Listener:
     """Starts admitting connections. certificate: None without TLS. roles: role -> function that
     takes the connection; any other role is refused."""
-    door = Listener(
-        listener,
+    listener = Listener(
+        listening_socket,
         key=start.key,
         service="node",
         cluster=cluster,
@@ -48,18 +48,18 @@ def open_door(
     )
 
     def admit() -> None:
-        for admission in door.turn(loop.now()):
+        for admission in listener.turn(loop.now()):
             take = roles.get(admission.role)
             if take is None:
                 admission.stream.close()
             else:
                 take(admission)
-        if door.deadline is not None:
-            loop.call_later(max(0.0, door.deadline - loop.now()), admit_again)
+        if listener.deadline is not None:
+            loop.call_later(max(0.0, listener.deadline - loop.now()), admit_again)
 
     def admit_again() -> None:
-        if door.deadline is not None and door.deadline <= loop.now():
+        if listener.deadline is not None and listener.deadline <= loop.now():
             admit()
 
-    loop.watch(door.fileno(), admit)
-    return door
+    loop.watch(listener.fileno(), admit)
+    return listener

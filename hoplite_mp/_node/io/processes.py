@@ -54,7 +54,7 @@ class SupervisedProcesses:
                 os.close(fd)
             return error.strerror or str(error)
         out, err = made[:2], made[2:]
-        self._connect(ask.slot, mine, out[0], err[0], ask.audience)
+        self._connect(ask.slot, mine, out[0], err[0], ask.output_owner)
         try:
             fds = [theirs.fileno(), out[1], err[1], *descriptors]
             socket.send_fds(self._supervisor, [msgspec.msgpack.encode(ask)], fds)

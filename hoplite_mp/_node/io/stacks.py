@@ -27,7 +27,7 @@ __all__ = ["WorkerStacks"]
 # How long workers may take to write their stacks. Higher: workers of a loaded host are included.
 # Lower: a stopped worker delays the answer for a shorter time.
 STACKS_PATIENCE_S = 1.0
-LOOK_S = 0.02
+POLL_S = 0.02
 STACK_CHARS_MAX = 8000  # per worker; deep recursion would fill more
 
 
@@ -52,7 +52,7 @@ class WorkerStacks:
                     os.kill(pid, STACKS_SIGNAL)
                     files[slot] = path
         sizes: dict[int, int] = {}
-        left = round(STACKS_PATIENCE_S / LOOK_S)
+        left = round(STACKS_PATIENCE_S / POLL_S)
 
         def poll() -> None:
             nonlocal left, sizes
@@ -60,7 +60,7 @@ class WorkerStacks:
             now = {slot: _size(path) for slot, path in files.items()}
             if left and not (all(now.values()) and now == sizes):
                 sizes = now
-                self.loop.call_later(LOOK_S, poll)
+                self.loop.call_later(POLL_S, poll)
                 return
             done(
                 [

@@ -12,7 +12,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from hoplite_mp._node.io.forward import Forward, reach
-from hoplite_mp._node.io.listeners import open_door
+from hoplite_mp._node.io.listeners import open_listener
 from hoplite_mp._transport.addresses import own_addresses
 from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.sockets import listen
@@ -72,10 +72,12 @@ class TcpConnections:
     ) -> str:
         from hoplite_mp._transport.certificates import Certificate
 
-        listener = socket.socket(fileno=self._start.peer_fd)
+        listening_socket = socket.socket(fileno=self._start.peer_fd)
         proof = Certificate(certificate) if certificate else None
-        door = open_door(self._loop, self._start, listener, cluster, proof, mine, roles)
-        self._address = door.address.host
+        listener = open_listener(
+            self._loop, self._start, listening_socket, cluster, proof, mine, roles
+        )
+        self._address = listener.address.host
         return self._address
 
     def is_reached(self, endpoints: Sequence[Endpoint]) -> bool:
@@ -85,10 +87,10 @@ class TcpConnections:
         return sock is not None
 
     def lend(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool]) -> Forward:
-        listener = listen(self._address, range(*self._start.ports))
+        listening_socket = listen(self._address, range(*self._start.ports))
         with contextlib.ExitStack() as stack:
-            stack.callback(listener.close)
-            forward = Forward(listener, endpoints, may)
+            stack.callback(listening_socket.close)
+            forward = Forward(listening_socket, endpoints, may)
             stack.pop_all()
         return forward
 

@@ -29,7 +29,7 @@ __all__ = ["TlsLink"]
 # If a frame is there within this time after the one before was sent, it has waited for that one, so
 # the link was backlogged.
 GAP_NS = 2_000_000
-LOOK_S = 1.0  # how often an idle thread checks whether its link is still open
+POLL_S = 1.0  # how often an idle thread checks whether its link is still open
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -89,7 +89,7 @@ class TlsLink:
         since = 0  # when the frame before was sent
         try:
             while self._open:
-                frame = driver.next_frame(LOOK_S)
+                frame = driver.next_frame(POLL_S)
                 if frame is None:
                     if _has_ended(sock):
                         raise ConnectionError("the peer has closed the connection")
@@ -114,7 +114,7 @@ class TlsLink:
         count = 0
         try:
             while self._open:
-                place = driver.receive_into(LOOK_S)
+                place = driver.receive_into(POLL_S)
                 if place is None:
                     continue
                 try:

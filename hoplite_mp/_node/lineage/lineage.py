@@ -37,11 +37,11 @@ __all__ = ["Lineage", "LineageEntry"]
 
 # How often entries are checked for objects that nobody wants any more. Higher: memory of
 # intermediate results is freed later. Lower: more checks (a few us for each entry).
-LOOK_S = 0.25
+POLL_S = 0.25
 # With many entries, checks take at most about 1/20 of the node's time.
-LOOK_SHARE = 20
+POLL_SHARE = 20
 # When the store is full, a check is made at once, but not more often than this.
-FULL_LOOK_S = 0.05
+FULL_POLL_S = 0.05
 # What an entry costs besides the objects that it holds: header, record, and memory of this process.
 ENTRY_BYTES = 1024
 # The bytes of results up to this size are kept, because dropping them would save little.
@@ -117,7 +117,7 @@ class Lineage:
         self.nbytes += ENTRY_BYTES
         while self.nbytes > self.bytes_max:
             self._forget(next(iter(self.entries)))
-        self._sweep_later(LOOK_S)
+        self._sweep_later(POLL_S)
 
     def _wanted(self, argument: int) -> bool:
         """Whether to hold an argument, which must be a small result, or one that can be
@@ -209,12 +209,12 @@ class Lineage:
     def _sweep_again(self) -> None:
         self._sweeping = False
         took = self.sweep()
-        self._sweep_later(max(LOOK_S, LOOK_SHARE * took))
+        self._sweep_later(max(POLL_S, POLL_SHARE * took))
 
     def make_room(self) -> None:
         """Drops at once what nobody wants. It is called when the store is full, and before its use
         is counted."""
-        if self.entries and self.loop.now() - self._swept_at >= FULL_LOOK_S:
+        if self.entries and self.loop.now() - self._swept_at >= FULL_POLL_S:
             self.sweep()
 
     def sweep(self) -> float:

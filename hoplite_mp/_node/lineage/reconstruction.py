@@ -71,7 +71,7 @@ class Reconstruction:
         imports: Imports,
         remote_objects: RemoteObjects,
         lineage: Lineage,
-        copy_census: ReplicaQuery,
+        replica_query: ReplicaQuery,
         send: Callable[[int, PeerMessage], bool],
         loop: LoopPort,
         hints: Hints,
@@ -89,7 +89,7 @@ class Reconstruction:
         self.imports = imports
         self.remote_objects = remote_objects
         self.lineage = lineage
-        self.copy_census = copy_census
+        self.replica_query = replica_query
         self.send = send
         self.loop = loop
         self.hints = hints
@@ -169,7 +169,7 @@ class Reconstruction:
                 self._go_on(run)
             elif run.holds and not any(self.remote_objects.absent(need) for need in run.needs):
                 self._needs_are_there(run)
-        self.copy_census.flush()
+        self.replica_query.flush()
 
     def _begin(self, oid: int) -> None:
         one, remote = self.imports.by_oid.get(oid), self.remote_objects.by_oid[oid]
@@ -274,7 +274,7 @@ class Reconstruction:
         run.holds.append(self.client.hold(run.oid, False))
         self.by_run[run.oid] = run
         self.begun += 1
-        run.question = self.copy_census.about(self.remote_objects.by_oid[oid].object)
+        run.question = self.replica_query.about(self.remote_objects.by_oid[oid].object)
         self.lineage.entries[oid].spent += 1
         self.tasks.submit(
             run.oid,
@@ -287,7 +287,7 @@ class Reconstruction:
             self.client.task_name(oid).encode()[:32],
             queue,
             False,
-            self.tasks.audience(oid),
+            self.tasks.output_owner(oid),
             tries + 1,
         )
         self.ranked.rank(run.oid, *self.ranked.ranks(oid))
@@ -331,7 +331,7 @@ class Reconstruction:
     def _done(self, run: _Run) -> None:
         oid = run.target
         got = self.client.view(run.oid)
-        if isinstance(got, int) or not self.copy_census.answered(run.question):
+        if isinstance(got, int) or not self.replica_query.answered(run.question):
             return  # `poll` tries again in the next turn
         self._count(run)
         if self._is_kept(run):

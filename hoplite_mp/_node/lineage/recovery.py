@@ -1,7 +1,7 @@
 """Recovery of values that were lost with a host: builds its four rooms, and is their interface.
 
 Why it exists: `lineage` keeps what results of this host's tasks were made from, `reconstruction`
-computes them again when somebody asks for them, `copy_census` asks all hosts for the first value
+computes them again when somebody asks for them, `replica_query` asks all hosts for the first value
 before a second one is used, and `owners` finds new owners for objects whose owner is dead. Other
 rooms of the node mostly use this file alone.
 It must never know: how bytes move, what tasks do.
@@ -39,18 +39,18 @@ class Recovery:
         self,
         host: HostContext,
         replicas: Replicas,
-        guests: InboundTasks,
+        inbound_tasks: InboundTasks,
         missing: Suspects,
         resources: Resources,
         hints: Hints,
-        above: OwnershipTransferEvents,
+        events: OwnershipTransferEvents,
     ) -> None:
         self.client = host.client
         self.tasks = host.tasks
         self.remote_objects = host.remote_objects
         self.imports = host.imports
         self.roster = host.roster
-        self.guests = guests
+        self.inbound_tasks = inbound_tasks
         self.lineage = Lineage(
             host.results,
             host.remote_objects,
@@ -68,9 +68,9 @@ class Recovery:
             host.send_peer,
             self._host_id_at,
             self._number_of,
-            above,
+            events,
         )
-        self.copy_census = ReplicaQuery(
+        self.replica_query = ReplicaQuery(
             host.imports,
             host.remote_objects,
             replicas,
@@ -84,7 +84,7 @@ class Recovery:
             host.imports,
             host.remote_objects,
             self.lineage,
-            self.copy_census,
+            self.replica_query,
             host.send_peer,
             host.loop,
             hints,
@@ -113,7 +113,7 @@ class Recovery:
         """Makes a lineage entry for a task, unless the task is a second run, a call of an actor, or
         was sent by another host, which keeps an entry itself."""
         again = self.reconstruction.hints.may_run_again(oid)
-        if again and oid not in self.guests and oid not in self.reconstruction.by_run:
+        if again and oid not in self.inbound_tasks and oid not in self.reconstruction.by_run:
             self.lineage.keep(oid)
 
     def leases(self, slot: int) -> None:
@@ -124,15 +124,15 @@ class Recovery:
 
     def target_of(self, oid: int) -> bytes:
         """The lost result that this task reconstructs; b"": none."""
-        guest, run = self.guests.by_oid.get(oid), self.reconstruction.by_run.get(oid)
-        if guest is not None:
-            return guest.target
+        inbound_task, run = self.inbound_tasks.by_oid.get(oid), self.reconstruction.by_run.get(oid)
+        if inbound_task is not None:
+            return inbound_task.target
         return b"" if run is None else ids.pack_id(self.client.host_id, run.target)
 
     def is_run_here(self, oid: int) -> bool:
         """Whether this task in the node's own tables was sent by another host, or is a second run.
         Then it is needed although no process of this host has submitted it."""
-        return oid in self.guests or oid in self.reconstruction.by_run
+        return oid in self.inbound_tasks or oid in self.reconstruction.by_run
 
     def poll(self) -> None:
         """Called once in each turn of the loop."""

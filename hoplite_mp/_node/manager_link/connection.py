@@ -77,7 +77,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class ManagerConnectionEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
     def receive(self, message: Any) -> None:
         """Handles a message of the manager."""
@@ -151,17 +151,17 @@ class ManagerConnection:
         client: _shm.NodeClient,
         life: Life,
         manager: ByteStream | None,
-        above: ManagerConnectionEvents,
+        events: ManagerConnectionEvents,
     ) -> None:
         """manager: the connection, if the manager is on this host; None: it is on another one."""
         self.loop = loop
         self.client = client
         self.life = life
-        self.above = above
+        self.events = events
         self.network: ManagerNetwork | None = None  # set if there are other hosts
         self.is_near = manager is not None
         self._near = manager
-        self.wire: ControlChannel | None = None
+        self.channel: ControlChannel | None = None
         self.pulse: HeartbeatSender | None = None
         self.failover: FailoverInterface | None = None  # set if there is a standby
         self.other_host_id: int | None = None  # of the manager's host; None: it is this one
@@ -187,8 +187,8 @@ class ManagerConnection:
             # Rates of pairs are not kept, because the next manager must not take old ones for new;
             # they are measured again.
             self._measured[message.peer] = message
-        if self.wire is not None:
-            self.wire.send(encode(message))
+        if self.channel is not None:
+            self.channel.send(encode(message))
 
     def _take(self, message: Any) -> None:
         kind = type(message)
@@ -204,7 +204,7 @@ class ManagerConnection:
             _log.warning("this host %s: given up", why if message.silent_s else "lost another")
             self.life.given_up = not self.life.stopping  # a node that was leaving is not given up
         else:
-            self.above.receive(message)
+            self.events.receive(message)
 
     def _succeed(self, message: Any) -> None:
         """Handles a message about terms, in a cluster that has a standby."""
@@ -225,10 +225,10 @@ class ManagerConnection:
                 admission = self.network.connect()
             except HopliteError as error:
                 self.join_error = type(error).__name__, str(error)
-                self.above.answer_standing()
+                self.events.answer_standing()
                 return
             self.other_host_id, stream = admission.peer.host_id, admission.stream
-        self._speak(stream, [self.above.joining(self._incarnation)])
+        self._speak(stream, [self.events.joining(self._incarnation)])
 
     def announce_leaving(self) -> bool:
         """Tells the manager that nothing on this host is needed any more. False: it cannot be told
@@ -251,14 +251,14 @@ class ManagerConnection:
                 self._not_let_in(reason)
             else:
                 self.other_host_id = admission.peer.host_id
-                self._speak(admission.stream, [self.above.joining(self._incarnation)])
+                self._speak(admission.stream, [self.events.joining(self._incarnation)])
 
         network.call(called, left)
         return True
 
     def _not_let_in(self, reason: str) -> None:
         self.join_error = "ManagerLostError", f"the manager has not let this node in: {reason}"
-        self.above.answer_standing()
+        self.events.answer_standing()
         self.life.leave()
 
     def admitted(self) -> None:
@@ -284,7 +284,7 @@ class ManagerConnection:
         return failover.addresses, failover.holds, at, leads
 
     def _speak(self, stream: ByteStream, words: list[Any]) -> None:
-        wire = ControlChannel(
+        channel = ControlChannel(
             self.loop,
             stream,
             node_decoder(),
@@ -292,32 +292,34 @@ class ManagerConnection:
             self._lost,
             shared=not self.is_near,
         )
-        self._use(wire, words)
+        self._use(channel, words)
 
-    def _use(self, wire: ControlChannel, words: list[Any]) -> None:
-        self.wire = wire
+    def _use(self, channel: ControlChannel, words: list[Any]) -> None:
+        self.channel = channel
         if not self.is_near:
             assert self.network is not None
             self.pulse = HeartbeatSender(
-                wire.beat,
+                channel.beat,
                 self.loop,
                 self._silent,
                 interval_s=self.network.beat_interval_s,
                 patience_s=MANAGER_SILENCES * self.network.silence_s,
             )
-            wire.received = self.pulse.received
+            channel.received = self.pulse.received
         for word in words:
-            wire.send(encode(word))
-        if wire.open:  # bytes that arrived with the end of the handshake do not wake the loop again
-            wire.ready()
+            channel.send(encode(word))
+        if (
+            channel.open
+        ):  # bytes that arrived with the end of the handshake do not wake the loop again
+            channel.ready()
 
     # -- loss of the manager -------------------------------------------------------------------
 
     def _lost(self, reason: str) -> None:
         """The connection has ended. If the manager has not announced the end of the cluster, the
         node waits for another manager."""
-        life, wire = self.life, self.wire
-        self.wire = None
+        life, channel = self.life, self.channel
+        self.channel = None
         if self.pulse is not None:
             self.pulse.stop()
         if not life.standing and self._join_again(reason):
@@ -337,11 +339,11 @@ class ManagerConnection:
         else:
             _log.info("the connection to the manager ended: %s", reason)
             assert self.network is not None
-            broken = wire is None or wire.stream.failure is not None
+            broken = channel is None or channel.stream.failure is not None
             self.network.call(lambda found: self._called(found, broken), MANAGER_ABSENT_S)
 
     def _still_alone(self, losses: int) -> None:
-        if self.wire is None and self._losses == losses:
+        if self.channel is None and self._losses == losses:
             _log.error("nobody has started the manager again")
             self.life.leave()
 
@@ -358,13 +360,13 @@ class ManagerConnection:
         self.other_host_id = admission.peer.host_id
         self._return(admission.stream)
 
-    def follow(self, wire: ControlChannel, vote: Voted, host_id: int) -> None:
+    def follow(self, channel: ControlChannel, vote: Voted, host_id: int) -> None:
         """Makes the standby, which is at the other end of this wire, the manager of this node.
         host_id: of its host."""
         self.other_host_id = host_id
         self.drop("another one leads")
-        wire.hand_over(self._take, self._lost)
-        self._use(wire, [vote, *self._report()])
+        channel.hand_over(self._take, self._lost)
+        self._use(channel, [vote, *self._report()])
 
     @property
     def is_here(self) -> bool:
@@ -376,16 +378,16 @@ class ManagerConnection:
         """Whether a standby may take over and then decide which hosts are lost: this node has no
         manager, or has voted for one that does not lead yet."""
         failover = self.failover
-        return failover is not None and (self.wire is None or failover.is_electing)
+        return failover is not None and (self.channel is None or failover.is_electing)
 
     def drop(self, why: str) -> None:
         """Stops obeying this manager; this node follows the one that it finds next."""
-        wire, self.wire = self.wire, None
+        channel, self.channel = self.channel, None
         if self.pulse is not None:  # its silence must not be detected as a failure any more
             self.pulse.stop()
-        if wire is not None:
-            wire.hand_over(lambda message: None, lambda reason: None)
-            wire.close(why)
+        if channel is not None:
+            channel.hand_over(lambda message: None, lambda reason: None)
+            channel.close(why)
 
     def farewell(self) -> None:
         """Announces the end of this node, so that it does not count as lost, and the manager's
@@ -397,22 +399,24 @@ class ManagerConnection:
 
     def again(self, stream: ByteStream) -> None:
         """The supervisor has restarted the manager of this host."""
-        if self.wire is not None:  # the last messages of the dead manager are handled first
-            self.wire.drain()
+        if self.channel is not None:  # the last messages of the dead manager are handled first
+            self.channel.drain()
         self._return(stream)
 
     def _silent(self, seconds: float) -> None:
         """The manager has been silent for too long, so its host or this one is cut off."""
-        if self.failover is not None and self.wire is not None:  # `_lost` looks for another manager
-            self.wire.close(f"it has been silent for {seconds:.1f} s")
+        if (
+            self.failover is not None and self.channel is not None
+        ):  # `_lost` looks for another manager
+            self.channel.close(f"it has been silent for {seconds:.1f} s")
             return
         self.cut_off(f"it has been silent for {seconds:.1f} s")
 
     def cut_off(self, why: str) -> None:
         """Ends this incarnation of the node; the host may join again."""
         self.life.given_up = True
-        if self.wire is not None:
-            self.wire.close(why)
+        if self.channel is not None:
+            self.channel.close(why)
         else:
             self.life.leave()
 
@@ -426,8 +430,8 @@ class ManagerConnection:
 
     def _report(self) -> Iterator[Any]:
         number = self.client.number
-        yield self.above.returning(self._incarnation)
-        yield from self.above.report()
+        yield self.events.returning(self._incarnation)
+        yield from self.events.report()
         for end in self._ends:
             yield OperationEnded(number, end)
         yield from self._measured.values()

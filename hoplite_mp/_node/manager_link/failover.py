@@ -108,7 +108,7 @@ class Failover:
         # lease alone runs out earlier for a manager that is merely late.
         self._silence = Silence(now, network.silence_s)
         self._poll_at = now
-        self.wire: ControlChannel | None = None  # to the standby, until it leads
+        self.channel: ControlChannel | None = None  # to the standby, until it leads
         self._host_id = 0  # id of the standby's host
         self._offered = False
         self._calling = False
@@ -226,9 +226,9 @@ class Failover:
         if now - self._poll_at > interval_s:  # the loop is late, and beats may still be unread
             self._silence.excuse(now - self._poll_at)
         wanted = self._wants_another(now)
-        if not wanted and self.wire is not None:
-            self.wire.close("the manager is there again")
-        elif wanted and self.wire is None and not self._calling:
+        if not wanted and self.channel is not None:
+            self.channel.close("the manager is there again")
+        elif wanted and self.channel is None and not self._calling:
             self._call()
         else:
             self._offer(now)
@@ -241,7 +241,7 @@ class Failover:
             self._ask_former()
         if self._alone_since is not None:
             # The standby refuses a promotion if no node that offers its vote knows a list of hosts.
-            may_follow = self.wire is not None and bool(self.voter.lists)
+            may_follow = self.channel is not None and bool(self.voter.lists)
             patience_s = PROMOTE_WAIT_S if may_follow else ALONE_S
             if now - self._alone_since > patience_s:
                 _log.error("no manager was found for %.3g s", now - self._alone_since)
@@ -258,11 +258,11 @@ class Failover:
         return self._alone_since is not None or self._silence.deadline <= now
 
     def _offer(self, now: float) -> None:
-        if self.wire is None or self._offered:
+        if self.channel is None or self._offered:
             return
         if self.voter.is_free(now) and self._wants_another(now):
             self._offered = True
-            self.wire.send(encode(self.knows()))
+            self.channel.send(encode(self.knows()))
 
     def _call(self) -> None:
         self._calling = True
@@ -288,7 +288,7 @@ class Failover:
                 "there is no manager: if its host is gone, `hoplite-mp promote %s` within %.0f s"
             )
             _log.warning(words, " or ".join(self.addresses), PROMOTE_WAIT_S)
-        self.wire = ControlChannel(
+        self.channel = ControlChannel(
             self.loop,
             admission.stream,
             node_decoder(),
@@ -297,28 +297,28 @@ class Failover:
             shared=True,
         )
         # Bytes that arrived together with the end of the handshake do not wake the loop again.
-        self.wire.ready()
+        self.channel.ready()
         self._offer(self.loop.now())
 
     def _standby_lost(self, reason: str) -> None:
         _log.info("the connection to the standby ended: %s", reason)
-        self.wire = None
+        self.channel = None
 
     def _from_standby(self, message: Any) -> None:
-        if not isinstance(message, VoteAsked) or self.wire is None:
+        if not isinstance(message, VoteAsked) or self.channel is None:
             return
         before = self._knowledge
         if not self.voter.vote(message.term, message.candidate, self.loop.now()):
-            self.wire.close("this node is not free")
+            self.channel.close("this node is not free")
             return
         _log.warning("this node votes for the standby, in term %d", message.term)
-        wire, self.wire = self.wire, None
+        channel, self.channel = self.channel, None
         self._found()
         self._voted_at = self.loop.now()
         where = [(int(end.family), tuple(end.sockaddr)) for end in self._endpoints]
         self.membership.manager_is_at(where)
         self.management.follow(
-            wire, Voted(self.management.client.number, message.term, before), self._host_id
+            channel, Voted(self.management.client.number, message.term, before), self._host_id
         )
 
     def _ask_former(self) -> None:
@@ -344,11 +344,11 @@ class Failover:
         if admission is None:
             self._asking = False
             return
-        wire = ControlChannel(
+        channel = ControlChannel(
             self.loop, admission.stream, node_decoder(), self._from_former, self._former_lost
         )
-        self.loop.call_later(CALL_S, lambda: wire.close("it has not answered"))
-        wire.send(encode(NotLed(self.voter.term)))
+        self.loop.call_later(CALL_S, lambda: channel.close("it has not answered"))
+        channel.send(encode(NotLed(self.voter.term)))
 
     def _former_lost(self, reason: str) -> None:
         self._asking = False

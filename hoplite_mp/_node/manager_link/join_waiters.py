@@ -22,7 +22,7 @@ __all__ = ["JoinWaiters"]
 
 
 class JoinWaitersEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
     def cluster(self) -> bytes:
         """The id of the cluster; empty in a cluster of one host."""
@@ -37,13 +37,13 @@ class JoinWaiters:
         requests: Requests,
         life: Life,
         management: ManagerConnection,
-        above: JoinWaitersEvents,
+        events: JoinWaitersEvents,
     ) -> None:
         self.client = host.client
         self.reply = host.reply
         self.life = life
         self.management = management
-        self.above = above
+        self.events = events
         self.waiting: list[tuple[int, int]] = []  # (slot, number of its request)
         requests.when_forgotten(self._forget_client)
 
@@ -62,8 +62,8 @@ class JoinWaiters:
         management = self.management
         if not self.life.standing and management.join_error is None:
             return
-        managed = management.wire is not None
-        stands = (self.client.number, self.above.cluster(), *management.standby, managed)
+        managed = management.channel is not None
+        stands = (self.client.number, self.events.cluster(), *management.standby, managed)
         waiting, self.waiting = self.waiting, []
         for slot, number in waiting:
             self.reply(slot, Reply(number, management.join_error or stands))

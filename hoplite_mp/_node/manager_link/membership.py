@@ -157,7 +157,7 @@ class NodeMembership:
         if count != known and not self.roster.leaves:
             self.tell_workers(count)
 
-    def grow_far(self, number: int, count: int) -> bool:
+    def grow_remote(self, number: int, count: int) -> bool:
         """Asks another node to start more workers; False: it is gone."""
         member = self.roster.by_number.get(number)
         return member is not None and self.send_peer(member.host_id, AddPeerWorkers(count))

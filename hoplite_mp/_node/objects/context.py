@@ -37,7 +37,7 @@ class HostContext:
 
     config: Config
     loop: LoopPort
-    notes: TraceEvents
+    trace_events: TraceEvents
     client: _shm.NodeClient
     tasks: _tasks.Tasks
     store: Store

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from hoplite_mp._node.roster import Roster
     from hoplite_mp._protocol.peers import Acquire, PeerMessage, Reconstruct, Release, ReplicaStored
 
-__all__ = ["KEPT_LOOK_S", "Exports"]
+__all__ = ["KEPT_POLL_S", "Exports"]
 
 # How often replicas are checked for whether somebody still holds the object. Higher: memory of
 # unwanted replicas is freed later. Lower: more checks (a few us for each such object).
-KEPT_LOOK_S = 0.25
+KEPT_POLL_S = 0.25
 NO_BUCKET = -1  # for objects whose completion no process announces: polled in each turn
 
 
@@ -51,7 +51,7 @@ class Export:
 
 
 class ExportsEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
     def extra_holds(self, oid: int) -> int:
         """How many holds the node has on the object although no process may want it: for lineage,
@@ -69,7 +69,7 @@ class Exports:
         node: Callable[[], int],
         loop: LoopPort,
         roster: Roster,
-        above: ExportsEvents,
+        events: ExportsEvents,
     ) -> None:
         self.results = results
         self.client = results.client
@@ -79,7 +79,7 @@ class Exports:
         self.node = node  # this node's number
         self.loop = loop
         self.roster = roster
-        self.above = above
+        self.events = events
         # The local id of an object that this host owns; 0: another host owns it.
         self.own: Callable[[bytes], int] = results.made_here
         self.exports: dict[int, Export] = {}
@@ -176,7 +176,7 @@ class Exports:
                 self._forget_if_unused(export)
                 return False
             if not self._copied:
-                self.loop.call_later(KEPT_LOOK_S, self._poll_copies)
+                self.loop.call_later(KEPT_POLL_S, self._poll_copies)
             self._copied[export.oid] = export
         export.copies.update({*hosts} - {self.client.host_id})
         return True
@@ -198,7 +198,7 @@ class Exports:
                 self.send(peer, DropReplica(export.object))
             self._forget_if_unused(export)
         if self._copied:
-            self.loop.call_later(KEPT_LOOK_S, self._poll_copies)
+            self.loop.call_later(KEPT_POLL_S, self._poll_copies)
 
     def only_ours(self, oid: int) -> bool:
         """Whether only one hold of the node keeps the object, besides the holds of lineage and of
@@ -207,7 +207,7 @@ class Exports:
 
     def holds_only(self, oid: int, more: int) -> bool:
         """As `only_ours`, for so many holds."""
-        ours = more + self.above.extra_holds(oid)
+        ours = more + self.events.extra_holds(oid)
         counts = self.client.private_counts(oid)
         return counts[0] == ours and self.client.inspect(oid)["refs"] == [NODE_SLOT]
 

@@ -50,7 +50,7 @@ class ImportRecord:
 
 
 class ImportsEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
     def nobody_named(self, oid: int) -> None:
         """The owner knows no holder of an object whose known holders have all died."""
@@ -71,10 +71,10 @@ class Imports:
         results: ResultWriter,
         remote_objects: RemoteObjects,
         send: Callable[[int, PeerMessage], bool],
-        above: ImportsEvents,
+        events: ImportsEvents,
     ) -> None:
         self.results = results
-        self.above = above
+        self.events = events
         self.client = results.client
         self.remote_objects = remote_objects
         self.send = send  # to the node of the host with this id; False: there is none
@@ -114,7 +114,7 @@ class Imports:
                 # A replica or the result of a task of the owner, which does not count them here.
                 if not known.number and known.owner not in (self.client.host_id, holder):
                     self._acquire(known)
-                    self.above.result_held(known.oid)
+                    self.events.result_held(known.oid)
                 return known, hold
         one = self._new(object_id)
         hold = self.client.hold(one.oid)
@@ -147,7 +147,7 @@ class Imports:
             one.number, self._next = self._next, self._next + 1
         one.described = False
         one.asks = not self.send(one.owner, Acquire(one.object, one.number))
-        if one.asks and not self.above.ask_for_owner(one):
+        if one.asks and not self.events.ask_for_owner(one):
             self.fail(one, "its host is not in this cluster, or has left it")
 
     def keep(self, object_id: bytes) -> Any:
@@ -271,7 +271,7 @@ class Imports:
         elif message.holders:
             self.remote_objects.found(one.oid, message.holders, message.nbytes, message.layout)
         elif message.standing == "ready":
-            self.above.nobody_named(one.oid)
+            self.events.nobody_named(one.oid)
 
     def _ready(self, one: ImportRecord, message: Described) -> None:
         if message.payload is None or not self.store(one, message.payload, False):

@@ -39,7 +39,7 @@ SPARES_SHARE = 16
 
 
 class LeasesEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
     def leases(self, slot: int) -> None:
         """The process in that slot is about to write a payload."""
@@ -49,7 +49,7 @@ class Leases:
     """Requests to one host's store."""
 
     def __init__(
-        self, host: HostContext, requests: Requests, pages: Pages, above: LeasesEvents
+        self, host: HostContext, requests: Requests, pages: Pages, events: LeasesEvents
     ) -> None:
         self.client = host.client
         self.store = host.store
@@ -59,8 +59,10 @@ class Leases:
         self.reply = host.reply
         self.requests = requests
         self.pages = pages
-        self.above = above
-        self.spares: dict[int, int] = {}  # payloads of blocks that may never be needed -> slot
+        self.events = events
+        self.preallocated_blocks: dict[
+            int, int
+        ] = {}  # payloads of blocks that may never be needed -> slot
 
     @property
     def handlers(self) -> dict[type, Handler]:
@@ -76,8 +78,14 @@ class Leases:
     def lease(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         nbytes = ask.nbytes
-        if ask.error or ask.spare:  # answered at once: of an error others may wait for the task
-            found = self._spare(nbytes, slot) if ask.spare else self.store.lease_error(nbytes, slot)
+        if (
+            ask.error or ask.preallocated
+        ):  # answered at once: of an error others may wait for the task
+            found = (
+                self._preallocated(nbytes, slot)
+                if ask.preallocated
+                else self.store.lease_error(nbytes, slot)
+            )
             if found is not None:
                 self._undo_unread(slot, request.number, found)
             why = "" if found is not None else self.store.full_message()
@@ -87,7 +95,7 @@ class Leases:
             self.reply(slot, Reply(request.number, "never", self.store.never_message(), True))
             return
 
-        self.above.leases(slot)
+        self.events.leases(slot)
 
         def attempt() -> int | None:
             payload = self.store.lease(nbytes, slot)
@@ -97,17 +105,19 @@ class Leases:
 
         self.patiently(slot, request, attempt)
 
-    def _spare(self, nbytes: int, slot: int) -> int | None:
+    def _preallocated(self, nbytes: int, slot: int) -> int | None:
         """A block that is not needed yet; None: others need the room."""
         store = self.store
         store.take_returns()
-        self.spares = {one: to for one, to in self.spares.items() if store.leases.get(one) == to}
-        spared = nbytes + sum(map(store.size_of, self.spares))
+        self.preallocated_blocks = {
+            one: to for one, to in self.preallocated_blocks.items() if store.leases.get(one) == to
+        }
+        spared = nbytes + sum(map(store.size_of, self.preallocated_blocks))
         if spared > store.limit // SPARES_SHARE or not store.has_spare(nbytes):
             return None
-        payload = store.lease(nbytes, slot, spare=True)
+        payload = store.lease(nbytes, slot, preallocated=True)
         if payload is not None:
-            self.spares[payload] = slot
+            self.preallocated_blocks[payload] = slot
         return payload
 
     def _undo_unread(self, slot: int, number: int, payload: int) -> None:

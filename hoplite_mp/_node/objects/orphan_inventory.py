@@ -41,9 +41,9 @@ class Lost:
 
 
 class OrphanInventoryEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
-    def spare_number(self, object_id: bytes, host_id: int) -> int | None:
+    def backup_number(self, object_id: bytes, host_id: int) -> int | None:
         """If this node is the spare of that actor of that host: the number of what it was sent to
         begin the actor from, where higher is newer and 0 means incomplete. Else None."""
 
@@ -52,10 +52,10 @@ class OrphanInventory:
     """Imports whose owner is gone."""
 
     def __init__(
-        self, imports: Imports, node: Callable[[], int], above: OrphanInventoryEvents
+        self, imports: Imports, node: Callable[[], int], events: OrphanInventoryEvents
     ) -> None:
         self.imports = imports
-        self.above = above
+        self.events = events
         self.client = imports.client
         self.node = node
         self.lost: dict[int, Lost] = {}  # by host id
@@ -90,7 +90,7 @@ class OrphanInventory:
         objects: list[bytes] = []
         numbers: list[int] = []
         whole: list[int] = []
-        spares: list[int] = []
+        backups: list[int] = []
         for object_id, found in headers.items():
             counted = next((one.number for one in found if one.number), 0)
             here = any(self.imports.is_whole(one) for one in found)
@@ -102,9 +102,9 @@ class OrphanInventory:
                 continue
             if here:
                 whole.append(len(objects))
-                spare = self.above.spare_number(object_id, found[0].owner)
-                if spare is not None:
-                    spares += [len(objects), spare]
+                backup = self.events.backup_number(object_id, found[0].owner)
+                if backup is not None:
+                    backups += [len(objects), backup]
             objects.append(object_id)
             numbers.append(counted)
             if lost is not None:
@@ -116,7 +116,7 @@ class OrphanInventory:
                     objects.append(object_id)
                     numbers.append(0)
                     lost.reported[object_id] = 0
-        known = tuple(objects), tuple(numbers), tuple(whole), tuple(spares)
+        known = tuple(objects), tuple(numbers), tuple(whole), tuple(backups)
         return HoldingsReported(self.node(), number, *known)
 
 

@@ -41,9 +41,9 @@ __all__ = ["OwnershipTransfer"]
 
 
 class OwnershipTransferEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
-    def spare_number(self, object_id: bytes, host_id: int) -> int | None:
+    def backup_number(self, object_id: bytes, host_id: int) -> int | None:
         """See _node/objects/orphan_inventory.py."""
 
     def moved(self, one: ImportRecord) -> None:
@@ -70,7 +70,7 @@ class OwnershipTransfer:
         send: Callable[[int, PeerMessage], bool],
         host_id_at: Callable[[int], int | None],
         number_of: Callable[[int], int | None],
-        above: OwnershipTransferEvents,
+        events: OwnershipTransferEvents,
     ) -> None:
         """host_id_at: the host id of a living node's number, which may be this one's; number_of:
         the reverse."""
@@ -84,9 +84,9 @@ class OwnershipTransfer:
         self.send = send
         self.host_id_at = host_id_at
         self.number_of = number_of
-        self.above = above
-        self.holdings = OrphanInventory(imports, node, above)
-        self.lost = self.holdings.lost  # by host id
+        self.events = events
+        self.orphan_inventory = OrphanInventory(imports, node, events)
+        self.lost = self.orphan_inventory.lost  # by host id
         self.numbers: dict[int, int] = {}  # numbers of all nodes that have died, by host id
         # Holds on what was reported again to a new manager although it has a new owner, by the
         # number of the first one, until the manager has answered.
@@ -105,17 +105,17 @@ class OwnershipTransfer:
     def begin(self, host_id: int, number: int) -> None:
         """A host is gone. It must be called before any room releases what it had from there."""
         self.numbers[host_id] = number
-        self.holdings.begin(host_id, number)
+        self.orphan_inventory.begin(host_id, number)
 
     def report(self, number: int) -> None:
         """Reports this node's holdings to the manager, which knows of the death now and waits for
         the report of every node."""
-        lost = self.holdings.lost_as(number)
+        lost = self.orphan_inventory.lost_as(number)
         if lost is not None:
             lost.confirmed = True
         # Including objects that were first met after the death.
-        imports = [] if lost is None else self.holdings.of(lost.host_id)
-        self.send_manager(self.holdings.report(number, imports, lost))
+        imports = [] if lost is None else self.orphan_inventory.of(lost.host_id)
+        self.send_manager(self.orphan_inventory.report(number, imports, lost))
         if lost is not None and not lost.reported:  # there will be no answer to an empty report
             self._close(lost)
 
@@ -150,7 +150,7 @@ class OwnershipTransfer:
                     lost.former.setdefault(object_id, set()).add(before)
                 lost.reported.clear()
                 lost.asked.clear()  # the new manager has no open question; this report replaces it
-            told = self.holdings.report(number, moved.get(number, []), lost)
+            told = self.orphan_inventory.report(number, moved.get(number, []), lost)
             if told.objects:
                 # The manager may name this node as the owner, if the present one is dead by then.
                 restated[number] = [self.client.hold(one.oid) for one in moved.get(number, ())]
@@ -168,12 +168,12 @@ class OwnershipTransfer:
             self._told(message)
         else:
             self._owners_named(message)
-        self.above.all_heard()
+        self.events.all_heard()
 
     def _owners_named(self, message: OwnersNamed) -> None:
         if not message.more:
             self._restated.pop(message.lost, None)
-        lost = self.holdings.lost_as(message.lost)
+        lost = self.orphan_inventory.lost_as(message.lost)
         if lost is None:
             return
         for at, object_id in enumerate(message.objects):
@@ -198,8 +198,8 @@ class OwnershipTransfer:
         lost = self.lost.pop(host_id, None)
         if lost is None:
             return
-        for one in self.holdings.of(host_id):
-            self.above.moved(one)
+        for one in self.orphan_inventory.of(host_id):
+            self.events.moved(one)
             # The owner counts an import once, however often it is acquired, and describes it each
             # time, which is also the answer to those who wait for an absent value.
             if one.number:
@@ -209,7 +209,7 @@ class OwnershipTransfer:
             else:
                 self.imports.follow_owner(one.oid)
         lost.holds.clear()
-        self.above.all_heard()
+        self.events.all_heard()
 
     def _named(self, number: int) -> int | None:
         """The host id of a node that the manager has named, which may have died meanwhile. None:
@@ -223,7 +223,7 @@ class OwnershipTransfer:
         """Ends the search after the death of one owner: objects without a new owner are lost, and
         the holds that kept the headers for its duration are released."""
         del self.lost[lost.host_id]
-        for one in self.holdings.of(lost.host_id):
+        for one in self.orphan_inventory.of(lost.host_id):
             if one.number not in lost.asked:
                 self._lose(one, lost)
         lost.holds.clear()
@@ -242,14 +242,14 @@ class OwnershipTransfer:
                 one.oid, ObjectLostError(f"object {one.object.hex()} is lost: {why}")
             )
         self.imports.answer(one)
-        self.above.ownerless(one)  # its value may be whole here, as that of an identity is
+        self.events.ownerless(one)  # its value may be whole here, as that of an identity is
 
     def _moved(self, lost: Lost, object_id: bytes, ours: list[ImportRecord], owner: int) -> None:
         """Another node is the owner now, and counts this host's import as it was reported."""
         number = lost.reported.get(object_id, 0)
         for one in ours:
             self._follow(one, owner)
-            self.above.moved(one)
+            self.events.moved(one)
         if owner in self.lost:
             return
         # Acquire comes before Release, because otherwise the object may be freed between them, and
@@ -312,7 +312,7 @@ class OwnershipTransfer:
                 self.imports.described(self.exports.describe(mine.oid, object_id, one.number))
                 one.hold = self.client.hold(mine.oid)
         self.replicas.let_go(object_id)  # the export's hold keeps the object from now on
-        self.above.moved(mine)
+        self.events.moved(mine)
 
     # -- late messages -------------------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class OwnershipTransfer:
                 self.imports.fail(one, _no_copy(self.numbers.get(one.owner)))
                 continue
             self._follow(one, owner)
-            self.above.moved(one)
+            self.events.moved(one)
             if owner not in self.lost:
                 self._acquire(one)
 
@@ -368,7 +368,7 @@ class OwnershipTransfer:
         if owner != one.owner:
             one.owner, one.moved = owner, self.numbers.get(one.owner, -1)
         if owner in self.lost:
-            self.holdings.hold(self.lost[owner], [one])
+            self.orphan_inventory.hold(self.lost[owner], [one])
 
     def own(self, object_id: bytes) -> int:
         """As Imports.own. Another host may have learned from the manager that this node is the new

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Fetcher", "Filler", "Maker", "RemoteObject", "RemoteObjects"]
 
 # How often a fetch that finds no room is retried. Lower: more attempts while the store is full.
-ROOM_LOOK_S = 0.02
+ROOM_POLL_S = 0.02
 FOREVER = float("inf")
 INDEX_SHIFT = 32  # a local id has the table and index above these bits, the generation in them
 
@@ -87,7 +87,7 @@ class Maker(Protocol):
 
 
 class RemoteObjectsEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
         """The payload, if this host has it under another header than `oid`."""
@@ -96,14 +96,14 @@ class RemoteObjectsEvents(Protocol):
 class RemoteObjects:
     """All objects with a header on this host whose bytes are elsewhere."""
 
-    def __init__(self, results: ResultWriter, loop: LoopPort, above: RemoteObjectsEvents) -> None:
+    def __init__(self, results: ResultWriter, loop: LoopPort, events: RemoteObjectsEvents) -> None:
         self.results = results
         self.client = results.client
         self.store = results.store
         self.fetcher: Fetcher | None = None  # set if there are other hosts
         self.maker: Maker | None = None  # likewise
         self.loop = loop
-        self.above = above
+        self.events = events
         self.by_oid: dict[int, RemoteObject] = {}
         # Table and index of a header, as take_gone() returns them -> its id.
         self._at: dict[int, int] = {}
@@ -251,13 +251,13 @@ class RemoteObjects:
             self.fail(oid, StoreFullError(f"{name}: {self.store.full_message()}"))
         elif self.loop.now() < until:
             self.loop.call_later(
-                ROOM_LOOK_S, lambda: self._fetch_when_room(oid, remote, until, full)
+                ROOM_POLL_S, lambda: self._fetch_when_room(oid, remote, until, full)
             )
         else:
             full()
 
     def _fetch(self, oid: int, remote: RemoteObject) -> None:
-        near = self.above.near(remote.object, oid)
+        near = self.events.near(remote.object, oid)
         if near is not None:
             self.client.memory(remote.payload, remote.nbytes)[:] = near
             self.arrived(oid)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common.object_states import STATE, VALUELESS
-from hoplite_mp._node.objects.exports import KEPT_LOOK_S
+from hoplite_mp._node.objects.exports import KEPT_POLL_S
 from hoplite_mp._protocol.peers import ReplicaStored
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Replicas:
         if owner != self.client.host_id and not self.send(owner, ReplicaStored(object_id, nbytes)):
             one = self.imports.by_object.get(object_id)
             if one is not None:
-                self.imports.above.ask_for_owner(one)
+                self.imports.events.ask_for_owner(one)
 
     def say(self, message: ReplicaStored) -> None:
         """Notifies the object's owner, which may be this host."""
@@ -140,7 +140,7 @@ class Replicas:
     def _poll_later(self) -> None:
         if not self._polling:
             self._polling = True
-            self.loop.call_later(KEPT_LOOK_S, self._poll)
+            self.loop.call_later(KEPT_POLL_S, self._poll)
 
     def _poll(self) -> None:
         for object_id, hold in list(self.holds.items()):
@@ -157,7 +157,7 @@ class Replicas:
         self._results = {oid for oid in self._results if not self._result_ended(oid)}
         self._polling = bool(self.holds or self._results)
         if self._polling:
-            self.loop.call_later(KEPT_LOOK_S, self._poll)
+            self.loop.call_later(KEPT_POLL_S, self._poll)
 
     def _result_ended(self, oid: int) -> bool:
         """Whether a result need not be polled any more. If the node keeps nothing of it, the owner

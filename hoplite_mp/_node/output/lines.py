@@ -16,12 +16,12 @@ Run = tuple[int, list[bytes]]
 
 
 class LineSplitter:
-    """The state of one pipe. `audience`: the audience of the bytes that are read next; `served`:
-    all that marks have named."""
+    """The state of one pipe. `output_owner`: the audience of the bytes that are read next;
+    `served`: all that marks have named."""
 
-    def __init__(self, host_id: int, line_bytes_max: int, audience: int = 0) -> None:
+    def __init__(self, host_id: int, line_bytes_max: int, output_owner: int = 0) -> None:
         self.line_bytes_max = line_bytes_max
-        self.audience = audience
+        self.output_owner = output_owner
         self.served: set[int] = set()
         self.rest = b""  # the beginning of a line whose end has not been read yet
         self._head = mark_head(host_id)
@@ -34,9 +34,9 @@ class LineSplitter:
         runs: list[Run] = []
         if lines:
             if self._head in data or self._head in lines[0]:
-                runs = self._by_audience(lines)
+                runs = self._by_output_owner(lines)
             else:
-                runs = [(self.audience, lines)]
+                runs = [(self.output_owner, lines)]
             if max(map(len, lines)) > most:
                 runs = [(to, self._pieces(found)) for to, found in runs]
         # Keep MARK_BYTES at least, because the rest may end with the first bytes of a mark.
@@ -44,26 +44,26 @@ class LineSplitter:
             cut = (len(rest) - MARK_BYTES) // most * most
             pieces = [rest[at : at + most] for at in range(0, cut, most)]
             rest = rest[cut:]
-            _append(runs, self.audience, pieces)
+            _append(runs, self.output_owner, pieces)
         self.rest = rest
         return runs
 
     def finish(self) -> list[Run]:
         """Returns what was read of a last line that has no end."""
         rest, self.rest = self.rest, b""
-        return [(self.audience, self._pieces([rest]))] if rest else []
+        return [(self.output_owner, self._pieces([rest]))] if rest else []
 
-    def _by_audience(self, lines: list[bytes]) -> list[Run]:
+    def _by_output_owner(self, lines: list[bytes]) -> list[Run]:
         runs: list[Run] = []
         for line in lines:
-            before, audience = self._marked(line)
-            if audience is None:
-                _append(runs, self.audience, [line])
+            before, output_owner = self._marked(line)
+            if output_owner is None:
+                _append(runs, self.output_owner, [line])
                 continue
             if before:
-                _append(runs, self.audience, [before])
-            self.audience = audience
-            self.served.add(audience)
+                _append(runs, self.output_owner, [before])
+            self.output_owner = output_owner
+            self.served.add(output_owner)
         return runs
 
     def _marked(self, line: bytes) -> tuple[bytes, int | None]:
@@ -85,8 +85,8 @@ class LineSplitter:
         return found
 
 
-def _append(runs: list[Run], audience: int, lines: list[bytes]) -> None:
-    if runs and runs[-1][0] == audience:
+def _append(runs: list[Run], output_owner: int, lines: list[bytes]) -> None:
+    if runs and runs[-1][0] == output_owner:
         runs[-1][1].extend(lines)
     else:
-        runs.append((audience, lines))
+        runs.append((output_owner, lines))

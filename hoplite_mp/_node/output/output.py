@@ -51,9 +51,9 @@ class Pipe:
 
 
 class OutputEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
-    def far_subscriber(self, audience: int) -> Subscriber | None:
+    def remote_subscriber(self, output_owner: int) -> Subscriber | None:
         """The subscriber for a driver of another host; None if that host is gone."""
 
 
@@ -68,7 +68,7 @@ class Output:
         number: Callable[[], int],
         loop: LoopPort,
         patience_s: float | None,
-        above: OutputEvents,
+        events: OutputEvents,
     ) -> None:
         """number: this node's number, for the labels. patience_s: how long a driver may take no
         lines before its lines are dropped; None: no limit."""
@@ -77,7 +77,7 @@ class Output:
         self.number = number
         self.patience_s = patience_s
         self.line_bytes_max = config.output_line_bytes_max
-        self.above = above
+        self.events = events
         # This host's drivers by name; 0 is the one that started the host.
         self.drivers: dict[int, tuple[Subscriber, DriverSocket]] = {}
         self.pipes: dict[int, Pipe] = {}  # fd -> the pipe that is read from it
@@ -86,12 +86,12 @@ class Output:
         self.attach(0, sock)
 
     def add(
-        self, fd: int, stream: int, slot: int, audience: int, ended: Callable[[int], None]
+        self, fd: int, stream: int, slot: int, output_owner: int, ended: Callable[[int], None]
     ) -> None:
         """Starts reading a worker's pipe. audience: of the lines before its first mark. ended:
         called after the pipe was closed here because nobody can write into it any more."""
         processes.open_for_reading(fd)
-        lines = LineSplitter(self.host_id, self.line_bytes_max, audience)
+        lines = LineSplitter(self.host_id, self.line_bytes_max, output_owner)
         self.pipes[fd] = pipe = Pipe(fd, slot, stream, lines, ended)
         self._listen(pipe)
 
@@ -122,12 +122,12 @@ class Output:
             self._empty(pipe)
             self._push(pipe)
 
-    def mark_lines(self, number: int, audience: int) -> None:
+    def mark_lines(self, number: int, output_owner: int) -> None:
         """Sends the driver a mark that follows all lines already written for it, as far as there
         was room for them."""
         self.read_marks()
-        if audience in self.drivers:
-            _, driver = self.drivers[audience]
+        if output_owner in self.drivers:
+            _, driver = self.drivers[output_owner]
             driver.put(frames(LINES_MARK, str(number), [b""]), 0, lambda nbytes: None)
 
     def drain(self, fd: int) -> None:
@@ -152,13 +152,13 @@ class Output:
         pipe.fd = -1
         self._push(pipe)
 
-    def last_lines(self, audience: int) -> None:
+    def last_lines(self, output_owner: int) -> None:
         """Sends everything for that audience, including lines without an end, because its tasks are
         done."""
         for pipe in list(self.pipes.values()):
             if not pipe.waiting:  # otherwise more lines for the audience may still be in the pipe
                 self._empty(pipe)
-                if pipe.lines.audience == audience:
+                if pipe.lines.output_owner == output_owner:
                     pipe.waiting.extend(pipe.lines.finish())
                 self._push(pipe)
 
@@ -180,12 +180,12 @@ class Output:
                 return
         self._let_go(pipe)
 
-    def _subscriber(self, audience: int) -> Subscriber | None:
-        if audience in self.drivers:
-            return self.drivers[audience][0]
-        if same_host(audience, self.host_id):
+    def _subscriber(self, output_owner: int) -> Subscriber | None:
+        if output_owner in self.drivers:
+            return self.drivers[output_owner][0]
+        if same_host(output_owner, self.host_id):
             return None  # a driver that has left
-        return self.above.far_subscriber(audience)
+        return self.events.remote_subscriber(output_owner)
 
     def _hold(self, pipe: Pipe) -> None:
         if pipe not in self.held:
@@ -218,10 +218,10 @@ class Output:
                 found.setdefault(pipe.slot, set()).update(pipe.lines.served)
         return found
 
-    def waits_for(self, audience: int) -> bool:
+    def waits_for(self, output_owner: int) -> bool:
         """Whether there may be lines for that audience that cannot be sent yet."""
         return any(
-            pipe.fd >= 0 or any(to == audience for to, _ in pipe.waiting) for pipe in self.held
+            pipe.fd >= 0 or any(to == output_owner for to, _ in pipe.waiting) for pipe in self.held
         )
 
     def to_driver(
@@ -231,11 +231,11 @@ class Output:
         stream: int,
         lines: list[bytes],
         taken: Callable[[int], None],
-        audience: int,
+        output_owner: int,
     ) -> None:
         """Sends lines of a worker of that node to the driver of this host with that name."""
-        if audience in self.drivers:
-            _, driver = self.drivers[audience]
+        if output_owner in self.drivers:
+            _, driver = self.drivers[output_owner]
             label = f"worker {slot}@h{number}"
             driver.put(frames(stream, label, lines), bytes_of(lines), taken)
         else:  # the driver has left: its lines are dropped
@@ -294,16 +294,16 @@ class Output:
         else:
             self._watch(subscriber)
 
-    def lose(self, audience: int, busy: Callable[[int], bool]) -> None:
+    def lose(self, output_owner: int, busy: Callable[[int], bool]) -> None:
         """Drops the lines of a driver that is gone. From now on workers that are not `busy` write
         for the driver that started this host."""
         self.push_held()
         for pipe in list(self.pipes.values()):
-            if pipe.lines.audience == audience and not pipe.waiting and not busy(pipe.slot):
+            if pipe.lines.output_owner == output_owner and not pipe.waiting and not busy(pipe.slot):
                 self._empty(pipe)
-                if pipe.lines.audience == audience:
+                if pipe.lines.output_owner == output_owner:
                     pipe.waiting.extend(pipe.lines.finish())
-                    pipe.lines.audience = 0
+                    pipe.lines.output_owner = 0
                 self._push(pipe)
 
     # -- the end -------------------------------------------------------------------------------

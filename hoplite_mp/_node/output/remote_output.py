@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._node.output.subscriber import Subscriber
 from hoplite_mp._protocol.output import (
-    FAR_BYTES_MAX,
+    REMOTE_BYTES_MAX,
     LastLinesAsked,
     LastLinesSent,
     Printed,
@@ -32,18 +32,18 @@ __all__ = ["RemoteOutput"]
 
 # Taken bytes are acknowledged in steps of this size, because an acknowledgement for every line
 # would double the number of messages.
-TOLD_BYTES_MIN = FAR_BYTES_MAX // 4
+TOLD_BYTES_MIN = REMOTE_BYTES_MAX // 4
 
 
 class Speaker:
     """Another node whose workers have lines for a driver of this host."""
 
     def __init__(
-        self, host_id: int, number: int, audience: int, tell: Callable[[int, PeerMessage], bool]
+        self, host_id: int, number: int, output_owner: int, tell: Callable[[int, PeerMessage], bool]
     ) -> None:
         self.host_id = host_id
         self.number = number
-        self.audience = audience
+        self.output_owner = output_owner
         self.tell = tell
         self.untold = 0
 
@@ -52,7 +52,7 @@ class Speaker:
         steps."""
         self.untold += nbytes
         if self.untold >= TOLD_BYTES_MIN:
-            self.tell(self.host_id, PrintedTaken(self.untold, self.audience))
+            self.tell(self.host_id, PrintedTaken(self.untold, self.output_owner))
             self.untold = 0
 
 
@@ -104,24 +104,24 @@ class RemoteOutput:
             def deliver(slot: int, stream: int, lines: list[bytes]) -> None:
                 self.send(host_id, Printed(slot, stream, lines, attached))
 
-            known = Subscriber(deliver, FAR_BYTES_MAX, self.output.patience_s)
+            known = Subscriber(deliver, REMOTE_BYTES_MAX, self.output.patience_s)
             self.subscribers[name] = known
         return known
 
-    def sent_on(self, audience: int, host_id: int) -> None:
+    def sent_on(self, output_owner: int, host_id: int) -> None:
         """Notes that a task with that audience was sent from here to another host."""
-        if self.host_id_of(audience) is not None:
-            self.others.setdefault(audience, set()).add(host_id)
+        if self.host_id_of(output_owner) is not None:
+            self.others.setdefault(output_owner, set()).add(host_id)
 
     def taken(self, host_id: int, message: PrintedTaken) -> None:
         """A driver of that host has taken some bytes."""
-        subscriber = self.subscribers.get(message.audience or host_id)
+        subscriber = self.subscribers.get(message.output_owner or host_id)
         if subscriber is not None:
             self.output.taken(subscriber, message.nbytes)
 
     def last_lines_asked(self, host_id: int, message: LastLinesAsked) -> None:
         """A driver of that host is leaving and asks for its last lines."""
-        self.asked.add(message.audience or host_id)
+        self.asked.add(message.output_owner or host_id)
         self.poll()
 
     def poll(self) -> None:
@@ -143,7 +143,7 @@ class RemoteOutput:
 
     def printed(self, host_id: int, message: Printed) -> None:
         """Sends lines of that node's workers to a driver of this host."""
-        name = message.audience
+        name = message.output_owner
         if name not in self.output.drivers:  # the driver has left
             self.send(host_id, PrintedTaken(bytes_of(message.lines), name))
             return
@@ -183,9 +183,9 @@ class RemoteOutput:
         """All of that node's lines have arrived. The message names other hosts that may have
         some."""
         others = [other for other in message.others if other != self.output.host_id]
-        if (message.audience, host_id) in self.asking:
-            self.ask_last_lines(others, message.audience)
-            self.asking.discard((message.audience, host_id))
+        if (message.output_owner, host_id) in self.asking:
+            self.ask_last_lines(others, message.output_owner)
+            self.asking.discard((message.output_owner, host_id))
 
     # ------------------------------------------------------------------------------------------
 

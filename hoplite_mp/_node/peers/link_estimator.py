@@ -24,8 +24,8 @@ __all__ = ["LinkEstimator"]
 
 # Time between two samples while bytes have moved for less than YOUNG_S, and after that. Lower: more
 # turns of the node's loop, of some 300 us of processor time.
-LOOK_S = 0.03
-LATER_LOOK_S = 0.09
+POLL_S = 0.03
+LATER_POLL_S = 0.09
 # Higher: more samples in each burst. Lower: in a short burst a stretch in which the link was full
 # is seen together with one in which it was not.
 YOUNG_S = 0.15
@@ -102,7 +102,7 @@ class LinkEstimator:
         """Bytes are about to move; `full`: whether this host's link limits them, (up, down)."""
         now = self.loop.now()
         if not self.users:
-            if self._measuring and now - self._ended_at >= LOOK_S:
+            if self._measuring and now - self._ended_at >= POLL_S:
                 self._finish()  # that burst was over before this one began
             self._begun_at = now
         self.users += 1
@@ -115,7 +115,7 @@ class LinkEstimator:
                 self.beside.begin()
             self._look()
             if not self._waiting:
-                self._look_in(LOOK_S)
+                self._look_in(POLL_S)
         self.full = [before or now for before, now in zip(self.full, full, strict=True)]
 
     def end(self) -> None:
@@ -149,7 +149,7 @@ class LinkEstimator:
         self._look()
         now = self.loop.now()
         if self.users and now - self._moved_at < QUIET_S:
-            self._look_in(LOOK_S if now - self._begun_at < YOUNG_S else LATER_LOOK_S)
+            self._look_in(POLL_S if now - self._begun_at < YOUNG_S else LATER_POLL_S)
         else:
             self._finish()
 

@@ -86,7 +86,7 @@ class Links:
         self.awaiting: dict[int, tuple[int, Key]] = {}
         self.wanting: dict[int, Wanting] = {}  # cell -> what is to be notified
         self.pulling: dict[int, Pulling] = {}  # cell -> the pull that is filling it
-        self.notes = host.notes
+        self.trace_events = host.trace_events
         self._takes_small: Callable[[tuple[Any, ...]], None] | None = None
         self.closing: dict[int, EngineBuffer] = {}  # closed cells that the engine may still write
         host.loop.watch(engine.fileno(), self.on_ready)
@@ -272,12 +272,12 @@ class Links:
     def _note(self, cell: int, outcome: str) -> None:
         """Records the end of a pull for a trace."""
         pulling = self.pulling.pop(cell, None)
-        if pulling is not None and self.notes.on:
+        if pulling is not None and self.trace_events.on:
             about = pulling.wanting.describe(cell)
             about["bytes"] = self.engine.watermark(cell)
             about["from"] = pulling.parent
             name = "object" if "object" in about else str(about.get("kind", "part"))
-            self.notes.add("transfer", name, pulling.begin_ns, **about, outcome=outcome)
+            self.trace_events.add("transfer", name, pulling.begin_ns, **about, outcome=outcome)
 
     def moved(self, *, near: bool = True) -> tuple[int, int]:
         """Bytes (sent, received) over all links; for a link that has ended, its last known counts.

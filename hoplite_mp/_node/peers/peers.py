@@ -51,7 +51,7 @@ class Peer:
 
     def __init__(self, member: Member) -> None:
         self.member = member
-        self.wire: ControlChannel | None = None
+        self.channel: ControlChannel | None = None
         self.extra: list[
             ControlChannel
         ] = []  # more wires, if both nodes have connected; only read from
@@ -181,17 +181,19 @@ class Peers:
             return None
         del self.by_host_id[peer.member.host_id]
         self.roster.remove(number)
-        for wire in (peer.wire, *peer.extra):
-            if wire is not None:
-                wire.close("the node is gone")
+        for channel in (peer.channel, *peer.extra):
+            if channel is not None:
+                channel.close("the node is gone")
         self.relays.lose_peer(peer.member.host_id)
         return peer
 
-    def host_id_of(self, audience: int) -> int | None:
+    def host_id_of(self, output_owner: int) -> int | None:
         """The id of the host of the driver with that name; None: the host is gone."""
-        if audience in self.by_host_id:
-            return audience
-        return next((host_id for host_id in self.by_host_id if same_host(audience, host_id)), None)
+        if output_owner in self.by_host_id:
+            return output_owner
+        return next(
+            (host_id for host_id in self.by_host_id if same_host(output_owner, host_id)), None
+        )
 
     def is_near(self, number: int) -> bool:
         """Whether that node advertises this host's own address, so that no network link is used."""
@@ -209,8 +211,8 @@ class Peers:
         if peer is None:
             return False
         frame = encode(message)  # type: ignore[arg-type]
-        if peer.wire is not None and peer.wire.open:
-            return peer.wire.send(frame)
+        if peer.channel is not None and peer.channel.open:
+            return peer.channel.send(frame)
         peer.waiting.append(frame)
         self._call(peer)
         return True
@@ -218,13 +220,14 @@ class Peers:
     @property
     def met(self) -> list[int]:
         """Ids of the hosts to whose nodes there is a wire."""
-        return [host_id for host_id, peer in self.by_host_id.items() if peer.wire is not None]
+        return [host_id for host_id, peer in self.by_host_id.items() if peer.channel is not None]
 
     @property
     def flushed(self) -> bool:
         """Whether everything that was sent has left this process."""
         return not any(
-            peer.waiting or (peer.wire is not None and peer.wire.open and peer.wire.sending)
+            peer.waiting
+            or (peer.channel is not None and peer.channel.open and peer.channel.sending)
             for peer in self.by_host_id.values()
         )
 
@@ -248,7 +251,12 @@ class Peers:
 
         def met() -> bool:
             peer = self.by_host_id.get(member.host_id)
-            return role == "peer" and peer is not None and peer.wire is not None and peer.wire.open
+            return (
+                role == "peer"
+                and peer is not None
+                and peer.channel is not None
+                and peer.channel.open
+            )
 
         def called(admission: Admission | None) -> None:
             lost = admission is None and member.host_id in self.by_host_id
@@ -297,7 +305,7 @@ class Peers:
                 admission.stream.close()
         elif admission is not None:
             self._attach(peer, admission)
-        elif peer.wire is None or not peer.wire.open:  # it has not called this node either
+        elif peer.channel is None or not peer.channel.open:  # it has not called this node either
             self.lose_member(peer.member)
 
     def admitted(
@@ -333,7 +341,7 @@ class Peers:
 
     def _attach(self, peer: Peer, admission: Admission) -> None:
         host_id = peer.member.host_id
-        wire = ControlChannel(
+        channel = ControlChannel(
             self.loop,
             admission.stream,
             Decoder(PeerMessage),
@@ -341,15 +349,17 @@ class Peers:
             lambda reason: self._ended(peer, reason),
             traffic=self.traffic,
         )
-        if peer.wire is None or not peer.wire.open:
-            peer.wire = wire
+        if peer.channel is None or not peer.channel.open:
+            peer.channel = channel
             waiting, peer.waiting = peer.waiting, []
             for frame in waiting:
-                wire.send(frame)
+                channel.send(frame)
         else:
-            peer.extra.append(wire)
-        if wire.open:  # bytes that arrived with the end of the handshake do not wake the loop again
-            wire.ready()
+            peer.extra.append(channel)
+        if (
+            channel.open
+        ):  # bytes that arrived with the end of the handshake do not wake the loop again
+            channel.ready()
 
     def _ended(self, peer: Peer, reason: str) -> None:
         if self.by_host_id.get(peer.member.host_id) is peer:

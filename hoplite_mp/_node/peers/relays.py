@@ -60,12 +60,12 @@ class RelaysEvents(Protocol):
 class Relays:
     """The relays that this node uses, and the ports that it lends to others."""
 
-    def __init__(self, host: HostContext, connections: Connections, above: RelaysEvents) -> None:
+    def __init__(self, host: HostContext, connections: Connections, events: RelaysEvents) -> None:
         self.loop = host.loop
         self.roster = host.roster
         self.questions = host.questions
         self.connections = connections
-        self.above = above
+        self.events = events
         # Host id -> id of the host that relays to it, and the endpoints of the lent port.
         self.ways: dict[int, tuple[int, list[Endpoint]]] = {}
         self.searches: dict[int, _Search] = {}  # by id of the host that cannot be reached
@@ -131,9 +131,9 @@ class Relays:
         host_id, number = message.host_id, message.number
         peer = self.roster.by_host_id.get(host_id)
         if peer is None or host_id in self.ways or host_id in self.searches:
-            self.above.send(asker, RelayOpened(number, 0))
+            self.events.send(asker, RelayOpened(number, 0))
         elif host_id in self.forwards:
-            self.above.send(asker, RelayOpened(number, self.forwards[host_id].port))
+            self.events.send(asker, RelayOpened(number, self.forwards[host_id].port))
         elif host_id in self.trying:
             self.trying[host_id].append((asker, number))
         else:
@@ -145,7 +145,7 @@ class Relays:
     def _tried(self, host_id: int, reached: bool) -> None:
         port = self._lend(host_id) if reached else 0
         for asker, number in self.trying.pop(host_id, ()):
-            self.above.send(asker, RelayOpened(number, port))
+            self.events.send(asker, RelayOpened(number, port))
 
     def _lend(self, host_id: int) -> int:
         """Opens a port that forwards to that host; 0: it is gone, or no port can be opened."""
@@ -154,7 +154,7 @@ class Relays:
             return 0
         try:
             endpoints = endpoints_of(peer.addresses)
-            forward = self.connections.lend(endpoints, self.above.is_member)
+            forward = self.connections.lend(endpoints, self.events.is_member)
         except (ConfigError, OSError, RuntimeError) as error:  # no port, descriptor or thread left
             _log.error("no way can be lent to node h%d: %s", peer.node, error)
             return 0

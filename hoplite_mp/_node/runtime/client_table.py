@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 __all__ = ["client_table"]
 
 
-def client_table(rooms: Components, driver_name: Callable[[int], int]) -> dict[type, Handler]:
+def client_table(components: Components, driver_name: Callable[[int], int]) -> dict[type, Handler]:
     """The handlers of rooms that have no table of their own. driver_name: the name under which
     printed lines are sent to the driver in that slot."""
-    actors, groups, messages = rooms.actors, rooms.groups, rooms.messages
-    resources, rounds = rooms.resources, rooms.rounds
-    counters, tracing, waits = rooms.counters, rooms.tracing, rooms.waits
-    members_max = rooms.host.config.group_members_max
+    actors, groups, messages = components.actors, components.groups, components.messages
+    resources, rounds = components.resources, components.rounds
+    counters, tracing, waits = components.counters, components.tracing, components.waits
+    members_max = components.host.config.group_members_max
 
     def joins(slot: int, request: Any) -> None:
         groups.join(request.ask, slot, request.number, members_max)
@@ -52,11 +52,11 @@ def client_table(rooms: Components, driver_name: Callable[[int], int]) -> dict[t
         groups.reply(slot, local.Reply(request.number, groups.why(slot, request.ask)))
 
     def marks(slot: int, request: Any) -> None:
-        rooms.output.mark_lines(request.ask.number, driver_name(slot))
+        components.output.mark_lines(request.ask.number, driver_name(slot))
 
     return {
         # Operations on objects, and Groups.
-        local.Collective: lambda slot, request: rooms.operations.asked(request.ask, slot),
+        local.Collective: lambda slot, request: components.operations.asked(request.ask, slot),
         local.GroupCall: calls,
         local.GroupSend: messages.send,
         local.GroupInbox: messages.inbox,

@@ -89,12 +89,12 @@ __all__ = ["ClusterNode"]
 
 # How long a task may wait although a worker of another host is idle. Lower: the loop turns more
 # often.
-STEAL_LOOK_S = 0.02
+STEAL_POLL_S = 0.02
 _log = logging.getLogger("hoplite_mp")
 
 
 class ClusterNode:
-    """The rooms that a node only has when there are other hosts."""
+    """The components that a node only has in a cluster of several hosts."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class ClusterNode:
         network: LanStart,
         connections: Connections,
         engine: EnginePort,
-        driver_door: DriverListenerPort,
-        upward: ClusterNodeEvents,
+        driver_listener: DriverListenerPort,
+        node_events: ClusterNodeEvents,
         lines: ClientSocketsPort,
         poll: Callable[[], None],
     ) -> None:
@@ -113,7 +113,7 @@ class ClusterNode:
         self.local = local
         self.host = host = local.host
         self.connections = connections
-        self.driver_door = driver_door
+        self.driver_listener = driver_listener
         self.membership = NodeMembership(
             host, local.workers, local.resources, start.workers, network
         )
@@ -123,7 +123,7 @@ class ClusterNode:
         self._stealing = False  # a timer for `_steal_again` is running
         mine = Introduction(host.client.host_id, software_versions())
         self.peers = Peers(host, network, connections, self.take, self.lost, mine)
-        self.far_output = RemoteOutput(
+        self.remote_output = RemoteOutput(
             local.output,
             self.peers.send,
             host.roster.number_of,
@@ -146,54 +146,58 @@ class ClusterNode:
         local.groups.hosts = self.group_calls
         local.remote_objects.fetcher = self.transfers
         local.operations.plan_executor = self.plan_executor
-        self.draining = Draining(host, local.guests, local.workers, upward)
+        self.draining = Draining(host, local.inbound_tasks, local.workers, node_events)
         self.former_drivers = WorkerRecycling(host, local.output, local.workers, local.rounds)
         self.drivers = Drivers(
             host,
             lines,
             local.ends,
             local.output,
-            self.far_output,
+            self.remote_output,
             self.peers,
             local.workers,
-            local.delegation,
+            local.outbound_tasks,
             self.streaming_sources,
             self.former_drivers,
             poll,
         )
         self.locations = Locations(host)
         self.probing = Probing(local.number, local.questions, host.send_manager)
-        self.recovering = Recovery(
+        self.recovery = Recovery(
             host,
             self.replicas,
-            local.guests,
+            local.inbound_tasks,
             self.missing,
             local.resources,
             local.workers,
-            upward,
+            node_events,
         )
-        owners = self.recovering.owners
-        of_tasks = local.workers, local.delegation, local.guests
-        self.far_actors = RemoteActors(host, local.actors, *of_tasks, owners, upward)
-        self.spares = ActorBackups(host, local.actors, owners, upward)
-        upward.actor_moves = ActorFailover(
-            host, local.actors, self.far_actors, self.spares, *of_tasks, owners
+        owners = self.recovery.owners
+        of_tasks = local.workers, local.outbound_tasks, local.inbound_tasks
+        self.remote_actors = RemoteActors(host, local.actors, *of_tasks, owners, node_events)
+        self.backups = ActorBackups(host, local.actors, owners, node_events)
+        node_events.actor_failover = ActorFailover(
+            host, local.actors, self.remote_actors, self.backups, *of_tasks, owners
         )
-        upward.far_actors, upward.spares = self.far_actors, self.spares
-        upward.membership, upward.missing, upward.peers = self.membership, self.missing, self.peers
-        upward.drivers, upward.far_output = self.drivers, self.far_output
-        upward.transfers, upward.plan_executor = self.transfers, self.plan_executor
-        upward.posted_calls = self.group_calls.posted
-        upward.recovering, upward.receive_about_hosts = self.recovering, self.receive
-        upward.replicas = self.replicas
+        node_events.remote_actors, node_events.backups = self.remote_actors, self.backups
+        node_events.membership, node_events.missing, node_events.peers = (
+            self.membership,
+            self.missing,
+            self.peers,
+        )
+        node_events.drivers, node_events.remote_output = self.drivers, self.remote_output
+        node_events.transfers, node_events.plan_executor = self.transfers, self.plan_executor
+        node_events.posted_calls = self.group_calls.posted
+        node_events.recovery, node_events.receive_about_hosts = self.recovery, self.receive
+        node_events.replicas = self.replicas
         # The node calls these, too; in a cluster of one host it has NoOtherHosts instead (node.py).
         self.line_ended = self.drivers.line_ended
         self.worker_exited = self.streaming_sources.lose
-        self.poll_output = self.far_output.poll
-        self.close_door = driver_door.close
+        self.poll_output = self.remote_output.poll
+        self.close_listener = driver_listener.close
         local.counters.add(self._counts)
         local.waits.add("transfers", self.transfers.waits)
-        local.waits.add("actor calls", lambda: calls_from_here(self.far_actors))
+        local.waits.add("actor calls", lambda: calls_from_here(self.remote_actors))
         self._takers = self._table()
         local.requests.add(self.membership.handlers)
         local.requests.add(self.drivers.handlers)
@@ -202,7 +206,7 @@ class ClusterNode:
                 LeavingNodes: self._asked_leaving,
                 DrainNode: self._asked_to_drain,
                 Locate: lambda slot, ask: self.locations.ask(slot, ask.number, ask.ask.oid),
-                GroupBell: self._bell,
+                GroupBell: self._doorbell,
                 GroupWritten: lambda slot, ask: self.streaming_sources.write(
                     slot, ask.ask.payload, ask.ask.ranges
                 ),
@@ -224,15 +228,15 @@ class ClusterNode:
 
     def _table(self) -> dict[type, peer_table.Taker]:
         local = self.local
-        both = local.guests, local.delegation
+        both = local.inbound_tasks, local.outbound_tasks
         return {
             **peer_table.object_table(
                 local.exports,
                 local.imports,
-                local.guests,
+                local.inbound_tasks,
                 self.replicas,
                 self.locations,
-                self.recovering,
+                self.recovery,
             ),
             **peer_table.task_table(
                 *both,
@@ -246,7 +250,7 @@ class ClusterNode:
                 local.counters,
                 local.tracing,
                 local.waits,
-                self.far_output,
+                self.remote_output,
                 self.peers.relays,
             ),
             **dict.fromkeys(peer_table.ANSWERS, local.questions.answered),
@@ -264,18 +268,18 @@ class ClusterNode:
         }
 
     def _driver_leaves(self, host_id: int, message: LastLinesAsked) -> None:
-        self.far_output.last_lines_asked(host_id, message)
-        self.former_drivers.driver_ended(message.audience or host_id)
+        self.remote_output.last_lines_asked(host_id, message)
+        self.former_drivers.driver_ended(message.output_owner or host_id)
 
-    def _bell(self, slot: int, request: Request) -> None:
+    def _doorbell(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
-        self.small_calls.bell(slot, ask.generation, ask.rank, self.local.requests.given)
+        self.small_calls.doorbell(slot, ask.generation, ask.rank, self.local.requests.given)
         self.host.reply(slot, Reply(request.number))
 
     def _counts(self) -> dict[str, int]:
         sent, received = self.links.moved()
         sent, received = sent + self.peers.traffic.sent, received + self.peers.traffic.received
-        retried = self.local.delegation.retried + self.recovering.reconstruction.begun
+        retried = self.local.outbound_tasks.retried + self.recovery.reconstruction.begun
         return {"bytes_sent": sent, "bytes_received": received, "tasks_retried": retried}
 
     def _open(self) -> None:
@@ -312,8 +316,8 @@ class ClusterNode:
                     self._went(number)
                     if number in message.left:
                         self.membership.has_left(number)
-                    self.recovering.report(number)
-                self.spares.are_gone(message.went)
+                    self.recovery.report(number)
+                self.backups.are_gone(message.went)
                 for member in message.came:
                     self._came(member)
             case Distribute():
@@ -326,7 +330,7 @@ class ClusterNode:
                 self.host.client.set_removed()
                 self.local.life.leave()
             case _:
-                return self.recovering.receive(message)
+                return self.recovery.receive(message)
         return True
 
     def _again(self, message: NodeAdmitted) -> None:
@@ -341,8 +345,8 @@ class ClusterNode:
         self.missing.confirm(gone)
         self.missing.again()
         for number in gone:  # the manager may wait for this report
-            self.recovering.report(number)
-        self.spares.are_gone(gone)
+            self.recovery.report(number)
+        self.backups.are_gone(gone)
         for number, member in found.items():
             if number not in members and number not in self.missing.members:
                 self._came(member)
@@ -353,7 +357,7 @@ class ClusterNode:
         if self.membership.start.meets_drivers:
             mine = msgspec.structs.replace(self.peers.mine, node=number)
             # First, because a program that learns that this node has joined may attach at once.
-            self.driver_door.open(self.drivers, self.membership.cluster, mine)
+            self.driver_listener.open(self.drivers, self.membership.cluster, mine)
         self.local.life.standing = True
         self.local.management.admitted()
         self.local.standing.answer()
@@ -362,21 +366,21 @@ class ClusterNode:
         self.membership.came(member)
         self.peers.came(member)
         if member.host_id != self.host.client.host_id:
-            self.local.delegation.set_runner(member.host_id, member.node, member.workers)
+            self.local.outbound_tasks.set_runner(member.host_id, member.node, member.workers)
             self.local.resources.came(member)
             if self.membership.workers_now is not None:
                 self.peers.send(member.host_id, WorkersNow(self.membership.workers_now))
             self.draining.tell(member.host_id)
             self.local.tracing.came(member.host_id)
             self.peers.let_in(member.host_id)
-            self.spares.came()
-            self.recovering.came(member.host_id)
+            self.backups.came()
+            self.recovery.came(member.host_id)
 
     def _have_workers(self, host_id: int, count: int) -> None:
         """Notes that the host `host_id` has `count` workers in its common pool."""
         member = self.membership.have_workers(host_id, count)
         if member is not None:
-            self.local.delegation.set_runner(host_id, member.node, count)
+            self.local.outbound_tasks.set_runner(host_id, member.node, count)
             self.local.resources.came(member)
 
     def _went(self, number: int) -> None:
@@ -385,11 +389,11 @@ class ClusterNode:
             return
         local, host_id = self.local, member.host_id
         self.peers.went(number)
-        self.spares.lose_host(member)
-        self.recovering.begin(member)
+        self.backups.lose_host(member)
+        self.recovery.begin(member)
         local.resources.went(host_id)
-        local.delegation.lose_runner(host_id)
-        local.guests.lose_peer(host_id)
+        local.outbound_tasks.lose_runner(host_id)
+        local.inbound_tasks.lose_peer(host_id)
         self.links.lose_node(number)
         self.plan_executor.cells.pairs.lose(number)
         self.replicas.lose_peer(host_id)
@@ -397,9 +401,9 @@ class ClusterNode:
         self.group_calls.lose_node(number)
         self.draining.lose_peer(host_id)
         local.workers.lose_peer(host_id)
-        self.far_actors.lose_peer(host_id)
-        self.spares.lose_peer(host_id, number)
-        self.far_output.lose_peer(host_id)
+        self.remote_actors.lose_peer(host_id)
+        self.backups.lose_peer(host_id, number)
+        self.remote_output.lose_peer(host_id)
         self.former_drivers.host_ended(host_id)
         local.tracing.went(host_id, number, member.workers)
         local.questions.lose_peer(host_id)
@@ -435,7 +439,7 @@ class ClusterNode:
         if taker is not None:
             taker(host_id, message)
         elif not (
-            self.far_actors.receive(host_id, message) or self.spares.receive(host_id, message)
+            self.remote_actors.receive(host_id, message) or self.backups.receive(host_id, message)
         ):
             number = self.host.roster.number_of(host_id)  # all other messages are about Group calls
             if number is not None:
@@ -447,26 +451,26 @@ class ClusterNode:
             self.local.messages.receive(number, message)
 
     def _last_lines(self, host_id: int, message: LastLinesSent) -> None:
-        self.far_output.last_lines_sent(host_id, message)
+        self.remote_output.last_lines_sent(host_id, message)
         self.drivers.poll_leaving()
 
     def _leaves(self, host_id: int, message: Leaving) -> None:
         self._have_workers(host_id, 0)
-        self.local.delegation.drain(host_id)
-        self.far_actors.leaves(host_id)
+        self.local.outbound_tasks.drain(host_id)
+        self.remote_actors.leaves(host_id)
         self.draining.leaves(host_id)
 
     # -- the end of the node -------------------------------------------------------------------
 
     def ask_last_lines(self) -> None:
         """Asks the other nodes for what their workers have printed for this host's driver."""
-        self.far_output.ask_last_lines(self.peers.met)
+        self.remote_output.ask_last_lines(self.peers.met)
 
     @property
     def all_sent(self) -> bool:
         """Whether all output of workers of other hosts has arrived, and all messages to other nodes
         have left this process."""
-        return self.far_output.quiet and self.peers.flushed
+        return self.remote_output.quiet and self.peers.flushed
 
     # -- processes of this host ----------------------------------------------------------------
 
@@ -492,16 +496,16 @@ class ClusterNode:
         """Polls these rooms, because words in shared memory may have changed. done: tasks in the
         node's own tables that have ended."""
         local = self.local
-        local.guests.completed(done)
-        local.delegation.hand_out()
-        if self.far_actors.closing:
-            self.far_actors.poll()
-        if local.delegation.steal() and not self._stealing:
+        local.inbound_tasks.completed(done)
+        local.outbound_tasks.hand_out()
+        if self.remote_actors.closing:
+            self.remote_actors.poll()
+        if local.outbound_tasks.steal() and not self._stealing:
             self._stealing = True
-            self.host.loop.call_later(STEAL_LOOK_S, self._steal_again)
-        self.far_output.poll()
+            self.host.loop.call_later(STEAL_POLL_S, self._steal_again)
+        self.remote_output.poll()
         local.remote_objects.purge()
-        self.recovering.poll()
+        self.recovery.poll()
 
     def _steal_again(self) -> None:
         """Wakes the loop so that its next turn steals, because no message tells this node that a

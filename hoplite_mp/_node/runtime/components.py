@@ -76,14 +76,14 @@ class ComponentsEvents(
     workers.WorkersEvents,
     Protocol,
 ):
-    """All that these rooms ask of rooms above them."""
+    """All that these components report to components above them, and ask of them."""
 
     def send_peer(self, host_id: int, message: PeerMessage) -> bool:
         """Sends a message to the node of the host with that id; False: there is no such node."""
 
 
 class Components:
-    """The rooms of one node."""
+    """The components of one node."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Components:
         client: _shm.NodeClient,
         tasks: _tasks.Tasks,
         output: Output,
-        above: ComponentsEvents,
+        events: ComponentsEvents,
     ) -> None:
         loop, lines, processes = ports.loop, ports.lines, ports.processes
         self.output = output
@@ -101,26 +101,28 @@ class Components:
         self.life = Life(start.lan is None)
         self.requests = Requests()
         self.management = connection.ManagerConnection(
-            loop, client, self.life, ports.manager, above
+            loop, client, self.life, ports.manager, events
         )
-        self.notes = trace_events.TraceEvents(loop, above, config.trace_events_max)
+        self.trace_events = trace_events.TraceEvents(loop, events, config.trace_events_max)
         memory = start.memory_bytes, start.store_fd
-        self.store = budget.Store(client, config, *memory, loop, ports.disk, self.notes, above)
+        self.store = budget.Store(
+            client, config, *memory, loop, ports.disk, self.trace_events, events
+        )
         self.store.clients = lines.by_slot
         self.results = ResultWriter(client, tasks, self.store, config)
-        self.sweeper = sweeper.Sweeper(self.results, above)
-        self.remote_objects = remote_objects.RemoteObjects(self.results, loop, above)
-        self.imports = imports.Imports(self.results, self.remote_objects, above.send_peer, above)
+        self.sweeper = sweeper.Sweeper(self.results, events)
+        self.remote_objects = remote_objects.RemoteObjects(self.results, loop, events)
+        self.imports = imports.Imports(self.results, self.remote_objects, events.send_peer, events)
         roster = Roster()
         self.exports = exports.Exports(
-            self.results, self.remote_objects, above.send_peer, self.number, loop, roster, above
+            self.results, self.remote_objects, events.send_peer, self.number, loop, roster, events
         )
-        self.questions = Questions(loop, roster, above.send_peer)
+        self.questions = Questions(loop, roster, events.send_peer)
         self._next_turn_at = 0.0  # when a timer wakes the loop for operations that wait for memory
         self.host = host = HostContext(
             config,
             loop,
-            self.notes,
+            self.trace_events,
             client,
             tasks,
             self.store,
@@ -131,24 +133,28 @@ class Components:
             roster,
             self.questions,
             self.management.send,
-            above.send_peer,
+            events.send_peer,
             lines.by_slot,
             lines.reply,
             lines.replier,
         )
         objects = self.results, self.imports
-        self.delegation = outbound_tasks.OutboundTasks(
-            *objects, self.remote_objects, above.send_peer, above
+        self.outbound_tasks = outbound_tasks.OutboundTasks(
+            *objects, self.remote_objects, events.send_peer, events
         )
-        self.guests = inbound_tasks.InboundTasks(*objects, above.send_peer, self.notes, above)
-        both = self.delegation, self.guests
-        self.workers = workers.Workers(host, processes, *both, above)
-        self.resources = Resources(host, self.delegation, self.workers)
-        self.delays = RetryDelays(host, self.workers, self.guests, self.resources)
-        self.actors = actors.LocalActors(host, self.workers, self.guests, self.resources, above)
+        self.inbound_tasks = inbound_tasks.InboundTasks(
+            *objects, events.send_peer, self.trace_events, events
+        )
+        both = self.outbound_tasks, self.inbound_tasks
+        self.workers = workers.Workers(host, processes, *both, events)
+        self.resources = Resources(host, self.outbound_tasks, self.workers)
+        self.delays = RetryDelays(host, self.workers, self.inbound_tasks, self.resources)
+        self.actors = actors.LocalActors(
+            host, self.workers, self.inbound_tasks, self.resources, events
+        )
         self.operations = Operations(host, config.reduce_threads or start.cores)
         self.messages = PointToPoint(host)
-        self.groups = groups.HostGroups(host, self.requests, self.messages, above)
+        self.groups = groups.HostGroups(host, self.requests, self.messages, events)
         self.counters = Counters(host, self.sweeper, self.workers)
         self.counters.add(self.resources.counts)
         self.recording = Recording(host, self._track_name)
@@ -159,20 +165,20 @@ class Components:
         self.waits.add("groups", lambda: group_waits(*about))
         self.waits.add("actors", lambda: actors_here(self.actors))
         of_pools = self.workers, *both
-        self.rounds = worker_broadcast.WorkerBroadcasts(host, *of_pools, above)
+        self.rounds = worker_broadcast.WorkerBroadcasts(host, *of_pools, events)
         self.pool_requests = pool_requests.PoolRequests(
-            host, self.requests, self.sweeper, *of_pools, self.resources, above
+            host, self.requests, self.sweeper, *of_pools, self.resources, events
         )
         self.pages = Pages(host.config, host.loop, host.client, host.store, start.workers)
         self.standing = join_waiters.JoinWaiters(
-            host, self.requests, self.life, self.management, above
+            host, self.requests, self.life, self.management, events
         )
         self.import_requests = ImportRequests(host, self.requests)
         self.ends = ClientCleanup(
             host, self.groups, self.recording, self.sweeper, self.requests, lines.forget
         )
         for room in (
-            leases.Leases(host, self.requests, self.pages, above),
+            leases.Leases(host, self.requests, self.pages, events),
             self.pool_requests,
             self.import_requests,
             self.standing,
@@ -193,7 +199,7 @@ class Components:
         return "" if actor is None else track_name(actor)
 
     def report(self) -> Iterator[Any]:
-        """What a new manager must know of these rooms."""
+        """What a new manager must know of these components."""
         yield from self.operations.report()
         yield from self.groups.report()
         yield from self.actors.report()

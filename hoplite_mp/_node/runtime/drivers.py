@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common.object_states import CLIENT_DRIVER, KIND_TASK
 from hoplite_mp._protocol.local import Reply, UsersOfNode
-from hoplite_mp._protocol.output import audience_name
+from hoplite_mp._protocol.output import output_owner_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ __all__ = ["Drivers"]
 # How long the node waits, at most, for what the tasks of a driver that leaves have printed on other
 # hosts; and how often it polls for output of this host, because nothing signals an empty pipe.
 OUTPUT_PATIENCE_S = 0.8
-OUTPUT_LOOK_S = 0.1
+OUTPUT_POLL_S = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -66,10 +66,10 @@ class Drivers:
         lines: ClientSocketsPort,
         ends: ClientCleanup,
         output: Output,
-        far_output: RemoteOutput,
+        remote_output: RemoteOutput,
         peers: Peers,
         workers: Workers,
-        delegation: OutboundTasks,
+        outbound_tasks: OutboundTasks,
         streaming_sources: GrowingBlocks,
         former: WorkerRecycling,
         poll: Callable[[], None],
@@ -83,10 +83,10 @@ class Drivers:
         self.lines = lines
         self.ends = ends
         self.output = output
-        self.far_output = far_output
+        self.remote_output = remote_output
         self.peers = peers
         self.workers = workers
-        self.delegation = delegation
+        self.outbound_tasks = outbound_tasks
         self.streaming_sources = streaming_sources
         self.former = former
         self.poll = poll
@@ -119,7 +119,7 @@ class Drivers:
         if slot < 0:
             return -1, 0, 0, "every process slot of the host is in use"
         generation = self.client.client_info(slot)["generation"]
-        return slot, generation, audience_name(self.client.host_id, self._ever), ""
+        return slot, generation, output_owner_name(self.client.host_id, self._ever), ""
 
     def unregister(self, slot: int) -> None:
         """Frees the slot of a driver to which the slot could not be sent."""
@@ -175,7 +175,7 @@ class Drivers:
         self._stop_tasks(slot)
         self.ends.settle(slot, None, 0, reads_on)
         self.workers.close_owned(slot)
-        self.far_output.ask_last_lines(self.peers.met, driver.name)
+        self.remote_output.ask_last_lines(self.peers.met, driver.name)
         self.former.driver_ended(driver.name)
         driver.output_until = self.loop.now() + OUTPUT_PATIENCE_S
         self._finish_output(driver, driver.output_until)
@@ -190,7 +190,7 @@ class Drivers:
     def _finish_output(self, driver: Driver, until: float) -> None:
         """Closes the output of a driver that leaves, once its last lines have arrived or the time
         is `until`. Before that it sets a timer to check again."""
-        output, far = self.output, self.far_output
+        output, far = self.output, self.remote_output
         if driver.name not in output.drivers:
             return
         if self.loop.now() < until and (
@@ -198,7 +198,7 @@ class Drivers:
         ):
             if not driver.is_polled:
                 driver.is_polled = True
-                self.loop.call_later(OUTPUT_LOOK_S, lambda: self._poll_again(driver))
+                self.loop.call_later(OUTPUT_POLL_S, lambda: self._poll_again(driver))
             return
         output.detach(driver.name, far.busy)
         far.forget(driver.name)
@@ -215,5 +215,5 @@ class Drivers:
                 continue
             if header["state"] == "CLAIMED" and not set(header["refs"]) - {slot}:
                 claimant = self.tasks.claimant(oid)
-                if self.tasks.cancel(oid, True) and not self.delegation.cancel(oid):
+                if self.tasks.cancel(oid, True) and not self.outbound_tasks.cancel(oid):
                     self.workers.interrupt(oid, claimant)

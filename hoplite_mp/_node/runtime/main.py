@@ -62,7 +62,7 @@ class NodeProcess:
         self.tasks = tasks = _tasks.Tasks(self.client)
         self.loop = loop = EpollLoop()
         self.supervisor = socket.socket(fileno=supervisor_fd)
-        upward = NodeEvents() if start.lan is None else ClusterNodeEvents()
+        node_events = NodeEvents() if start.lan is None else ClusterNodeEvents()
         self.output = Output(
             socket.socket(fileno=start.output_fd),
             config,
@@ -70,7 +70,7 @@ class NodeProcess:
             lambda: self.client.number,
             loop,
             None if start.lan is None else config.output_wait_s,
-            upward,
+            node_events,
         )
         ports = NodePorts(
             loop,
@@ -82,57 +82,57 @@ class NodeProcess:
             None if manager_fd < 0 else TcpStream(socket.socket(fileno=manager_fd)),
             *(() if start.lan is None else _to_hosts(loop, start, start.lan)),
         )
-        self.node = HostNode(start, config, ports, self.client, tasks, self.output, upward)
-        self.rooms = self.node.rooms
+        self.node = HostNode(start, config, ports, self.client, tasks, self.output, node_events)
+        self.components = self.node.components
         self._supervisor_decoder = msgspec.msgpack.Decoder(FromSupervisor)
 
     def leave(self) -> None:
         """Stops the node, because the supervisor is gone."""
-        self.rooms.life.leave()
+        self.components.life.leave()
 
     def connect(
-        self, slot: int, line: socket.socket, out: int, err: int, audience: int = 0
+        self, slot: int, line: socket.socket, out: int, err: int, output_owner: int = 0
     ) -> None:
         """Adds a worker that the supervisor starts or has started. line, out, err: this node's ends
         of the worker's line and output pipes."""
-        self.node.worker_joins(slot, line, out, err, audience)
+        self.node.worker_joins(slot, line, out, err, output_owner)
 
     def from_supervisor(self) -> None:
         data, fds, _, _ = socket.recv_fds(self.supervisor, PACKET_BYTES_MAX, 1)
         if not data:
-            self.rooms.life.workers_ended()
+            self.components.life.workers_ended()
             return
         message = self._supervisor_decoder.decode(data)
         if isinstance(message, Spawned):
-            self.rooms.workers.spawned(message.slot, message.pid)
+            self.components.workers.spawned(message.slot, message.pid)
         elif isinstance(message, NotSpawned):
-            self.rooms.workers.not_started(message.why)
+            self.components.workers.not_started(message.why)
             self.node.worker_exited(Exited(message.slot, 0, 0))
         elif isinstance(message, Exited):
             self.node.worker_exited(message)
         elif fds:
-            self.rooms.management.again(TcpStream(socket.socket(fileno=fds[0])))
+            self.components.management.again(TcpStream(socket.socket(fileno=fds[0])))
 
     # -- the loop ------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Runs the loop until the host ends."""
-        start, rooms, node = self.start, self.rooms, self.node
+        start, components, node = self.start, self.components, self.node
         self.loop.watch(self.supervisor.fileno(), self.from_supervisor)
         self.loop.watch(start.event_fd, self._drain_event)
         node.begin(os.getpid(), socket.socket(fileno=start.rpc_fd))
         for slot, line, out, err in start.first_workers:
             self.connect(slot, socket.socket(fileno=line), out, err)
-        rooms.pages.begin()
+        components.pages.begin()
         try:
-            while not rooms.life.stopping:
+            while not components.life.stopping:
                 self.turn()
         finally:
-            node.other_hosts.close_door()
+            node.other_hosts.close_listener()
         self.finish_output()
-        rooms.management.farewell()
-        if rooms.management.pulse is not None:
-            rooms.management.pulse.stop()
+        components.management.farewell()
+        if components.management.pulse is not None:
+            components.management.pulse.stop()
 
     def finish_output(self) -> None:
         """At the end of the host: forwards all output of its workers to their drivers, and waits a
@@ -142,7 +142,7 @@ class NodeProcess:
         self.loop.unwatch(self.supervisor.fileno())
         self.output.drain_all()
         other_hosts = self.node.other_hosts
-        if self.rooms.life.orderly:
+        if self.components.life.orderly:
             other_hosts.ask_last_lines()
         while not (self.output.quiet and other_hosts.all_sent):
             left = deadline - self.loop.now()
@@ -153,7 +153,7 @@ class NodeProcess:
 
     def turn(self) -> None:
         """One turn of the loop."""
-        pulse = self.rooms.management.pulse
+        pulse = self.components.management.pulse
         if pulse is not None:
             pulse.turned_at = self.loop.now()
         self.loop.call_due()
@@ -193,4 +193,4 @@ def main(start: Start, supervisor_fd: int, manager_fd: int) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     process = NodeProcess(start, supervisor_fd, manager_fd)
     process.run()
-    return GIVEN_UP if process.rooms.life.given_up else 0
+    return GIVEN_UP if process.components.life.given_up else 0

@@ -36,14 +36,14 @@ class NoOtherHosts:
     def line_ended(self, slot: int) -> None: ...
     def worker_exited(self, slot: int) -> None: ...
     def poll(self, done: list[int]) -> None: ...
-    def close_door(self) -> None: ...
+    def close_listener(self) -> None: ...
     def ask_last_lines(self) -> None: ...
     def poll_output(self) -> None: ...
 
 
 class HostNode:
-    """One node. `upward` gets its rooms as soon as they are built; it is a ClusterNodeEvents if and
-    only if `start.lan` is given."""
+    """One node. `node_events` gets its rooms as soon as they are built; it is a ClusterNodeEvents
+    if and only if `start.lan` is given."""
 
     def __init__(
         self,
@@ -53,89 +53,95 @@ class HostNode:
         client: _shm.NodeClient,
         tasks: _tasks.Tasks,
         output: Output,
-        upward: NodeEvents,
+        node_events: NodeEvents,
     ) -> None:
         self.start = start
         self.ports = ports
         self.client = client
         self.tasks = tasks
         self.output = output
-        self.upward = upward
+        self.node_events = node_events
         self.other_hosts: NoOtherHosts | ClusterNode = NoOtherHosts()
-        self.rooms = upward.rooms = Components(start, config, ports, client, tasks, output, upward)
-        self.rooms.requests.add(client_table(self.rooms, upward.driver_name))
+        self.components = node_events.components = Components(
+            start, config, ports, client, tasks, output, node_events
+        )
+        self.components.requests.add(client_table(self.components, node_events.driver_name))
         ports.lines.serve(self)
 
     def begin(self, process: int, driver: Any) -> None:
         """Joins the cluster and starts the first workers. process: id of the process that the node
         runs in. driver: the line of the program that has started this host."""
-        start, rooms, ports = self.start, self.rooms, self.ports
+        start, components, ports = self.start, self.components, self.ports
         self.client.register(DRIVER_SLOT, CLIENT_DRIVER, 0)
-        rooms.store.lease_first_span(DRIVER_SLOT)
+        components.store.lease_first_span(DRIVER_SLOT)
         self.tasks.set_pid(DRIVER_SLOT, start.driver_pid)
         self.tasks.set_pid(NODE_SLOT, process)
         ports.lines.add(DRIVER_SLOT, driver)
         if start.lan is not None:
             from hoplite_mp._node.runtime.cluster_node import ClusterNode
 
-            assert isinstance(self.upward, ClusterNodeEvents)
+            assert isinstance(self.node_events, ClusterNodeEvents)
             assert ports.connections is not None
             assert ports.engine is not None
-            assert ports.driver_door is not None
-            to_hosts = ports.connections, ports.engine, ports.driver_door
+            assert ports.driver_listener is not None
+            to_hosts = ports.connections, ports.engine, ports.driver_listener
             ends = ports.lines, self.poll
-            self.other_hosts = ClusterNode(rooms, start, start.lan, *to_hosts, self.upward, *ends)
+            self.other_hosts = ClusterNode(
+                components, start, start.lan, *to_hosts, self.node_events, *ends
+            )
         else:
             at_start = start.workers, ports.hostname
-            alone = SingleHostMembership(rooms.host, rooms.workers, rooms.resources, *at_start)
-            self.upward.alone = alone
-            rooms.requests.add(alone.handlers)
-        rooms.management.join()
+            alone = SingleHostMembership(
+                components.host, components.workers, components.resources, *at_start
+            )
+            self.node_events.alone = alone
+            components.requests.add(alone.handlers)
+        components.management.join()
         first = [slot for slot, *_ in start.first_workers]
-        rooms.workers.open_first(start.workers, DRIVER_SLOT, first)
+        components.workers.open_first(start.workers, DRIVER_SLOT, first)
 
     # -- events --------------------------------------------------------------------------------
 
     def request(self, slot: int, request: Request, given: list[int]) -> None:
         """Handles a request of a process of this host. given: descriptors that came with it."""
-        self.rooms.requests.take(slot, request, given)
+        self.components.requests.take(slot, request, given)
 
     def line_ended(self, slot: int) -> None:
         """The line of a worker or an attached driver has ended. The end of the driver that started
         this host needs no handling here, because the supervisor then ends the node."""
         self.other_hosts.line_ended(slot)
-        self.rooms.workers.line_ended(slot)
+        self.components.workers.line_ended(slot)
 
     def refuse_collective(self, ask: Any, why: str) -> None:
         """Fails a collective whose request could not be decoded or handled."""
-        self.rooms.operations.refuse(ask, why)
+        self.components.operations.refuse(ask, why)
 
-    def worker_joins(self, slot: int, line: Any, out: int, err: int, audience: int = 0) -> None:
+    def worker_joins(self, slot: int, line: Any, out: int, err: int, output_owner: int = 0) -> None:
         """Adds a worker's line and the read ends of its output pipes."""
         for stream, read in enumerate((out, err), 1):
-            self.output.add(read, stream, slot, audience, self._pipe_ended)
-        self.rooms.workers.pipes[slot] = [out, err]
+            self.output.add(read, stream, slot, output_owner, self._pipe_ended)
+        self.components.workers.pipes[slot] = [out, err]
         self.ports.lines.add(slot, line)
 
     def _pipe_ended(self, fd: int) -> None:
         """A pipe was closed; its descriptor may be reused for another file."""
-        for pipes in self.rooms.workers.pipes.values():
+        for pipes in self.components.workers.pipes.values():
             if fd in pipes:
                 pipes.remove(fd)
 
     def worker_exited(self, message: Exited) -> None:
         """Cleans up after a worker that has ended for any reason, and starts another if needed."""
-        slot, rooms = message.slot, self.rooms
-        worker = rooms.workers.all.pop(slot, None)
-        for fd in rooms.workers.pipes.pop(slot, ()):
+        slot, components = message.slot, self.components
+        worker = components.workers.all.pop(slot, None)
+        for fd in components.workers.pipes.pop(slot, ()):
             if fd in self.output.pipes:
                 self.output.drain(fd)
-        again = rooms.ends.settle(slot, worker, message.code)
+        again = components.ends.settle(slot, worker, message.code)
         self.other_hosts.worker_exited(slot)
-        rooms.resources.worker_gone(slot)
-        rooms.workers.exited(worker, message.code, again)
-        rooms.rounds.exited(slot)
-        rooms.workers.close_owned(slot)
+        components.resources.worker_gone(slot)
+        components.workers.exited(worker, message.code, again)
+        components.rounds.exited(slot)
+        components.workers.close_owned(slot)
         self.client.unregister(slot)
         self.poll()
 
@@ -143,6 +149,6 @@ class HostNode:
 
     def poll(self) -> None:
         """Polls all rooms for one turn, because words in shared memory may have changed."""
-        done = self.rooms.begin_turn()
+        done = self.components.begin_turn()
         self.other_hosts.poll(done)
-        self.rooms.end_turn()
+        self.components.end_turn()

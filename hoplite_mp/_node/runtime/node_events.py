@@ -37,35 +37,35 @@ __all__ = ["NodeEvents"]
 class NodeEvents:
     """The upward calls of a node in a cluster of one host; usable once its rooms are built."""
 
-    rooms: Components
+    components: Components
     alone: SingleHostMembership
 
     # -- _node/trace_events.py, budget.py, sweeper.py, remote_objects.py, imports.py, exports.py ---
 
     def public(self, oid: int) -> bytes:
-        return self.rooms.imports.public(oid)
+        return self.components.imports.public(oid)
 
     def restore_elsewhere(self, oid: int) -> bool | None:
-        return self.rooms.remote_objects.restore(oid)
+        return self.components.remote_objects.restore(oid)
 
     def unreadable(self, oid: int, why: str) -> None:
         lost = errors.ObjectLostError(f"object {self.public(oid).hex()} is lost: {why}")
-        self.rooms.results.replace_spilled(oid, lost)
+        self.components.results.replace_spilled(oid, lost)
 
     def make_room(self) -> None: ...
 
     def freed(self, oid: int) -> None:
-        self.rooms.actors.freed(oid)
-        self.rooms.imports.freed(oid)
+        self.components.actors.freed(oid)
+        self.components.imports.freed(oid)
 
-    def is_guest(self, oid: int) -> bool:
+    def is_inbound(self, oid: int) -> bool:
         return False
 
     def lost_actor_call(self, worker: WorkerInfo, how: str) -> Exception | None:
-        return self.rooms.actors.lost_call(worker, how)
+        return self.components.actors.lost_call(worker, how)
 
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
-        return self.rooms.imports.near(object_id, oid)
+        return self.components.imports.near(object_id, oid)
 
     def nobody_named(self, oid: int) -> None: ...
 
@@ -80,22 +80,22 @@ class NodeEvents:
     # -- _node/manager_link/connection.py, join_waiters.py -----------------------------------------
 
     def receive(self, message: Any) -> None:
-        rooms = self.rooms
-        if not (rooms.operations.receive(message) or rooms.actors.receive(message)):
-            rooms.groups.receive(message)
+        components = self.components
+        if not (components.operations.receive(message) or components.actors.receive(message)):
+            components.groups.receive(message)
 
     def answer_standing(self) -> None:
-        self.rooms.standing.answer()
+        self.components.standing.answer()
 
     def joining(self, incarnation: int) -> NodeJoined:
         return self.alone.joining(incarnation)
 
     def returning(self, incarnation: int) -> NodeReturned:
-        about = self.rooms.number(), incarnation, 1, self.alone.known
-        return NodeReturned(*about, generations=self.rooms.groups.generations)
+        about = self.components.number(), incarnation, 1, self.alone.known
+        return NodeReturned(*about, generations=self.components.groups.generations)
 
     def report(self) -> Iterator[Any]:
-        return self.rooms.report()
+        return self.components.report()
 
     def cluster(self) -> bytes:
         return b""
@@ -111,40 +111,40 @@ class NodeEvents:
     def leases(self, slot: int) -> None: ...
     def tell_workers(self, count: int) -> None: ...
 
-    def grow_far(self, number: int, count: int) -> bool:
+    def grow_remote(self, number: int, count: int) -> bool:
         return False
 
     # -- _node/output/output.py --------------------------------------------------------------------
 
-    def far_subscriber(self, audience: int) -> Subscriber | None:
+    def remote_subscriber(self, output_owner: int) -> Subscriber | None:
         return None
 
     # -- _node/tasks/outbound_tasks.py -------------------------------------------------------------
 
     def post(self, oid: int) -> None:
-        rooms, workers = self.rooms, self.rooms.workers
+        components, workers = self.components, self.components.workers
         pool = workers.tasks.pool_of(oid)
-        if pool not in workers.pools and not self.is_far_actor(pool):
+        if pool not in workers.pools and not self.is_remote_actor(pool):
             workers.fail_closed(oid)  # it was closed while another host had the task
-        elif oid in rooms.resources.held:  # it holds resources, of this host or of another one
-            rooms.resources.again(oid)
+        elif oid in components.resources.held:  # it holds resources, of this host or of another one
+            components.resources.again(oid)
         else:
-            rooms.workers.announce(oid, False)
+            components.workers.announce(oid, False)
 
     def delay(self, oid: int) -> None:
-        self.rooms.delays.begin(oid)
+        self.components.delays.begin(oid)
 
     def pool_deserted(self, pool: int, why: str) -> None:
-        self.rooms.workers.desert(pool, why)
+        self.components.workers.desert(pool, why)
 
-    def far_workers_lost(self, pool: int) -> None:
-        self.rooms.pool_requests.far_workers.lost(pool)
+    def remote_workers_lost(self, pool: int) -> None:
+        self.components.pool_requests.remote_workers.lost(pool)
 
-    def sends_on(self, audience: int, host_id: int) -> None: ...
+    def sends_on(self, output_owner: int, host_id: int) -> None: ...
     def ends_elsewhere(self, oid: int) -> None: ...
 
     def lost_call(self, oid: int, name: str, number: int) -> Exception | None:
-        if not self.is_far_actor(self.rooms.host.tasks.pool_of(oid)):
+        if not self.is_remote_actor(self.components.host.tasks.pool_of(oid)):
             return None
         return errors.ActorLostError(
             f"the actor has lost its state: node h{number} was lost while {name}() was under way "
@@ -152,70 +152,70 @@ class NodeEvents:
         )
 
     def holds_inner(self, oid: int, holds: list[Any]) -> None:
-        sweeper = self.rooms.sweeper
+        sweeper = self.components.sweeper
         if oid in sweeper.inner:  # its submitter is dead
             sweeper.inner[oid] = holds
         else:
             sweeper.results.untaken[oid] = holds
 
-    def is_far_actor(self, pool: int) -> bool:
+    def is_remote_actor(self, pool: int) -> bool:
         return False
 
     def demand_of(self, oid: int) -> Demand:
-        return self.rooms.resources.demand_of(oid)
+        return self.components.resources.demand_of(oid)
 
     def target_of(self, oid: int) -> bytes:
         return b""
 
     def was_full(self, oid: int, host_id: int) -> None:
-        self.rooms.resources.again(oid, host_id)
+        self.components.resources.again(oid, host_id)
 
     # -- _node/tasks/inbound_tasks.py --------------------------------------------------------------
 
     def queue_of(self, pool: int) -> int:
-        return self.rooms.workers.queue(pool, here=True)
+        return self.components.workers.queue(pool, here=True)
 
-    def post_guest(self, oid: int) -> None:
-        self.rooms.workers.announce(oid, here=True)
+    def post_inbound(self, oid: int) -> None:
+        self.components.workers.announce(oid, here=True)
 
     def interrupt(self, oid: int, slot: int) -> None:
-        self.rooms.workers.interrupt(oid, slot)
+        self.components.workers.interrupt(oid, slot)
 
     def is_actor(self, pool: int) -> bool:
-        return pool in self.rooms.actors.by_pool
+        return pool in self.components.actors.by_pool
 
     def refuse_calls(self, pool: int) -> None:
-        self.rooms.actors.refuse_calls(pool)
+        self.components.actors.refuse_calls(pool)
 
     def is_round(self, pool: int) -> bool:
-        return pool in self.rooms.rounds
+        return pool in self.components.rounds
 
     def counts_on(self, slot: int) -> bool:
-        return self.rooms.rounds.counts_on(slot)
+        return self.components.rounds.counts_on(slot)
 
     def arrived(self, pool: int) -> None:
-        self.rooms.rounds.arrived(pool)
+        self.components.rounds.arrived(pool)
 
     def task_ends(self, slot: int) -> None:
-        for fd in self.rooms.workers.pipes.get(slot, ()):
-            self.rooms.output.catch_up(fd)
+        for fd in self.components.workers.pipes.get(slot, ()):
+            self.components.output.catch_up(fd)
 
     def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
-        return self.rooms.resources.admit(peer, task, demand, needed)
+        return self.components.resources.admit(peer, task, demand, needed)
 
     def admitted(self, oid: int, task: bytes, demand: Demand) -> None:
-        self.rooms.resources.admitted(oid, task, demand)
+        self.components.resources.admitted(oid, task, demand)
 
     def dropped(self, task: bytes) -> None:
-        self.rooms.resources.dropped(task)
+        self.components.resources.dropped(task)
 
     # -- _node/tasks/workers.py --------------------------------------------------------------------
 
     def waits_for_resources(self, oid: int) -> bool:
-        return oid in self.rooms.resources.rows
+        return oid in self.components.resources.rows
 
     def has_resources(self, oid: int) -> bool:
-        return oid in self.rooms.resources.held
+        return oid in self.components.resources.held
 
     def may_leave(self) -> bool:
         return False
@@ -224,52 +224,52 @@ class NodeEvents:
         return set()
 
     def pool_forgotten(self, pool: Pool) -> None:
-        self.rooms.pool_requests.far_workers.forget(pool)
-        self.rooms.rounds.forget(pool.number)
-        self.rooms.delays.pool_forgotten(pool.number)
+        self.components.pool_requests.remote_workers.forget(pool)
+        self.components.rounds.forget(pool.number)
+        self.components.delays.pool_forgotten(pool.number)
         if pool.demand:
-            self.rooms.resources.wait_workers(pool, 0)
+            self.components.resources.wait_workers(pool, 0)
 
     def fail_delayed(self, pool: int) -> None:
-        self.rooms.delays.pool_forgotten(pool)
+        self.components.delays.pool_forgotten(pool)
 
     def wait_for_resources(self, pool: Pool, count: int) -> None:
-        self.rooms.resources.wait_workers(pool, count)
+        self.components.resources.wait_workers(pool, count)
 
     def actor_died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
-        self.rooms.actors.died(pool, worker, how)
+        self.components.actors.died(pool, worker, how)
 
     def workers_are(self, count: int) -> None: ...
 
     # -- _node/tasks/worker_broadcast.py -----------------------------------------------------------
 
-    def audience_of(self, slot: int) -> int:
+    def output_owner_of(self, slot: int) -> int:
         """The audience (the driver to which output is sent) of tasks that the client in that slot
         submits: that of the task which runs in the slot, or the client itself if it is a driver."""
-        tasks = self.rooms.host.tasks
+        tasks = self.components.host.tasks
         running = tasks.running(slot)
-        return (running and tasks.audience(running)) or self.driver_name(slot)
+        return (running and tasks.output_owner(running)) or self.driver_name(slot)
 
     # -- _node/actors/actors.py --------------------------------------------------------------------
 
     def keep_granted(self, slot: int, number: int, hold: Any) -> None:
-        self.rooms.import_requests.keep_granted(slot, number, hold)
+        self.components.import_requests.keep_granted(slot, number, hold)
 
-    def far_begin(self, asker: Asker, wanted: WantedActor, node: int) -> None:
+    def remote_begin(self, asker: Asker, wanted: WantedActor, node: int) -> None:
         asker.refused(f"node h{node} is gone", True)
 
-    def far_end(self, identity: int, kill: bool, unheld: bool) -> None: ...
+    def remote_end(self, identity: int, kill: bool, unheld: bool) -> None: ...
 
-    def far_restarts(self, asker: Client, identity: int) -> None:
+    def remote_restarts(self, asker: Client, identity: int) -> None:
         asker.answer(0)
 
-    def far_bind(self, slot: int, number: int, ask: BindActor) -> None:
-        self.rooms.host.reply(slot, Reply(number, None, "that actor is of another cluster"))
+    def remote_bind(self, slot: int, number: int, ask: BindActor) -> None:
+        self.components.host.reply(slot, Reply(number, None, "that actor is of another cluster"))
 
-    def far_fail_calls(self, pool: int) -> None: ...
-    def far_freed(self, oid: int) -> None: ...
+    def remote_fail_calls(self, pool: int) -> None: ...
+    def remote_freed(self, oid: int) -> None: ...
 
-    def keep_spare(self, actor: ActorRecord, done: Callable[[], None] | None) -> None:
+    def keep_backup(self, actor: ActorRecord, done: Callable[[], None] | None) -> None:
         if done is not None:
             done()
 
@@ -281,15 +281,15 @@ class NodeEvents:
         return False
 
     def task_of(self, slot: int, call: int) -> tuple[bytes, int]:
-        rooms = self.rooms
-        oid = call or rooms.host.tasks.running(slot)
+        components = self.components
+        oid = call or components.host.tasks.running(slot)
         if not oid:
             return b"", 0
-        task = self.target_of(oid) or rooms.imports.public(oid)
-        return task, rooms.host.client.inspect(oid)["tries"]
+        task = self.target_of(oid) or components.imports.public(oid)
+        return task, components.host.client.inspect(oid)["tries"]
 
     def team_of(self, slot: int, size: int) -> bytes:
-        workers = self.rooms.workers
+        workers = self.components.workers
         worker = workers.all.get(slot)
         pool = None if worker is None else workers.pools.get(worker.pool)
         if pool is None or pool.team == NO_OBJECT or pool.team_size != size:

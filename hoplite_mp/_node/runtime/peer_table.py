@@ -51,16 +51,16 @@ ANSWERS = (
 def object_table(
     exports: Exports,
     imports: Imports,
-    guests: InboundTasks,
+    inbound_tasks: InboundTasks,
     replicas: Replicas,
     locations: Locations,
-    recovering: Recovery,
+    recovery: Recovery,
 ) -> dict[type, Taker]:
     """Messages about objects: holders, copies, reconstruction."""
 
     def releases(host_id: int, message: peers.Release) -> None:
-        if not guests.release(host_id, message):
-            recovering.released(host_id, message)
+        if not inbound_tasks.release(host_id, message):
+            recovery.released(host_id, message)
 
     return {
         peers.Acquire: exports.acquire,
@@ -71,13 +71,13 @@ def object_table(
         peers.ReplicaStored: exports.kept,
         peers.DropReplica: lambda host_id, message: replicas.let_go(message.object),
         peers.LocateReplicas: locations.locate,
-        peers.CopiesAsked: recovering.copy_census.asked,
+        peers.CopiesAsked: recovery.replica_query.asked,
     }
 
 
 def task_table(
-    guests: InboundTasks,
-    delegation: OutboundTasks,
+    inbound_tasks: InboundTasks,
+    outbound_tasks: OutboundTasks,
     workers: Workers,
     pool_requests: PoolRequests,
     rounds: WorkerBroadcasts,
@@ -86,10 +86,10 @@ def task_table(
 ) -> dict[type, Taker]:
     """Messages about tasks and workers."""
     return {
-        peers.RunTask: guests.run,
-        peers.TaskEnded: delegation.ended,
-        peers.CancelTask: lambda host_id, message: guests.cancel(message.task),
-        peers.RecallTasks: lambda host_id, message: guests.recall(host_id, message.tasks),
+        peers.RunTask: inbound_tasks.run,
+        peers.TaskEnded: outbound_tasks.ended,
+        peers.CancelTask: lambda host_id, message: inbound_tasks.cancel(message.task),
+        peers.RecallTasks: lambda host_id, message: inbound_tasks.recall(host_id, message.tasks),
         peers.OpenFarPool: pool_requests.asked,
         peers.CloseFarPool: lambda host_id, message: workers.close_lent(
             host_id, message.pool, message.kill
@@ -106,7 +106,7 @@ def inspection_table(
     counters: Counters,
     tracing: Tracing,
     waits: WaitReports,
-    far_output: RemoteOutput,
+    remote_output: RemoteOutput,
     relays: Relays,
 ) -> dict[type, Taker]:
     """Messages about statistics, traces and dumps, output of workers, and relays."""
@@ -116,7 +116,7 @@ def inspection_table(
         diagnostics.TraceAsked: tracing.asked,
         diagnostics.TraceRead: tracing.read,
         diagnostics.DumpAsked: waits.asked,
-        peers.Printed: far_output.printed,
-        peers.PrintedTaken: far_output.taken,
+        peers.Printed: remote_output.printed,
+        peers.PrintedTaken: remote_output.taken,
         peers.RelayAsked: relays.asked,
     }

@@ -49,7 +49,7 @@ SPILL_AGAIN_S = 1.0  # how long nothing is spilled after a write to the disk has
 
 
 class StoreEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
     def restore_elsewhere(self, oid: int) -> bool | None:
         """Fetches an object whose bytes may be on another host. None: it is on its way, or there is
@@ -73,11 +73,11 @@ class Store:
         store_fd: int,
         loop: LoopPort,
         disk: Disk,
-        notes: TraceEvents,
-        above: StoreEvents,
+        trace_events: TraceEvents,
+        events: StoreEvents,
     ) -> None:
         self.client = client
-        self.above = above
+        self.events = events
         self.loop = loop
         self.config = config
         self.limit = limit
@@ -88,7 +88,7 @@ class Store:
         self.leases: dict[int, int] = {}  # payload offset of a big block -> lessee's slot
         self.errors: set[int] = set()  # those of these blocks that are in the reserve for errors
         self.spans: dict[int, int] = {}  # span offset -> lessee's slot, or ADOPTED
-        self.notes = notes
+        self.trace_events = trace_events
         self.spill = disk
         self.spilled: dict[int, tuple[int, int]] = {}  # oid -> (position, bytes)
         self._handed: dict[int, float] = {}  # restored oid -> until when it is not spilled again
@@ -104,11 +104,11 @@ class Store:
 
     # -- leasing -------------------------------------------------------------------------------
 
-    def lease(self, nbytes: int, slot: int, spare: bool = False) -> int | None:
+    def lease(self, nbytes: int, slot: int, preallocated: bool = False) -> int | None:
         """Leases a big block; returns its payload offset. None: no room now. spare: it may never be
         needed, so it takes no room from others."""
         self.take_returns()
-        if (start := self._allocate(nbytes + HEAD, 4096, slot, spare)) is None:
+        if (start := self._allocate(nbytes + HEAD, 4096, slot, preallocated)) is None:
             return None
         payload = self.client.lease(start, self.arena.size_of(start))
         self.leases[payload] = slot
@@ -164,12 +164,16 @@ class Store:
         assert start == size, start
         self.spans[start] = slot
 
-    def _allocate(self, nbytes: int, align: int, slot: int, spare: bool = False) -> int | None:
+    def _allocate(
+        self, nbytes: int, align: int, slot: int, preallocated: bool = False
+    ) -> int | None:
         self.returned_to = NODE_SLOT
-        if not self.has_room(nbytes, align) and (spare or not self._make_room(nbytes, align, slot)):
+        if not self.has_room(nbytes, align) and (
+            preallocated or not self._make_room(nbytes, align, slot)
+        ):
             return None
-        if (start := self.arena.allocate(nbytes, align)) is None and not spare:
-            self.above.make_room()  # no free range is long enough
+        if (start := self.arena.allocate(nbytes, align)) is None and not preallocated:
+            self.events.make_room()  # no free range is long enough
         return start
 
     def has_room(self, nbytes: int, align: int) -> bool:
@@ -192,7 +196,7 @@ class Store:
         return max(0, self.arena.resident - resident_bytes(self.store_fd))
 
     def _make_room(self, nbytes: int, align: int, slot: int) -> bool:
-        self.above.make_room()
+        self.events.make_room()
         self.client.reclaim_freed()
         self.take_returns()
         self.sweep_spans()
@@ -355,14 +359,14 @@ class Store:
         """Moves one object into the spill file. False: it is pinned, or the file takes nothing."""
         if not self.client.spill_begin(oid):
             return False
-        begun = self.loop.now_ns() if self.notes.on else 0
+        begun = self.loop.now_ns() if self.trace_events.on else 0
         position = self._write(self.client.memory(payload, nbytes))
         if position is None:
             self.client.spill_abort(oid)
             return False
         self.spilled[oid] = (position, nbytes)
         self.client.spill_end(oid, position)
-        self.notes.add("spill", "spill", begun, object=oid, bytes=nbytes)
+        self.trace_events.add("spill", "spill", begun, object=oid, bytes=nbytes)
         return True
 
     def _write(self, data: memoryview) -> int | None:
@@ -389,12 +393,12 @@ class Store:
     def restore(self, oid: int, slot: int = NODE_SLOT) -> bool | None:
         """Restores a spilled object for `slot`. None: no room now; False: the object is gone."""
         if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
-            return self.above.restore_elsewhere(oid)
+            return self.events.restore_elsewhere(oid)
         position, nbytes = self.spilled[oid]
         payload = self.lease(nbytes, slot)
         if payload is None:
             return None
-        begun = self.loop.now_ns() if self.notes.on else 0
+        begun = self.loop.now_ns() if self.trace_events.on else 0
         self.leases[payload] = NODE_SLOT
         try:
             self.spill.read(position, self.client.memory(payload, nbytes))
@@ -407,7 +411,7 @@ class Store:
             del self.spilled[oid]
             if slot != NODE_SLOT:
                 self._handed[oid] = self.loop.now() + HANDED_S
-            self.notes.add("spill", "restore", begun, object=oid, bytes=nbytes)
+            self.trace_events.add("spill", "restore", begun, object=oid, bytes=nbytes)
             return True
         self.free(payload)
         return False
@@ -430,7 +434,7 @@ class Store:
         return bytes(data)
 
     def _unreadable(self, oid: int, error: OSError) -> None:
-        self.above.unreadable(oid, f"its bytes cannot be read from the disk: {error}")
+        self.events.unreadable(oid, f"its bytes cannot be read from the disk: {error}")
         self.spill.free(self.spilled.pop(oid)[0])
 
     def forget_spilled(self, oid: int) -> bool:

@@ -24,7 +24,7 @@ __all__ = ["Pages"]
 POPULATE_DELAY_S = 0.3
 # Bytes in one system call. Other threads get the lock of the address space between two calls.
 POPULATE_STEP_BYTES = 2 << 20
-IDLE_LOOK_S = 0.1  # between two checks at least, even if memory_idle_s is shorter
+IDLE_POLL_S = 0.1  # between two checks at least, even if memory_idle_s is shorter
 
 
 class Pages:
@@ -72,7 +72,7 @@ class Pages:
             self._look_later()
 
     def _look_later(self) -> None:
-        self.loop.call_later(max(IDLE_LOOK_S, self.config.memory_idle_s), self._give_back)
+        self.loop.call_later(max(IDLE_POLL_S, self.config.memory_idle_s), self._give_back)
 
     def _give_back(self) -> None:
         self._watching = self.store.give_unneeded_back()

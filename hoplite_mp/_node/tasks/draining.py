@@ -24,11 +24,11 @@ __all__ = ["Draining"]
 
 # Interval between checks for running tasks and transfers while a node drains. Lower: more scans of
 # all headers. Higher: a removal takes longer by as much.
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 class DrainingEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
     def leaves_now(self) -> None:
         """This node accepts no more work."""
@@ -45,7 +45,11 @@ class Draining:
     """Both sides of draining, on one node: leaving, and helping others to leave."""
 
     def __init__(
-        self, host: HostContext, guests: InboundTasks, workers: Workers, above: DrainingEvents
+        self,
+        host: HostContext,
+        inbound_tasks: InboundTasks,
+        workers: Workers,
+        events: DrainingEvents,
     ) -> None:
         self.loop = host.loop
         self.client = host.client
@@ -55,9 +59,9 @@ class Draining:
         self.imports = host.imports
         self.roster = host.roster
         self.send = host.send_peer
-        self.guests = guests
+        self.inbound_tasks = inbound_tasks
         self.workers = workers
-        self.above = above
+        self.events = events
         self.since_ns = 0
         self.waiting: set[int] = set()  # ids of hosts that still need something of this node
         # Ids of other hosts that leave -> whether this node has sent Evacuated.
@@ -79,7 +83,7 @@ class Draining:
             return
         self.roster.leaves = True
         self.since_ns = self.loop.now_ns()
-        self.above.leaves_now()
+        self.events.leaves_now()
         for host_id in self.roster.host_ids:
             self.tell(host_id)
         self._poll()
@@ -89,16 +93,16 @@ class Draining:
         if self.roster.leaves:
             self.waiting.add(host_id)
             self.send(host_id, Leaving())
-            self.guests.recall_all(host_id)
+            self.inbound_tasks.recall_all(host_id)
 
     def evacuated(self, host_id: int) -> None:
         """Another node needs nothing of this one any more."""
         self.waiting.discard(host_id)
 
     def _poll(self) -> None:
-        waits = self.waiting or self.guests.by_task or self._works()
-        if waits or not self.above.drained():
-            self.loop.call_later(LOOK_S, self._poll)
+        waits = self.waiting or self.inbound_tasks.by_task or self._works()
+        if waits or not self.events.drained():
+            self.loop.call_later(POLL_S, self._poll)
 
     def _works(self) -> bool:
         """Whether tasks of this host's processes are not done yet."""
@@ -113,7 +117,7 @@ class Draining:
     def _is_elsewhere(self, oid: int) -> bool:
         """Whether that task was to run here and has gone back to its owner. Its header remains for
         processes of this host that hold its result."""
-        return oid in self.imports.by_oid and oid not in self.guests
+        return oid in self.imports.by_oid and oid not in self.inbound_tasks
 
     def _counts(self, header: dict[str, Any]) -> bool:
         """Whether the node waits for that task. Tasks that a driver of this host has submitted
@@ -160,10 +164,10 @@ class Draining:
         for host_id, told in list(self.leaving.items()):
             if told or host_id not in by_host_id or by_host_id[host_id].node in needed:
                 continue
-            if not self.above.has_calls(host_id):
+            if not self.events.has_calls(host_id):
                 self.leaving[host_id] = True
                 self.send(host_id, Evacuated())
-        self.loop.call_later(LOOK_S, self._evacuate)
+        self.loop.call_later(POLL_S, self._evacuate)
 
 
 def _nothing() -> None:

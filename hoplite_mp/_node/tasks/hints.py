@@ -29,7 +29,7 @@ POST_AGAIN_S, POST_ALL_AGAIN_S = 0.05, 0.5
 
 
 class HintsEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
     def waits_for_resources(self, oid: int) -> bool:
         """Whether the task waits for resources; it is announced when it gets them."""
@@ -51,13 +51,13 @@ class Hints:
     """The part of `Workers` that announces tasks."""
 
     pools: dict[int, Pool]
-    above: HintsEvents
+    events: HintsEvents
 
-    def __init__(self, host: HostContext, guests: InboundTasks) -> None:
+    def __init__(self, host: HostContext, inbound_tasks: InboundTasks) -> None:
         self.loop = host.loop
         self.client = host.client
         self.tasks = host.tasks
-        self.guests = guests
+        self.inbound_tasks = inbound_tasks
         self.ranked = _tasks.Ranked(host.tasks)
         # (pool, only for workers of this host) -> the node's own hint queue
         self.queues: dict[tuple[int, bool], int] = {}
@@ -117,15 +117,15 @@ class Hints:
         """Announces all queued tasks of a pool, or `tasks`, because a worker that has died may have
         taken hints from the queues. Tasks that wait for resources are left out."""
         for oid in self.client.queued_in(pool) if tasks is None else tasks:
-            if self.above.waits_for_resources(oid):
+            if self.events.waits_for_resources(oid):
                 continue
-            here = self.above.may_leave() and self.is_bound(oid)
-            if not self.post(oid, here or self.above.has_resources(oid)):
+            here = self.events.may_leave() and self.is_bound(oid)
+            if not self.post(oid, here or self.events.has_resources(oid)):
                 self.loop.call_later(POST_ALL_AGAIN_S, lambda: self.post_queued(pool))
                 return
 
     def is_bound(self, oid: int) -> bool:
         """Whether only workers of this host may run the task."""
-        if oid in self.guests or not self.above.may_leave():
+        if oid in self.inbound_tasks or not self.events.may_leave():
             return True
         return bool(self.tasks.task(oid)[3] & FLAG_HERE)

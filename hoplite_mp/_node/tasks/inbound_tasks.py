@@ -55,12 +55,12 @@ class InboundTask:
 
 
 class InboundTasksEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
     def queue_of(self, pool: int) -> int:
         """The node's hint queue to the pool's workers on this host."""
 
-    def post_guest(self, oid: int) -> None:
+    def post_inbound(self, oid: int) -> None:
         """Announces a task to workers of this host, as soon as there is room for its hint."""
 
     def interrupt(self, oid: int, slot: int) -> None:
@@ -100,22 +100,24 @@ class InboundTasks:
         results: ResultWriter,
         imports: Imports,
         send: Callable[[int, PeerMessage], bool],
-        notes: TraceEvents,
-        above: InboundTasksEvents,
+        trace_events: TraceEvents,
+        events: InboundTasksEvents,
     ) -> None:
         self.results = results
         self.client = results.client
         self.tasks = results.tasks
         self.imports = imports
         self.send = send
-        self.above = above
+        self.events = events
         self.by_task: dict[bytes, InboundTask] = {}
         self.by_oid: dict[int, InboundTask] = {}
         self.pools: dict[int, int] = {}  # pool for one other host alone -> id of that host
         # (host id, pool of an actor) -> calls that have not begun, in their order.
         self.rows: dict[tuple[int, int], deque[tuple[InboundTask, RunTask]]] = {}
-        self.notes = notes
-        notes.ask_at_start(lambda: [(oid, guest.task) for oid, guest in self.by_oid.items()])
+        self.trace_events = trace_events
+        trace_events.ask_at_start(
+            lambda: [(oid, inbound_task.task) for oid, inbound_task in self.by_oid.items()]
+        )
         self.ranked = _tasks.Ranked(self.tasks)
 
     def __contains__(self, oid: int) -> bool:
@@ -127,10 +129,10 @@ class InboundTasks:
             return
         if message.demand:
             needed = message.floor != _tasks.NO_FLOOR
-            if not self.above.admit(peer, message.task, message.demand, needed):
+            if not self.events.admit(peer, message.task, message.demand, needed):
                 self.send(peer, TaskEnded(message.task, "full"))
                 return
-        guest = self.by_task[message.task] = InboundTask(
+        inbound_task = self.by_task[message.task] = InboundTask(
             peer, message.task, [], pool=message.pool, target=message.target
         )
         named = [message.function]
@@ -139,75 +141,84 @@ class InboundTasks:
         if message.args_object != NO_OBJECT:
             named.append(message.args_object)
         try:
-            self._ask(guest, message, named)
+            self._ask(inbound_task, message, named)
         except Exception as error:  # no header is left; the sender must not wait for ever
             for key, row in list(self.rows.items()):
-                self.rows[key] = deque(one for one in row if one[0] is not guest)
+                self.rows[key] = deque(one for one in row if one[0] is not inbound_task)
             self.rows = {key: row for key, row in self.rows.items() if row}
-            if self.by_task.get(guest.task) is guest:
-                self._fail(guest, error)
+            if self.by_task.get(inbound_task.task) is inbound_task:
+                self._fail(inbound_task, error)
 
-    def _ask(self, guest: InboundTask, message: RunTask, named: list[bytes]) -> None:
+    def _ask(self, inbound_task: InboundTask, message: RunTask, named: list[bytes]) -> None:
         """Begins the task when everything that it names is held here."""
-        if not self.above.is_actor(message.pool):
+        if not self.events.is_actor(message.pool):
             # The sender keeps what a task of its own names until the task has ended.
-            self.imports.ask(named, lambda holds: self._begin(guest, message, holds), guest.peer)
+            self.imports.ask(
+                named, lambda holds: self._begin(inbound_task, message, holds), inbound_task.peer
+            )
             return
         # Calls of one host to one actor begin in the order in which they arrived, even if the
         # objects that a later one names are here first.
-        row = self.rows.setdefault((guest.peer, message.pool), deque())
-        row.append((guest, message))
-        guest.late = self.tasks.pool_state(message.pool) == POOL_CLOSING
-        self.imports.ask(named, lambda holds: self._ready(guest, holds), guest.peer)
+        row = self.rows.setdefault((inbound_task.peer, message.pool), deque())
+        row.append((inbound_task, message))
+        inbound_task.late = self.tasks.pool_state(message.pool) == POOL_CLOSING
+        self.imports.ask(named, lambda holds: self._ready(inbound_task, holds), inbound_task.peer)
 
-    def _ready(self, guest: InboundTask, holds: list[Any]) -> None:
+    def _ready(self, inbound_task: InboundTask, holds: list[Any]) -> None:
         """Everything that a call of an actor names is held here."""
-        guest.holds = holds
-        guest.ready = True
+        inbound_task.holds = holds
+        inbound_task.ready = True
         for key, row in list(self.rows.items()):
-            if key[0] == guest.peer:
+            if key[0] == inbound_task.peer:
                 while row and row[0][0].ready:
                     first, message = row.popleft()
                     self._begin(first, message, first.holds)
                 if not row:
                     del self.rows[key]
 
-    def _begin(self, guest: InboundTask, message: RunTask, holds: list[Any]) -> None:
-        if guest.unwanted:
-            self._refused(guest)
+    def _begin(self, inbound_task: InboundTask, message: RunTask, holds: list[Any]) -> None:
+        if inbound_task.unwanted:
+            self._refused(inbound_task)
             return
         with_args = message.args_object != NO_OBJECT
         if holds[0] is None or (with_args and holds[-1] is None):
-            self._refused(guest)
-            self.send(guest.peer, TaskEnded(guest.task, "returned"))  # the sender knows the reason
+            self._refused(inbound_task)
+            self.send(
+                inbound_task.peer, TaskEnded(inbound_task.task, "returned")
+            )  # the sender knows the reason
             return
-        pool, closed = message.pool, guest.late
+        pool, closed = message.pool, inbound_task.late
         if closed or (
-            pool != POOL and self.pools.get(pool) != guest.peer and not self.above.is_actor(pool)
+            pool != POOL
+            and self.pools.get(pool) != inbound_task.peer
+            and not self.events.is_actor(pool)
         ):
-            self._refused(guest)
+            self._refused(inbound_task)
             kind = errors.ActorLostError if closed else errors.WorkerLostError
             short = kind("the actor was closed" if closed else "its pool has been closed")
             payload = _serialize.encode_error(short, "").tobytes()
-            self.send(guest.peer, TaskEnded(guest.task, "failed", len(payload), False, payload))
+            self.send(
+                inbound_task.peer,
+                TaskEnded(inbound_task.task, "failed", len(payload), False, payload),
+            )
             return
         try:
-            self._post(guest, message, holds)
+            self._post(inbound_task, message, holds)
         except Exception as error:  # no table or queue is left; the sender must not wait for ever
-            self._fail(guest, error)
+            self._fail(inbound_task, error)
             return
         self._prefetch(message, holds)
-        self.above.arrived(pool)
-        if self.above.is_actor(pool):
-            self.above.refuse_calls(pool)
+        self.events.arrived(pool)
+        if self.events.is_actor(pool):
+            self.events.refuse_calls(pool)
 
-    def _post(self, guest: InboundTask, message: RunTask, holds: list[Any]) -> None:
+    def _post(self, inbound_task: InboundTask, message: RunTask, holds: list[Any]) -> None:
         """Makes it a task in the node's own table."""
         oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, message.pool)
-        guest.oid, guest.holds = oid, [self.client.hold(oid, False), *holds]
-        self.by_oid[oid] = guest
-        self.imports.adopt(guest.task, oid)
-        self.notes.guest(oid, guest.task)
+        inbound_task.oid, inbound_task.holds = oid, [self.client.hold(oid, False), *holds]
+        self.by_oid[oid] = inbound_task
+        self.imports.adopt(inbound_task.task, oid)
+        self.trace_events.inbound_task(oid, inbound_task.task)
         ranked = bool(message.flags & RANKED_FLAG)
         posted = self.tasks.submit(
             oid,
@@ -218,43 +229,47 @@ class InboundTasks:
             message.timeout_ns,
             message.flags,
             message.name,
-            self.above.queue_of(message.pool),
+            self.events.queue_of(message.pool),
             not ranked,
-            self.audience_here(guest.peer, message.audience),
+            self.output_owner_here(inbound_task.peer, message.output_owner),
             message.tries,
         )
         if ranked:
             self.ranked.rank(oid, message.priority, message.floor)
         if message.demand:
-            self.above.admitted(oid, message.task, message.demand)
+            self.events.admitted(oid, message.task, message.demand)
         if ranked or not posted:
-            self.above.post_guest(oid)
+            self.events.post_inbound(oid)
 
-    def _fail(self, guest: InboundTask, error: Exception) -> None:
+    def _fail(self, inbound_task: InboundTask, error: Exception) -> None:
         """Fails a task that cannot begin here."""
-        self.above.dropped(guest.task)
-        _log.error("a task of node %#x cannot begin", guest.peer, exc_info=error)
-        if guest.oid and self.client.take_over(guest.oid, NODE_SLOT):
-            self.results.store_error(guest.oid, error)  # `completed` will report it to the sender
+        self.events.dropped(inbound_task.task)
+        _log.error("a task of node %#x cannot begin", inbound_task.peer, exc_info=error)
+        if inbound_task.oid and self.client.take_over(inbound_task.oid, NODE_SLOT):
+            self.results.store_error(
+                inbound_task.oid, error
+            )  # `completed` will report it to the sender
             return
-        self._forget(guest)
+        self._forget(inbound_task)
         payload = _serialize.encode_error(error, "").tobytes()
-        self.send(guest.peer, TaskEnded(guest.task, "failed", len(payload), False, payload))
+        self.send(
+            inbound_task.peer, TaskEnded(inbound_task.task, "failed", len(payload), False, payload)
+        )
 
-    def _refused(self, guest: InboundTask) -> None:
+    def _refused(self, inbound_task: InboundTask) -> None:
         """Forgets a task that will not run here."""
-        del self.by_task[guest.task]
-        self.above.dropped(guest.task)
+        del self.by_task[inbound_task.task]
+        self.events.dropped(inbound_task.task)
 
     def on_their_way(self, pool: int) -> bool:
         """Whether calls to that actor have arrived and wait for objects that they name."""
         return any(key[1] == pool for key in self.rows)
 
-    def audience_here(self, peer: int, audience: int) -> int:
+    def output_owner_here(self, peer: int, output_owner: int) -> int:
         """Translates an audience (which driver gets the output) that another host has sent. 0 is
         the driver of the host that names it."""
-        audience = audience or peer
-        return 0 if audience == self.client.host_id else audience
+        output_owner = output_owner or peer
+        return 0 if output_owner == self.client.host_id else output_owner
 
     def _prefetch(self, message: RunTask, holds: list[Any]) -> None:
         """Fetches the task's arguments while the workers are busy with tasks before it."""
@@ -275,88 +290,88 @@ class InboundTasks:
     def completed(self, oids: list[int]) -> None:
         """Tasks in the node's tables have ended: reports those that are guests."""
         for oid in oids:
-            guest = self.by_oid.get(oid)
-            if guest is not None and not guest.ended:
-                self._end(guest)
+            inbound_task = self.by_oid.get(oid)
+            if inbound_task is not None and not inbound_task.ended:
+                self._end(inbound_task)
 
-    def _end(self, guest: InboundTask) -> None:
-        state = self.client.state(guest.oid)
+    def _end(self, inbound_task: InboundTask) -> None:
+        state = self.client.state(inbound_task.oid)
         if state == STATE["ABORTED"]:
             return  # it still runs, and is reported when it has stopped
-        guest.ended = True
-        guest.holds = guest.holds[:1]
-        self.above.task_ends(self.tasks.claimant(guest.oid))
-        message = self._ending(guest)
+        inbound_task.ended = True
+        inbound_task.holds = inbound_task.holds[:1]
+        self.events.task_ends(self.tasks.claimant(inbound_task.oid))
+        message = self._ending(inbound_task)
         kept = message.refs or (message.outcome == "ready" and message.payload is None)
-        if not self.send(guest.peer, message) or not kept:
-            self._forget(guest)
+        if not self.send(inbound_task.peer, message) or not kept:
+            self._forget(inbound_task)
 
-    def _ending(self, guest: InboundTask) -> TaskEnded:
-        oid = guest.oid
+    def _ending(self, inbound_task: InboundTask) -> TaskEnded:
+        oid = inbound_task.oid
         got = self.client.view(oid)
         if isinstance(got, int):
             if got in AWAY:
                 nbytes, refs = self.client.inspect(oid)["size"], self.client.flags(oid)[0]
                 layout = layout_of(self.results, self.imports.remote_objects, oid)
-                return TaskEnded(guest.task, "ready", nbytes, refs, None, layout)
-            return TaskEnded(guest.task, "cancelled")
+                return TaskEnded(inbound_task.task, "ready", nbytes, refs, None, layout)
+            return TaskEnded(inbound_task.task, "cancelled")
         mem = memoryview(got)
         refs = bool(_serialize.read_refs(mem))
         if _serialize.payload_kind(mem) == _serialize.ERROR:
             payload = _serialize.short_error(mem)
             refs = bool(_serialize.read_refs(memoryview(payload)))
-            return TaskEnded(guest.task, "failed", len(payload), refs, payload)
+            return TaskEnded(inbound_task.task, "failed", len(payload), refs, payload)
         small = bytes(mem) if mem.nbytes <= INLINE_BYTES_MAX else None
-        return TaskEnded(guest.task, "ready", mem.nbytes, refs, small, payload_layout(mem))
+        return TaskEnded(inbound_task.task, "ready", mem.nbytes, refs, small, payload_layout(mem))
 
     def release(self, peer: int, message: Release) -> bool:
         """Releases a result that the sender does not need any more. False: that is no guest."""
-        guest = self.by_task.get(message.object)
-        if guest is None or guest.peer != peer:
+        inbound_task = self.by_task.get(message.object)
+        if inbound_task is None or inbound_task.peer != peer:
             return False
-        self._forget(guest)
+        self._forget(inbound_task)
         return True
 
-    def _forget(self, guest: InboundTask) -> None:
-        self.by_task.pop(guest.task, None)
-        self.by_oid.pop(guest.oid, None)
-        guest.holds = []
+    def _forget(self, inbound_task: InboundTask) -> None:
+        self.by_task.pop(inbound_task.task, None)
+        self.by_oid.pop(inbound_task.oid, None)
+        inbound_task.holds = []
 
     # -- cancelling and returning --------------------------------------------------------------
 
     def cancel(self, task: bytes) -> None:
         """Cancels a task by force: if it runs, its worker is interrupted."""
-        guest = self.by_task.get(task)
-        if guest is None or guest.ended:
+        inbound_task = self.by_task.get(task)
+        if inbound_task is None or inbound_task.ended:
             return
-        if not guest.oid:
-            guest.unwanted = True
-            self.send(guest.peer, TaskEnded(task, "cancelled"))
-        elif self.tasks.cancel(guest.oid, True) == 2:
-            self.above.interrupt(guest.oid, self.tasks.claimant(guest.oid))
+        if not inbound_task.oid:
+            inbound_task.unwanted = True
+            self.send(inbound_task.peer, TaskEnded(task, "cancelled"))
+        elif self.tasks.cancel(inbound_task.oid, True) == 2:
+            self.events.interrupt(inbound_task.oid, self.tasks.claimant(inbound_task.oid))
 
     def withdraw(self, pool: int) -> None:
         """Cancels the tasks of a pool that have not begun."""
-        for guest in [one for one in self.by_task.values() if one.pool == pool]:
-            if not guest.oid:
-                self.cancel(guest.task)
+        for inbound_task in [one for one in self.by_task.values() if one.pool == pool]:
+            if not inbound_task.oid:
+                self.cancel(inbound_task.task)
             else:
-                self.tasks.cancel(guest.oid, False)
+                self.tasks.cancel(inbound_task.oid, False)
 
     def recall(self, peer: int, tasks: list[bytes]) -> None:
         """Returns those of these tasks that have not begun to the host that sent them."""
         for task in tasks:
-            guest = self.by_task.get(task)
-            if guest is not None and guest.peer == peer:
-                self._return(guest)
+            inbound_task = self.by_task.get(task)
+            if inbound_task is not None and inbound_task.peer == peer:
+                self._return(inbound_task)
 
     def recall_all(self, peer: int) -> None:
         """Returns all tasks of that host that have not begun, except calls of actors and tasks of
         rounds, which only this host can run."""
-        for guest in [one for one in self.by_task.values() if one.peer == peer]:
-            pool = self.tasks.pool_of(guest.oid) if guest.oid else POOL
-            if not (self.above.is_actor(pool) or self.above.is_round(pool)):
-                self._return(guest)
+        for inbound_task in [one for one in self.by_task.values() if one.peer == peer]:
+            pool = self.tasks.pool_of(inbound_task.oid) if inbound_task.oid else POOL
+            if not (self.events.is_actor(pool) or self.events.is_round(pool)):
+                self._return(inbound_task)
 
     def give_back(self, oid: int) -> None:
         """Returns a task to its host, if it has not begun."""
@@ -366,9 +381,9 @@ class InboundTasks:
         """Returns a task that is to run again after a delay; its host keeps the time."""
         self._return(self.by_oid[oid], "again")
 
-    def _return(self, guest: InboundTask, outcome: str = "returned") -> None:
-        oid = guest.oid
-        if not oid or guest.ended:
+    def _return(self, inbound_task: InboundTask, outcome: str = "returned") -> None:
+        oid = inbound_task.oid
+        if not oid or inbound_task.ended:
             return
         if self._is_held(oid):  # its holders must not read that the task was cancelled
             if not self.client.take_over(oid, NODE_SLOT):
@@ -376,12 +391,12 @@ class InboundTasks:
             # The owner must count this host before it receives the task, because perhaps no process
             # of another host holds the result.
             self.imports.follow_owner(oid)
-            self.above.dropped(guest.task)
+            self.events.dropped(inbound_task.task)
         elif self.tasks.cancel(oid, False) != 1:
             return
-        guest.ended = True
-        self.send(guest.peer, TaskEnded(guest.task, outcome))
-        self._forget(guest)
+        inbound_task.ended = True
+        self.send(inbound_task.peer, TaskEnded(inbound_task.task, outcome))
+        self._forget(inbound_task)
 
     def _is_held(self, oid: int) -> bool:
         """Whether a process or room of this host holds that task's result, besides the guest."""
@@ -390,11 +405,11 @@ class InboundTasks:
 
     def lose_peer(self, peer: int) -> None:
         """Cancels the tasks of a host that is gone, and forgets them."""
-        for guest in [one for one in self.by_task.values() if one.peer == peer]:
-            if not guest.ended:
-                self.cancel(guest.task)
-            if guest.oid:
-                self._forget(guest)
+        for inbound_task in [one for one in self.by_task.values() if one.peer == peer]:
+            if not inbound_task.ended:
+                self.cancel(inbound_task.task)
+            if inbound_task.oid:
+                self._forget(inbound_task)
 
 
 def _nothing() -> None:

@@ -45,7 +45,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class OutboundTasksEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
     def post(self, oid: int) -> None:
         """Announces a task that is queued again to all workers, once it has its resources."""
@@ -56,12 +56,12 @@ class OutboundTasksEvents(Protocol):
     def pool_deserted(self, pool: int, why: str) -> None:
         """No other host runs tasks of that pool any more."""
 
-    def far_workers_lost(self, pool: int) -> None:
+    def remote_workers_lost(self, pool: int) -> None:
         """A pool has lost workers of its own, because their host is gone, or takes no more
         tasks."""
 
-    def sends_on(self, audience: int, host_id: int) -> None:
-        """A task whose output goes to the driver `audience` is handed to that host."""
+    def sends_on(self, output_owner: int, host_id: int) -> None:
+        """A task whose output goes to the driver `output_owner` is handed to that host."""
 
     def ends_elsewhere(self, oid: int) -> None:
         """Only another host has the task's result. Called before the task is done for others."""
@@ -72,7 +72,7 @@ class OutboundTasksEvents(Protocol):
     def lost_call(self, oid: int, name: str, number: int) -> Exception | None:
         """The error of a call to an actor of a lost host; None: the task is no such call."""
 
-    def is_far_actor(self, pool: int) -> bool:
+    def is_remote_actor(self, pool: int) -> bool:
         """Whether that pool stands for an actor of another host."""
 
     def demand_of(self, oid: int) -> Demand:
@@ -94,7 +94,7 @@ class OutboundTasks:
         imports: Imports,
         remote_objects: RemoteObjects,
         send: Callable[[int, PeerMessage], bool],
-        above: OutboundTasksEvents,
+        events: OutboundTasksEvents,
     ) -> None:
         self.results = results
         self.client = results.client
@@ -102,7 +102,7 @@ class OutboundTasks:
         self.imports = imports
         self.remote_objects = remote_objects
         self.send = send
-        self.above = above
+        self.events = events
         self.runners: dict[int, Runner] = {}  # common pools of other hosts, by host id
         # Pool -> its own workers on other hosts; or, for a bound pool, the common pool of the host
         # to which it is bound.
@@ -148,9 +148,9 @@ class OutboundTasks:
             if not runners:
                 del self.far[pool]
                 del self._of_pool[pool]
-                self.above.pool_deserted(pool, f"node h{runner.number}, {what}, is gone")
+                self.events.pool_deserted(pool, f"node h{runner.number}, {what}, is gone")
             if lost:
-                self.above.far_workers_lost(pool)
+                self.events.remote_workers_lost(pool)
         for oid, one in list(self.where.items()):
             if one.host_id == host_id:
                 self._lost(oid, one.number)
@@ -159,18 +159,18 @@ class OutboundTasks:
         """A host is leaving: it takes no more tasks except calls of its actors, and finishes those
         that it runs."""
         for pool, runners in list(self.far.items()):
-            if self.above.is_far_actor(pool):
+            if self.events.is_remote_actor(pool):
                 continue
             leaving = [one for one in runners if one.host_id == host_id and one.pool != COMMON_POOL]
             for one in leaving:
                 one.workers = 0
                 one.changed()
             if leaving and len(leaving) == len(runners):
-                self.above.pool_deserted(
+                self.events.pool_deserted(
                     pool, f"node h{leaving[0].number}, where its workers were, leaves"
                 )
             if leaving:
-                self.above.far_workers_lost(pool)
+                self.events.remote_workers_lost(pool)
 
     def bind(self, pool: int, number: int) -> bool:
         """Binds a pool to a node, which then runs all its tasks; False: the node is gone."""
@@ -187,7 +187,7 @@ class OutboundTasks:
         runners = self.far.get(pool)
         return runners[0].host_id if runners and runners[0].pool == COMMON_POOL else None
 
-    def add_far(
+    def add_remote(
         self,
         pool: int,
         host_id: int,
@@ -210,7 +210,7 @@ class OutboundTasks:
         runners.add(runner)
         self.hand_out()
 
-    def close_far(self, pool: int, kill: bool) -> None:
+    def close_remote(self, pool: int, kill: bool) -> None:
         """Ends the workers that a pool has on other hosts."""
         for runner in list(self.far.get(pool, ())):
             if runner.pool != COMMON_POOL:
@@ -294,9 +294,9 @@ class OutboundTasks:
         if None in holds:  # the submitter has just died
             self._lost(oid, runner.number)
             return
-        audience = self.tasks.audience(oid)
-        if audience:
-            self.above.sends_on(audience, runner.host_id)
+        output_owner = self.tasks.output_owner(oid)
+        if output_owner:
+            self.events.sends_on(output_owner, runner.host_id)
         message = RunTask(
             ids.pack_id(self.client.host_id, oid),
             self._public(function),
@@ -307,11 +307,11 @@ class OutboundTasks:
             flags,
             self.client.task_name(oid).encode()[:64],
             runner.pool,
-            audience,
+            output_owner,
             header["tries"],
             *self.ranked.ranks(oid),
-            self.above.demand_of(oid),
-            self.above.target_of(oid),
+            self.events.demand_of(oid),
+            self.events.target_of(oid),
         )
         runner.running[oid] = holds
         runner.changed()
@@ -353,9 +353,9 @@ class OutboundTasks:
             self._take_back(oid)
             if self.client.give_task_back(oid):
                 if message.outcome == "full":
-                    self.above.was_full(oid, peer)
+                    self.events.was_full(oid, peer)
                 else:
-                    self.above.post(oid)
+                    self.events.post(oid)
             else:
                 self.tasks.settle(oid)
         elif message.outcome == "again":
@@ -391,7 +391,7 @@ class OutboundTasks:
 
     def _elsewhere(self, oid: int, peer: int, message: TaskEnded) -> None:
         runner = self._take_back(oid)
-        self.above.ends_elsewhere(oid)
+        self.events.ends_elsewhere(oid)
         about = message.task, message.nbytes, (runner.number,), message.layout, message.refs
         if self.remote_objects.complete(oid, *about):
             self.remote_objects.by_oid[oid].released = lambda: self._release(oid, peer, message)
@@ -404,7 +404,7 @@ class OutboundTasks:
 
         def release(holds: list[Any]) -> None:
             if holds:
-                self.above.holds_inner(oid, holds)
+                self.events.holds_inner(oid, holds)
             self.send(peer, Release(message.task, 0))
 
         got = self.client.view(oid) if message.refs else 0
@@ -441,7 +441,7 @@ class OutboundTasks:
             name, tries = self.client.task_name(oid), self.client.add_try(oid)
             self.results.store_error(
                 oid,
-                self.above.lost_call(oid, name, number)
+                self.events.lost_call(oid, name, number)
                 or errors.NodeLostError(
                     f"node h{number} was lost while it ran {name}(); "
                     f"tried {tries} time{'s' if tries != 1 else ''}."
@@ -453,9 +453,9 @@ class OutboundTasks:
         if not self.client.requeue(oid, NODE_SLOT):
             return False
         if self.client.state(oid) == STATE["WAITING"]:
-            self.above.delay(oid)
+            self.events.delay(oid)
         else:
-            self.above.post(oid)
+            self.events.post(oid)
         return True
 
     # -- cancelling and recalling --------------------------------------------------------------

@@ -46,15 +46,15 @@ __all__ = ["PoolRequests"]
 
 
 class PoolRequestsEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
-    def audience_of(self, slot: int) -> int:
+    def output_owner_of(self, slot: int) -> int:
         """The driver that gets what workers print for the process in that slot."""
 
     def tell_workers(self, count: int) -> None:
         """Announces this host's number of workers in the common pool."""
 
-    def grow_far(self, number: int, count: int) -> bool:
+    def grow_remote(self, number: int, count: int) -> bool:
         """Asks another node to start more workers; False: there is no such node."""
 
 
@@ -67,10 +67,10 @@ class PoolRequests:
         requests: Requests,
         sweeper: Sweeper,
         workers: Workers,
-        delegation: OutboundTasks,
-        guests: InboundTasks,
+        outbound_tasks: OutboundTasks,
+        inbound_tasks: InboundTasks,
         resources: Resources,
-        above: PoolRequestsEvents,
+        events: PoolRequestsEvents,
     ) -> None:
         self.client = host.client
         self.imports = host.imports
@@ -82,11 +82,11 @@ class PoolRequests:
         self.requests = requests
         self.sweeper = sweeper
         self.workers = workers
-        self.delegation = delegation
-        self.guests = guests
+        self.outbound_tasks = outbound_tasks
+        self.inbound_tasks = inbound_tasks
         self.resources = resources
-        self.far_workers = RemoteWorkers(host, workers, delegation, resources)
-        self.above = above
+        self.remote_workers = RemoteWorkers(host, workers, outbound_tasks, resources)
+        self.events = events
         self._teams = 0  # spmd calls of this host so far
 
     @property
@@ -106,14 +106,14 @@ class PoolRequests:
     def interrupt(self, slot: int, request: Request) -> None:
         """Interrupts the worker that runs a task, here or on another host."""
         ask: Any = request.ask
-        if not self.delegation.cancel(ask.oid):
+        if not self.outbound_tasks.cancel(ask.oid):
             self.workers.interrupt(ask.oid, ask.slot)
 
     def open(self, slot: int, request: Request) -> None:
         """Opens a pool with workers of its own, or one without workers on this host."""
         ask: Any = request.ask
         workers = self.workers
-        about = self.above.audience_of(slot), ask.env, ask.demand, ask.exact, ask.anywhere
+        about = self.events.output_owner_of(slot), ask.env, ask.demand, ask.exact, ask.anywhere
         pool = Pool(0, ask.workers, slot, ask.max_tasks, ask.setup, False, *about)
         if pool.peers:
             self._teams += 1
@@ -137,9 +137,9 @@ class PoolRequests:
             else:
                 reply(Reply(request.number, None if error else number, error))
 
-        self._open_far(number, ask, done)
+        self._open_remote(number, ask, done)
 
-    def _open_far(self, pool: int, ask: OpenPool, done: Callable[[str, bool], None]) -> None:
+    def _open_remote(self, pool: int, ask: OpenPool, done: Callable[[str, bool], None]) -> None:
         """Opens pools on other nodes for a pool of this host. `done` gets "", or the reason of a
         failure, and whether a lost node is the reason."""
         local, members = self.workers.pools[pool], self.roster.by_number
@@ -151,7 +151,7 @@ class PoolRequests:
         wanted = {members[number].host_id: workers for number, workers in ask.far}
 
         def opened(error: str, lost: bool) -> None:
-            is_open = self.far_workers.is_open(local)
+            is_open = self.remote_workers.is_open(local)
             if lost:
                 error = "a node was lost while its workers were started"
             elif not is_open:
@@ -160,7 +160,7 @@ class PoolRequests:
                 self.workers.close(pool, True)
             done(error, lost)
 
-        self.far_workers.start(local, wanted, opened)
+        self.remote_workers.start(local, wanted, opened)
 
     def add_workers(self, slot: int, request: Request) -> None:
         """Starts more workers on this node, or has another one do so."""
@@ -170,8 +170,8 @@ class PoolRequests:
             wanted = self.workers.pools[0].target + ask.count
             now = self.workers.grow(ask.count)
             error = self.workers.why_none if now < wanted else ""
-            self.above.tell_workers(now)
-        elif not self.above.grow_far(ask.node, ask.count):
+            self.events.tell_workers(now)
+        elif not self.events.grow_remote(ask.node, ask.count):
             error, gone = f"node h{ask.node} is gone", True
         self.reply(slot, Reply(request.number, None, error, gone=gone))
 
@@ -182,7 +182,7 @@ class PoolRequests:
         number = workers.open_bound(slot, 0)
         if number is None:
             self.reply(slot, Reply(request.number, None, workers.why_none))
-        elif not self.delegation.bind(number, wanted):
+        elif not self.outbound_tasks.bind(number, wanted):
             workers.close(number, False)
             self.reply(slot, Reply(request.number, None, f"node h{wanted} is gone", gone=True))
         else:
@@ -244,8 +244,8 @@ class PoolRequests:
         pool = None
         able = self.resources.ledger.could_ever(message.demand)
         if able and not self.roster.leaves:
-            audience = self.guests.audience_here(host_id, message.audience)
-            about = audience, message.env, message.demand
+            output_owner = self.inbound_tasks.output_owner_here(host_id, message.output_owner)
+            about = output_owner, message.env, message.demand
             opened = Pool(0, message.workers, NODE_SLOT, message.max_tasks, setup, False, *about)
             opened.team, opened.team_size = message.team, message.team_size
             pool = opened.number if self.workers.open(opened) else None
@@ -257,5 +257,5 @@ class PoolRequests:
             why = self.workers.why_none if able else "it never has these resources"
             error = f"node h{self.client.number} can start no more workers: {why}"
         if pool is not None:
-            self.guests.pools[pool] = host_id
+            self.inbound_tasks.pools[pool] = host_id
         self.send_peer(host_id, FarPoolOpened(message.number, pool or 0, error))

@@ -64,7 +64,7 @@ class Pool:
     max_tasks: int = 0
     setup: int = 0  # object with the initializer and its arguments; 0: none
     actor: bool = False  # its only worker has a state, so it gets no stand-in
-    audience: int = 0  # the driver that gets what its workers print before their first task
+    output_owner: int = 0  # the driver that gets what its workers print before their first task
     env: Environment = ()  # changes of the workers' environment
     demand: Demand = ()  # resources of each worker, for life; such workers get no stand-in
     peers: bool = False  # its tasks wait for one another, so each needs a worker of its own

@@ -34,7 +34,7 @@ __all__ = ["RemoteWorkers"]
 COMMON_POOL = 0
 # How often the node compares a pool's tasks with its workers, once it has lost some. Lower: more
 # messages while resources are in use.
-LOOK_AGAIN_S = 1.0
+POLL_AGAIN_S = 1.0
 
 
 @dataclass(slots=True)
@@ -51,7 +51,11 @@ class RemoteWorkers:
     """The workers of this host's pools on other hosts."""
 
     def __init__(
-        self, host: HostContext, workers: Workers, delegation: OutboundTasks, resources: Resources
+        self,
+        host: HostContext,
+        workers: Workers,
+        outbound_tasks: OutboundTasks,
+        resources: Resources,
     ) -> None:
         self.config = host.config
         self.loop = host.loop
@@ -60,7 +64,7 @@ class RemoteWorkers:
         self.send_peer = host.send_peer
         self.questions = host.questions
         self.workers = workers
-        self.delegation = delegation
+        self.outbound_tasks = outbound_tasks
         self.resources = resources
         self.short: dict[int, _Short] = {}  # by number of the pool
 
@@ -85,7 +89,7 @@ class RemoteWorkers:
     def _make(self, pool: Pool, count: int, at_once: bool) -> Callable[[int], OpenFarPool]:
         """The request for so many workers, but for its number."""
         setup = ids.pack_id(self.client.host_id, pool.setup) if pool.setup else NO_OBJECT
-        about = pool.max_tasks, setup, pool.audience, pool.env, pool.demand, at_once
+        about = pool.max_tasks, setup, pool.output_owner, pool.env, pool.demand, at_once
         team = pool.team, pool.team_size
         return lambda number: OpenFarPool(number, count, *about, *team)
 
@@ -97,11 +101,11 @@ class RemoteWorkers:
             self.send_peer(host_id, CloseFarPool(there.pool, True))
         elif not self._is_gone(host_id):
             ahead = 0 if pool.peers else AHEAD_TASKS
-            self.delegation.add_far(pool.number, host_id, there.pool, count, ahead)
+            self.outbound_tasks.add_remote(pool.number, host_id, there.pool, count, ahead)
         return ""
 
     def _is_gone(self, host_id: int) -> bool:
-        return host_id not in self.delegation.runners
+        return host_id not in self.outbound_tasks.runners
 
     # -- after a loss --------------------------------------------------------------------------
 
@@ -134,7 +138,7 @@ class RemoteWorkers:
         """Compares its tasks with its workers now, and each second as long as it is open."""
         short.refused.clear()
         if self._look(short):
-            self.loop.call_later(LOOK_AGAIN_S, lambda: self._look_always(short))
+            self.loop.call_later(POLL_AGAIN_S, lambda: self._look_always(short))
 
     def _look(self, short: _Short) -> bool:
         """Starts workers for peers that have none; False: the pool has ended."""
@@ -158,7 +162,7 @@ class RemoteWorkers:
     def _free(self, pool: Pool) -> int:
         """How many of its workers have no task."""
         running = sum(bool(self.client.client_info(slot)["running"]) for slot in pool.workers)
-        far = self.delegation.far.get(pool.number, ())
+        far = self.outbound_tasks.far.get(pool.number, ())
         return max(0, pool.target - running) + sum(one.free for one in far)
 
     def _place(self, short: _Short) -> int | None:
@@ -166,7 +170,7 @@ class RemoteWorkers:
         number of workers in the common pool if any host may have some; None: there is none."""
         pool, own = short.pool, self.client.host_id
         now = {own: pool.target}
-        for runner in self.delegation.far.get(pool.number, ()):
+        for runner in self.outbound_tasks.far.get(pool.number, ()):
             now[runner.host_id] = now.get(runner.host_id, 0) + runner.workers
         weights = dict.fromkeys(now, 1)
         able = {one for one, workers in now.items() if workers}
@@ -219,7 +223,7 @@ class RemoteWorkers:
         """No host can start a worker now. Fails the pool's tasks if it has no worker left that they
         could wait for, and there is no hope."""
         pool, now = short.pool, self.loop.now()
-        far = self.delegation.far.get(pool.number, ())
+        far = self.outbound_tasks.far.get(pool.number, ())
         if pool.target or any(one.workers for one in far):
             short.since = now
         elif not pool.anywhere or now - short.since >= self.config.resource_wait_s:

@@ -66,7 +66,7 @@ class HeldResources:
 class Resources:
     """The resources of one node, and its view of those of other nodes."""
 
-    def __init__(self, host: HostContext, delegation: OutboundTasks, workers: Workers) -> None:
+    def __init__(self, host: HostContext, outbound_tasks: OutboundTasks, workers: Workers) -> None:
         self.config = host.config
         self.loop = host.loop
         self.client = host.client
@@ -74,7 +74,7 @@ class Resources:
         self.roster = host.roster
         self.send_peer = host.send_peer
         self.reply = host.reply
-        self.delegation = delegation
+        self.outbound_tasks = outbound_tasks
         self.workers = workers
         self.ranked = _tasks.Ranked(host.tasks)
         text = host.config.resources
@@ -286,7 +286,7 @@ class Resources:
         pool = self.tasks.pool_of(oid)
         if pool == COMMON_POOL:
             return ANYWHERE
-        bound = self.delegation.bound_to(pool)
+        bound = self.outbound_tasks.bound_to(pool)
         return GONE if bound is None else bound
 
     def poll(self) -> None:
@@ -376,7 +376,7 @@ class Resources:
             ledger.give_back(oid)
             return True
         self.held[oid] = HeldResources(demand, runner.host_id, oid)
-        self.delegation.delegate(oid, runner)
+        self.outbound_tasks.delegate(oid, runner)
         return True
 
     # -- demands that no node can meet ---------------------------------------------------------
@@ -441,7 +441,7 @@ class _Turn:
         """Ids of the hosts where it may run."""
         if isinstance(row.where, tuple):
             return [self.own]
-        runners = self.of.delegation.runners
+        runners = self.of.outbound_tasks.runners
         able = [
             host_id for host_id, one in runners.items() if one.workers and host_id in self.of.others
         ]
@@ -473,7 +473,7 @@ class _Turn:
         if best == self.own:
             self.waiting += 1
             return of.give_here(oid, row.demand)
-        return of.give_there(oid, row.demand, of.delegation.runners[best])
+        return of.give_there(oid, row.demand, of.outbound_tasks.runners[best])
 
     def _ledger(self, host_id: int) -> ResourceLedger:
         return self.of.ledger if host_id == self.own else self.of.others[host_id]
@@ -481,7 +481,7 @@ class _Turn:
     def _room(self, host_id: int) -> bool | None:
         """Whether a worker of that host is idle; None: too many tasks wait for one already."""
         if host_id != self.own:
-            runner = self.of.delegation.runners[host_id]
+            runner = self.of.outbound_tasks.runners[host_id]
             return None if runner.room <= 0 else runner.free > 0
         if self.waiting >= self.idle + AHEAD_TASKS:
             return None
@@ -490,9 +490,9 @@ class _Turn:
     def _best(self, oid: int, found: list[tuple[bool, int]]) -> int:
         """The best host: first by whether a worker is idle, then by the arguments' bytes there;
         then this host, then the one whose last task ended first (see Delegation.delegate)."""
-        near = self.of.delegation.bytes_near(oid)
+        near = self.of.outbound_tasks.bytes_near(oid)
         number = self.of.roster.number_of
-        runners = self.of.delegation.runners
+        runners = self.of.outbound_tasks.runners
 
         def worth(one: tuple[bool, int]) -> tuple[bool, int, bool, int]:
             free, host_id = one

@@ -27,21 +27,21 @@ class RetryDelays:
     """The tasks of this host that wait for their next try."""
 
     def __init__(
-        self, host: HostContext, workers: Workers, guests: InboundTasks, resources: Resources
+        self, host: HostContext, workers: Workers, inbound_tasks: InboundTasks, resources: Resources
     ) -> None:
         self.loop = host.loop
         self.client = host.client
         self.tasks = host.tasks
         self.workers = workers
-        self.guests = guests
+        self.inbound_tasks = inbound_tasks
         self.resources = resources
         # By task: when the delay is over, and the resources that the task needs then.
         self._by_oid: dict[int, tuple[float, Demand]] = {}
 
     def begin(self, oid: int) -> None:
         """A task that is to run again waits for its delay. A task of another host waits there."""
-        if oid in self.guests:
-            self.guests.try_again(oid)
+        if oid in self.inbound_tasks:
+            self.inbound_tasks.try_again(oid)
             return
         pool = self.workers.pools.get(self.tasks.pool_of(oid))
         ends = pool is None or pool.closing or pool.broken  # its tasks fail, and at once
@@ -78,5 +78,5 @@ class RetryDelays:
             self.resources.wait(oid, demand)
         else:
             pool.stuck_since = None  # its workers could not have run this task before
-            workers.announce(oid, workers.above.may_leave() and workers.is_bound(oid))
+            workers.announce(oid, workers.events.may_leave() and workers.is_bound(oid))
             self.client.wake_waiters(oid)  # a worker that waits for it may run it in place

@@ -34,12 +34,12 @@ __all__ = ["Sweeper", "how_it_ended", "is_ending"]
 
 
 class SweeperEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
     def freed(self, oid: int) -> None:
         """No process of this host holds that object any more."""
 
-    def is_guest(self, oid: int) -> bool:
+    def is_inbound(self, oid: int) -> bool:
         """Whether that task in the node's tables is another host's or a reconstruction, so that its
         result is waited for. The submitters of all other tasks there are dead."""
 
@@ -53,9 +53,9 @@ class SweeperEvents(Protocol):
 class Sweeper:
     """Cleans up after a client of this host."""
 
-    def __init__(self, results: ResultWriter, above: SweeperEvents) -> None:
+    def __init__(self, results: ResultWriter, events: SweeperEvents) -> None:
         self.results = results
-        self.above = above
+        self.events = events
         self.client = results.client
         self.tasks = results.tasks
         self.inner: dict[int, list[Any]] = {}  # refs inside adopted objects
@@ -154,7 +154,7 @@ class Sweeper:
                 "with options(timeout=)"
             )
         elif worker is not None and (
-            lost := self.above.lost_actor_call(worker, how_it_ended(code, worker))
+            lost := self.events.lost_actor_call(worker, how_it_ended(code, worker))
         ):
             error = lost
         else:
@@ -171,12 +171,12 @@ class Sweeper:
         node's tables must be a guest or a reconstruction, because the submitters of all others
         there are dead."""
         oid, wanted = header["id"], header["owner"] != NODE_SLOT
-        if not (wanted or self.above.is_guest(oid)) or not header["retries_left"]:
+        if not (wanted or self.events.is_inbound(oid)) or not header["retries_left"]:
             return False
         granted = self.client.requeue(oid, slot)
         self.retried += granted
         if granted and self.client.state(oid) == STATE["WAITING"]:
-            self.above.delay(oid)
+            self.events.delay(oid)
         return granted
 
     # -- adopted tables ------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Sweeper:
         """Frees objects in adopted tables that no process holds, and the refs inside them."""
         for oid in self.client.collect():
             self.inner.pop(oid, None)
-            self.above.freed(oid)
+            self.events.freed(oid)
         self.client.release_tables(self.own_tables)
         self.tasks.watch_only(self.client.tables)
 

@@ -39,7 +39,7 @@ __all__ = ["WorkerBroadcasts"]
 COMMON_POOL = 0
 # Interval between checks for tasks that are not queued yet. Lower: more turns of the node while a
 # round has lost a worker. Higher: the caller of that round learns of the loss later.
-LOOK_S = 0.05
+POLL_S = 0.05
 # How long a caller that gives a round up waits for other nodes to confirm. Higher: a node that has
 # stopped delays the caller. Lower: a slow node may still begin a task after the caller returned.
 END_PATIENCE_S = 1.0
@@ -61,9 +61,9 @@ class WorkerBroadcast:
 
 
 class WorkerBroadcastsEvents(Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
-    def audience_of(self, slot: int) -> int:
+    def output_owner_of(self, slot: int) -> int:
         """The driver that gets what workers print for the process in that slot."""
 
 
@@ -74,9 +74,9 @@ class WorkerBroadcasts:
         self,
         host: HostContext,
         workers: Workers,
-        delegation: OutboundTasks,
-        guests: InboundTasks,
-        above: WorkerBroadcastsEvents,
+        outbound_tasks: OutboundTasks,
+        inbound_tasks: InboundTasks,
+        events: WorkerBroadcastsEvents,
     ) -> None:
         self.loop = host.loop
         self.client = host.client
@@ -86,10 +86,10 @@ class WorkerBroadcasts:
         self.reply = host.reply
         self.replier = host.replier
         self.workers = workers
-        self.delegation = delegation
-        self.guests = guests
+        self.outbound_tasks = outbound_tasks
+        self.inbound_tasks = inbound_tasks
         self.questions = host.questions
-        self.above = above
+        self.events = events
         self.by_pool: dict[int, WorkerBroadcast] = {}
 
     def __contains__(self, pool: int) -> bool:
@@ -102,7 +102,7 @@ class WorkerBroadcasts:
         ask: Any = request.ask
         workers = self.workers
         reply = self.replier(slot)
-        number = workers.open_bound(slot, self.above.audience_of(slot))
+        number = workers.open_bound(slot, self.events.output_owner_of(slot))
         if number is None:
             reply(Reply(request.number, None, workers.why_none))
             return
@@ -150,16 +150,16 @@ class WorkerBroadcasts:
             return
         while round.unsent:
             host_id = next(iter(round.unsent))
-            runner = self.delegation.runners.get(host_id)
+            runner = self.outbound_tasks.runners.get(host_id)
             if runner is None:  # the host was lost, so no worker runs its tasks
                 round.surplus += round.unsent.pop(host_id)
                 continue
             oid = self.tasks.take_queued(round.pool)
             if not oid:  # there are more tasks than the ring of hints holds
-                self.loop.call_later(LOOK_S, functools.partial(self._share_out, round))
+                self.loop.call_later(POLL_S, functools.partial(self._share_out, round))
                 return
             there, workers = round.far[host_id]
-            self.delegation.delegate(oid, Runner(host_id, runner.number, workers, there, 0))
+            self.outbound_tasks.delegate(oid, Runner(host_id, runner.number, workers, there, 0))
             round.unsent[host_id] -= 1
             if not round.unsent[host_id]:
                 del round.unsent[host_id]
@@ -188,7 +188,7 @@ class WorkerBroadcasts:
             number = self.workers.open_bound(NODE_SLOT, 0)
         if number is not None:
             self.by_pool[number] = WorkerBroadcast(number, roster, begun=True)
-            self.guests.pools[number] = host_id
+            self.inbound_tasks.pools[number] = host_id
         workers = len(roster) if number is not None else 0
         self.send_peer(host_id, FarRoundOpened(message.number, number or 0, workers))
 
@@ -272,14 +272,14 @@ class WorkerBroadcasts:
                 self.workers.fail(oid, ENDED)
                 round.surplus -= 1
         if round.surplus:  # some of these tasks are not queued here yet
-            self.loop.call_later(LOOK_S, functools.partial(self._shed, round))
+            self.loop.call_later(POLL_S, functools.partial(self._shed, round))
 
     def forget(self, pool: int) -> None:
         """The round's pool was closed, because its caller is done or has died."""
         round = self.by_pool.pop(pool, None)
         if round is None:
             return
-        self.guests.withdraw(pool)
+        self.inbound_tasks.withdraw(pool)
         self._close_there(round)
 
     def _close_there(self, round: WorkerBroadcast) -> None:

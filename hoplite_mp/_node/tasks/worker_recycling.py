@@ -26,9 +26,9 @@ __all__ = ["WorkerRecycling"]
 COMMON_POOL = 0
 # How often workers are looked at that are busy, or whose marks may still be unread. Higher: memory
 # of programs that are gone is freed later.
-LOOK_S = 0.5
+POLL_S = 0.5
 # For so many looks after a driver's end a worker's mark may be read that names it.
-LOOKS_MAX = 20
+POLLS_MAX = 20
 
 
 class WorkerRecycling:
@@ -49,18 +49,18 @@ class WorkerRecycling:
 
     def driver_ended(self, name: int) -> None:
         """The attached driver of that name has gone."""
-        self._gone[name] = LOOKS_MAX
+        self._gone[name] = POLLS_MAX
         self._look_soon()
 
     def host_ended(self, host_id: int) -> None:
         """A host is gone, with all drivers that were there."""
-        self._hosts[host_id] = LOOKS_MAX
+        self._hosts[host_id] = POLLS_MAX
         self._look_soon()
 
     def _look_soon(self) -> None:
         if not self._looking:
             self._looking = True
-            self.loop.call_later(LOOK_S, self._look)
+            self.loop.call_later(POLL_S, self._look)
 
     def _look(self) -> None:
         for host_id in self.roster.by_host_id:  # given up once, and a member again

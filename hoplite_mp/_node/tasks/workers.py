@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Workers"]
 
 POOL_FREE, POOL_OPEN, POOL_CLOSING = 0, 1, 2
-LOOK_AGAIN_S = 0.5
+POLL_AGAIN_S = 0.5
 LINE_GRACE_S = 0.05  # how long a worker whose line has ended may take to exit
 # When a forced cancel's signal is repeated first; each later pause is twice as long. Python sees a
 # signal that arrives just before a blocking call only after that call. Higher: such a task runs on
@@ -49,7 +49,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class WorkersEvents(hints.HintsEvents, Protocol):
-    """What this room asks of the rooms above it."""
+    """What this component reports to components above it, and asks of them."""
 
     def is_round(self, pool: int) -> bool:
         """See _node/tasks/worker_broadcast.py."""
@@ -73,22 +73,22 @@ class WorkersEvents(hints.HintsEvents, Protocol):
 class Workers(hints.Hints):
     """All workers of this host, by pool."""
 
-    above: WorkersEvents
+    events: WorkersEvents
 
     def __init__(
         self,
         host: HostContext,
         processes: ProcessesPort,
-        delegation: OutboundTasks,
-        guests: InboundTasks,
-        above: WorkersEvents,
+        outbound_tasks: OutboundTasks,
+        inbound_tasks: InboundTasks,
+        events: WorkersEvents,
     ) -> None:
-        super().__init__(host, guests)
+        super().__init__(host, inbound_tasks)
         self.config = host.config
         self.results = host.results
         self.processes = processes
-        self.delegation = delegation
-        self.above = above
+        self.outbound_tasks = outbound_tasks
+        self.events = events
         self.pools: dict[int, Pool] = {}
         self.all: dict[int, WorkerInfo] = {}
         self._opened = 0  # number of the pool that was opened last
@@ -145,15 +145,15 @@ class Workers(hints.Hints):
                 pool.target = max(before, pool.own)  # stand-ins are no part of it
         return pool.target
 
-    def open_bound(self, owner: int, audience: int) -> int | None:
+    def open_bound(self, owner: int, output_owner: int) -> int | None:
         """Opens a pool without workers on this host; None: all numbers are taken."""
-        pool = Pool(0, 0, owner, audience=audience)
+        pool = Pool(0, 0, owner, output_owner=output_owner)
         return pool.number if self.open(pool) else None
 
     def desert(self, number: int, why: str) -> None:
         """Marks a pool as broken that has no workers here, and none on other hosts any more."""
         pool = self.pools.get(number)
-        if pool and not (pool.target or pool.anywhere or self.above.is_round(number)):
+        if pool and not (pool.target or pool.anywhere or self.events.is_round(number)):
             pool.broken, pool.host_lost = why, True
             self.fail_queued(pool)
 
@@ -162,7 +162,7 @@ class Workers(hints.Hints):
         if pool is None:
             return
         pool.closing = True
-        self.delegation.close_far(number, kill)
+        self.outbound_tasks.close_remote(number, kill)
         self.client.open_pool(number, POOL_CLOSING)
         self.tasks.wake_pool(number)
         if kill:
@@ -172,13 +172,15 @@ class Workers(hints.Hints):
 
     def close_lent(self, host_id: int, number: int, kill: bool) -> None:
         """Closes a pool that was opened for another host."""
-        if self.guests.pools.get(number) == host_id:
-            del self.guests.pools[number]
+        if self.inbound_tasks.pools.get(number) == host_id:
+            del self.inbound_tasks.pools[number]
             self.close(number, kill)
 
     def lose_peer(self, host_id: int) -> None:
         """A host is gone: closes the pools that were opened for it."""
-        for number in [pool for pool, owner in self.guests.pools.items() if owner == host_id]:
+        for number in [
+            pool for pool, owner in self.inbound_tasks.pools.items() if owner == host_id
+        ]:
             self.close_lent(host_id, number, True)
 
     def close_owned(self, owner: int) -> None:
@@ -197,9 +199,9 @@ class Workers(hints.Hints):
             if pool.actor:
                 self.tasks.close_queues_to(pool.number)
             self.pools.pop(pool.number, None)
-            self.delegation.forget_pool(pool.number)
+            self.outbound_tasks.forget_pool(pool.number)
             self.forget_queues(pool.number)
-            self.above.pool_forgotten(pool)
+            self.events.pool_forgotten(pool)
 
     def pauses(self) -> bool:
         """Whether an attempt to start a worker has just failed for lack of resources."""
@@ -223,7 +225,7 @@ class Workers(hints.Hints):
 
     def _next_number(self) -> int | None:
         """The number of the next pool; None: all are taken."""
-        return next_number(self._opened, self.pools.keys() | self.above.pools_named())
+        return next_number(self._opened, self.pools.keys() | self.events.pools_named())
 
     def not_started(self, why: str) -> None:
         """Another worker lacks a descriptor, a process or memory now; it is tried again later."""
@@ -232,15 +234,15 @@ class Workers(hints.Hints):
             self._trouble_since = now
             _log.error("no worker can be started now: %s", why)
         self.trouble = why
-        self._start_again_at = now + LOOK_AGAIN_S
-        self.loop.call_later(LOOK_AGAIN_S, lambda: None)
+        self._start_again_at = now + POLL_AGAIN_S
+        self.loop.call_later(POLL_AGAIN_S, lambda: None)
         if now - self._trouble_since >= START_PATIENCE_S:
             self.loop.call_later(0.0, self._fail_what_waits)
 
     def _fail_what_waits(self) -> None:
         """Fails tasks that wait for workers which cannot be started, unless other hosts can run
         them."""
-        others = self.delegation.capacity > 0
+        others = self.outbound_tasks.capacity > 0
         why = f"for {START_PATIENCE_S:g} s none could be started: {self.trouble}"
         for pool in self.pools.values():
             if not pool.workers and pool.target and not pool.broken:
@@ -259,7 +261,7 @@ class Workers(hints.Hints):
             self._promote(pool)
         missing = pool.missing(blocked, self.config.blocked_workers_max, self.loop.now())
         if pool.demand:
-            self.above.wait_for_resources(pool, missing)
+            self.events.wait_for_resources(pool, missing)
             return
         for _ in range(missing):
             if self.start_one(pool, {}) < 0:
@@ -279,7 +281,7 @@ class Workers(hints.Hints):
             pool.number,
             pool.max_tasks,
             pool.setup,
-            pool.audience,
+            pool.output_owner,
             pool.env,
             assigned,
             0 if pool.actor else pool.target,
@@ -339,7 +341,7 @@ class Workers(hints.Hints):
             self.lost += 1
         if pool.actor:
             if worker.pid:  # else it was never started, and the actor has no state to lose
-                self.above.actor_died(pool, worker, how_it_ended(code, worker))
+                self.events.actor_died(pool, worker, how_it_ended(code, worker))
             if not pool.broken:
                 self.start_missing(pool)
         else:
@@ -374,14 +376,14 @@ class Workers(hints.Hints):
             _log.error("workers end while they start, and are tried again: the last %s", pool.why)
         if len(pool.workers) > self.blocked(pool):
             return  # a worker is there that can run them
-        others = pool.number == 0 and self.delegation.capacity > 0
+        others = pool.number == 0 and self.outbound_tasks.capacity > 0
         if pool.number == 0:
             self.tell_workers()
         times = "" if known else f" {pool.attempts} times in a row"
         why = f"its workers end while they start{times}: the last {pool.why}"
         for oid in self.client.queued_in(pool.number):
-            if others and oid in self.guests:
-                self.guests.give_back(oid)
+            if others and oid in self.inbound_tasks:
+                self.inbound_tasks.give_back(oid)
             elif not others or self.is_bound(oid):
                 self.fail(oid, why)
 
@@ -389,7 +391,7 @@ class Workers(hints.Hints):
         """Announces how many workers other hosts may send tasks for."""
         pool = self.pools.get(0)
         if pool is not None:
-            self.above.workers_are(0 if pool.ailing and not pool.workers else pool.target)
+            self.events.workers_are(0 if pool.ailing and not pool.workers else pool.target)
 
     def set_up(self, slot: int) -> None:
         """The worker's initializer has returned."""
@@ -409,12 +411,12 @@ class Workers(hints.Hints):
         """Fails all tasks in the queue of a broken pool, now and repeatedly until it is closed."""
         if self.pools.get(pool.number) is not pool:
             return  # its number was reused
-        self.above.fail_delayed(pool.number)
+        self.events.fail_delayed(pool.number)
         for oid in self.client.queued_in(pool.number):
             self.fail(oid, pool.broken, pool.setup_text, pool.host_lost)
         if not pool.closing and (again or not pool.failing):
             pool.failing = True
-            self.loop.call_later(LOOK_AGAIN_S / 10, lambda: self.fail_queued(pool, again=True))
+            self.loop.call_later(POLL_AGAIN_S / 10, lambda: self.fail_queued(pool, again=True))
 
     def fail_waited_for(self, pool: Pool) -> None:
         """Ends a deadlock of a pool whose workers all wait: fails the tasks that they have
@@ -523,7 +525,7 @@ class Workers(hints.Hints):
             if blocked:
                 self.tasks.release_stand_ins(pool.number)
             if pool.surplus_since is not None or pool.stuck_since is not None:
-                due = min(due or 1 << 62, now_ns + int(LOOK_AGAIN_S * 1e9))
+                due = min(due or 1 << 62, now_ns + int(POLL_AGAIN_S * 1e9))
         self.tell_workers()
         self._wake_at(due)
 
@@ -537,7 +539,7 @@ class Workers(hints.Hints):
 
     def retire(self, pool: Pool, count: int) -> None:
         for slot in sorted(pool.workers, key=lambda one: (pool.workers[one].stands_in, one))[::-1]:
-            busy = self.client.client_info(slot)["running"] or self.above.counts_on(slot)
+            busy = self.client.client_info(slot)["running"] or self.events.counts_on(slot)
             if count > 0 and not pool.workers[slot].retiring and not busy:
                 self.replace(pool.workers[slot])
                 count -= 1

@@ -32,11 +32,11 @@ KINDS_FEW = 2  # half of all runs draw only from two of these entries
 # Most runs have few faults, so that what survives is worth checking.
 COUNTS = (0, 1, 1, 1, 2, 2, 3, 5)
 # Three in ten faults wait for a transfer or a call of a Group (for at most HUNT_S_MAX, with a check
-# every HUNT_LOOK_S), and strike within STRIKE_S_MAX of it.
-HUNT_S_MAX, HUNT_LOOK_S, STRIKE_S_MAX = 0.1, 0.0005, 0.004
+# every HUNT_POLL_S), and strike within STRIKE_S_MAX of it.
+HUNT_S_MAX, HUNT_POLL_S, STRIKE_S_MAX = 0.1, 0.0005, 0.004
 # Four in ten wait for the n-th message of some kind, for at most TRAP_S_MAX, and strike at once or
 # shortly after it.
-TRAP_S_MAX = 2.0
+MESSAGE_FAULT_S_MAX = 2.0
 TRAPPED = 1, 1, 1, 2, 3, 6
 STRIKES = ("die sender", "die sender", "die receiver", "die receiver", "manager", "manager",
            "reset", "cut", "stop receiver", "kill")  # fmt: skip
@@ -109,15 +109,17 @@ class Faults:
         if busy or world.timeline.now - self.begun_at > until:
             self._later(self.chance.random() * STRIKE_S_MAX, self._one)
         else:
-            self._later(HUNT_LOOK_S, self._hunt, until)
+            self._later(HUNT_POLL_S, self._hunt, until)
 
     def _lay(self) -> None:
         """Sets a trap for a message of some kind. If none is sent in time, any fault strikes."""
         chance = self.chance
         arrives, delay = chance.random() < 0.5, chance.choice(STRIKES_S)
         strike = partial(self._sprung, chance.choice(STRIKES), delay)
-        trap = MessageFault(chance.choice(MESSAGES), chance.choice(TRAPPED), arrives, strike)
-        self._set(trap)
+        message_fault = MessageFault(
+            chance.choice(MESSAGES), chance.choice(TRAPPED), arrives, strike
+        )
+        self._set(message_fault)
 
     def _follow(self) -> None:
         """Sets a trap for one of the next messages of any kind."""
@@ -125,14 +127,14 @@ class Faults:
         strike = partial(self._sprung, chance.choice(STRIKES), 0.0)
         self._set(MessageFault("", chance.choice(FOLLOWING), chance.random() < 0.5, strike))
 
-    def _set(self, trap: MessageFault) -> None:
-        self.world.around.descriptors.traps.append(trap)
-        self._later(TRAP_S_MAX, self._take_up, trap)
+    def _set(self, message_fault: MessageFault) -> None:
+        self.world.around.descriptors.message_faults.append(message_fault)
+        self._later(MESSAGE_FAULT_S_MAX, self._take_up, message_fault)
 
-    def _take_up(self, trap: MessageFault) -> None:
-        traps = self.world.around.descriptors.traps
-        if trap in traps:
-            traps.remove(trap)
+    def _take_up(self, message_fault: MessageFault) -> None:
+        message_faults = self.world.around.descriptors.message_faults
+        if message_fault in message_faults:
+            message_faults.remove(message_fault)
             self._one()
 
     def _sprung(self, strike: str, delay: float, sender: int, receiver: int) -> None:

@@ -55,16 +55,20 @@ class MessageFault:
     strike: Callable[[int, int], None]
 
 
-def spring(traps: list[MessageFault], data: bytes, ends: tuple[int, int], arrives: bool) -> None:
+def spring(
+    message_faults: list[MessageFault], data: bytes, ends: tuple[int, int], arrives: bool
+) -> None:
     """Complete frames are about to leave a host, or have arrived at one: springs traps for them."""
     tags: list[str] = []
-    for trap in list(traps):
-        if trap.arrives is arrives:
+    for message_fault in list(message_faults):
+        if message_fault.arrives is arrives:
             tags = tags or tags_in(data)
-            trap.left -= tags.count(trap.message) if trap.message else len(tags)
-            if trap.left <= 0:
-                traps.remove(trap)
-                trap.strike(*ends)
+            message_fault.left -= (
+                tags.count(message_fault.message) if message_fault.message else len(tags)
+            )
+            if message_fault.left <= 0:
+                message_faults.remove(message_fault)
+                message_fault.strike(*ends)
 
 
 def tags_in(data: bytes) -> list[str]:

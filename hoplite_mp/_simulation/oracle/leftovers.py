@@ -39,7 +39,7 @@ LASTING = {
     "Resources.others", "Roster.by_host_id", "Roster.by_number", "Runners._all",
     "Runners._counted", "Runners._free", "Runners._roomy", "Store._handed", "Store.clients",
     "Store.leases", "Store.spans", "Topology._latency", "Topology._narrow", "Topology._pairs",
-    "TraceEvents._guests_now", "TreeCache._latest", "TreeCache._packed", "WaitReports._more",
+    "TraceEvents._inbound_now", "TreeCache._latest", "TreeCache._packed", "WaitReports._more",
     "WorkerRecycling._gone", "WorkerRecycling._hosts", "Workers.all", "Workers.bags",
     "Workers.pipes", "Workers.pools", "Workers.queues", "_Rates._sorted", "_Rates.by_node",
 }  # fmt: skip
@@ -66,7 +66,7 @@ def left_over(world: World) -> str:
 
 
 def _of_memory(host: VirtualHost) -> str:
-    store = host.node.rooms.store
+    store = host.node.components.store
     store.purge_spilled()
     left = [one for one in host.client.scan() if not _is_a_function(host, one)]
     if left:
@@ -114,5 +114,5 @@ def _of_members(world: World, host: VirtualHost, living: set[int]) -> str:
 def _is_a_function(host: VirtualHost, header: dict[str, Any]) -> bool:
     """Is this a function that a living worker keeps because it may send tasks with it again?"""
     owner = header["owner"]
-    lives = owner in host.node.rooms.workers.all and header["refs"] == [owner]
+    lives = owner in host.node.components.workers.all and header["refs"] == [owner]
     return lives and header["kind"] == KIND_PUT and header["size"] <= FUNCTION_BYTES_MAX

@@ -156,7 +156,7 @@ class Oracle:
         managers = [one for one in (world.manager, world.standby) if one is not None]
         if any(one.decides for one in managers):
             for host in world.hosts:
-                told = host.node.rooms.management.join_error
+                told = host.node.components.management.join_error
                 if host.alive and host.number < 0 and not told:
                     return f"host {host.place} was not let in"
         return ""

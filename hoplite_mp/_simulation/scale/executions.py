@@ -86,7 +86,7 @@ class Executions:
 
     def fetch(self, object_id: bytes, holders: tuple[int, ...]) -> None:
         """Asks the manager for a copy that a process wants."""
-        host, nbytes = self.host, self.host.truth.sizes[object_id]
+        host, nbytes = self.host, self.host.oracle.sizes[object_id]
         host.send_manager(FetchRequested(host.number, object_id, nbytes, holders))
 
     def distribute(self, plan: Distribute) -> None:
@@ -137,10 +137,10 @@ class Executions:
         if plan.kind == "reduce_scatter":
             for name in result:
                 bounds = part.bounds[name.stripe]
-                self.host.truth.check_result(plan, message, [part.made[name]], *bounds)
+                self.host.oracle.check_result(plan, message, [part.made[name]], *bounds)
         elif plan.kind in FOLDING and self.host.number in plan.destinations:
             cells = [part.made[name] for name in result]
-            self.host.truth.check_result(plan, message, cells, 0, plan.nbytes)
+            self.host.oracle.check_result(plan, message, cells, 0, plan.nbytes)
         self._close(part)
 
     # ---- cells
@@ -228,14 +228,14 @@ class Executions:
             return
         if part.plan.kind not in FOLDING:
             object_id = part.object(name.stripe)
-            self.host.truth.check_copy(object_id, [part.made[name]])
+            self.host.oracle.check_copy(object_id, [part.made[name]])
             self.host.put(object_id)
         self._pull_more(part)
         self._look(part)
 
     def _copied(self, plan: Distribute, part: ScalePart) -> None:
         del self._receiving[plan.object]
-        self.host.truth.check_copy(plan.object, part.cells)
+        self.host.oracle.check_copy(plan.object, part.cells)
         if not part.program.serves:
             self.withdraw(plan.epoch)
         self.host.put(plan.object)

@@ -43,7 +43,7 @@ class ScaleHost:
     def __init__(
         self,
         engine: ScaleEngine,
-        truth: ScaleOracle,
+        oracle: ScaleOracle,
         hosts: Sequence[ScaleHost],
         manager: Callable[[NodeToManager], None],
     ) -> None:
@@ -51,7 +51,7 @@ class ScaleHost:
         manager."""
         self.engine = engine
         self.number = engine.host
-        self.truth = truth
+        self.oracle = oracle
         self.hosts = hosts
         self.timeline = engine.network.timeline
         self.holds: set[bytes] = set()

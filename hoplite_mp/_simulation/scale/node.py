@@ -128,7 +128,7 @@ class ScaleNode:
         )
 
     def _about(self, object_id: bytes) -> tuple[int, bytes, tuple[int, ...]]:
-        nbytes = self.host.truth.sizes[object_id]
+        nbytes = self.host.oracle.sizes[object_id]
         own = self.host.is_own(object_id)
         holders = self.host.holders(object_id) if own else self._holders[object_id]
         return nbytes, b"float32 %d" % nbytes, holders
@@ -145,7 +145,7 @@ class ScaleNode:
             case ExecuteReduce():
                 self.executions.execute(message)
             case Commit():
-                self.host.truth.check_commit(message)
+                self.host.oracle.check_commit(message)
                 self.executions.commit(message)
                 if message.operation == self.operation and self._wanted is not None:
                     self._end(self._wanted, message)

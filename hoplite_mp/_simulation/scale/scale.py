@@ -57,7 +57,7 @@ class ScaleRow:
     bytes_a_node: float
     step_s: float
     step_s_max: float
-    forest: str
+    stripe_plan: str
     blocks: int
 
     @property
@@ -99,7 +99,7 @@ def measure(operation: str, size: Size) -> ScaleRow:
             world.bytes_out / size.nodes,
             world.step_s / max(1, world.steps),
             world.step_s_max,
-            world.forest,
+            world.stripe_plan,
             world.network.blocks,
         )
     finally:

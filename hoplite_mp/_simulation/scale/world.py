@@ -42,7 +42,7 @@ class ScaleWorld:
         """rate: of each link in each direction, in bytes per second; least: no block is shorter."""
         self.timeline = Timeline(0)
         self.network = VirtualNetwork(self.timeline, latency_s, 0.0)
-        self.truth = ScaleOracle()
+        self.oracle = ScaleOracle()
         self.planner = Planner()
         self.nodes: list[ScaleNode] = []
         self.messages = self.bytes_out = 0  # the manager's messages in and out; its bytes out
@@ -53,7 +53,7 @@ class ScaleWorld:
         for number in range(nodes):
             self.network.add(rate, rate)
             engine = ScaleEngine(self.network, number, BLOCK_BYTES, least)
-            hosts.append(ScaleHost(engine, self.truth, hosts, self._take))
+            hosts.append(ScaleHost(engine, self.oracle, hosts, self._take))
             self.nodes.append(ScaleNode(hosts[number]))
             self.planner.step(NodeJoined(HOST_ID_BASE + number, 1, 1), 0.0)
             self.planner.step(HostMeasured(number, rate, rate), 0.0)
@@ -78,16 +78,16 @@ class ScaleWorld:
         return self._new_id(node, nbytes, 2)
 
     def _new_id(self, node: ScaleNode, nbytes: int, slot: int) -> bytes:
-        count = len(self.truth.sizes) + 1
+        count = len(self.oracle.sizes) + 1
         local = pack_local(slot, count >> 16, count & 0xFFFF)
         object_id = pack_id(HOST_ID_BASE + node.host.number, local)
-        self.truth.sizes[object_id] = nbytes
+        self.oracle.sizes[object_id] = nbytes
         return object_id
 
     # ---- the manager
 
     @property
-    def forest(self) -> str:
+    def stripe_plan(self) -> str:
         """The forest that the planner chose last, in its own words; "-" if there was no choice."""
         if not self.notes:
             return "-"

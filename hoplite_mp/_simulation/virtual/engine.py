@@ -402,8 +402,8 @@ class VirtualEngine:
         self._engine.small_frame(generation, node, version, call, phase, plan, parts)
         self.look_soon()
 
-    def small_bell(self, generation: int, rank: int, fd: int) -> None:
-        self._engine.small_bell(generation, rank, fd)
+    def small_doorbell(self, generation: int, rank: int, fd: int) -> None:
+        self._engine.small_doorbell(generation, rank, fd)
         self.look_soon()
 
     def rung(self) -> None:

@@ -63,7 +63,7 @@ LEAVE_S = 0.001  # between the end of a program's line and its process's end
 class _Mute:
     """Discards what a worker prints; see _worker/output_routing.py."""
 
-    def turn_to(self, audience: int) -> None: ...
+    def turn_to(self, output_owner: int) -> None: ...
 
     def finish(self) -> None: ...
 
@@ -115,7 +115,7 @@ class VirtualHost:
         where = self.loop, place, host_id, address_of(place)
         ours, theirs = socket.socketpair()
         self._sockets = [ours, theirs]
-        upward = ClusterNodeEvents()
+        node_events = ClusterNodeEvents()
         output = Output(
             theirs,
             config,
@@ -123,7 +123,7 @@ class VirtualHost:
             lambda: self.client.number,
             self.loop,
             config.output_wait_s,
-            upward,
+            node_events,
         )
         ports = NodePorts(
             self.loop,
@@ -138,7 +138,7 @@ class VirtualHost:
             NoDoor(),
         )
         start = self._start(manager is not None)
-        self.node = HostNode(start, config, ports, self.client, self.tasks, output, upward)
+        self.node = HostNode(start, config, ports, self.client, self.tasks, output, node_events)
         self._watch_memory()
         self.loop.run(self._begin)
 
@@ -164,7 +164,9 @@ class VirtualHost:
             manager=[] if leads else [(int(socket.AF_INET), at) for at in managers],
             meets_drivers=bool(around.standby_at),
         )
-        birth = InheritedContext(pid=1, authkey=b"", argv=[], faulthandler=False, start_method="")
+        inherited_settings = InheritedContext(
+            pid=1, authkey=b"", argv=[], faulthandler=False, start_method=""
+        )
         return Start(
             sys_path=[],
             control_fd=self.control_fd,
@@ -179,7 +181,7 @@ class VirtualHost:
             memory_bytes=around.sizes.store,
             config=asdict(config),
             host_id=self.host_id,
-            birth=birth,
+            inherited_settings=inherited_settings,
             lan=lan,
             first_workers=[
                 (slot, -1, -1, -1) for slot in range(FIRST_SLOT, FIRST_SLOT + around.workers)
@@ -188,7 +190,7 @@ class VirtualHost:
 
     def _watch_memory(self) -> None:
         """From now on a block that is freed while the engine may use it fails the run."""
-        arena, base = self.node.rooms.store.arena, self.client.store_address
+        arena, base = self.node.components.store.arena, self.client.store_address
         free = arena.free
 
         def watched(start: int, warm: bool = True) -> None:
@@ -245,7 +247,7 @@ class VirtualHost:
     def _attach(self, name: str, body: Callable[[Runtime], object]) -> None:
         assert self.lan is not None
         drivers = self.lan.drivers
-        slot, generation, audience, why = drivers.register()
+        slot, generation, output_owner, why = drivers.register()
         if slot < 0:
             self.around.timeline.note(f"host {self.place} does not take {name}: {why}")
             return
@@ -267,7 +269,7 @@ class VirtualHost:
             self.loop.call_later(LEAVE_S, lambda: drivers.gone(slot))
 
         process = self.run(name, live)
-        drivers.came(slot, audience, FIRST_PID + slot, channel, output, theirs.close)
+        drivers.came(slot, output_owner, FIRST_PID + slot, channel, output, theirs.close)
 
         def ended() -> None:
             self.around.timeline.note(f"{name} on host {self.place} has ended")
@@ -303,11 +305,11 @@ class VirtualHost:
         (out, its_out), (err, its_err) = os.pipe(), os.pipe()
         os.close(its_out)
         os.close(its_err)
-        self.node.worker_joins(ask.slot, channel, out, err, ask.audience)
+        self.node.worker_joins(ask.slot, channel, out, err, ask.output_owner)
         return process
 
     def worker_started(self, slot: int, pid: int) -> None:
-        self.loop.run(partial(self.node.rooms.workers.spawned, slot, pid))
+        self.loop.run(partial(self.node.components.workers.spawned, slot, pid))
 
     def standby_wanted(self, ask: StartStandby) -> None:
         if self.alive:
@@ -333,11 +335,11 @@ class VirtualHost:
             return
         self.client.set_sleeping(True)
         self.node.poll()
-        pulse = self.node.rooms.management.pulse
+        pulse = self.node.components.management.pulse
         if pulse is not None:
             pulse.turned_at = self.loop.now()
-        if self.node.rooms.life.stopping:
-            self.node.rooms.management.farewell()
+        if self.node.components.life.stopping:
+            self.node.components.management.farewell()
             self.ended(self, "its node has ended")
 
     @property
@@ -351,7 +353,7 @@ class VirtualHost:
     @property
     def number(self) -> int:
         """Its node's number in the cluster; -1 before it is admitted."""
-        return self.client.number if self.node.rooms.life.standing else -1
+        return self.client.number if self.node.components.life.standing else -1
 
     def die(self) -> None:
         """Ends all its processes; see `World.end` for what other hosts notice."""

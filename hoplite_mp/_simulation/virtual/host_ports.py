@@ -38,7 +38,7 @@ class VirtualLines:
         self.by_slot: dict[int, VirtualChannel] = {}
         self._timeline = timeline
 
-    def serve(self, above: Any) -> None:
+    def serve(self, events: Any) -> None:
         """Does nothing, because the host calls the node itself."""
 
     def add(self, slot: int, line: VirtualChannel) -> None:

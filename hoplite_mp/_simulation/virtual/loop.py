@@ -40,11 +40,11 @@ class Descriptor(Protocol):
 
 
 class Descriptors:
-    """All descriptors of a run, by number. `traps`: faults that wait for a message."""
+    """All descriptors of a run, by number. `message_faults`: faults that wait for a message."""
 
     def __init__(self) -> None:
         self.all: dict[int, Descriptor] = {}
-        self.traps: list[MessageFault] = []
+        self.message_faults: list[MessageFault] = []
         self._last = FIRST_DESCRIPTOR
 
     def add(self, one: Descriptor) -> int:

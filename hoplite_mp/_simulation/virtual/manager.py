@@ -119,17 +119,17 @@ class VirtualManager:
             selector=self.selector,
             in_thread=lambda work: network.timeline.after(PACKING_S, self.loop.run, work),
         )
-        door: Any = VirtualDoor(descriptors.add(self))
-        self._manager.open(door, b"", Heartbeats(beat_s, silence_s))
+        listener: Any = VirtualDoor(descriptors.add(self))
+        self._manager.open(listener, b"", Heartbeats(beat_s, silence_s))
         if leadership is not None:
             self._manager.share(leadership)
         host_id, cluster, introduction = about
 
         def admit(admission: Admission) -> None:
-            door.waiting.append(admission)
+            listener.waiting.append(admission)
 
         where = host, self.loop, host_id, cluster, introduction, admit
-        board.listeners[at] = VirtualListener(*where, lambda role: role in door.not_now)
+        board.listeners[at] = VirtualListener(*where, lambda role: role in listener.not_now)
         self.loop.run_soon(lambda: None)  # its first turn
 
     @property

@@ -57,7 +57,7 @@ class VirtualStream:
         self.bulk: Bulk | None = None  # the engine that has taken it over
         self.is_closed = False
         self._fd = descriptors.add(self)
-        self._traps = descriptors.traps
+        self._traps = descriptors.message_faults
         self._inbox: deque[bytes] = deque()
         self._queue: list[bytes] = []
         self._ended = False  # closed or reset by the other end; nothing follows the inbox

@@ -160,7 +160,7 @@ class World:
         self.struck.add(host.place)
         host.die()
         self.lost.append(host)
-        life = host.node.rooms.life
+        life = host.node.components.life
         if life.stopping and host not in self.left:
             self.gave_up.append(host)
         elif life.stopping and not life.given_up:
@@ -228,7 +228,7 @@ class World:
             self.timeline.note("another manager is started")
             manager = self.manager = self._start_manager(True)
             stream = manager.near(node.loop)
-            node.loop.run_soon(partial(node.node.rooms.management.again, stream))
+            node.loop.run_soon(partial(node.node.components.management.again, stream))
 
     def lose_standby(self, away_s: float) -> None:
         """As lose_manager, for the standby, which may be leading."""
@@ -253,7 +253,7 @@ class World:
         """Asks a node to leave in order; the node of the manager's host is not asked."""
         host = self.hosts[place]
         lan = host.lan
-        if lan is not None and host.node.rooms.management.host_id != host.host_id:
+        if lan is not None and host.node.components.management.host_id != host.host_id:
             self.left.add(host)
             self.struck.add(place)
             host.loop.run(lan.draining.begin)

@@ -96,7 +96,7 @@ def begin_actor(work: Programs) -> None:
 def _survives(work: Programs, story: Story) -> bool:
     """Given all that has happened so far, must all calls of that actor succeed?"""
     world = work.world
-    disturbed = world.cuts or world.resets or world.stops or world.managers or work.truth.tight
+    disturbed = world.cuts or world.resets or world.stops or world.managers or work.oracle.tight
     if disturbed or world.left:  # an actor on a node that leaves takes no more calls
         return False
     if story.kind != "checkpoints" or story.maker in world.lost:
@@ -162,7 +162,7 @@ def _confirm(story: Story, entry: Entry, calls: list[Any]) -> None:
 
 def _check(work: Programs, story: Story, entries: list[Entry]) -> None:
     """Checks the ledger at the end."""
-    work.truth.reads += 1
+    work.oracle.reads += 1
     told = f"{story.name} ({story.kind}) holds {entries}, confirmed were {story.confirmed}"
     if len(set(entries)) != len(entries):
         raise WrongEnd(f"{told}: something twice")

@@ -26,7 +26,7 @@ READY_MAX = 6
 NEVER_S = 20.0
 DEADLINES_S = 0.05, 0.3
 OBJECTS_MAX = 3
-LET_IN_LOOK_S, LET_IN_LOOKS = 0.0005, 4000
+LET_IN_POLL_S, LET_IN_POLLS = 0.0005, 4000
 
 
 # ---- at a deadline
@@ -65,7 +65,7 @@ def _in_time(
         raise WrongEnd(f"{name} is of {found}, and {len(refs)} were ready")
     if not np.array_equal(value, whole):
         raise WrongBytes(f"{name} is {value[:4]}")
-    work.truth.reads += 1
+    work.oracle.reads += 1
     late.cancel()
 
 
@@ -88,7 +88,7 @@ def begin_newcomer(work: Programs) -> None:
     rate = port.up, port.down
 
     def join() -> None:
-        _when_let_in(work, work.world.add_host(*rate), leaves, names, LET_IN_LOOKS)
+        _when_let_in(work, work.world.add_host(*rate), leaves, names, LET_IN_POLLS)
 
     work.world.timeline.after(late, join)
 
@@ -103,7 +103,7 @@ def _when_let_in(
     work: Programs, host: VirtualHost, leaves: list[Leaf], names: list[str], looks: int
 ) -> None:
     if host.alive and host.number < 0 and looks:
-        work.world.timeline.after(LET_IN_LOOK_S, _when_let_in, work, host, leaves, names, looks - 1)
+        work.world.timeline.after(LET_IN_POLL_S, _when_let_in, work, host, leaves, names, looks - 1)
         return
     if not host.alive or host.number < 0:
         for name in names:
@@ -117,6 +117,6 @@ def _read(work: Programs, leaf: Leaf, name: str, c: Cluster) -> None:
     try:
         ref = work.ref(c, name)
         if ref is not None:
-            work.truth.check_leaf(leaf, work.value(c, ref, f"reader of {name}"))
+            work.oracle.check_leaf(leaf, work.value(c, ref, f"reader of {name}"))
     finally:
         work.board.publish(f"{name} is not needed", None)

@@ -44,16 +44,16 @@ def begin_remade(work: Programs) -> None:
     readers = chance.choice([0, 0, 1, 2])
     users = [readers]
     body = partial(_remade, work, leaves, seconds, late, sums, keeps, name, readers)
-    work.program(chance.choice(hosts), name, body, holds=lambda: _survives(work.truth))
+    work.program(chance.choice(hosts), name, body, holds=lambda: _survives(work.oracle))
     for _ in range(readers):
         after = chance.random() * work.span_s
         read = partial(_read_sum, work, leaves, name, after, users)
         work.program(chance.choice(hosts), f"reader of {name}", read)
 
 
-def _survives(truth: Oracle) -> bool:
-    world = truth.world
-    disturbed = world.cuts or world.resets or world.stops or world.managers or truth.tight
+def _survives(oracle: Oracle) -> bool:
+    world = oracle.world
+    disturbed = world.cuts or world.resets or world.stops or world.managers or oracle.tight
     return not disturbed and len(world.lost) + world.killed <= DEATHS_MAX
 
 
@@ -80,7 +80,7 @@ def _remade(
         del refs[1:]
     time.sleep(late)
     for leaf, ref in zip(leaves, refs, strict=False):
-        work.truth.check_leaf(leaf, work.value(c, ref, name))
+        work.oracle.check_leaf(leaf, work.value(c, ref, name))
     _check_sum(work, leaves if sums else leaves[:1], work.value(c, total, name))
     if readers:
         work.board.find(f"{name} is not needed")
@@ -88,7 +88,7 @@ def _remade(
 
 def _check_sum(work: Programs, leaves: list[Leaf], value: Any) -> None:
     whole = sum((leaf.array() for leaf in leaves[1:]), start=leaves[0].array())
-    work.truth.check_value(value, whole, f"a sum of {len(leaves)} with salt {leaves[0].salt}")
+    work.oracle.check_value(value, whole, f"a sum of {len(leaves)} with salt {leaves[0].salt}")
 
 
 def _read_sum(
@@ -104,7 +104,7 @@ def _read_sum(
             if len(leaves) > 1 and not (value == leaves[0].array()).all():
                 _check_sum(work, leaves, value)
             else:
-                work.truth.check_leaf(leaves[0], value)
+                work.oracle.check_leaf(leaves[0], value)
     finally:
         users[0] -= 1
         if not users[0]:
@@ -153,11 +153,11 @@ def _read_copy(
             return  # nobody may have held it when this host's request reached its owner
         held.append(not work.world.lost)
         time.sleep(late)
-        work.truth.check_leaf(leaf, work.value(c, ref, f"reader of {name}"))
+        work.oracle.check_leaf(leaf, work.value(c, ref, f"reader of {name}"))
 
     def holds() -> bool:
         world = work.world
-        disturbed = world.cuts or world.resets or world.stops or world.managers or work.truth.tight
+        disturbed = world.cuts or world.resets or world.stops or world.managers or work.oracle.tight
         return bool(held and held[0]) and not disturbed and len(world.lost) <= 1
 
     work.program(host, f"reader of {name}", read, holds=holds)
@@ -242,7 +242,7 @@ class _Fetched:
 
     def _value(self, c: Cluster, ref: Any) -> Any:
         value = self.work.value(c, ref, f"reader of {self.name}")
-        self.work.truth.check_leaf(self.leaf, value)
+        self.work.oracle.check_leaf(self.leaf, value)
         return value
 
     def must_be_there(self, host: VirtualHost) -> bool:
@@ -295,7 +295,7 @@ def begin_nested(work: Programs) -> None:
             del ref
             time.sleep(late)
             for leaf, inner in zip(leaves, found, strict=True):
-                work.truth.check_leaf(leaf, work.value(c, inner, f"reader of {name}"))
+                work.oracle.check_leaf(leaf, work.value(c, inner, f"reader of {name}"))
         finally:
             work.board.publish(f"{name} is not needed", None)
 

@@ -93,7 +93,7 @@ def begin_group(work: Programs) -> None:
         if leaves_after is not None:
             leave.append(rank)
         member = partial(
-            _member, work.truth, salt, size, rank, plan, late, pauses, leaves_after,
+            _member, work.oracle, salt, size, rank, plan, late, pauses, leaves_after,
             lambda: not leave and holds(),
         )  # fmt: skip
         work.program(places[rank], f"rank {rank} of group {salt}", member)
@@ -111,7 +111,7 @@ def _repeated(
 
 
 def _member(
-    truth: Oracle,
+    oracle: Oracle,
     salt: int,
     size: int,
     rank: int,
@@ -130,30 +130,30 @@ def _member(
             if call == leaves_after:
                 return
             time.sleep(pauses[call % len(pauses)])
-            truth.world.calls_begun += 1
+            oracle.world.calls_begun += 1
             try:
                 given = _given(g, _array(salt, call, rank, items), (salt + call + rank) % 2 == 0)
                 value = _call(c, g, kind, _operator(salt, call)[0], given, rank, root)
                 given[...] = 1  # allowed, because no other rank reads it after the call
             except (PeerLostError, ObjectLostError) as error:
-                truth.check_error(f"{kind} {call} of group {salt}", error, holds())
+                oracle.check_error(f"{kind} {call} of group {salt}", error, holds())
                 if isinstance(error, PeerLostError) and ITS_ROOT not in str(error):
-                    truth.note_call((salt, call), ("lost",))
+                    oracle.note_call((salt, call), ("lost",))
                 continue
-            _check(truth, salt, call, kind, items, root, rank, size, value, g.contributors)
+            _check(oracle, salt, call, kind, items, root, rank, size, value, g.contributors)
         if salt % SPLIT == 1:
-            _split(truth, g, Leaf(salt + len(plan), rank, 1), holds)
+            _split(oracle, g, Leaf(salt + len(plan), rank, 1), holds)
 
 
-def _split(truth: Oracle, g: Any, leaf: Leaf, holds: Callable[[], bool]) -> None:
+def _split(oracle: Oracle, g: Any, leaf: Leaf, holds: Callable[[], bool]) -> None:
     """Members of even and of odd ranks make a Group each, and add up their values."""
     try:
         with g.split(leaf.index % 2) as part:
             value = part.allreduce(leaf.array())
     except PeerLostError as error:
-        truth.check_error(f"split of group {leaf.salt}", error, holds())
+        oracle.check_error(f"split of group {leaf.salt}", error, holds())
         return
-    truth.reads += 1
+    oracle.reads += 1
     found = contributors_in(value, leaf.salt)
     if leaf.index not in found or any((leaf.index - one) % 2 for one in found):
         raise WrongBytes(f"a part of group {leaf.salt} with rank {leaf.index} is of {found}")
@@ -215,7 +215,7 @@ def _folded(op: Any, arrays: list[Any]) -> Any:
 
 
 def _check(
-    truth: Oracle,
+    oracle: Oracle,
     salt: int,
     call: int,
     kind: str,
@@ -230,7 +230,7 @@ def _check(
     what = f"{kind} {call} of group {salt}"
     if rank not in contributors:
         raise WrongEnd(f"{what}: rank {rank} got a result of {contributors}")
-    truth.note_call((salt, call), contributors)
+    oracle.note_call((salt, call), contributors)
     leaves = {one: _array(salt, call, one, items) for one in contributors}
     op = _operator(salt, call)[0]
     if kind in ("allreduce", "reduce", "reduce_scatter"):
@@ -252,7 +252,7 @@ def _check(
         expected = [leaves.get(one) for one in range(size)]
     else:
         expected = None
-    truth.reads += 1
+    oracle.reads += 1
     if not _equal(value, expected):
         raise WrongBytes(f"{what} of {contributors} is {str(value)[:200]}")
     if isinstance(value, np.ndarray) and value.flags.writeable:

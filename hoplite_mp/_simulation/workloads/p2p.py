@@ -66,7 +66,7 @@ def _correspond(
                 try:
                     g.send((number, Leaf(salt, rank, items).array() + number), to=to)
                 except PeerLostError as error:
-                    work.truth.check_error(f"a letter of {salt} to {to}", error)
+                    work.oracle.check_error(f"a letter of {salt} to {to}", error)
                 else:
                     sent.add((rank, number, to))
             if number == counts[rank] // 2:
@@ -91,12 +91,12 @@ def _receive(
             world = work.world
             disturbed = world.cuts or world.resets or world.stops or world.crawls
             hosts_stay = not (world.lost or disturbed)
-            holds = hosts_stay and (source, expected, g.rank) in sent and not work.truth.tight
-            work.truth.check_error(f"letter {expected} of {source} in {salt}", error, holds)
+            holds = hosts_stay and (source, expected, g.rank) in sent and not work.oracle.tight
+            work.oracle.check_error(f"letter {expected} of {source} in {salt}", error, holds)
             return
         if number != expected:
             raise WrongEnd(f"letter {number} of {source} in {salt} came in the place of {expected}")
-        work.truth.check_value(
+        work.oracle.check_value(
             value, Leaf(salt, source, items).array() + number, f"a letter of {salt}"
         )
 
@@ -160,7 +160,7 @@ def _step(
                 raise WrongEnd(f"call {g.calls} of {salt} is {total}, of {g.contributors}")
             if total[rank] != life:
                 raise WrongEnd(f"call {g.calls} of {salt} is {total} for life {life} of {rank}")
-            work.truth.reads += 1
+            work.oracle.reads += 1
             # When all first lives are over, the second ones make another Group of that name.
             call = f"{salt} ({g._generation})", g.calls or 0
-            work.truth.note_call(call, (*g.contributors, *map(int, total)))
+            work.oracle.note_call(call, (*g.contributors, *map(int, total)))

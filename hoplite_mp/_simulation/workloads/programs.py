@@ -62,10 +62,10 @@ class Board:
 class Programs:
     """The programs of one run. `groups`: number of Groups begun; `begun`: number of programs."""
 
-    def __init__(self, world: World, truth: Oracle, span_s: float) -> None:
+    def __init__(self, world: World, oracle: Oracle, span_s: float) -> None:
         """span_s: the time within which programs begin."""
         self.world = world
-        self.truth = truth
+        self.oracle = oracle
         self.chance = world.timeline.chance
         self.span_s = span_s
         self.board = Board(world)
@@ -105,7 +105,7 @@ class Programs:
 
     def _holds_on(self, places: set[int], tasks: bool) -> bool:
         world = self.world
-        if self.truth.tight or world.struck & (places | world.around.managers):
+        if self.oracle.tight or world.struck & (places | world.around.managers):
             return False
         disturbed = world.cuts or world.resets or world.stops
         return not (tasks and (disturbed or len(world.lost) + world.killed > DEATHS_MAX))
@@ -124,7 +124,7 @@ class Programs:
             try:
                 body(Cluster._of(runtime))
             except Exception as error:
-                self.truth.check_error(name, error, holds())
+                self.oracle.check_error(name, error, holds())
 
         self.begun += 1
         host.attach(name, live)

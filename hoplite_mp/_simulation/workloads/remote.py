@@ -35,11 +35,11 @@ def _places(
     return [host for host in hosts if host not in have], have
 
 
-def _survives(truth: Oracle, others: list[VirtualHost]) -> bool:
+def _survives(oracle: Oracle, others: list[VirtualHost]) -> bool:
     """Must the result exist in the end? Yes, if a host on which the task may run has stayed alive,
     and if the faults so far have left the task enough tries."""
-    world = truth.world
-    disturbed = world.cuts or world.resets or world.stops or world.managers or truth.tight
+    world = oracle.world
+    disturbed = world.cuts or world.resets or world.stops or world.managers or oracle.tight
     few = len(world.lost) + world.killed <= DEATHS_MAX
     return not disturbed and few and any(host.alive for host in others) and not world.left
 
@@ -66,7 +66,7 @@ def begin_shared(work: Programs) -> None:
         _begin_refs(work, leaf, late, sender)
         return
     body = partial(_share, work, leaf, width, dropped, late)
-    work.program(sender, f"shared {salt}", body, holds=partial(_survives, work.truth, others))
+    work.program(sender, f"shared {salt}", body, holds=partial(_survives, work.oracle, others))
 
 
 def _begin_refs(work: Programs, leaf: Leaf, late: list[float], sender: VirtualHost) -> None:
@@ -95,9 +95,9 @@ def _begin_refs(work: Programs, leaf: Leaf, late: list[float], sender: VirtualHo
         del made
         work.board.publish(f"{name} is read", None)
         time.sleep(late[1])
-        work.truth.check_value(value, pattern(items), name)
+        work.oracle.check_value(value, pattern(items), name)
         for one in inner:
-            work.truth.check_leaf(leaf, work.value(c, one, name))
+            work.oracle.check_leaf(leaf, work.value(c, one, name))
 
     def receive(c: Cluster) -> None:
         try:
@@ -139,7 +139,7 @@ def _share(
     time.sleep(late[1])
     for factor, ref in enumerate(results):
         if ref is not None:
-            work.truth.check_value(work.value(c, ref, name), leaf.array() * factor, name)
+            work.oracle.check_value(work.value(c, ref, name), leaf.array() * factor, name)
 
 
 def begin_rolled(work: Programs) -> None:
@@ -190,9 +190,9 @@ def _roll(
         time.sleep(late)
         value = work.value(c, ref, f"reader of {name}")
         run = int(value[0] - leaf.array()[0])
-        work.truth.check_value(value, leaf.array() + run, name)
-        if not work.truth.tight:  # else a host may have to drop its copy
-            work.truth.note_call((name, 0), (run,))
+        work.oracle.check_value(value, leaf.array() + run, name)
+        if not work.oracle.tight:  # else a host may have to drop its copy
+            work.oracle.note_call((name, 0), (run,))
     finally:
         users[0] -= 1
         if not users[0]:

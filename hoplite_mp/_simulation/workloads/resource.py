@@ -57,4 +57,4 @@ def _submit(
     for leaf, future in zip(leaves, ready, strict=True):
         if not future.done():
             raise WrongEnd(f"{leaf} was ready for wait(), and is not")
-        work.truth.check_leaf(leaf, work.value(c, future, f"scarce {leaf.salt}"))
+        work.oracle.check_leaf(leaf, work.value(c, future, f"scarce {leaf.salt}"))

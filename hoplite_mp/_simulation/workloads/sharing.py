@@ -86,7 +86,7 @@ def _use(
             if (sender, sent) in shared.taken or (value != sent).any():
                 raise WrongBytes(f"{shared.name}: item {sent} of {sender} twice, or with others")
             shared.taken.add((sender, sent))
-            work.truth.reads += 1
+            work.oracle.reads += 1
             del value
         elif lock.acquire(step == "lock", HANGS_S if step == "lock" else None):
             _be_inside(work, shared, host)
@@ -157,7 +157,7 @@ def begin_stream(work: Programs) -> None:
             raise WrongEnd(f"item {at} of a stream hangs") from error
         if not np.array_equal(value, np.arange(first + at, first + at + items)):
             raise WrongBytes(f"item {at} of a stream is {value[:3]}")
-        work.truth.reads += 1
+        work.oracle.reads += 1
 
     holds = work.holds_on(*hosts, tasks=True)
     work.program(chance.choice(hosts), f"stream {first}", read, holds)

@@ -30,7 +30,7 @@ def begin_full(work: Programs) -> None:
     """Begins a program that puts many values, reads some of them repeatedly, and may sum them up;
     another program may read them, too. Does nothing unless stores are small."""
     hosts, chance = work.hosts(), work.chance
-    if not hosts or not work.truth.tight:
+    if not hosts or not work.oracle.tight:
         return
     salt, items = work.salt(), chance.choice(ITEMS)
     leaves = [Leaf(salt, index, items) for index in range(chance.randint(VALUES_MIN, VALUES_MAX))]
@@ -67,14 +67,14 @@ def _fill(
             try:
                 refs.append(c.put(leaf.array()))
             except StoreFullError as error:
-                work.truth.check_error(name, error)
+                work.oracle.check_error(name, error)
                 break
         for index in reads:
             if index < len(refs):
                 value = _value(work, c, refs[index], name)
                 if value is None:
                     break  # there was no room for long, and every further wait would take as long
-                work.truth.check_leaf(leaves[index], value)
+                work.oracle.check_leaf(leaves[index], value)
                 views = [*views, value][-held:] if held else []
     finally:
         for index, ref in enumerate(refs):
@@ -92,7 +92,7 @@ def _fill(
     c._runtime.close()
     c._runtime.submitter.call_back_at_end()
     try:
-        work.truth.check_leaf(leaves[0], result.result(timeout=HANGS_S))
+        work.oracle.check_leaf(leaves[0], result.result(timeout=HANGS_S))
     except ClosedError:  # it was on disk, and its node has ended
         if host.place not in work.world.struck:
             raise
@@ -102,7 +102,7 @@ def _value(work: Programs, c: Cluster, ref: Any, name: str) -> Any:
     try:
         return work.value(c, ref, name)
     except StoreFullError as error:
-        work.truth.check_error(name, error)
+        work.oracle.check_error(name, error)
         return None
 
 
@@ -113,7 +113,7 @@ def _add_up(work: Programs, leaves: list[Leaf], refs: list[Any], name: str, c: C
     whole = sum((leaf.array() for leaf in leaves[1:]), start=leaves[0].array())
     if sorted(total.contributors or ()) != list(range(len(leaves))) or (value != whole).any():
         raise WrongBytes(f"the sum of {name} is {value[:4]}, of {total.contributors}")
-    work.truth.reads += 1
+    work.oracle.reads += 1
 
 
 def _read(work: Programs, leaves: list[Leaf], name: str, c: Cluster) -> None:
@@ -125,6 +125,6 @@ def _read(work: Programs, leaves: list[Leaf], name: str, c: Cluster) -> None:
             value = _value(work, c, ref, f"reader of {name}")
             if value is None:
                 break  # there was no room here for long, and more such waits would tell nothing new
-            work.truth.check_leaf(leaf, value)
+            work.oracle.check_leaf(leaf, value)
     finally:
         work.board.publish(f"{name} is not needed", None)

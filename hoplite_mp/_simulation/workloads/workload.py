@@ -161,7 +161,7 @@ class Workload(Programs):
                 time.sleep(late)
                 ref = self.ref(c, name)
             if ref is not None:
-                self.truth.check_leaf(leaf, self.value(c, ref, f"get of {name}"))
+                self.oracle.check_leaf(leaf, self.value(c, ref, f"get of {name}"))
         finally:
             users[0] -= 1
             if not users[0]:
@@ -200,7 +200,7 @@ class Workload(Programs):
                 value = total.result(timeout=HANGS_S)
             except HopliteTimeoutError as error:
                 raise WrongEnd(f"tasks {salt} hang") from error
-            self.truth.reads += 1
+            self.oracle.reads += 1
             if not np.array_equal(value, expected):
                 raise WrongBytes(f"tasks {salt} made {value[:8]}")
 
@@ -310,7 +310,7 @@ class Workload(Programs):
             if part == dropped:
                 continue
             value = self.value(c, ref, what)
-            self.truth.check_result(operation, part, len(results), np.asarray(value),
+            self.oracle.check_result(operation, part, len(results), np.asarray(value),
                                     ref.contributors or ())  # fmt: skip
         until = self.world.timeline.now + PATIENCE_S  # for all readers that have died together
         for part in range(len(results)):
@@ -345,7 +345,7 @@ class Workload(Programs):
         hosts, chance = self.hosts(), self.chance
         for part, ref in enumerate(results):
             name = f"result {part} of {operation.number}"
-            self.truth.made_by[name] = f"{operation.kind} {operation.number}"
+            self.oracle.made_by[name] = f"{operation.kind} {operation.number}"
             self.board.publish(name, ref._id)
             for reader in range(READERS_MAX):
                 done = f"{name} was read by {reader}"
@@ -369,7 +369,7 @@ class Workload(Programs):
             ref = self.ref(c, name)
             if ref is not None:
                 value = self.value(c, ref, f"reader of {name}")
-                self.truth.check_result(operation, part, parts, np.asarray(value),
+                self.oracle.check_result(operation, part, parts, np.asarray(value),
                                         ref.contributors or ())  # fmt: skip
         finally:
             self.board.publish(done, None)

@@ -63,7 +63,7 @@ __all__ = [
 TOKEN_BYTES = 32
 # How often a process looks for a node that is being started, or is leaving. Lower: more connections
 # to the manager. Higher: the process waits longer.
-LOOK_S = 0.1
+POLL_S = 0.1
 # How long a process whose node has ended looks for another one. Higher: longer outages of a host
 # are bridged. Lower: threads stop earlier to try what cannot succeed.
 REJOIN_S = 60.0
@@ -368,7 +368,7 @@ def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) 
         rest_s = deadline - clock.monotonic()
         error = None
         if rest_s > 0 and not left.is_set():
-            error = _find_keeper(place, max(rest_s, LOOK_S), left)
+            error = _find_keeper(place, max(rest_s, POLL_S), left)
         if isinstance(error, _FINAL):
             raise error
         if clock.monotonic() >= deadline and not left.is_set():
@@ -378,7 +378,7 @@ def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) 
             _log.warning("no node of this host lets this process in: it brings one of its own")
             cluster = SidecarCluster(address=place.address, **place.options)
             break
-        left.wait(LOOK_S)
+        left.wait(POLL_S)
     _adapt(cluster, passes_on)
     return cluster
 
@@ -440,7 +440,7 @@ def _answer(process: subprocess.Popen[bytes], wait_s: float, left: threading.Eve
     deadline = clock.monotonic() + wait_s
     while True:
         try:
-            return process.communicate(timeout=LOOK_S)[0]
+            return process.communicate(timeout=POLL_S)[0]
         except subprocess.TimeoutExpired:  # a further call loses nothing
             if clock.monotonic() >= deadline or (left is not None and left.is_set()):
                 raise

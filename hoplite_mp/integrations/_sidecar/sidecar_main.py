@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-LOOK_S = 0.2  # how often it asks for the node's users; each time costs a round trip to the node
+POLL_S = 0.2  # how often it asks for the node's users; each time costs a round trip to the node
 # How long other nodes may take to fetch what only this one holds. Higher: large objects are saved
 # over slow links. Lower: the memory of a host that is no longer used is free sooner.
 DRAIN_S = 60.0
@@ -86,7 +86,7 @@ def _keep(cluster: Cluster, idle_s: float, leads: bool, ending: StopRequest) -> 
     used_at = clock.monotonic()
     draining: float | None = None
     with contextlib.suppress(HopliteError):  # the node has ended
-        while not host.ended.wait(LOOK_S) and not ending.is_set():
+        while not host.ended.wait(POLL_S) and not ending.is_set():
             now = clock.monotonic()
             if draining is not None:
                 if now > draining + DRAIN_S:
