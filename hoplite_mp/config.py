@@ -17,6 +17,7 @@ import operator
 import os
 import re
 import sys
+import warnings
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -53,9 +54,41 @@ def parse_size(text: str | int) -> int:
     return round(float(number) * factor)
 
 
-class _Explained(type):
-    """Appends the docstrings of a class's fields to its own. They are read from the source when
-    `__doc__` is read, as by `help`, so they cost nothing at import."""
+# Fields that had other names before 0.1. The old names work until 0.2, with a DeprecationWarning.
+RENAMED = {
+    "beat_interval_s": "heartbeat_interval_s",
+    "silence_s": "heartbeat_timeout_s",
+    "unauthenticated_max": "pending_handshakes_max",
+    "carried_array_bytes_min": "captured_array_bytes_min",
+}
+
+
+def _warn_renamed(old: str, prefix: str = "", *, stacklevel: int) -> str:
+    """Warns about an old name, and returns the new one. stacklevel: of the caller's caller."""
+    new = RENAMED[old]
+    names = (prefix + name.upper() for name in (old, new)) if prefix else (old, new)
+    text = "{} is now called {}; the old name works until hoplite_mp 0.2".format(*names)
+    warnings.warn(text, DeprecationWarning, stacklevel=stacklevel + 1)
+    return new
+
+
+class _ConfigMeta(type):
+    """Accepts old names of fields, and appends the docstrings of fields to the docstring of their
+    class. They are read from the source when `__doc__` is read, as by `help`, so they cost nothing
+    at import."""
+
+    def __call__(cls, *args: Any, **values: Any) -> Any:
+        for old in RENAMED.keys() & values.keys():  # dataclasses.replace gives both names
+            values[_warn_renamed(old, stacklevel=2)] = values.pop(old)
+        return super().__call__(*args, **values)
+
+    @property
+    def __signature__(cls) -> Any:
+        """The fields, for `inspect.signature`, which otherwise shows that of `__call__`."""
+        import inspect
+
+        own = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return own.replace(parameters=list(own.parameters.values())[1:])
 
     @property
     def __doc__(cls) -> str | None:  # type: ignore[override]
@@ -88,7 +121,7 @@ class _Explained(type):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(metaclass=_Explained):
+class Config(metaclass=_ConfigMeta):
     """The limits of one cluster. Immutable: `dataclasses.replace` makes a changed copy.
 
     Raises
@@ -98,7 +131,7 @@ class Config(metaclass=_Explained):
 
     Examples
     --------
-    >>> config = hoplite_mp.Config(retries=0, silence_s=5)
+    >>> config = hoplite_mp.Config(retries=0, heartbeat_timeout_s=5)
     >>> config.retries
     0
     """
@@ -117,7 +150,7 @@ class Config(metaclass=_Explained):
     one for each process would take more than half of it, spans are smaller than this.
     Higher: fewer leases per second. Lower: less memory tied up by clients that put little."""
 
-    carried_array_bytes_min: int = 1 * MIB
+    captured_array_bytes_min: int = 1 * MIB
     """Arrays of this size and above that a function by value carries along (globals, closure,
     defaults) are objects of their own: they are sent again only when they have changed, and a
     global one is named in a warning.
@@ -325,19 +358,19 @@ class Config(metaclass=_Explained):
     handshake_timeout_s: float = 5.0
     """Handshake timeout of a connection. On the connecting side it starts with the first byte of
     the server, which may keep connections in a queue.
-    Higher: loaded hosts and far ones get in. Lower: who only holds the door open leaves sooner."""
+    Higher: loaded and distant hosts get in. Lower: connections that send nothing end sooner."""
 
-    beat_interval_s: float = 0.2
-    """How often nodes and the manager tell each other that they live.
-    Higher: less to do in a cluster of many hosts. Lower: silence_s can be shorter."""
+    heartbeat_interval_s: float = 0.2
+    """Interval of the heartbeats between nodes and the manager.
+    Higher: less work in a cluster of many hosts. Lower: heartbeat_timeout_s can be shorter."""
 
-    silence_s: float = 1.5
+    heartbeat_timeout_s: float = 1.5
     """How long a host may be silent before it is taken for dead: stopped, or cut off. It gets four
     times the longest silence of the last minute, if that is more, up to eight times this. In a
     cluster with a standby, also for how long the manager counts a host that has answered it.
     Higher: hosts that stand still now and then stay. Lower: the others go on sooner."""
 
-    unauthenticated_max: int = 64
+    pending_handshakes_max: int = 64
     """Connections that are not believed yet, at a time and at each door; each can make the process
     hold some 100 KiB. Four times as many can wait in a queue. Only a host that has more than its
     share loses connections. Higher: more hosts can join in the same moment. Lower: strangers cost
@@ -368,6 +401,11 @@ class Config(metaclass=_Explained):
     Higher: a worker that is restarted finds its objects still on its host. Lower: a host that the
     engine has given up gives its memory back sooner."""
 
+    def __getattr__(self, name: str) -> Any:
+        if name in RENAMED:
+            return getattr(self, _warn_renamed(name, stacklevel=2))
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __post_init__(self) -> None:
         for field in fields(self):  # numbers of numpy become those of Python
             value = getattr(self, field.name)
@@ -380,10 +418,11 @@ class Config(metaclass=_Explained):
                 f"small_object_bytes_max={self.small_object_bytes_max} does not fit: at least two "
                 f"objects must fit a span, so at most span_bytes // 2 = {self.span_bytes // 2}"
             )
-        if self.silence_s < 3 * self.beat_interval_s:
+        if self.heartbeat_timeout_s < 3 * self.heartbeat_interval_s:
+            shortest = f"three times heartbeat_interval_s={self.heartbeat_interval_s:g}"
             raise ConfigError(
-                f"silence_s={self.silence_s:g} is too short: hosts say each beat_interval_s="
-                f"{self.beat_interval_s:g} that they live; at least three of that"
+                f"heartbeat_timeout_s={self.heartbeat_timeout_s:g} is too short: use at least "
+                f"{shortest}"
             )
 
     @classmethod
@@ -410,7 +449,18 @@ class Config(metaclass=_Explained):
         >>> hoplite_mp.Config.from_environment(put_wait_s=2.0).put_wait_s
         2.0
         """
+        overrides = {
+            _warn_renamed(name, stacklevel=2) if name in RENAMED else name: value
+            for name, value in overrides.items()
+        }
         values = {name: value for name, value in overrides.items() if value is not None}
+        for old, new in RENAMED.items():
+            variable = _PREFIX + old.upper()
+            if os.environ.get(variable, "") != "" and not os.environ.get(_PREFIX + new.upper()):
+                _warn_renamed(old, _PREFIX, stacklevel=2)
+                if new not in values:
+                    types = {field.name: field.type for field in fields(cls)}
+                    values[new] = _parse(new, types[new], variable)
         for field in fields(cls):
             variable = _PREFIX + field.name.upper()
             if field.name not in values and os.environ.get(variable, "") != "":
@@ -436,7 +486,7 @@ _SMALLEST: dict[str, int] = {
     "reduce_threads": 1,
     "collective_refs_max": 1,
     "trace_events_max": 1,
-    "unauthenticated_max": 1,
+    "pending_handshakes_max": 1,
     "await_threads_max": 1,
 }
 _LARGEST: dict[str, int] = {
@@ -450,11 +500,11 @@ _LARGEST: dict[str, int] = {
     "reduce_threads": 1024,
     "drain_interval_s": 60,
     "output_line_bytes_max": 1 * MIB,  # _protocol/output.py: LINE_BYTES_MAX
-    "unauthenticated_max": 4096,
+    "pending_handshakes_max": 4096,
 }
 _ABOVE_ZERO = {
-    "beat_interval_s", "drain_interval_s", "handshake_timeout_s", "restart_pause_s",
-    "restart_pause_s_max", "silence_s", "start_timeout_s",
+    "heartbeat_interval_s", "drain_interval_s", "handshake_timeout_s", "restart_pause_s",
+    "restart_pause_s_max", "heartbeat_timeout_s", "start_timeout_s",
 }  # fmt: skip
 _TEXTS = {"hosts_command": "a command", "resources": 'a list such as "gpu=2,disk=0.5"'}
 _POWERS_OF_TWO = {"span_bytes"}  # spans are aligned to their size

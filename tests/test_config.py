@@ -1,15 +1,17 @@
 """Config: defaults, what is refused and how it is said, and the order of its sources."""
 
+import copy
 import dataclasses
 import os
 import pickle
 import pydoc
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-from hoplite_mp.config import Config, parse_size
+from hoplite_mp.config import RENAMED, Config, parse_size
 from hoplite_mp.errors import ConfigError
 
 NAMES = [field.name for field in dataclasses.fields(Config)]
@@ -100,6 +102,35 @@ def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, tex
     monkeypatch.setenv(f"HOPLITE_MP_{name}", text)
     with pytest.raises(ConfigError, match=f"HOPLITE_MP_{name}='{text}' is not allowed: a "):
         Config.from_environment()
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_old_names_of_fields_work_and_warn(
+    old: str, new: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = 5 if old.endswith("max") else 4.0 if old.endswith("_s") else 1 << 21
+    later = {"heartbeat_timeout_s": 30.0} if old == "beat_interval_s" else {}
+    with pytest.warns(DeprecationWarning, match=f"{old} is now called {new}") as caught:
+        made: Any = Config(**{old: value, **later})
+    assert caught[0].filename == __file__
+    assert getattr(made, new) == value
+    with pytest.warns(DeprecationWarning, match=old) as caught:
+        assert getattr(made, old) == value
+    assert caught[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match=old):
+        assert dataclasses.replace(Config(**later), **{old: value}) == made
+    with pytest.warns(DeprecationWarning, match=old):
+        assert Config.from_environment(**{old: value, **later}) == made
+    monkeypatch.setenv(f"HOPLITE_MP_{old.upper()}", str(value))
+    with pytest.warns(DeprecationWarning, match=f"{old.upper()} is now called .*{new.upper()}"):
+        assert Config.from_environment(**later) == made
+    monkeypatch.setenv(f"HOPLITE_MP_{new.upper()}", str(getattr(Config(), new)))
+    assert getattr(Config.from_environment(), new) == getattr(Config(), new)
+
+
+def test_copies_of_a_config_do_not_warn() -> None:
+    assert copy.deepcopy(Config()) == pickle.loads(pickle.dumps(Config())) == Config()
+    assert not hasattr(Config(), "no_such_field")
 
 
 def test_unknown_names_are_a_type_error() -> None:

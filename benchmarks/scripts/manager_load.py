@@ -57,11 +57,11 @@ def serve(listener, own):
         mine=Introduction(1, {}),
         certificate=make_certificate() if TLS else None,
         handshake_timeout_s=config.handshake_timeout_s,
-        unauthenticated_max=config.unauthenticated_max,
+        pending_handshakes_max=config.pending_handshakes_max,
     )
     loop = ManagerLoop(Planner())
     loop.add(own)
-    loop.open(door, b"", Heartbeats(config.beat_interval_s, config.silence_s))
+    loop.open(door, b"", Heartbeats(config.heartbeat_interval_s, config.heartbeat_timeout_s))
     loop.run()
 
 
@@ -182,7 +182,7 @@ def main():
     if hosts.failures:
         result["failure"] = hosts.failures[0]
     if kind == "idle":
-        interval_s = Config().beat_interval_s
+        interval_s = Config().heartbeat_interval_s
         hosts.join()
         hosts.beat(SETTLE_S, interval_s)
         before = cpu_seconds(server.pid)

@@ -97,7 +97,7 @@ class CapturedArrays:
         self._bound: dict[
             tuple[int, str], tuple[weakref.ref[ModuleType], int, list[TrackedArray]]
         ] = {}
-        self.nbytes_min = memory.config.carried_array_bytes_min
+        self.nbytes_min = memory.config.captured_array_bytes_min
         self._named: set[tuple[str, str]] = set()
         self.bytes_compared = 0  # bytes that were read to find changes
 

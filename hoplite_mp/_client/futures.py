@@ -185,7 +185,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
     _reports = True  # a failure that nobody reads is reported at the end
 
     @property
-    def unread(self) -> bool:
+    def _is_unread(self) -> bool:
         """Does this process still need the store to read the result? True if the result was not
         fetched yet, or is an array that lies in the store."""
         if self._error is not None:
@@ -291,7 +291,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         with _making:
             if self._state is not _PENDING:
                 return False
-            if error is not None and self.unread:
+            if error is not None and self._is_unread:
                 self._error = error
             made = self._made
             if made is None:

@@ -270,7 +270,8 @@ class HostProcesses:
             _log.error("the cluster has given up this host")
             return ManagerLostError(
                 f"the cluster at {self._joined} has given up this host, because its heartbeats did "
-                "not arrive in time (Config.silence_s); open Cluster(address=...) again to go on"
+                "not arrive in time (Config.heartbeat_timeout_s); open Cluster(address=...) again "
+                "to go on"
             )
         if self._joined and code != NODE_DIED:  # the cluster's manager decides when it ends
             error = ManagerLostError(f"the cluster at {self._joined} has ended")

@@ -37,7 +37,7 @@ class Settles(Protocol):
         """Calls the Future's callbacks."""
 
     @property
-    def unread(self) -> bool:
+    def _is_unread(self) -> bool:
         """Does this process still need the store to read the result?"""
 
 

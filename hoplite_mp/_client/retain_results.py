@@ -50,7 +50,7 @@ class Unread(deque["weakref.ref[Settles]"]):
             for _ in range(len(self)):
                 one = self.popleft()
                 future = one()
-                if future is not None and future.unread:
+                if future is not None and future._is_unread:
                     self.append(one)
         self.limit = max(UNREAD_MIN, 2 * len(self))
 
@@ -62,7 +62,7 @@ class Unread(deque["weakref.ref[Settles]"]):
 def keep_results(memory: Memory, futures: Iterable[Settles], bytes_max: int) -> None:
     """Pins or copies the unread results of these finished Futures; at most `bytes_max` bytes are
     copied, within `Config.shutdown_timeout_s`."""
-    away = [future for future in futures if future.unread and not _pin(memory, future)]
+    away = [future for future in futures if future._is_unread and not _pin(memory, future)]
     deadline = clock.monotonic() + memory.config.shutdown_timeout_s
     left = bytes_max
     for future in away:

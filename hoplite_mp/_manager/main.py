@@ -44,7 +44,11 @@ def main(
     )
     loop.add(socket.socket(fileno=fd))
     if lan is not None:
-        loop.open(listener_of(lan), lan.certificate, Heartbeats(lan.beat_interval_s, lan.silence_s))
+        loop.open(
+            listener_of(lan),
+            lan.certificate,
+            Heartbeats(lan.heartbeat_interval_s, lan.heartbeat_timeout_s),
+        )
         if lan.standby:
             loop.share(_leadership(lan, again))
         loop.end_with(signal.SIGTERM)
@@ -64,7 +68,7 @@ def _leadership(lan: LanStart, again: bool) -> Leadership[Link]:
     return Leadership(
         tuple(lan.standby),
         own=0,  # this host's node is the first to join
-        lease_s=lease_s(lan.silence_s),
+        lease_s=lease_s(lan.heartbeat_timeout_s),
         write=lambda link, message: link.write(encode(message)),
         again=again,
     )
@@ -85,5 +89,5 @@ def listener_of(lan: LanStart) -> Listener:
         mine=Introduction(lan.host_id, software_versions()),
         certificate=Certificate(lan.certificate) if lan.certificate else None,
         handshake_timeout_s=lan.handshake_timeout_s,
-        unauthenticated_max=lan.unauthenticated_max,
+        pending_handshakes_max=lan.pending_handshakes_max,
     )

@@ -53,13 +53,17 @@ def main(lan: LanStart, own: int) -> int:
     leadership: Leadership[Link] = Leadership(
         tuple(lan.standby),
         own=own,
-        lease_s=lease_s(lan.silence_s),
+        lease_s=lease_s(lan.heartbeat_timeout_s),
         write=lambda link, message: link.write(encode(message)),
         candidate=candidate,
     )
     leadership.won = lambda term: _tell_former(lan, term)
     loop = ManagerLoop(Planner(again=True, own=own), lease_clock)
-    loop.open(listener_of(lan), lan.certificate, Heartbeats(lan.beat_interval_s, lan.silence_s))
+    loop.open(
+        listener_of(lan),
+        lan.certificate,
+        Heartbeats(lan.heartbeat_interval_s, lan.heartbeat_timeout_s),
+    )
     loop.share(leadership)
     loop.end_with(signal.SIGTERM)
     return loop.run()

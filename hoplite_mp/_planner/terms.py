@@ -54,14 +54,14 @@ ANSWER_S = 2.0
 TERM_SHIFT = 32  # a list's version has the term in its high bits, so a later term's list is later
 
 
-def lease_s(silence_s: float) -> float:
+def lease_s(heartbeat_timeout_s: float) -> float:
     """How long a manager counts a host that has answered."""
-    return LEASE_SILENCES * silence_s
+    return LEASE_SILENCES * heartbeat_timeout_s
 
 
-def promise_s(silence_s: float) -> float:
+def promise_s(heartbeat_timeout_s: float) -> float:
     """How long a host that has answered does not vote for another."""
-    return PROMISE_LEASES * lease_s(silence_s)
+    return PROMISE_LEASES * lease_s(heartbeat_timeout_s)
 
 
 class ManagerLease:

@@ -41,7 +41,7 @@ MAGIC = b"HOPLITE"
 PREAMBLE = MAGIC + bytes((PROTOCOL_VERSION,))
 
 # The longest are an Introduction and a refusal with its table, usually well below a quarter of
-# this. A stranger can make this process hold so much for each of `Config.unauthenticated_max`
+# this. A stranger can make this process hold so much for each of `Config.pending_handshakes_max`
 # connections.
 GREETING_BYTES_MAX = 4 << 10
 NONCE_BYTES = 32

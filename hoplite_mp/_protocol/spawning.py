@@ -41,10 +41,10 @@ class LanStart(msgspec.Struct, frozen=True, kw_only=True):
     addresses: list[str]  # the addresses of that socket, as others reach it
     ports: tuple[int, int, int]  # (start, stop, step) of the ports at which this host may listen
     handshake_timeout_s: float
-    unauthenticated_max: int
+    pending_handshakes_max: int
     connect_timeout_s: float
-    beat_interval_s: float
-    silence_s: float
+    heartbeat_interval_s: float
+    heartbeat_timeout_s: float
     tls: bool
     # On the manager's host: its listening socket, the cluster's id and certificate.
     manager_fd: int = -1

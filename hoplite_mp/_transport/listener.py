@@ -98,7 +98,7 @@ class Listener:
         mine: Introduction,
         certificate: Certificate | None,
         handshake_timeout_s: float,
-        unauthenticated_max: int,
+        pending_handshakes_max: int,
     ) -> None:
         """listener: as `listen` returns it, or a UNIX socket; taken over. certificate: None without
         TLS."""
@@ -110,7 +110,7 @@ class Listener:
         self._service = service
         self._cluster = cluster
         self._timeout_s = handshake_timeout_s
-        self._guests_max = unauthenticated_max
+        self._guests_max = pending_handshakes_max
         self._sees = PLAIN
         self._context: ssl.SSLContext | None = None
         if certificate is not None:

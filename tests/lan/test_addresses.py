@@ -32,7 +32,7 @@ from hoplite_mp._transport.sockets import listen
 pem = sys.stdin.buffer.read()
 door = Listener(listen("::", [7000]), key=Secret(b"k" * 32), service="node", cluster=b"c" * 16,
     mine=Introduction(int(sys.argv[1]), {}), certificate=Certificate(pem), handshake_timeout_s=5,
-    unauthenticated_max=8)
+    pending_handshakes_max=8)
 print("up", flush=True)
 let_in = []
 while not let_in:

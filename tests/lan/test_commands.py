@@ -39,7 +39,7 @@ def lan(lan_permitted: None) -> Iterator[Lan]:
 @pytest.fixture(scope="module", params=TLS_OR_PLAIN)
 def cluster(lan: Lan, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
     # A host that is stopped here is to stay one of the cluster.
-    made = UpCluster(lan, tls=request.param, HOPLITE_MP_SILENCE_S="120")
+    made = UpCluster(lan, tls=request.param, HOPLITE_MP_HEARTBEAT_TIMEOUT_S="120")
     made.run(
         lan[0],
         """

@@ -39,10 +39,10 @@ LAN = LanStart(
     addresses=["10.0.0.5:1"],
     ports=(1, 2, 1),
     handshake_timeout_s=1.0,
-    unauthenticated_max=1,
+    pending_handshakes_max=1,
     connect_timeout_s=1.0,
-    beat_interval_s=BEAT_S,
-    silence_s=SILENCE_S,
+    heartbeat_interval_s=BEAT_S,
+    heartbeat_timeout_s=SILENCE_S,
     tls=False,
 )
 
@@ -97,7 +97,7 @@ class StageAbove:
 class StageNetwork:
     """In place of calls over the network."""
 
-    connect_timeout_s, beat_interval_s, silence_s = 1.0, BEAT_S, SILENCE_S
+    connect_timeout_s, heartbeat_interval_s, heartbeat_timeout_s = 1.0, BEAT_S, SILENCE_S
 
     def __init__(self, stage: Stage, membership: Any, peers: Any) -> None:
         self.stage, self.membership, self.peers = stage, membership, peers

@@ -51,7 +51,7 @@ def test_unread_futures_of_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         thread.join()
     assert len(unread.futures()) == 6000
     for future in kept[0]:
-        future.unread = False
+        future._is_unread = False
     add([Settled()])
     unread.sort_out()
     assert len(unread.futures()) == 3000

@@ -43,10 +43,10 @@ LAN = LanStart(
     addresses=["10.0.0.5:1"],
     ports=(1, 2, 1),
     handshake_timeout_s=1.0,
-    unauthenticated_max=1,
+    pending_handshakes_max=1,
     connect_timeout_s=1.0,
-    beat_interval_s=0.2,
-    silence_s=1.5,
+    heartbeat_interval_s=0.2,
+    heartbeat_timeout_s=1.5,
     tls=False,
 )
 PROCESSES_MAX = 40  # of a user of these tests; a cluster has less

@@ -92,7 +92,7 @@ def make_listener(tls: bool, **options: Any) -> Listener:
         "mine": SERVER,
         "certificate": certificate() if tls else None,
         "handshake_timeout_s": 5.0,
-        "unauthenticated_max": 8,
+        "pending_handshakes_max": 8,
     } | options
     return Listener(listen("127.0.0.1", [0]), **options)
 

@@ -86,7 +86,7 @@ def test_who_is_about_to_start_is_waited_for(opened: list[Any]) -> None:
         mine=SERVER,
         certificate=None,
         handshake_timeout_s=5,
-        unauthenticated_max=8,
+        pending_handshakes_max=8,
     )
     opened.append(listener)
     called = []
@@ -129,7 +129,7 @@ def test_a_silent_address_is_left_for_the_next(opened: list[Any]) -> None:
 
 
 def test_caller_in_the_line_is_not_timed_out_before_the_first_byte(opened: list[Any]) -> None:
-    listener = make_listener(True, unauthenticated_max=1)
+    listener = make_listener(True, pending_handshakes_max=1)
     stranger = knock(listener)
     opened += [listener, stranger]
     until(lambda: listener.strangers == 1, lambda: listener.turn(0.0))

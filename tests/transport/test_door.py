@@ -101,7 +101,7 @@ def test_what_follows_the_handshake_at_once_is_not_lost(tls: bool, opened: list[
 
 @TLS
 def test_many_at_once(tls: bool, opened: list[Any]) -> None:
-    listener = make_listener(tls, unauthenticated_max=32)
+    listener = make_listener(tls, pending_handshakes_max=32)
     opened.append(listener)
     callers = [make_caller(listener.address, tls) for _ in range(20)]
     called, let_in = [], []
@@ -121,7 +121,7 @@ def test_many_at_once(tls: bool, opened: list[Any]) -> None:
 
 def test_storm_of_tls_callers_loses_none(opened: list[Any]) -> None:
     """All from one host, four for each place."""
-    listener = make_listener(True, unauthenticated_max=16)
+    listener = make_listener(True, pending_handshakes_max=16)
     opened.append(listener)
     callers = [make_caller(listener.address, True, timeout_s=60.0) for _ in range(64)]
     left, called, let_in = list(callers), [], []
@@ -146,7 +146,7 @@ def test_storm_of_several_hosts_drops_no_caller(
     hosts: int, calls: int, opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each address is another host, as far as the door can see."""
-    listener = make_listener(True, unauthenticated_max=16)
+    listener = make_listener(True, pending_handshakes_max=16)
     opened.append(listener)
     numbers = itertools.count()
 
@@ -205,7 +205,7 @@ def test_one_byte_at_a_time_within_the_deadline_is_let_in(tls: bool, opened: lis
 
 
 def test_the_flood_of_one_host_is_in_its_own_way(opened: list[Any]) -> None:
-    listener = make_listener(False, unauthenticated_max=4)
+    listener = make_listener(False, pending_handshakes_max=4)
     opened.append(listener)
     other = socket.socket()
     other.bind(("127.0.0.2", 0))  # another host, as far as the door can see
@@ -245,7 +245,7 @@ def test_the_flood_of_one_host_is_in_its_own_way(opened: list[Any]) -> None:
 def test_callers_beyond_the_limit_wait_in_a_line_and_their_time_has_not_begun(
     opened: list[Any],
 ) -> None:
-    listener = make_listener(False, unauthenticated_max=4)
+    listener = make_listener(False, pending_handshakes_max=4)
     opened.append(listener)
     callers = [knock(listener) for _ in range(12)]
     opened += callers
@@ -264,7 +264,7 @@ def test_callers_beyond_the_limit_wait_in_a_line_and_their_time_has_not_begun(
 
 
 def test_caller_that_comes_when_the_only_stranger_ends_joins_the_line(opened: list[Any]) -> None:
-    listener = make_listener(False, unauthenticated_max=1)
+    listener = make_listener(False, pending_handshakes_max=1)
     opened.append(listener)
     first, second = knock(listener), knock(listener)
     opened.append(second)

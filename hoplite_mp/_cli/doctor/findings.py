@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from hoplite_mp._common.locks import DEBUG_VARIABLE
 from hoplite_mp._transport.tokens import FILE_VARIABLE, VARIABLE
-from hoplite_mp.config import Config
+from hoplite_mp.config import RENAMED, Config
 from hoplite_mp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -123,8 +123,11 @@ def _settings() -> Iterator[Finding]:
     secret = {VARIABLE}
     known = fields | secret | {FILE_VARIABLE, DEBUG_VARIABLE}
     found = sorted(name for name in os.environ if name.startswith(PREFIX))
+    renamed = {PREFIX + old.upper(): PREFIX + new.upper() for old, new in RENAMED.items()}
     for name in found:
-        if name not in known:
+        if name in renamed:
+            yield warning("settings", f"{name} is an old name", f"set {renamed[name]} instead")
+        elif name not in known:
             seen = f"{name} is set, and nobody reads it"
             yield warning("settings", seen, "the fields of hoplite_mp.Config are what can be set")
     try:

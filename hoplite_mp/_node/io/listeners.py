@@ -44,7 +44,7 @@ def open_listener(
         mine=mine,
         certificate=certificate,
         handshake_timeout_s=start.handshake_timeout_s,
-        unauthenticated_max=start.unauthenticated_max,
+        pending_handshakes_max=start.pending_handshakes_max,
     )
 
     def admit() -> None:

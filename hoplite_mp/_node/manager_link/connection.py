@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ManagerConnection"]
 
-# How long the manager may be silent, as a multiple of a node's silence_s. It is more than for a
-# node, because the loss of the manager is the end for this node.
+# How long the manager may be silent, as a multiple of a node's heartbeat_timeout_s. It is more than
+# for a node, because the loss of the manager is the end for this node.
 MANAGER_SILENCES = 5.0
 # How long a node waits for a manager that is lost. Higher: slower restarts are waited for. Lower: a
 # host that is cut off from the manager joins anew sooner.
@@ -99,8 +99,8 @@ class ManagerNetwork(Protocol):
     """Connections to a manager on another host."""
 
     connect_timeout_s: float
-    beat_interval_s: float
-    silence_s: float
+    heartbeat_interval_s: float
+    heartbeat_timeout_s: float
 
     def connect(self) -> Admission:
         """The first connection. It blocks, and raises what `Calling.wait` raises."""
@@ -302,8 +302,8 @@ class ManagerConnection:
                 channel.beat,
                 self.loop,
                 self._silent,
-                interval_s=self.network.beat_interval_s,
-                patience_s=MANAGER_SILENCES * self.network.silence_s,
+                interval_s=self.network.heartbeat_interval_s,
+                patience_s=MANAGER_SILENCES * self.network.heartbeat_timeout_s,
             )
             channel.received = self.pulse.received
         for word in words:

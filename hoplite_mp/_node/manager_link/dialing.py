@@ -62,8 +62,8 @@ class ManagerDialing:
         self.let_in = let_in
         start = membership.start
         self.connect_timeout_s = start.connect_timeout_s
-        self.beat_interval_s = start.beat_interval_s
-        self.silence_s = start.silence_s
+        self.heartbeat_interval_s = start.heartbeat_interval_s
+        self.heartbeat_timeout_s = start.heartbeat_timeout_s
 
     def connect(self) -> Admission:
         """The first connection. It blocks, and raises what `OutgoingConnection.wait` raises."""

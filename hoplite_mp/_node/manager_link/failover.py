@@ -101,12 +101,12 @@ class Failover:
         self.processes = processes
         self.addresses = named.addresses
         now = self.loop.now()
-        self.voter = Voter(promise_s(network.silence_s), now)
+        self.voter = Voter(promise_s(network.heartbeat_timeout_s), now)
         self.voter.bind(named.lease_us / US)
         self.holds = ""  # address of the standby, if it runs on this host
         # This node wants another manager only when this failure detector has fired, because the
         # lease alone runs out earlier for a manager that is merely late.
-        self._silence = Silence(now, network.silence_s)
+        self._silence = Silence(now, network.heartbeat_timeout_s)
         self._poll_at = now
         self.channel: ControlChannel | None = None  # to the standby, until it leads
         self._host_id = 0  # id of the standby's host
@@ -186,7 +186,7 @@ class Failover:
         if self.has_voted:
             return
         # A manager that was stopped for long, and may not decide, ends each connection at once.
-        pause_s = self._found_at + self.network.beat_interval_s - now
+        pause_s = self._found_at + self.network.heartbeat_interval_s - now
         if pause_s > 0:
             self.loop.call_later(pause_s, self._call_again)
         else:
@@ -200,7 +200,7 @@ class Failover:
         alone = self._alone_since is not None and not self.life.stopping
         if admission is None:
             if alone and not self.has_voted:
-                self.loop.call_later(self.network.beat_interval_s, self._call_again)
+                self.loop.call_later(self.network.heartbeat_interval_s, self._call_again)
         elif alone and not self.has_voted:
             self.voter.heard_at = self.loop.now()
             self._found()
@@ -211,7 +211,7 @@ class Failover:
     def _found(self) -> None:
         """A manager was found; from now on its silence is measured."""
         self._alone_since, self._found_at = None, self.loop.now()
-        self._silence = Silence(self._found_at, self.network.silence_s)
+        self._silence = Silence(self._found_at, self.network.heartbeat_timeout_s)
 
     def _call_again(self) -> None:
         if self._alone_since is not None and not self.has_voted:
@@ -222,7 +222,7 @@ class Failover:
         if self.life.stopping:
             return
         now = self.loop.now()
-        interval_s = self.network.beat_interval_s
+        interval_s = self.network.heartbeat_interval_s
         if now - self._poll_at > interval_s:  # the loop is late, and beats may still be unread
             self._silence.excuse(now - self._poll_at)
         wanted = self._wants_another(now)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Suspects"]
 
-# How long the manager has to notice by itself that the node is dead, as a multiple of silence_s,
-# before this node reports it. Lower: a living node is excluded sooner because another one has lost
-# contact with it.
+# How long the manager has to notice by itself that the node is dead, as a multiple of
+# heartbeat_timeout_s, before this node reports it. Lower: a living node is excluded sooner because
+# another one has lost contact with it.
 PEER_LOST_SILENCES = 2.0
 _log = logging.getLogger("hoplite_mp")
 
@@ -32,7 +32,7 @@ class Suspects:
 
     def __init__(
         self,
-        silence_s: float,
+        heartbeat_timeout_s: float,
         loop: LoopPort,
         tell: Callable[[NodeToManager], None],
         number: Callable[[], int],
@@ -42,7 +42,7 @@ class Suspects:
         after a loss with how many nodes are missing, because many may mean that this host is the
         one that is cut off."""
         self.members: dict[int, Member] = {}
-        self._silence_s = silence_s
+        self._silence_s = heartbeat_timeout_s
         self._loop = loop
         self._tell = tell
         self._number = number

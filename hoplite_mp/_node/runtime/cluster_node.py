@@ -118,7 +118,7 @@ class ClusterNode:
             host, local.workers, local.resources, start.workers, network
         )
         self.missing = Suspects(
-            network.silence_s, host.loop, host.send_manager, local.number, self._lost_many
+            network.heartbeat_timeout_s, host.loop, host.send_manager, local.number, self._lost_many
         )
         self._stealing = False  # a timer for `_steal_again` is running
         mine = Introduction(host.client.host_id, software_versions())

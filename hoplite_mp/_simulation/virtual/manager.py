@@ -95,7 +95,7 @@ class VirtualManager:
         about: tuple[int, bytes, Introduction],
         *,
         beat_s: float,
-        silence_s: float,
+        heartbeat_timeout_s: float,
         again: bool = False,
         own: int = 0,
         leadership: Leadership[Any] | None = None,
@@ -120,7 +120,7 @@ class VirtualManager:
             in_thread=lambda work: network.timeline.after(PACKING_S, self.loop.run, work),
         )
         listener: Any = VirtualDoor(descriptors.add(self))
-        self._manager.open(listener, b"", Heartbeats(beat_s, silence_s))
+        self._manager.open(listener, b"", Heartbeats(beat_s, heartbeat_timeout_s))
         if leadership is not None:
             self._manager.share(leadership)
         host_id, cluster, introduction = about

@@ -43,14 +43,16 @@ def first_leadership(around: RunEnvironment, again: bool) -> Leadership[Any] | N
     """The leadership of the manager that begins the cluster; None if there is no standby."""
     if not around.standby_at:
         return None
-    silence_s = around.config.silence_s
-    return Leadership(_named(around), own=0, lease_s=lease_s(silence_s), write=_write, again=again)
+    heartbeat_timeout_s = around.config.heartbeat_timeout_s
+    return Leadership(
+        _named(around), own=0, lease_s=lease_s(heartbeat_timeout_s), write=_write, again=again
+    )
 
 
 def candidate_leadership(around: RunEnvironment, own: int) -> tuple[Candidate, Leadership[Any]]:
     """What the standby knows of votes, and its leadership; own: the number of its host's node."""
     candidate = Candidate(own, around.timeline.chance.randrange(IDENTITIES) + 1)
-    seconds = lease_s(around.config.silence_s)
+    seconds = lease_s(around.config.heartbeat_timeout_s)
     return candidate, Leadership(
         _named(around), own=own, lease_s=seconds, write=_write, candidate=candidate
     )
