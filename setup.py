@@ -1,4 +1,4 @@
-"""Builds the compiled rooms of hoplite_mp; everything else is declared in pyproject.toml.
+"""Builds the compiled components of hoplite_mp; everything else is declared in pyproject.toml.
 
 Switches, by environment:
     HOPLITE_MP_DEBUG=1                      -O0 -g, the asserts of the C code are on

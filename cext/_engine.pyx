@@ -1,14 +1,14 @@
 """The streaming engine for Python: names and buffers in, events out; everything else is C.
 
-Why it exists: `engine_state.h` says what an engine is and how it works. This file checks what C
-cannot check, holds the buffers of cells while the engine's thread may touch them, and turns numbers
-into structures; a number that it does not know never reaches C.
+`engine_state.h` says what an engine is and how it works. This file checks what C cannot check,
+holds the buffers of cells while the engine's thread may touch them, and turns numbers into
+structures; a number that it does not know never reaches C.
 
 Every look-up and the post that follows are one step, because methods run in the engine's critical
 section (where there is a GIL that is the GIL, and the section compiles to nothing): the thread
 executes posts in order, so none can speak of what an earlier one has freed.
 
-What it must never know: hoplite_mp, whose memory it is. It raises builtin errors only.
+It imports nothing of hoplite_mp, and raises builtin errors only.
 """
 
 from cpython.buffer cimport (PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release,

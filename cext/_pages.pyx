@@ -1,8 +1,7 @@
 """Which pages of this process's memory were written: the kernel's answer, for Python.
 
-Why it exists: `pages_written.h` says what is asked of the kernel; this file keeps the two
-descriptors that it takes, turns answers into lists, and gives the GIL back meanwhile.
-It must never know: arrays, who asks, what becomes of pages that were written.
+`pages_written.h` says what is asked of the kernel; this file keeps the two descriptors that it
+takes, turns answers into lists, and gives the GIL back meanwhile.
 """
 from libc.errno cimport ECHILD, ENODATA
 from libc.stdint cimport uint64_t, uintptr_t

@@ -1,9 +1,9 @@
 """Reduction kernels for Python: names, addresses and buffers in; C loops without the GIL.
 
-Why it exists: `reduce_kernels.h` says what is computed and how; this file turns names into its
-numbers, checks what C cannot check, and gives the GIL back while memory is moved.
+`reduce_kernels.h` says what is computed and how; this file turns names into its numbers, checks
+what C cannot check, and gives the GIL back while memory is moved.
 
-What it must never know: hoplite_mp, NumPy, whose memory it is. It raises builtin errors only.
+It imports neither hoplite_mp nor NumPy, and raises builtin errors only.
 """
 
 from cpython.buffer cimport (

@@ -1,10 +1,9 @@
 """The shared memory of one host as a client sees it: headers, holders, blocks, views.
 
-Why it exists: put and get within a host are writes and look-ups, and dropping a reference must be
-a few atomic instructions that may run in any finaliser. The steps themselves are in shm_object.h;
-this file keeps what a process knows privately (how often it holds an object, which blocks of its
-spans are free) and hands memory to Python as buffers.
-It must never know: tasks, pickles, sockets, plans. It imports nothing of hoplite_mp.
+Put and get within a host are writes and look-ups, and dropping a reference must be a few atomic
+instructions that may run in any finaliser. The steps themselves are in shm_object.h; this file
+keeps what a process knows privately (how often it holds an object, which blocks of its spans are
+free) and hands memory to Python as buffers.
 """
 from cpython.buffer cimport (PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release,
                              PyObject_GetBuffer)

@@ -1,9 +1,7 @@
 """Tasks in shared memory: records, claims, hints, completions, waits; and the Group boards.
 
-Why it exists: a submit, a claim and a completion are words in shared memory; nobody is asked. This
-file gives Python those operations and waits without the GIL.
-It must never know: pickles, functions, sockets, who retries. It imports nothing of hoplite_mp and
-works on the control memory whose address it is given.
+A submit, a claim and a completion are words in shared memory; nobody is asked. This file gives
+Python those operations and waits without the GIL.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t

@@ -1,8 +1,7 @@
 /* Cells: what is known under a key, how far it has come, and how it is let go.
  *
- * Why it exists: raising a watermark is the one step from which everything else follows; and the
- * memory of a closed cell must be out of everybody's hands before its owner is told so.
- * It must never know: sockets, how a block was made.
+ * Raising a watermark is the one step from which everything else follows; and the memory of a
+ * closed cell must be out of everybody's hands before its owner is told so.
  */
 #include "engine_state.h"
 

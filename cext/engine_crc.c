@@ -1,7 +1,7 @@
 /* crc32c, and the check of a header that rests on it.
  *
- * Why it exists: TCP's own checksum has 16 bits and is often left to the network card; a block that
- * a switch has spoiled must not become part of a sum. crc32c because CPUs have an instruction.
+ * TCP's own checksum has 16 bits and is often left to the network card; a block that a switch has
+ * spoiled must not become part of a sum. crc32c because CPUs have an instruction.
  *
  * The idea: that instruction takes 8 bytes a cycle but answers after 3, so three parts of the data
  * are worked on in turn and joined: crc(A B) = shift(crc(A), len B) ^ crc(B), where shift appends
@@ -15,7 +15,6 @@
  * Computation for Generic Polynomials Using PCLMULQDQ Instruction" (Intel, 2009), for bits reversed.
  * Which way is taken is chosen at run time.
  *
- * What it must never know: sockets, cells.
  */
 #include "engine_frames.h"
 

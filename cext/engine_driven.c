@@ -1,11 +1,10 @@
 /* Links whose bytes Python threads move, one thread for each direction, through TLS.
  *
- * Why it exists: TLS is Python's (its SSLSocket, no OpenSSL linked here), but what is sent next and
- * where bytes go is decided by the engine's thread alone. So that thread *gives*: a frame to send,
- * a place to receive into. Between giving and getting back, the memory is in the hands of the
- * driving thread, and a cell that is closed meanwhile says CLOSED only after it has come back.
- * One exchange a frame and two a block received: block_bytes_max of 1 MiB suits such links.
- * It must never know: TLS, Python.
+ * TLS is Python's (its SSLSocket, no OpenSSL linked here), but what is sent next and where bytes go
+ * is decided by the engine's thread alone. So that thread *gives*: a frame to send, a place to
+ * receive into. Between giving and getting back, the memory is in the hands of the driving thread,
+ * and a cell that is closed meanwhile says CLOSED only after it has come back. One exchange a frame
+ * and two a block received: block_bytes_max of 1 MiB suits such links.
  */
 #include "engine_state.h"
 

@@ -1,7 +1,7 @@
 /* Folds: a cell := op over other cells, as far as all of them have come.
  *
- * Why it exists: a reduction travels while it is computed. The kernels and what they mean are those
- * of reduce_kernels.h; here they are fed from cells, a bounded step at a time, in the order of the
+ * A reduction travels while it is computed. The kernels and what they mean are those of
+ * reduce_kernels.h; here they are fed from cells, a bounded step at a time, in the order of the
  * sources, so that the bits are those of one left fold over all contributions:
  *
  *     raw source ──widen, fold──► accumulator ──divide──► narrow ──► final result
@@ -9,7 +9,6 @@
  *
  * A partial result keeps the accumulator's dtype (float16, bfloat16: float32; mean of integers:
  * float64; others: their own) and becomes the first source of the next fold.
- * It must never know: where a source comes from.
  */
 #include "engine_state.h"
 

@@ -1,7 +1,7 @@
 /* The frames that two engines exchange over a link, drawn.
  *
- * Why it exists: everything that a peer can make this process do is said by these 64 bytes. They
- * are checked here, before anything looks at what they mean.
+ * Everything that a peer can make this process do is said by these 64 bytes. They are checked here,
+ * before anything looks at what they mean.
  *
  *      0        2      3        4        8
  *      ┌────────┬──────┬────────┬────────┬─────────────────────────┐
@@ -27,7 +27,6 @@
  * Little-endian. header_crc is crc32c of the 60 bytes before it, on every link; block_crc that of
  * the block where the link carries checksums, else 0 (TLS has done that work already).
  *
- * What it must never know: sockets, cells, who asks.
  */
 #ifndef ENGINE_FRAMES_H
 #define ENGINE_FRAMES_H

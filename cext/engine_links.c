@@ -1,10 +1,9 @@
 /* Links: the next frame that goes, and what to do with the bytes that come.
  *
- * Why it exists: a link's bytes are moved by the engine's thread through a socket, or by Python
- * threads through TLS. Both ask here where the next bytes go and which frame is next, so a peer is
- * judged in one place: whatever breaks the rules of engine_frames.h ends the link, and bytes are
- * written nowhere but into the place that a pull of ours has asked for.
- * It must never know: system calls, Python.
+ * A link's bytes are moved by the engine's thread through a socket, or by Python threads through
+ * TLS. Both ask here where the next bytes go and which frame is next, so a peer is judged in one
+ * place: whatever breaks the rules of engine_frames.h ends the link, and bytes are written nowhere
+ * but into the place that a pull of ours has asked for.
  */
 #include "engine_state.h"
 

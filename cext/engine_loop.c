@@ -1,9 +1,8 @@
 /* The engine's thread, what others post to it and what it tells them.
  *
- * Why it exists: one thread gives every link and every fold its turn; no turn is longer than about
- * a block, so nobody waits for a peer that is slow or for a sum that is large. It sleeps in epoll
- * when there is nothing to do, and is woken by a command or a socket.
- * It must never know: Python. It runs with every signal blocked, so handlers run elsewhere.
+ * One thread gives every link and every fold its turn; no turn is longer than about a block, so
+ * nobody waits for a peer that is slow or for a sum that is large. It sleeps in epoll when there is
+ * nothing to do, and is woken by a command or a socket.
  */
 #include "engine_small_ports.h"
 #include "engine_state.h"

@@ -1,7 +1,6 @@
 /* The machine of small calls: see engine_small.h for the protocol and why it is safe.
  *
- * Why it exists: the protocol's decisions stand in one file that has nothing else in it.
- * It must never know: links, shared memory, Python, who is a member.
+ * The protocol's decisions stand in one file that has nothing else in it.
  */
 #include "engine_small.h"
 

@@ -1,8 +1,8 @@
 /* Small calls of Groups over several hosts: a protocol between the engines of their nodes.
  *
- * Why it exists: a call of a few KiB costs a millisecond if every node handles it in Python. While
- * all members make calls of one kind and shape, and none dies, there is nothing to decide: each
- * node sends what its members give to all other nodes, and whoever has all parts has the result.
+ * A call of a few KiB costs a millisecond if every node handles it in Python. While all members
+ * make calls of one kind and shape, and none dies, there is nothing to decide: each node sends what
+ * its members give to all other nodes, and whoever has all parts has the result.
  *
  *     CLOSED ──open(version, call)──► OPEN ──TAKEN──► CLOSED        (Python owns the calls)
  *                                     │  ▲ call + 1
@@ -47,7 +47,6 @@
  *
  * The machine has no thread, socket or clock: inputs are function calls, outputs the functions of
  * small_ports. So tests and the simulation play it step by step.
- * It must never know: links, shared memory, Python, who is a member.
  */
 #ifndef ENGINE_SMALL_H
 #define ENGINE_SMALL_H

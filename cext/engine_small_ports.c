@@ -1,11 +1,10 @@
 /* What small calls need of the world: boards and bells of members, links to nodes, news for Python.
  *
- * Why it exists: the machine of engine_small.c knows none of them. A member writes what it gives
- * into its place on the board and writes to its bell, an eventfd that the engine's thread watches;
- * what comes of the call goes back to the board, and the members are woken at their event words.
- * A frame goes over any link to its node; without one Python carries it, and what may have been
- * lost with a link is sent again.
- * It must never know: what a call means, Python.
+ * The machine of engine_small.c knows none of them. A member writes what it gives into its place on
+ * the board and writes to its bell, an eventfd that the engine's thread watches; what comes of the
+ * call goes back to the board, and the members are woken at their event words. A frame goes over
+ * any link to its node; without one Python carries it, and what may have been lost with a link is
+ * sent again.
  */
 #include "engine_small_ports.h"
 

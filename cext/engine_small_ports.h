@@ -1,7 +1,6 @@
 /* What the engine and _engine.pyx call of small calls; engine_small.h has the protocol.
  *
- * Why it exists: requests are posted as any command of the engine; the rest is called by its thread.
- * It must never know: Python.
+ * Requests are posted as any command of the engine; the rest is called by its thread.
  */
 #ifndef ENGINE_SMALL_PORTS_H
 #define ENGINE_SMALL_PORTS_H

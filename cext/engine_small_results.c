@@ -1,8 +1,7 @@
 /* What comes of the parts of a small call: they are compared, folded or gathered, and recorded.
  *
- * Why it exists: every node finds the same for itself, so none has to send a result. The protocol
- * is in engine_small.c.
- * It must never know: links, shared memory, Python, which parts are still missing.
+ * Every node finds the same for itself, so none has to send a result. The protocol is in
+ * engine_small.c.
  */
 #include "engine_small.h"
 

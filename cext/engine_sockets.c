@@ -1,9 +1,8 @@
 /* A link's bytes through its socket: as much a turn as keeps the turns short.
  *
- * Why it exists: one thread serves all links, so none may be waited for. Every call returns at once
- * (MSG_DONTWAIT: the descriptor's own mode is its owner's), and a link has moved about one block in
- * each direction when the next one gets its turn.
- * It must never know: what the bytes mean.
+ * One thread serves all links, so none may be waited for. Every call returns at once (MSG_DONTWAIT:
+ * the descriptor's own mode is its owner's), and a link has moved about one block in each direction
+ * when the next one gets its turn.
  */
 #include "engine_state.h"
 

@@ -1,8 +1,8 @@
 /* What an engine is made of: cells, links, pulls, serves, folds, and who may touch what.
  *
- * Why it exists: bulk bytes move between hosts, and are added up on the way, without the GIL and
- * without a Python call for each block. One rule moves everything: a block moves when the
- * watermarks of its inputs have passed it.
+ * Bulk bytes move between hosts, and are added up on the way, without the GIL and without a Python
+ * call for each block. One rule moves everything: a block moves when the watermarks of its inputs
+ * have passed it.
  *
  *     cell    bytes [0, watermark) are valid and final; filled from the start, by a pull or a fold
  *     link    a connected, authenticated stream socket; both sides may pull over it
@@ -21,7 +21,6 @@
  * Memory for these few dozen bytes each is not optional: without it the process is ended, with a
  * line that says so. Blocks are never allocated by a length that a peer has sent.
  *
- * What it must never know: Python, plans, what a key means.
  */
 #ifndef ENGINE_STATE_H
 #define ENGINE_STATE_H

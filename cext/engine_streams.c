@@ -1,10 +1,9 @@
 /* Pulls and serves: the two ends of a stream of blocks, and how each of them ends.
  *
- * Why it exists: CANCEL and DATA may cross, so what was cancelled is not yet over. A pull keeps its
- * number until its last byte or REFUSED has come; a serve ends when its last block is handed to the
- * link or its refusal queued. As a link keeps order, a number is free at the server before the
- * puller can use it again, and every byte of a stream is accounted for.
- * It must never know: how bytes get into a socket.
+ * CANCEL and DATA may cross, so what was cancelled is not yet over. A pull keeps its number until
+ * its last byte or REFUSED has come; a serve ends when its last block is handed to the link or its
+ * refusal queued. As a link keeps order, a number is free at the server before the puller can use
+ * it again, and every byte of a stream is accounted for.
  */
 #include "engine_state.h"
 

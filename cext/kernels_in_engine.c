@@ -1,7 +1,6 @@
 /* The kernels of arithmetic as the module _engine carries them.
  *
- * Why it exists: modules are compiled at the same time, each into object files of its own, and two
- * that compile one file would write the same object file.
- * It must never know: what a kernel computes.
+ * Modules are compiled at the same time, each into object files of its own, and two that compile
+ * one file would write the same object file.
  */
 #include "reduce_kernels.c"

@@ -1,12 +1,11 @@
 /* Which pages of this process's private memory were written since they were last asked about.
  *
- * Why it exists: to know that 100 MB have not changed by reading them takes 10 ms, and the kernel
- * can say so in some 50 µs: userfaultfd with UFFD_FEATURE_WP_ASYNC write-protects pages, resolves
- * the fault of the first write by itself (writes by system calls too: nobody gets EFAULT), and
- * PAGEMAP_SCAN lists the pages whose protection is gone and protects them again in one step.
- * Linux 6.7 has both; the headers of a distribution may be older, so what is used is declared
- * here, and the kernel is asked at run time.
- * It must never know: Python, arrays, what the pages are for.
+ * To know that 100 MB have not changed by reading them takes 10 ms, and the kernel can say so in
+ * some 50 µs: userfaultfd with UFFD_FEATURE_WP_ASYNC write-protects pages, resolves the fault of
+ * the first write by itself (writes by system calls too: nobody gets EFAULT), and PAGEMAP_SCAN
+ * lists the pages whose protection is gone and protects them again in one step. Linux 6.7 has both;
+ * the headers of a distribution may be older, so what is used is declared here, and the kernel is
+ * asked at run time.
  */
 #ifndef HOPLITE_PAGES_WRITTEN_H
 #define HOPLITE_PAGES_WRITTEN_H

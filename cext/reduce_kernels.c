@@ -1,11 +1,10 @@
 /* The kernels of reduce_kernels.h, their table, and the threads that run them.
  *
- * Why it exists: see the header, which also says what each operation means. This file is read in
- * four parts: how the compiler is asked for vectors; the stages, one macro line each; the table;
- * blocks and threads.
+ * See the header, which also says what each operation means. This file is read in four parts: how
+ * the compiler is asked for vectors; the stages, one macro line each; the table; blocks and
+ * threads.
  *
- * What it must never know: Python, NumPy, who owns the memory. It allocates nothing, and keeps
- * nothing between two calls.
+ * It allocates nothing, and keeps nothing between two calls.
  */
 #include "reduce_kernels.h"
 

@@ -1,6 +1,6 @@
 /* Element-wise reduction of n inputs into one output, in one pass over memory.
  *
- * Why it exists: a reduction of large arrays is bound by memory. Folding pair by pair, as
+ * A reduction of large arrays is bound by memory. Folding pair by pair, as
  * `functools.reduce(np.add, arrays)` does, moves 3 (n - 1) arrays; here n are read and 1 written.
  *
  * The idea: the range of elements is cut into blocks that stay in the L1 cache. For each block
@@ -26,8 +26,6 @@
  *   - complex: sum and prod; prod is (ar br - ai bi, ar bi + ai br) with every step rounded, the
  *     same on every CPU (NumPy fuses a multiply and an add where the CPU can).
  *   - One input is copied (mean of integers: converted).
- *
- * What it must never know: Python, NumPy, who owns the memory, where the inputs come from.
  */
 #ifndef REDUCE_KERNELS_H
 #define REDUCE_KERNELS_H

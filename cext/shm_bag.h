@@ -1,11 +1,10 @@
 /* Bags: hints with a rank, of which the highest is taken first.
  *
- * Why it exists: a ring keeps the order in which tasks were sent; a priority is another order, and a
- * task that holds resources should not wait behind those that hold none. A bag lies in the memory
- * of a queue. It has one producer, who writes an entry and then its id; consumers look at all
- * entries and take the id of the best one out by a CAS. So, as in a ring, a hint may be lost,
- * doubled or stale, and the claim decides. Pools without a bag never come here.
- * It must never know: Python objects, who gives out resources, what a task does.
+ * A ring keeps the order in which tasks were sent; a priority is another order, and a task that
+ * holds resources should not wait behind those that hold none. A bag lies in the memory of a queue.
+ * It has one producer, who writes an entry and then its id; consumers look at all entries and take
+ * the id of the best one out by a CAS. So, as in a ring, a hint may be lost, doubled or stale, and
+ * the claim decides. Pools without a bag never come here.
  *
  *   level > 0 │ ring: sent by workers │ level 0 │ ring: sent by others │ level < 0
  */

@@ -1,9 +1,8 @@
 /* Async tasks beside one another in one worker: which of them it may take, and how it waits for one.
  *
- * Why it exists: a worker whose async tasks all wait at an await has time for more of them, but a
- * plain task wants a worker of its own. So such a worker looks at a task's record before it takes
- * the hint, and leaves what is not for it at the head of the queue.
- * It must never know: event loops, Python objects, what a task does.
+ * A worker whose async tasks all wait at an await has time for more of them, but a plain task wants
+ * a worker of its own. So such a worker looks at a task's record before it takes the hint, and
+ * leaves what is not for it at the head of the queue.
  */
 #ifndef HOPLITE_SHM_BESIDE_H
 #define HOPLITE_SHM_BESIDE_H

@@ -1,9 +1,9 @@
 /* Calls of a Group whose members share one memory, as far as they need no object and no Python.
  *
- * Why it exists: a barrier, or a reduction of a few KiB, costs less than one object would, let alone
- * one for each rank, pickled, held and read. Parts lie in slots of the board (shm_part), the lowest
- * living rank folds them in the order of ranks and commits by the store of the call's number, as for
- * any call (docs/architecture.md, "Group board"): so those that see the commit find mask and bytes.
+ * A barrier, or a reduction of a few KiB, costs less than one object would, let alone one for each
+ * rank, pickled, held and read. Parts lie in slots of the board (shm_part), the lowest living rank
+ * folds them in the order of ranks and commits by the store of the call's number, as for any call
+ * (docs/architecture.md, "Group board"): so those that see the commit find mask and bytes.
  *
  *   part 0 ──┐
  *   part 1 ──┼─ folded by the leader ──► result ── result_id = 0, result_call = call + 1 ──► all copy
@@ -27,7 +27,6 @@
  * has read call k before it makes k + 1. There are two exceptions: a rank that joins may begin call
  * k + 2 earlier, and a rank that is interrupted makes its call anew while others may read its part.
  * These ranks do without a buffer (board_give).
- * It must never know: Python objects, what is not a plain array, how members are told apart.
  */
 #ifndef HOPLITE_SHM_BOARD_H
 #define HOPLITE_SHM_BOARD_H

@@ -1,10 +1,9 @@
 /* Large values written into the store through its file: write(2) instead of the mapping.
  *
- * Why it exists: a page that is touched through a mapping is cleared first, and costs a fault. A page
- * that write(2) fills whole is not cleared, which is the larger part of what a cold `put` costs.
- * One process of a host does so at a time, because the kernel lets one at a time into a file, and a
+ * A page that is touched through a mapping is cleared first, and costs a fault. A page that
+ * write(2) fills whole is not cleared, which is the larger part of what a cold `put` costs. One
+ * process of a host does so at a time, because the kernel lets one at a time into a file, and a
  * processor each may clear pages meanwhile: the others use their mappings.
- * It must never know: what is written.
  */
 #ifndef HOPLITE_SHM_FILE_H
 #define HOPLITE_SHM_FILE_H

@@ -1,9 +1,8 @@
 /* The layout of the control memory and of blocks in the store: drawn, named, asserted.
  *
- * Why it exists: several processes that may be killed at any instruction read and write these
- * words, so their places and meanings must stand in one file. docs/architecture.md has the
- * state tables; this file only says where things lie.
- * It must never know: what a payload means, who plans, what Python is.
+ * Several processes that may be killed at any instruction read and write these words, so their
+ * places and meanings must stand in one file. docs/architecture.md has the state tables; this file
+ * only says where things lie.
  *
  *   control memory (sparse memfd, mapped whole by every client)
  *   ┌───────────┬─────────┬───────┬─────────┬────────┬────────┬────────┬─────────┬─────────┬───

@@ -1,9 +1,8 @@
 /* Holders and life of a header: acquire, release, try free, pin, seal, collect, return of a block.
  *
- * Why it exists: these few functions are the transitions of docs/architecture.md ("States of a
- * header", "Holders", "Blocks and spans"), each safe when the caller is killed between any two
- * instructions. tests/model explores the same steps.
- * It must never know: tasks, Python objects, sockets.
+ * These few functions are the transitions of docs/architecture.md ("States of a header", "Holders",
+ * "Blocks and spans"), each safe when the caller is killed between any two instructions.
+ * tests/model explores the same steps.
  */
 #ifndef HOPLITE_SHM_OBJECT_H
 #define HOPLITE_SHM_OBJECT_H

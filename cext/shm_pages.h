@@ -1,8 +1,7 @@
 /* Pages of the store: asked for in advance, on several cores.
  *
- * Why it exists: the first touch of fresh memory costs five times a copy; the kernel clears pages
- * faster when asked for many at a time, and on two cores nearly twice as fast.
- * It must never know: what the pages are for.
+ * The first touch of fresh memory costs five times a copy; the kernel clears pages faster when
+ * asked for many at a time, and on two cores nearly twice as fast.
  */
 #ifndef HOPLITE_SHM_PAGES_H
 #define HOPLITE_SHM_PAGES_H

@@ -1,9 +1,8 @@
 /* The private allocator of a client: small blocks cut from leased spans.
  *
- * Why it exists: small objects are written without asking anybody. Everything here is private to
- * the process but the owner words in block heads, which others may clear (return_block); when the
- * process dies the node needs none of this, it looks at headers only.
- * It must never know: headers, ids beyond the owner word, Python.
+ * Small objects are written without asking anybody. Everything here is private to the process but
+ * the owner words in block heads, which others may clear (return_block); when the process dies the
+ * node needs none of this, it looks at headers only.
  */
 #ifndef HOPLITE_SHM_SPANS_H
 #define HOPLITE_SHM_SPANS_H

@@ -1,8 +1,7 @@
 /* What the node does after a client's death, and what it may take back when memory is short.
  *
- * Why it exists: the dead cannot clean up. Each function may be repeated; none trusts what the
- * dead client was writing.
- * It must never know: retries, errors, plans: it hands lists up and others decide.
+ * The dead cannot clean up. Each function may be repeated; none trusts what the dead client was
+ * writing.
  */
 #ifndef HOPLITE_SHM_SWEEP_H
 #define HOPLITE_SHM_SWEEP_H

@@ -1,8 +1,7 @@
 /* Hints, claims and waits: how tasks find workers and how results find those who wait.
  *
- * Why it exists: a task costs a few hundred nanoseconds here, or it costs a system call. A hint is
- * only a hint (it may be lost, doubled, stale); the claim, one CAS on the header's word, decides.
- * It must never know: Python objects, what a task does, who retries it.
+ * A task costs a few hundred nanoseconds here, or it costs a system call. A hint is only a hint (it
+ * may be lost, doubled, stale); the claim, one CAS on the header's word, decides.
  */
 #ifndef HOPLITE_SHM_TASKS_H
 #define HOPLITE_SHM_TASKS_H

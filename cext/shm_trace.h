@@ -1,9 +1,8 @@
 /* What a client runs, and what it has run while somebody traces: a stack and a ring for each client.
  *
- * Why it exists: a timeline must not cost a task a system call, nor be lost with its worker. The
- * client writes 64 bytes into memory of its own; its node reads them when it likes, also after the
- * client's death. One writer, one reader; what the reader is too slow for is counted, not waited for.
- * It must never know: what a task is, who asked for the trace.
+ * A timeline must not cost a task a system call, nor be lost with its worker. The client writes 64
+ * bytes into memory of its own; its node reads them when it likes, also after the client's death.
+ * One writer, one reader; what the reader is too slow for is counted, not waited for.
  */
 #ifndef HOPLITE_SHM_TRACE_H
 #define HOPLITE_SHM_TRACE_H

@@ -1,8 +1,8 @@
 """Draws what was measured of applications: `python docs/applications.py`.
 
-Why it exists: docs/applications.md shows what whole applications do on emulated hosts. Its pictures
-and its tables come from docs/applications/figures.json alone, so that none is out of date;
-`python -m benchmarks.applications --publish` writes that file.
+Docs/applications.md shows what whole applications do on emulated hosts. Its pictures and its tables
+come from docs/applications/figures.json alone, so that none is out of date; `python -m
+benchmarks.applications --publish` writes that file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A directive of the documentation: every field of `Config` as a table, read from its source.
 
-Why it exists: the words about a limit stand below its field and nowhere else.
+The words about a limit stand below its field and nowhere else.
 """
 
 from __future__ import annotations

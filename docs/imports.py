@@ -1,7 +1,7 @@
 """Draws which folders of the node import which: `python docs/imports.py`.
 
-Why it exists: the rule that imports lead down is read from the files, and so is this picture of it.
-An arrow that follows from two others is left out.
+The rule that imports lead down is read from the files, and so is this picture of it. An arrow that
+follows from two others is left out.
 """
 
 from __future__ import annotations

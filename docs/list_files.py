@@ -1,9 +1,9 @@
 """A table of all files of the library, each with the sentence with which it opens.
 
-Why it exists: whoever wants to change something has to find the one file that it belongs into, and
-every file says in its first sentences what it is for. This is a directive of the documentation, and
-a command that searches: `python docs/list_files.py [WORD ...]` (`make files`) prints those files
-whose opening has all of these words.
+Whoever wants to change something has to find the one file that it belongs into, and every file says
+in its first sentences what it is for. This is a directive of the documentation, and a command that
+searches: `python docs/list_files.py [WORD ...]` (`make files`) prints those files whose opening has
+all of these words.
 """
 
 from __future__ import annotations

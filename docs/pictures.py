@@ -1,7 +1,7 @@
 """Draws the pictures of docs/how_it_works.md that show what there is: `python docs/pictures.py`.
 
-Why it exists: the same processes, links and states that docs/architecture.md tells in words.
-`docs/plans.py` draws those that show what happens when.
+The same processes, links and states that docs/architecture.md tells in words. `docs/plans.py` draws
+those that show what happens when.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A few shapes as SVG text, for the pictures of the documentation.
 
-Why it exists: the pictures are drawn by programs that stand beside them, so that they can be read,
-changed and compared; these are the shapes that the programs share. A picture has a light ground of
-its own, because pages are read in light and in dark.
+The pictures are drawn by programs that stand beside them, so that they can be read, changed and
+compared; these are the shapes that the programs share. A picture has a light ground of its own,
+because pages are read in light and in dark.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Processes that stay on one core each.
 
-Why it exists: what plays a simulated cluster hands one baton among its threads. Where these stand
-on one core that takes a quarter less time.
-It must never know: what is played.
+What plays a simulated cluster hands one baton among its threads. Where these stand on one core that
+takes a quarter less time.
 """
 
 from __future__ import annotations

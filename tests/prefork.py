@@ -1,12 +1,11 @@
 """Supervisors of the tests' clusters, forked from a process that has imported everything already.
 
-Why it exists: four fifths of the processor time of a cluster's start are imports, and the tests
-start nearly two thousand clusters. One process for each process of pytest imports once what
-supervisors, nodes and managers import, and forks; CLONE_PARENT makes each supervisor a child of
-pytest's process, as if it had been executed. Programs that tests start as processes of their own
-execute theirs, and so does `pytest --execute`; also a test that has changed what only an execution
-takes over (limits, cores, variables of Python, namespaces).
-It must never know: what a supervisor does after its imports.
+Four fifths of the processor time of a cluster's start are imports, and the tests start nearly two
+thousand clusters. One process for each process of pytest imports once what supervisors, nodes and
+managers import, and forks; CLONE_PARENT makes each supervisor a child of pytest's process, as if it
+had been executed. Programs that tests start as processes of their own execute theirs, and so does
+`pytest --execute`; also a test that has changed what only an execution takes over (limits, cores,
+variables of Python, namespaces).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`make seeds`: thousands of runs of real nodes in virtual time, with a ledger for each commit.
 
-Why it exists: a campaign takes an hour, and a machine may have something else to do meanwhile. Each
-part that has ended is written down below `.seeds/`, so that this can be stopped and goes on where
-it was. The tree must be clean: what is played is the commit.
+A campaign takes an hour, and a machine may have something else to do meanwhile. Each part that has
+ended is written down below `.seeds/`, so that this can be stopped and goes on where it was. The
+tree must be clean: what is played is the commit.
 
     python -m tests.seeds [--first N] [--count N] [--processes N] [--show]
 

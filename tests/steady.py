@@ -1,9 +1,9 @@
 """`make steady`: `make test` six times on one commit, three of them on a machine that is busy.
 
-Why it exists: a suite that is green once may be so by luck, or because nobody else was at work. The
-runs are recorded for each commit below `.steady/`, each as soon as it has ended, so that this can
-be stopped (Ctrl-C) and goes on where it was; a run that was stopped counts for nothing. The tree
-must be clean, before and after each run: what is tested is the commit.
+A suite that is green once may be so by luck, or because nobody else was at work. The runs are
+recorded for each commit below `.steady/`, each as soon as it has ended, so that this can be stopped
+(Ctrl-C) and goes on where it was; a run that was stopped counts for nothing. The tree must be
+clean, before and after each run: what is tested is the commit.
 
     python tests/steady.py [--command "make test"] [--again] [--show]
 

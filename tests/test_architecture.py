@@ -27,7 +27,7 @@ FLOORS = [
     {"_simulation", "integrations"},
     {"__main__", "_cli"},
 ]
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+FLOOR = {room: number for number, components in enumerate(FLOORS) for room in components}
 # Modules of the lowest floor may import each other. Cycles are still refused.
 FLAT = {0}
 # The arrows drawn inside a floor: `python -m` is the command line.

@@ -1,8 +1,8 @@
 """Figures of the node's structure that may only fall.
 
-Why it exists: docs/architecture.md says how rooms are to depend on each other. How far the node is
-from that is counted here, and written down in ratchets.json. A change that makes a figure larger
-fails, and one that makes it smaller writes it down:
+Docs/architecture.md says how components are to depend on each other. How far the node is from that
+is counted here, and written down in ratchets.json. A change that makes a figure larger fails, and
+one that makes it smaller writes it down:
 
     python -m tests.test_ratchets --tighten
 """
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parent.parent / "hoplite_mp"
 WRITTEN = Path(__file__).with_name("ratchets.json")
-# Outside the shell a room has no way to the operating system but the node's ports.
+# Outside the shell a component has no way to the operating system but the node's ports.
 SYSTEM = {"time", "socket", "select", "threading", "os", "signal"}
-HALLS = {"node", "lan"}  # objects through which rooms reach into other rooms
+HALLS = {"node", "lan"}  # objects through which components reach into other components
 PROCESS = "main.py"  # what makes the ports, and runs the loop: as much shell as the folder of it
 
 

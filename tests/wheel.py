@@ -1,9 +1,9 @@
 """`make test-wheel`: the wheel, in an empty environment, tested without the checkout's package.
 
-Why it exists: `make test` runs from the source tree, which has everything; what is published must
-work where there is nothing else. For each interpreter named (by default: every CPython from 3.11 on
-that is found here), the wheel is built from the sdist, installed into a new environment with what
-the tests need, and the tests of some folders run from a copy of tests/ and of the pages they read.
+`make test` runs from the source tree, which has everything; what is published must work where there
+is nothing else. For each interpreter named (by default: every CPython from 3.11 on that is found
+here), the wheel is built from the sdist, installed into a new environment with what the tests need,
+and the tests of some folders run from a copy of tests/ and of the pages they read.
 
     python tests/wheel.py [--folders tests/store ...] [PYTHON ...]
 """

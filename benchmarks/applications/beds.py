@@ -1,8 +1,7 @@
 """Emulated hosts with a system on them, on which the programs of examples/applications/ run.
 
-Why it exists: the same application is measured on several systems, each started on every host by
-its own command line, as its users do. All processes of a bed end with it.
-It must never know: what an application does.
+The same application is measured on several systems, each started on every host by its own command
+line, as its users do. All processes of a bed end with it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What is measured, and what is compared with what.
 
-Why it exists: each application is a module beside this one that lists its cases and comparisons; a
-case is one program on one system, whose result is kept in a file of its own, so that a run that was
-stopped goes on where it was.
-It must never know: a single application.
+Each application is a module beside this one that lists its cases and comparisons; a case is one
+program on one system, whose result is kept in a file of its own, so that a run that was stopped
+goes on where it was.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """An ensemble of eight models that is served; batches go to all, one request after the other.
 
-Why it exists: lists the cases of examples/applications/ensemble/.
-It must never know: how a case is run.
+Lists the cases of examples/applications/ensemble/.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What the documentation shows of the saved results: one file of JSON, which is committed.
 
-Why it exists: docs/applications.py draws pictures and writes tables where no results are, also in
-the tests of the documentation; and what was measured for a page should stand beside it.
-It must never know: how anything is measured or drawn.
+Docs/applications.py draws pictures and writes tables where no results are, also in the tests of the
+documentation; and what was measured for a page should stand beside it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Reinforcement learning: IMPALA and A3C, each with the first half of the samplers in a step.
 
-Why it exists: lists the cases of examples/applications/impala/ and examples/applications/a3c/.
-It must never know: how a case is run.
+Lists the cases of examples/applications/impala/ and examples/applications/a3c/.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the saved results say, as a table.
 
-Why it exists: the table is drawn from whatever has been measured so far.
-It must never know: how anything is measured.
+The table is drawn from whatever has been measured so far.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A program of examples/applications/ on a bed, from its start to its result.
 
-Why it exists: every run has a deadline, and leaves what it has found beside what it has used. A
-program prints lines of JSON: {"event": "begun"} when what is measured begins, {"event": "ended"}
-when that is over, {"event": "result", ...} at last. Times are those of time.monotonic(), which is
-one clock for all emulated hosts.
-It must never know: which application, and which system.
+Every run has a deadline, and leaves what it has found beside what it has used. A program prints
+lines of JSON: {"event": "begun"} when what is measured begins, {"event": "ended"} when that is
+over, {"event": "result", ...} at last. Times are those of time.monotonic(), which is one clock for
+all emulated hosts.
 """
 
 from __future__ import annotations

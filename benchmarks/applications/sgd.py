@@ -1,7 +1,6 @@
 """Asynchronous SGD with a parameter server, the first half of the gradients in each step.
 
-Why it exists: lists the cases of examples/applications/asynchronous_sgd/.
-It must never know: how a case is run.
+Lists the cases of examples/applications/asynchronous_sgd/.
 """
 
 from __future__ import annotations

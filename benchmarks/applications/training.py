@@ -1,7 +1,6 @@
 """Training in equal steps: our DistributedDataParallel beside torch's own on Gloo.
 
-Why it exists: lists the cases of examples/applications/synchronous_training/.
-It must never know: how a case is run.
+Lists the cases of examples/applications/synchronous_training/.
 """
 
 from __future__ import annotations

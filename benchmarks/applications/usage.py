@@ -1,8 +1,7 @@
 """What the processes of emulated hosts use: memory, processor time, bytes over the links.
 
-Why it exists: who is faster by taking more memory or more of the processors should not look better
-than he is. A host is a PID namespace, and its processes are found by that.
-It must never know: what runs there.
+Who is faster by taking more memory or more of the processors should not look better than he is. A
+host is a PID namespace, and its processes are found by that.
 """
 
 from __future__ import annotations

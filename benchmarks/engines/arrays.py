@@ -1,8 +1,7 @@
 """What the benchmarks inside engines compute, whichever engine it is, and how it is timed.
 
-Why it exists: an engine's own way and ours are given the same numbers, are timed by the same lines
-and are checked element by element, outside the timed part.
-It must never know: how anything moves.
+An engine's own way and ours are given the same numbers, are timed by the same lines and are checked
+element by element, outside the timed part.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The driver of the benchmarks on refs: arrays that tasks have made, one on each host.
 
-Why it exists: it runs on an emulated host, as a program of a user would. Every round has new random
-data; every element of a result is compared outside the timed part. Prints one JSON line: for each
-kind the seconds of each round but the first.
-It must never know: links, bounds, what the table looks like.
+It runs on an emulated host, as a program of a user would. Every round has new random data; every
+element of a result is compared outside the timed part. Prints one JSON line: for each kind the
+seconds of each round but the first.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 /* What this machine needs at least for a collective over sockets: the floor of processor time.
  *
- * Why it exists: the bound of a benchmark over emulated hosts is that of the links, but all hosts
- * share a few cores, and the kernel alone needs much of them. This program moves the same bytes over
- * the same flows as the library does (stripes, relays, folds in the order of ranks, block by block),
- * with plain sockets, one thread and nothing else: no framing, no agreement, no checksum, no copy,
- * no faults. What it needs, nobody who uses TCP on this machine does without.
- * It must never know: the library.
+ * The bound of a benchmark over emulated hosts is that of the links, but all hosts share a few
+ * cores, and the kernel alone needs much of them. This program moves the same bytes over the same
+ * flows as the library does (stripes, relays, folds in the order of ranks, block by block), with
+ * plain sockets, one thread and nothing else: no framing, no agreement, no checksum, no copy, no
+ * faults. What it needs, nobody who uses TCP on this machine does without.
  *
  *     floor ADDRESS,ADDRESS,... SIZE RANK kind:bytes:rounds...
  *

@@ -1,8 +1,7 @@
 """The floor of processor time on this machine: `floor.c`, compiled and run on emulated hosts.
 
-Why it exists: the parent's side of the program that moves the same bytes over the same flows with
-plain sockets and nothing else, so that its rows stand beside ours and Gloo's.
-It must never know: links, bounds, what the table looks like.
+The parent's side of the program that moves the same bytes over the same flows with plain sockets
+and nothing else, so that its rows stand beside ours and Gloo's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One rank of the benchmarks, on one emulated host: the calls of a Group, timed one by one.
 
-Why it exists: every rank runs this file; rank 0's host only differs by its number. Prints one JSON
-line: for each row the seconds of each round, so that the slowest rank of a round counts.
-It must never know: links, bounds, what the table looks like.
+Every rank runs this file; rank 0's host only differs by its number. Prints one JSON line: for each
+row the seconds of each round, so that the slowest rank of a round counts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What one rank of a benchmark does, whoever moves the bytes: fresh data, one timed call, a check.
 
-Why it exists: ours and a peer are measured by the same lines, on the same numbers. It runs in a
-peer's environment too, so it needs nothing but numpy.
-It must never know: who makes the calls, links, bounds, what the table looks like.
+Ours and a peer are measured by the same lines, on the same numbers. It runs in a peer's environment
+too, so it needs nothing but numpy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The rows of one build on one host: one cluster, and one timed call for each line that is read.
 
-Why it exists: two of these run at once, one with each build, and take turns. Run as a file with the
-build's folder as PYTHONPATH, because nothing of another build may be imported.
-It must never know: the other build, what is made of its numbers.
+Two of these run at once, one with each build, and take turns. Run as a file with the build's folder
+as PYTHONPATH, because nothing of another build may be imported.
 """
 
 from __future__ import annotations

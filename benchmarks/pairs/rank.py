@@ -1,7 +1,6 @@
 """One rank of one build, on one emulated host: a timed call of a Group for each line that is read.
 
-Why it exists: as here.py, over hosts. benchmarks/lan/rounds.py says what is timed and checked.
-It must never know: the other build, what is made of its numbers.
+As here.py, over hosts. benchmarks/lan/rounds.py says what is timed and checked.
 """
 
 from __future__ import annotations

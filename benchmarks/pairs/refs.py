@@ -1,9 +1,8 @@
 """The driver of one build on the first emulated host: a timed collective on refs for each line that
 is read.
 
-Why it exists: as rank.py, for what tasks on all hosts have made. benchmarks/lan/driver.py says what
-is timed and checked.
-It must never know: the other build, what is made of its numbers.
+As rank.py, for what tasks on all hosts have made. benchmarks/lan/driver.py says what is timed and
+checked.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One rank of a peer of which one will die: three allreduces, and what this one hears of it.
 
-Why it exists: what Gloo and Open MPI do when a host dies in the middle of a call is to be seen on
-the same hosts as ours. Appends a line of JSON to FOLDER/RANK for each call: when it began and ended
-(seconds of the monotonic clock, which all emulated hosts share), and the error if there was one.
-It must never know: hoplite_mp, who dies, when.
+What Gloo and Open MPI do when a host dies in the middle of a call is to be seen on the same hosts
+as ours. Appends a line of JSON to FOLDER/RANK for each call: when it began and ended (seconds of
+the monotonic clock, which all emulated hosts share), and the error if there was one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Gloo, as torch.distributed brings it, over emulated hosts: the parent's side.
 
-Why it exists: torch lives in an environment of its own (`make peers`), which neither the library
-nor its tests need; where it is missing or does not work the table goes without, and this says so.
-It must never know: links, bounds, what the table looks like.
+Torch lives in an environment of its own (`make peers`), which neither the library nor its tests
+need; where it is missing or does not work the table goes without, and this says so.
 """
 
 from __future__ import annotations

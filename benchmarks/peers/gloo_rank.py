@@ -1,8 +1,7 @@
 """One rank of Gloo, on one emulated host: the calls of torch.distributed, timed one by one.
 
-Why it exists: it is to Gloo what benchmarks/lan/member.py is to a Group, in the environment that
-has torch. Prints one JSON line: for each row the seconds of each round.
-It must never know: hoplite_mp, links, bounds, what the table looks like.
+It is to Gloo what benchmarks/lan/member.py is to a Group, in the environment that has torch. Prints
+one JSON line: for each row the seconds of each round.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Actor: a handle to an object that lives in a process of its own.
 
-Why it exists: a task works on copies of its arguments, so state that outlives a task needs a
-process of its own. `c.actor(cls, ...)` makes an object in such a process; calling a method of the
-handle submits a task to that process and returns a Future.
-It must never know: shared memory, processes, how handles are counted.
+A task works on copies of its arguments, so state that outlives a task needs a process of its own.
+`c.actor(cls, ...)` makes an object in such a process; calling a method of the handle submits a task
+to that process and returns a Future.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """ActorMethod: a method of an actor, as its handle gives it.
 
-Why it exists: `handle.method` can be called, given other options, and sent to other processes;
-calling it submits a task to the actor's process.
-It must never know: how actors are made and found, how handles are counted.
+`handle.method` can be called, given other options, and sent to other processes; calling it submits
+a task to the actor's process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """connect: opens a Cluster, and closes it, from within an event loop.
 
-Why it exists: opening a cluster starts processes or asks other hosts, and leaving it waits for
-tasks; both would block the loop, so both are done in a thread. Whatever happens to the loop
-meanwhile, no cluster stays open that the program does not hold.
-It must never know: how a cluster is opened.
+Opening a cluster starts processes or asks other hosts, and leaving it waits for tasks; both would
+block the loop, so both are done in a thread. Whatever happens to the loop meanwhile, no cluster
+stays open that the program does not hold.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Cluster: the object through which programs use the library.
 
-Why it exists: in one object a user finds everything: put and get, submit and map, collectives,
-groups, nodes. It checks arguments and passes them on; the classes from which it derives each do one
-part of this.
-It must never know: shared memory, sockets, processes.
+In one object a user finds everything: put and get, submit and map, collectives, groups, nodes. It
+checks arguments and passes them on; the classes from which it derives each do one part of this.
 """
 
 from __future__ import annotations

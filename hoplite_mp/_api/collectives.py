@@ -1,8 +1,7 @@
 """Collectives on refs: checks the arguments, and passes the request on to the node.
 
-Why it exists: mistakes that can be seen at the call are raised there; everything else is decided by
-the planner while the work runs.
-It must never know: how a reduction is executed.
+Mistakes that can be seen at the call are raised there; everything else is decided by the planner
+while the work runs.
 """
 
 from __future__ import annotations

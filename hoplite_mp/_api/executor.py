@@ -1,8 +1,7 @@
 """Executors: submit and map over a pool of workers, with options.
 
-Why it exists: `Cluster`, `c.options(...)`, `c.executor(...)` and `hoplite_mp.Executor` are the same
-thing over different pools: a `concurrent.futures.Executor` whose arguments may be refs.
-It must never know: how a host is started, how an executor's own pool is opened, collectives.
+`Cluster`, `c.options(...)`, `c.executor(...)` and `hoplite_mp.Executor` are the same thing over
+different pools: a `concurrent.futures.Executor` whose arguments may be refs.
 """
 
 from __future__ import annotations

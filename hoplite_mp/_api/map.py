@@ -1,9 +1,7 @@
 """map: one function over many arguments, for every executor.
 
-Why it exists: `Cluster`, its views, `c.executor(...)` and `hoplite_mp.Executor` map alike:
-arguments are cut into chunks, each chunk is a task, and results come back in order or as they are
-ready.
-It must never know: pools, options beyond a name, how a task is sent.
+`Cluster`, its views, `c.executor(...)` and `hoplite_mp.Executor` map alike: arguments are cut into
+chunks, each chunk is a task, and results come back in order or as they are ready.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The nodes of a cluster as a user sees them: which ones there are, and their counters.
 
-Why it exists: a Cluster asks its node, which replies with numbers; here they become the objects and
-names that users know.
-It must never know: how nodes learn of each other.
+A Cluster asks its node, which replies with numbers; here they become the objects and names that
+users know.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The calls of a Cluster that store, read and drop objects.
 
-Why it exists: put, get and wait are what every program begins with; they check their arguments and
-pass them on to the memory of this process.
-It must never know: how bytes are stored, where tasks run.
+Put, get and wait are what every program begins with; they check their arguments and pass them on to
+the memory of this process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Executors with worker processes of their own on a cluster: `c.executor()` and `c.spmd()`.
 
-Why it exists: such an executor is like any other (executor.py), but its owner opens and closes its
-pool, and its workers may have an environment and resources for life.
-It must never know: how workers are started, how resources are shared out.
+Such an executor is like any other (executor.py), but its owner opens and closes its pool, and its
+workers may have an environment and resources for life.
 """
 
 from __future__ import annotations

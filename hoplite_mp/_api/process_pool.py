@@ -1,8 +1,7 @@
 """Executor: replaces `concurrent.futures.ProcessPoolExecutor` by a change of one line.
 
-Why it exists: many programs need nothing but an executor that survives the death of a worker. It
-owns a cluster of one host, and has only the methods of the standard library's executor.
-It must never know: how a cluster works.
+Many programs need nothing but an executor that survives the death of a worker. It owns a cluster of
+one host, and has only the methods of the standard library's executor.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """`Cluster.run`: calls a function once in every worker of the common pool.
 
-Why it exists: a program may have to empty caches, change settings or load modules again in all
-workers, while the cluster runs on. For the node this is a round (_node/tasks/worker_broadcast.py):
-there are as many tasks as workers, and each worker gets one of them between two other tasks.
-It must never know: which worker gets which task.
+A program may have to empty caches, change settings or load modules again in all workers, while the
+cluster runs on. For the node this is a round (_node/tasks/worker_broadcast.py): there are as many
+tasks as workers, and each worker gets one of them between two other tasks.
 """
 
 from __future__ import annotations

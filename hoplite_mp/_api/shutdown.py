@@ -1,9 +1,8 @@
 """Ends a cluster: by shutdown, on leaving `with`, at interpreter exit, or when it was dropped.
 
-Why it exists: pending work is finished first, even if the program has dropped its Cluster. So the
-code that ends a cluster needs an object that outlives that one: the keeper, a second object that
-shares the attributes of the Cluster. At interpreter exit, all keepers are ended.
-It must never know: how work is submitted, what a user may ask of a cluster.
+Pending work is finished first, even if the program has dropped its Cluster. So the code that ends a
+cluster needs an object that outlives that one: the keeper, a second object that shares the
+attributes of the Cluster. At interpreter exit, all keepers are ended.
 """
 
 from __future__ import annotations

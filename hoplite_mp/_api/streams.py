@@ -1,8 +1,7 @@
 """stream: the items that a generator yields in a worker, as refs, while it runs.
 
-Why it exists: a task has one result, at its end. If results come one by one, or would not fit into
-memory together, a generator function is the natural form.
-It must never know: links, workers, how a lost generator is run again.
+A task has one result, at its end. If results come one by one, or would not fit into memory
+together, a generator function is the natural form.
 """
 
 from __future__ import annotations

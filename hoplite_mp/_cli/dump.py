@@ -1,9 +1,7 @@
 """`hoplite-mp dump`: every wait in a running cluster and what must end it, as text or JSON.
 
-Why it exists: when a cluster seems to hang, the user needs to know which process waits for which.
-Each node knows only its own part; together their reports also show which nodes have not reported to
-a collective.
-It must never know: how nodes collect their waits.
+When a cluster seems to hang, the user needs to know which process waits for which. Each node knows
+only its own part; together their reports also show which nodes have not reported to a collective.
 """
 
 from __future__ import annotations

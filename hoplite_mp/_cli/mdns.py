@@ -1,10 +1,9 @@
 """Which clusters are on this network: announced by `hoplite-mp up`, listed by `hoplite-mp join`.
 
-Why it exists: an address is easy to mistype. The announcement is multicast DNS (RFC 6762, RFC 6763)
-by the package zeroconf, which is an extra; without it nothing is announced. An announcement is only
-a hint: it contains no secret, any host on the network can make or read one, and the token is still
-needed to join the cluster that it names.
-It must never know: what a cluster is beyond its address.
+An address is easy to mistype. The announcement is multicast DNS (RFC 6762, RFC 6763) by the package
+zeroconf, which is an extra; without it nothing is announced. An announcement is only a hint: it
+contains no secret, any host on the network can make or read one, and the token is still needed to
+join the cluster that it names.
 """
 
 from __future__ import annotations

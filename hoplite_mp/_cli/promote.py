@@ -1,8 +1,6 @@
 """`hoplite-mp promote`: tells a standby that it shall lead, because a human has decided so.
 
-Why it exists: with two hosts, neither can know whether the other one is gone or only cut off.
-It must never know: when a standby may lead, because the standby itself decides that
-(_manager/leadership.py).
+With two hosts, neither can know whether the other one is gone or only cut off.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`hoplite-mp simulate` from its options to its exit code.
 
-Why it exists: one host is enough to find out how long a plan takes on a thousand hosts, and whether
-faults can break the library.
-It must never know: how anything is simulated.
+One host is enough to find out how long a plan takes on a thousand hosts, and whether faults can
+break the library.
 """
 
 from __future__ import annotations

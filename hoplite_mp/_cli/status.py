@@ -1,8 +1,6 @@
 """`hoplite-mp status`: the state of a running cluster, once, as a table or as JSON.
 
-Why it exists: a user who starts a cluster over several hosts wants to see that they have joined and
-work.
-It must never know: anything that is not asked through a `Cluster`.
+A user who starts a cluster over several hosts wants to see that they have joined and work.
 """
 
 from __future__ import annotations

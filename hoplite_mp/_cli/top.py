@@ -1,8 +1,7 @@
 """`hoplite-mp top`: what a running cluster does now, redrawn until the user ends it.
 
-Why it exists: counters count since the start; a rate is the difference of two looks, divided by the
-time between them. A node that does not answer has no numbers, and is shown as such.
-It must never know: how nodes count, anything that changes the cluster.
+Counters count since the start; a rate is the difference of two looks, divided by the time between
+them. A node that does not answer has no numbers, and is shown as such.
 
 Needs rich (extra `top`). If the output is no terminal, it prints one plain table after the other.
 """

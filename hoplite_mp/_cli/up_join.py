@@ -1,8 +1,6 @@
 """`hoplite-mp up` and `hoplite-mp join`: hosts of a cluster in the foreground of a terminal.
 
-Why it exists: a host takes part in a cluster as long as this process runs, which prints in one line
-what is wrong.
-It must never know: anything that `Cluster` does not know.
+A host takes part in a cluster as long as this process runs, which prints in one line what is wrong.
 """
 
 from __future__ import annotations

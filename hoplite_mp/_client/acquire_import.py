@@ -1,10 +1,8 @@
 """Takes over an object that the node holds on behalf of this process.
 
-Why it exists: the node holds what it gives until it receives Imported. That acknowledges all
-earlier replies, too, because some of them may never be read (Ctrl-C). So a thread must acquire its
-hold before another thread of the process can send an Imported; it does so while it still has the
-channel's lock.
-It must never know: what is asked, what becomes of the object.
+The node holds what it gives until it receives Imported. That acknowledges all earlier replies, too,
+because some of them may never be read (Ctrl-C). So a thread must acquire its hold before another
+thread of the process can send an Imported; it does so while it still has the channel's lock.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Actors as one process sees them: opening, finding, calling.
 
-Why it exists: a handle is a ref to the actor's identity, plus what is known of its class. This file
-asks the node for identities, and turns calls into tasks of the actor's own pool, which the
-submitter keeps in order.
-It must never know: what a handle looks like to a user, how a process is started.
+A handle is a ref to the actor's identity, plus what is known of its class. This file asks the node
+for identities, and turns calls into tasks of the actor's own pool, which the submitter keeps in
+order.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Attaches a driver to a node that its host already has, as one more client of that node.
 
-Why it exists: a host has one store and one set of workers; a second node on it would copy every
-object and need four more processes. Only the manager knows to which cluster an address leads, so
-the driver asks the manager first; then it finds the node by the cluster's id
-(`_transport/rendezvous.py`), and both sides prove the token once more. No process is started, so
-attaching takes a few milliseconds.
-It must never know: who started the node, what other drivers do.
+A host has one store and one set of workers; a second node on it would copy every object and need
+four more processes. Only the manager knows to which cluster an address leads, so the driver asks
+the manager first; then it finds the node by the cluster's id (`_transport/rendezvous.py`), and both
+sides prove the token once more. No process is started, so attaching takes a few milliseconds.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Lets an event loop wait for objects without a thread for each.
 
-Why it exists: `await future` and `await ref` must neither block the loop nor cancel the task that
-they wait for. The code that processes completions puts waiters into the loop's inbox, which wakes
-the loop once for all objects that were done together. A value that can be read immediately is then
-read in the loop; a value that is elsewhere, or takes long to read, is read in one of a few threads.
-It must never know: how completions are found, the public API. Only this module imports asyncio, and
-it is imported when a program first awaits.
+`await future` and `await ref` must neither block the loop nor cancel the task that they wait for.
+The code that processes completions puts waiters into the loop's inbox, which wakes the loop once
+for all objects that were done together. A value that can be read immediately is then read in the
+loop; a value that is elsewhere, or takes long to read, is read in one of a few threads.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Concurrent calls in one process: what belongs to which call, and which may wait for which.
 
-Why it exists: state of a task (the Groups that it has joined, what it waits for) belongs to the
-process as long as only one task runs there. Where several calls run concurrently, in threads or in
-an event loop, it belongs to the call in whose context it arises.
-An actor's call that waits for a later call of the same actor may wait for ever. That is refused
-once every place where the later call could run is held by a call that waits in the same way.
-It must never know: who runs calls, how a wait is implemented.
+State of a task (the Groups that it has joined, what it waits for) belongs to the process as long as
+only one task runs there. Where several calls run concurrently, in threads or in an event loop, it
+belongs to the call in whose context it arises. An actor's call that waits for a later call of the
+same actor may wait for ever. That is refused once every place where the later call could run is
+held by a call that waits in the same way.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Large arrays that functions carry along are stored as objects of their own, each value once.
 
-Why it exists: a function sent by value brings its globals, closure and defaults to every worker,
-and what is large among them is usually an array. The array is put like any other object and the
-function refers to it; as long as the array is unchanged nothing is copied or sent again. To detect
-a change, the stored copy is compared with the array itself: only the pages that were written if the
-kernel can tell which these are, otherwise the whole array. So no digest is needed, which could
-collide.
-It must never know: functions, tasks, how a stream names objects beside it.
+A function sent by value brings its globals, closure and defaults to every worker, and what is large
+among them is usually an array. The array is put like any other object and the function refers to
+it; as long as the array is unchanged nothing is copied or sent again. To detect a change, the
+stored copy is compared with the array itself: only the pages that were written if the kernel can
+tell which these are, otherwise the whole array. So no digest is needed, which could collide.
 """
 
 from __future__ import annotations

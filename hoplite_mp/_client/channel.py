@@ -1,13 +1,12 @@
 """A client's line to its node: one request, one reply, from any thread.
 
-Why it exists: a few things cannot be answered from shared memory. Each message is one packet, so an
-interrupted call (Ctrl-C) can leave a stale reply behind but never half of one; stale replies are
-recognised by their number. Before each request the Channel checks that its descriptor is still its
-socket, because user code may have closed it and opened a file of its own under the same number.
+A few things cannot be answered from shared memory. Each message is one packet, so an interrupted
+call (Ctrl-C) can leave a stale reply behind but never half of one; stale replies are recognised by
+their number. Before each request the Channel checks that its descriptor is still its socket,
+because user code may have closed it and opened a file of its own under the same number.
 
 Calls are made one at a time, under a lock, under which no other lock is taken. Messages without a
 reply are sent without that lock, so they never wait for a call of another thread.
-It must never know: what is asked.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Cuts the items of a map into tasks.
 
-Why it exists: a task costs as much as a thousand tiny items, and nobody knows in advance what an
-item costs. So chunks begin small, and grow as long as the workers finish them at once. Items travel
-as columns, one list for each argument of the function, because a list of numbers is written and
-read ten times as fast as a list of tuples.
-It must never know: what a task is, how results are read.
+A task costs as much as a thousand tiny items, and nobody knows in advance what an item costs. So
+chunks begin small, and grow as long as the workers finish them at once. Items travel as columns,
+one list for each argument of the function, because a list of numbers is written and read ten times
+as fast as a list of tuples.
 """
 
 from __future__ import annotations

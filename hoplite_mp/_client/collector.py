@@ -1,13 +1,12 @@
 """The collector: a thread that processes completions when no call waits for them.
 
-Why it exists: a result is processed by the thread that waits for it or submits next. Callbacks, the
-standard library's waiters and dependencies between tasks have no such thread, so the collector runs
-for them; otherwise it sleeps. It calls all callbacks of Futures: a thread that waits for a result
-may hold a user's lock, and a callback may need the same lock. It survives errors of callbacks and a
-full store. The threads that wake it may be interrupted anywhere (Ctrl-C), so
-nothing here is a Condition, an Event or a Thread of the standard library, whose inner locks an
-interrupt can leave locked for ever.
-It must never know: what processing a result means.
+A result is processed by the thread that waits for it or submits next. Callbacks, the standard
+library's waiters and dependencies between tasks have no such thread, so the collector runs for
+them; otherwise it sleeps. It calls all callbacks of Futures: a thread that waits for a result may
+hold a user's lock, and a callback may need the same lock. It survives errors of callbacks and a
+full store. The threads that wake it may be interrupted anywhere (Ctrl-C), so nothing here is a
+Condition, an Event or a Thread of the standard library, whose inner locks an interrupt can leave
+locked for ever.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Futures and refs in the order in which they become done, for threads and event loops.
 
-Why it exists: `map`, `as_completed` and progress bars want the next of many items that is done, and
-must not check all of them each time. So each item is watched; when it is done its number is put
-into a queue, from which the items are taken in that order.
-It must never know: what callers do with the items.
+`map`, `as_completed` and progress bars want the next of many items that is done, and must not check
+all of them each time. So each item is watched; when it is done its number is put into a queue, from
+which the items are taken in that order.
 """
 
 from __future__ import annotations

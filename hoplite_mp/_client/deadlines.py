@@ -1,8 +1,7 @@
 """Timeouts as users give them, and the deadlines that waits are made with.
 
-Why it exists: all waits take a time of the monotonic clock, so that a wait in several steps does
-not begin anew with each; and an error about it has to name the timeout that was asked for.
-It must never know: what is waited for.
+All waits take a time of the monotonic clock, so that a wait in several steps does not begin anew
+with each; and an error about it has to name the timeout that was asked for.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One-line descriptions of a ref and of a cluster, for prompts, debuggers and lists.
 
-Why it exists: people look at a repr when something is wrong, so it must work then. It reads only
-this process's own fields and shared memory. So it does not wait for a node that hangs, fetches
-nothing, and does not raise, not even after the end of the cluster.
-It must never know: who prints it.
+People look at a repr when something is wrong, so it must work then. It reads only this process's
+own fields and shared memory. So it does not wait for a node that hangs, fetches nothing, and does
+not raise, not even after the end of the cluster.
 """
 
 from __future__ import annotations

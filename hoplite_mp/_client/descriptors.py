@@ -1,9 +1,8 @@
 """File descriptors of this library: given high numbers, and checked before each use.
 
-Why it exists: code that makes daemons closes all descriptors, including ours, and the kernel then
-gives their numbers to that code's own files. So ours get high numbers, which are rarely closed or
-reused, and `Watched` knows whether its number still stands for the same file.
-It must never know: what is sent.
+Code that makes daemons closes all descriptors, including ours, and the kernel then gives their
+numbers to that code's own files. So ours get high numbers, which are rarely closed or reused, and
+`Watched` knows whether its number still stands for the same file.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Watches: which bytes of an array may have been written since they were last compared.
 
-Why it exists: a global array travels with each task of the functions that name it, and reading 100
-MB to find them unchanged costs more than the task. The kernel knows which pages were written
-(`_pages`), but only for private anonymous memory and whole pages, and it tells a process only once:
-a look protects the pages again, so what one watch finds must be noted for all other watches over
-the same memory. If a watch is not sure whether bytes were written, it reports them as written.
-It must never know: what the bytes mean, who compares them with what.
+A global array travels with each task of the functions that name it, and reading 100 MB to find them
+unchanged costs more than the task. The kernel knows which pages were written (`_pages`), but only
+for private anonymous memory and whole pages, and it tells a process only once: a look protects the
+pages again, so what one watch finds must be noted for all other watches over the same memory. If a
+watch is not sure whether bytes were written, it reports them as written.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Watches: callbacks for objects that become done, without a thread for each wait.
 
-Why it exists: an event loop, or an iteration over what becomes done, waits for many objects and
-cannot afford a thread for each. The code that processes completions (`Submitter.drain`, the
-collector) notifies the watches, and wakes each waiter once for all objects that were done together.
-It must never know: what an event loop is, what is done with an object that is done.
+An event loop, or an iteration over what becomes done, waits for many objects and cannot afford a
+thread for each. The code that processes completions (`Submitter.drain`, the collector) notifies the
+watches, and wakes each waiter once for all objects that were done together.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Fails everything that a process waits for, when its node is gone or its cluster was closed.
 
-Why it exists: a task that is submitted at that very moment must fail, too. So the end is a state,
-`Memory.lost`, which is set once, and before the first task is failed. A thread that adds a pending
-task checks it afterwards and, if it is set, fails everything that is pending once more. So
-whichever of the two threads comes last fails that task's Future.
-It must never know: why a node ends, who watches it.
+A task that is submitted at that very moment must fail, too. So the end is a state, `Memory.lost`,
+which is set once, and before the first task is failed. A thread that adds a pending task checks it
+afterwards and, if it is set, fails everything that is pending once more. So whichever of the two
+threads comes last fails that task's Future.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Refs that another engine carries as bytes: before pickling one, the node must hold the object.
 
-Why it exists: an object must be acquired for the process that loads the ref before the process that
-pickled it releases it. The engine may keep the bytes for long and load them late, often or never,
-while the process that pickled the ref may drop it at once, or end. So before the bytes are handed
-out, the node of this host takes a lease on the object for Config.foreign_hold_s (leases: Gray and
-Cheriton, SOSP 1989). Only processes that take part on behalf of an engine do that.
-It must never know: which engine that is, how long the node holds it.
+An object must be acquired for the process that loads the ref before the process that pickled it
+releases it. The engine may keep the bytes for long and load them late, often or never, while the
+process that pickled the ref may drop it at once, or end. So before the bytes are handed out, the
+node of this host takes a lease on the object for Config.foreign_hold_s (leases: Gray and Cheriton,
+SOSP 1989). Only processes that take part on behalf of an engine do that.
 """
 
 from __future__ import annotations

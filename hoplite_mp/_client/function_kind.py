@@ -1,9 +1,8 @@
 """The kind of a submitted function: plain, async, or a generator.
 
-Why it exists: a worker runs `async def` functions concurrently in its event loop and must know that
-before it takes a task; generator functions belong to `stream`. For a plain function the check is
-one look at its code's flags, which costs less than caching the answer would.
-It must never know: tasks, workers.
+A worker runs `async def` functions concurrently in its event loop and must know that before it
+takes a task; generator functions belong to `stream`. For a plain function the check is one look at
+its code's flags, which costs less than caching the answer would.
 """
 
 from __future__ import annotations

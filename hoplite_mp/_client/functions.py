@@ -1,10 +1,9 @@
 """Functions on their way to workers: each is sent once, as long as it does not change.
 
-Why it exists: a function that readers can import is sent as a name. A function that is sent by
-value carries its defaults, its closure and the globals that it uses, and if those change between
-two calls it must be pickled again. Pickling takes ten times as long as the rest of a submit, so
-what the function carries is compared first, and bytes that have not changed are not sent again.
-It must never know: tasks, workers.
+A function that readers can import is sent as a name. A function that is sent by value carries its
+defaults, its closure and the globals that it uses, and if those change between two calls it must be
+pickled again. Pickling takes ten times as long as the rest of a submit, so what the function
+carries is compared first, and bytes that have not changed are not sent again.
 """
 
 from __future__ import annotations

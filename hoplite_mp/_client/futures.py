@@ -1,9 +1,8 @@
 """Future: a real `concurrent.futures.Future` over a header in shared memory.
 
-Why it exists: the header's state word is the truth, and a Future only reads it. What a standard
-Future creates at once (a condition, lists) is created here when it is first used; from then on the
-collector must look for this result.
-It must never know: how tasks are sent, who runs them.
+The header's state word is the truth, and a Future only reads it. What a standard Future creates at
+once (a condition, lists) is created here when it is first used; from then on the collector must
+look for this result.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Gives arrays that lie in the store already to the other members of a Group without a copy.
 
-Why it exists: a call of a Group copies what a rank gives into the store, and the result out of it.
-An array of `empty`, or the result of an earlier call, lies in a block of this process; an array
-that `get` has returned shows a sealed object. Both are recognised by their address, and the other
-members read them in place: a block becomes an object for as long as the call lasts (`Block.lend`),
-so its bytes stay if this process dies or drops the array, and it is taken back when nobody reads it
-any more. Only arrays that fill their block or object are recognised.
-It must never know: what a call is, when it is over.
+A call of a Group copies what a rank gives into the store, and the result out of it. An array of
+`empty`, or the result of an earlier call, lies in a block of this process; an array that `get` has
+returned shows a sealed object. Both are recognised by their address, and the other members read
+them in place: a block becomes an object for as long as the call lasts (`Block.lend`), so its bytes
+stay if this process dies or drops the array, and it is taken back when nobody reads it any more.
+Only arrays that fill their block or object are recognised.
 """
 
 from __future__ import annotations

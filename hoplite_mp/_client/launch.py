@@ -1,9 +1,7 @@
 """Starts a host (shared memory, sockets, the supervisor) and ends it.
 
-Why it exists: the driver creates the control memory itself, so it can submit before any other
-process runs. The supervisor receives everything as descriptors and values; no name is created
-anywhere.
-It must never know: what the supervisor starts.
+The driver creates the control memory itself, so it can submit before any other process runs. The
+supervisor receives everything as descriptors and values; no name is created anywhere.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The results of `map`, one after the other, while further tasks are sent.
 
-Why it exists: `map` is an iterator over Futures that are made as it advances, for threads and for
-event loops. Whatever ends it, tasks that have not begun are cancelled, and no Future is held longer
-than needed.
-It must never know: where tasks run, how they are made.
+`map` is an iterator over Futures that are made as it advances, for threads and for event loops.
+Whatever ends it, tasks that have not begun are cancelled, and no Future is held longer than needed.
 """
 
 from __future__ import annotations

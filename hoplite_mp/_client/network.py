@@ -1,8 +1,7 @@
 """What a host in a LAN needs before its processes start: token, sockets, addresses, certificate.
 
-Why it exists: mistakes in an address, a port or a token are found in the user's process, where they
-can be raised at once. The other processes receive descriptors and values, never names to resolve.
-It must never know: what is sent over the network.
+Mistakes in an address, a port or a token are found in the user's process, where they can be raised
+at once. The other processes receive descriptors and values, never names to resolve.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """How a Cluster is shown in a notebook: its nodes, their workers, and memory as bars.
 
-Why it exists: a notebook shows HTML where a terminal shows a repr. It is plain HTML without
-scripts, and all names and addresses in it are escaped. Unlike the repr it asks the nodes, but it
-does not wait for one that does not answer soon, and raises nothing.
-It must never know: what a notebook is.
+A notebook shows HTML where a terminal shows a repr. It is plain HTML without scripts, and all names
+and addresses in it are escaped. Unlike the repr it asks the nodes, but it does not wait for one
+that does not answer soon, and raises nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """How a process enters a cluster: with a host of its own, or through the node that its host has.
 
-Why it exists: a process may start a cluster of one host, start one that others join, join one with
-a node of its own, or attach to the node that its host has in one already. All four ways lead to the
-same thing: a runtime that puts, gets and submits.
-It must never know: the public API above it.
+A process may start a cluster of one host, start one that others join, join one with a node of its
+own, or attach to the node that its host has in one already. All four ways lead to the same thing: a
+runtime that puts, gets and submits.
 """
 
 from __future__ import annotations

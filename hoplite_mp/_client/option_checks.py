@@ -1,7 +1,5 @@
 """Checks the options `retry_exceptions=`, `retry_delay=` and `env=`, and brings them into the form
 that is sent; checks the names that users give to actors and Groups.
-
-It must never know: who uses them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What the submitter keeps for each task that is not done.
 
-Why it exists: a task that waits for its arguments, or for room in a queue, is listed in several
-places; all of them list this record.
-It must never know: who lists it, and when it is sent.
+A task that waits for its arguments, or for room in a queue, is listed in several places; all of
+them list this record.
 """
 
 from __future__ import annotations

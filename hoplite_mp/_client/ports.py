@@ -1,9 +1,8 @@
 """Interfaces of a process's submitter and membership, for the modules that both are built from.
 
-Why it exists: Futures, waits and watches are created by the submitter and call it in turn; actors,
-demands and descriptions are created by the membership and call that. They depend on these
-interfaces instead, so there are no circular imports.
-It must never know: who implements them (_client/submitter.py, _client/runtime.py).
+Futures, waits and watches are created by the submitter and call it in turn; actors, demands and
+descriptions are created by the membership and call that. They depend on these interfaces instead,
+so there are no circular imports.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Prints workers' lines on the user's stdout and stderr; in a notebook below the right cell.
 
-Why it exists: a thread writes the lines, which arrive independently of results. A notebook's kernel
-shows output below the cell that the writing thread's context names, and a cell may end with a
-result before the lines that were printed earlier have arrived. So each cell hands its context over
-to the Printer when it begins, and when it ends it waits until everything that workers have printed
-so far is written. Only IPython's events and contextvars are used, nothing of a particular kernel.
-It must never know: how lines travel.
+A thread writes the lines, which arrive independently of results. A notebook's kernel shows output
+below the cell that the writing thread's context names, and a cell may end with a result before the
+lines that were printed earlier have arrived. So each cell hands its context over to the Printer
+when it begins, and when it ends it waits until everything that workers have printed so far is
+written. Only IPython's events and contextvars are used, nothing of a particular kernel.
 """
 
 from __future__ import annotations

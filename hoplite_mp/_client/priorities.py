@@ -1,8 +1,7 @@
 """Priorities of tasks: a task's level, and the order of tasks that wait for room.
 
-Why it exists: tasks with a priority are posted to bags (cext/shm_bag.h) instead of the ordinary
-queues. A bag has limited room; what does not fit waits in its process, the highest first.
-It must never know: who runs tasks, what they do.
+Tasks with a priority are posted to bags (cext/shm_bag.h) instead of the ordinary queues. A bag has
+limited room; what does not fit waits in its process, the highest first.
 """
 
 from __future__ import annotations

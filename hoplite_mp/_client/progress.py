@@ -1,8 +1,7 @@
 """The bar of `map(progress=)`.
 
-Why it exists: tqdm draws bars in terminals and in notebooks; it is an optional dependency, imported
-when a bar is first asked for. Workers' lines that come while a bar is shown are written above it.
-It must never know: what is counted.
+Tqdm draws bars in terminals and in notebooks; it is an optional dependency, imported when a bar is
+first asked for. Workers' lines that come while a bar is shown are written above it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Promises: objects that stay pending until the process that made them keeps them, or dies.
 
-Why it exists: sometimes a process waits for something that another one will do at an unknown time.
-A promise is an object that its maker has claimed. Any process on any host that holds it can wait
-for it as for every object; when its maker or its maker's host dies, it fails like every object that
-was being written. So a process that waits for a promise also learns of its maker's death. A process
-whose death others must notice makes a promise that it never keeps, its *life*.
-It must never know: what is promised, who waits.
+Sometimes a process waits for something that another one will do at an unknown time. A promise is an
+object that its maker has claimed. Any process on any host that holds it can wait for it as for
+every object; when its maker or its maker's host dies, it fails like every object that was being
+written. So a process that waits for a promise also learns of its maker's death. A process whose
+death others must notice makes a promise that it never keeps, its *life*.
 """
 
 from __future__ import annotations

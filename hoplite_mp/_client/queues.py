@@ -1,10 +1,9 @@
 """The hint queues of one process, and tasks that wait for room in them, or for their turn.
 
-Why it exists: a queue is a ring of bounded length, so tasks whose hints do not fit wait here, in
-order. Calls of an actor keep their order: a call that waits for its arguments delays all later
-ones. Messages to the node are sent under the lock, which keeps their order: a message takes no lock
-(`Channel.tell`). A request that waits for its reply must not be made under the lock.
-It must never know: what a task consists of, who runs it.
+A queue is a ring of bounded length, so tasks whose hints do not fit wait here, in order. Calls of
+an actor keep their order: a call that waits for its arguments delays all later ones. Messages to
+the node are sent under the lock, which keeps their order: a message takes no lock (`Channel.tell`).
+A request that waits for its reply must not be made under the lock.
 """
 
 from __future__ import annotations

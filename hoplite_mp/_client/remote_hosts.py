@@ -1,10 +1,8 @@
 """Starts nodes on other hosts: `Cluster(hosts=[...])`, by default over the system's ssh.
 
-Why it exists: nobody should need a second terminal. For each host this process runs
-Config.hosts_command once, which runs `hoplite-mp join` there. The token is sent through the
-command's standard input, never as an argument. The end of that input ends the node, so a broken
-connection leaves nothing behind.
-It must never know: what nodes do once they have joined.
+Nobody should need a second terminal. For each host this process runs Config.hosts_command once,
+which runs `hoplite-mp join` there. The token is sent through the command's standard input, never as
+an argument. The end of that input ends the node, so a broken connection leaves nothing behind.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Keeps unread results readable after the end of the cluster.
 
-Why it exists: as in the standard library, a finished Future may be read after its cluster has gone.
-Results in memory are pinned where they are. Spilled results are not restored into the store, which
-may be full of what was just pinned: the node reads them piece by piece into this process's private
-memory. That has a deadline and a size limit, so that leaving `with` always ends; a result that was
-not kept says so when it is read.
-It must never know: who closes, what a result is.
+As in the standard library, a finished Future may be read after its cluster has gone. Results in
+memory are pinned where they are. Spilled results are not restored into the store, which may be full
+of what was just pinned: the node reads them piece by piece into this process's private memory. That
+has a deadline and a size limit, so that leaving `with` always ends; a result that was not kept says
+so when it is read.
 """
 
 from __future__ import annotations

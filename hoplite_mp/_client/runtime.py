@@ -1,9 +1,8 @@
 """Runtime: one process's membership in a cluster, in drivers and workers alike.
 
-Why it exists: `Cluster` is only the public API; a Runtime is what that operates on: the store, the
-task table, the line to the node, and the identity of this process. `hoplite_mp.current()` finds the
-innermost open one.
-It must never know: the public API above it.
+`Cluster` is only the public API; a Runtime is what that operates on: the store, the task table, the
+line to the node, and the identity of this process. `hoplite_mp.current()` finds the innermost open
+one.
 """
 
 from __future__ import annotations

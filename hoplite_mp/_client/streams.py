@@ -1,11 +1,10 @@
 """Streams as their reader sees them: an iterator of refs to items that a generator yields
 elsewhere.
 
-Why it exists: the generator's task returns a *link*, an object that is pending at first; when it is
-done it names an item and the next link. A reader waits for its link, takes the item, and releases
-the link, which shows the generator's worker that the item was taken. When a link is lost with its
-process or host, the task is sent again and skips the items that were taken.
-It must never know: which worker, which host, how a generator is run.
+The generator's task returns a *link*, an object that is pending at first; when it is done it names
+an item and the next link. A reader waits for its link, takes the item, and releases the link, which
+shows the generator's worker that the item was taken. When a link is lost with its process or host,
+the task is sent again and skips the items that were taken.
 """
 
 from __future__ import annotations

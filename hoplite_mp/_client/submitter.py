@@ -1,10 +1,8 @@
 """The submitter's side of tasks: sending, dependencies, completions.
 
-Why it exists: the truth about a task is its header, but its submitter must hold the arguments until
-the task is done, send the task when they are ready, take over refs inside its result, and notify
-all that wait. Whichever comes first does so: the thread in `result()`, the next submit, or the
-collector.
-It must never know: how a task is run.
+The truth about a task is its header, but its submitter must hold the arguments until the task is
+done, send the task when they are ready, take over refs inside its result, and notify all that wait.
+Whichever comes first does so: the thread in `result()`, the next submit, or the collector.
 """
 
 from __future__ import annotations

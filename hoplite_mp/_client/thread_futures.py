@@ -1,8 +1,7 @@
 """ThreadFuture: the result of a call that a thread of this process makes in the background.
 
-Why it exists: a `concurrent.futures.Future` cannot be awaited, and `asyncio.wrap_future` would pass
-the cancellation of an `await` on to a call for which the other members of a Group wait.
-It must never know: which thread settles it, what a Group is.
+A `concurrent.futures.Future` cannot be awaited, and `asyncio.wrap_future` would pass the
+cancellation of an `await` on to a call for which the other members of a Group wait.
 """
 
 from __future__ import annotations

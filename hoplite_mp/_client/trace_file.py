@@ -1,11 +1,10 @@
 """Converts what nodes have recorded to a timeline for ui.perfetto.dev and chrome://tracing.
 
-Why it exists: the format (Chrome trace events, JSON) needs processes with tracks on which events do
-not overlap, and a single clock. Each node becomes such a process. Each of its workers has a track
-for its tasks, which may nest but not overlap otherwise; all other events are spread over as many
-tracks as it takes for none to overlap. Times of a node are shifted by the difference between its
-clock and the driver's.
-It must never know: where documents come from, where the text goes.
+The format (Chrome trace events, JSON) needs processes with tracks on which events do not overlap,
+and a single clock. Each node becomes such a process. Each of its workers has a track for its tasks,
+which may nest but not overlap otherwise; all other events are spread over as many tracks as it
+takes for none to overlap. Times of a node are shifted by the difference between its clock and the
+driver's.
 
     {"traceEvents": [...], "displayTimeUnit": "ms", "otherData": {what a reader must know}}
 """

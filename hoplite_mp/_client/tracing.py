@@ -1,9 +1,8 @@
 """The user's side of a trace: a `with` block that leaves a file.
 
-Why it exists: the nodes record what happens; this module begins and ends the recording, reads the
-records and writes the timeline. A wrong path is found before the recording begins, and the
-timeline's file appears complete or not at all.
-It must never know: how nodes record, what other formats there are.
+The nodes record what happens; this module begins and ends the recording, reads the records and
+writes the timeline. A wrong path is found before the recording begins, and the timeline's file
+appears complete or not at all.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """How a process waits for its objects; a worker runs the awaited tasks itself, or counts as
 blocked.
 
-Why it exists: a worker that only waited would be one worker less, and if all workers waited for
-tasks that they have submitted, nobody would run these. So a worker runs an awaited task in place if
-it can, and a worker that has waited for a while counts as blocked, whereupon the node starts a
-stand-in.
-It must never know: how tasks are sent, who starts workers.
+A worker that only waited would be one worker less, and if all workers waited for tasks that they
+have submitted, nobody would run these. So a worker runs an awaited task in place if it can, and a
+worker that has waited for a while counts as blocked, whereupon the node starts a stand-in.
 """
 
 from __future__ import annotations

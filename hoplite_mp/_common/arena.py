@@ -1,10 +1,9 @@
 """Allocates ranges for big blocks and spans in the store's address space.
 
-Why it exists: the store is one sparse file, which has plenty of address space but must not use much
-memory. The arena hands out ranges, prefers those whose pages are *warm* (touched before and not
-given back) in LIFO order, counts what is resident, and knows how much of it nobody has needed for
-a while. It is pure and touches no memory.
-It must never know: objects, clients, sockets, the clock.
+The store is one sparse file, which has plenty of address space but must not use much memory. The
+arena hands out ranges, prefers those whose pages are *warm* (touched before and not given back) in
+LIFO order, counts what is resident, and knows how much of it nobody has needed for a while. It is
+pure and touches no memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The names that dtypes travel under, and the memory of an array of any of them as plain bytes.
 
-The node can read a name without pickle. This module must never know what the names and bytes are
-written into.
+The node can read a name without pickle.
 """
 
 from __future__ import annotations

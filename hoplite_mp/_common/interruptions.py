@@ -1,10 +1,8 @@
 """Which exceptions a signal handler has raised.
 
-Why it exists: Python runs signal handlers between any two steps of the main thread, so what a
-handler raises (a timeout, say) comes out of whatever step was running. A call that reports errors
-of its arguments to other members must not take that for one, nor a pickler for a value that it
-cannot write.
-It must never know: what was running.
+Python runs signal handlers between any two steps of the main thread, so what a handler raises (a
+timeout, say) comes out of whatever step was running. A call that reports errors of its arguments to
+other members must not take that for one, nor a pickler for a value that it cannot write.
 """
 
 from __future__ import annotations

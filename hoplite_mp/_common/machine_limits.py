@@ -1,11 +1,9 @@
 """What this process tree may use: RAM, MemAvailable, CPUs, the limits of all enclosing cgroups, and
 those of the process itself (ulimit).
 
-Why it exists: a memfd has no limit of its own, so if a store grew too far, the kernel's
-out-of-memory killer would end processes. Therefore the node asks here before the store grows. Both
-versions of cgroups are read, from the process's own group up to the root, because a limit at any
-level applies.
-It must never know: the store, its objects, what the numbers are for.
+A memfd has no limit of its own, so if a store grew too far, the kernel's out-of-memory killer would
+end processes. Therefore the node asks here before the store grows. Both versions of cgroups are
+read, from the process's own group up to the root, because a limit at any level applies.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The numbers in an object's header: its states, kinds and flags, and the slots that are fixed.
 
-Why it exists: `cext/shm_layout.h` defines these numbers, and Python code in many rooms compares
-them. A question about a header, such as "does it have a value?", is answered by a set of states,
-which has a name here and nowhere else. tests/cext/test_headers.py compares every number with the C
-header.
-It must never know: which code asks, what an object is used for.
+`cext/shm_layout.h` defines these numbers, and Python code in many components compares them. A
+question about a header, such as "does it have a value?", is answered by a set of states, which has
+a name here and nowhere else. tests/cext/test_headers.py compares every number with the C header.
 """
 
 from __future__ import annotations

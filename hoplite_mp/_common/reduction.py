@@ -1,10 +1,9 @@
 """Reduces arrays on one host: by a compiled kernel if there is one, otherwise by numpy's function.
 
-Why it exists: the node (collectives on refs) and the leader of a Group's call make the same
-reductions, and must get the same bits. The result is defined as that of functools.reduce(np.add,
-arrays) with the dtype kept, except that float16 and bfloat16 are folded as float32 and rounded
-once; "mean" is the sum divided by the count, float64 for integers.
-It must never know: where the arrays lie, which ranks take part.
+The node (collectives on refs) and the leader of a Group's call make the same reductions, and must
+get the same bits. The result is defined as that of functools.reduce(np.add, arrays) with the dtype
+kept, except that float16 and bfloat16 are folded as float32 and rounded once; "mean" is the sum
+divided by the count, float64 for integers.
 """
 
 from __future__ import annotations

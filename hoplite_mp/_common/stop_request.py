@@ -1,8 +1,7 @@
 """Lets a signal ask this process to end.
 
-Why it exists: the process is to end properly, after what it is doing now, and the wait for the
-signal must not be able to hang.
-It must never know: what ends.
+The process is to end properly, after what it is doing now, and the wait for the signal must not be
+able to hang.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The rule by which bulk bytes move, without moving any: the twin of the compiled engine.
 
-Why it exists: code that plans or simulates transfers must follow the same rule as the engine. There
-is one rule: *a block moves when the watermarks of its inputs have passed it*. `cext/engine_*.c`
-applies it to bytes; here cells are numbers, and `tests/cext/test_engine_rule.py` runs random
-programs in both and compares them.
+Code that plans or simulates transfers must follow the same rule as the engine. There is one rule:
+*a block moves when the watermarks of its inputs have passed it*. `cext/engine_*.c` applies it to
+bytes; here cells are numbers, and `tests/cext/test_engine_rule.py` runs random programs in both and
+compares them.
 
     cell    bytes [0, watermark) are valid and final
     pull    copies the next block of another cell, as soon as all of it is there; a shorter cell
@@ -12,8 +12,6 @@ programs in both and compares them.
 
 Where blocks end is fixed by the size of a cell (`block_bytes_for`, `goal`), so the watermarks that
 a cell can ever show do not depend on time; only when it shows them does.
-
-It must never know: links, time, hosts (a cell's name may say where it is), what bytes mean.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """A Group's calls that a thread of the Group makes, one after the other, as they were begun.
 
-Why it exists: members match their calls by the order, so a call that was begun keeps its place
-until it is over, however long the other ranks take. It has no deadline. What may take too long is a
-wait for its Future: after the Group's `timeout` that wait raises HopliteTimeoutError, and the call
-goes on. Only a plain call, which its caller makes again after a HopliteTimeoutError, is withdrawn.
-A signal handler may raise an exception between any two steps of the threads that wait. So one step
-begins a call (`put` of the queue), and what is counted is counted by the Group's thread.
-It must never know: what a call is, how it is made, what its result is.
+Members match their calls by the order, so a call that was begun keeps its place until it is over,
+however long the other ranks take. It has no deadline. What may take too long is a wait for its
+Future: after the Group's `timeout` that wait raises HopliteTimeoutError, and the call goes on. Only
+a plain call, which its caller makes again after a HopliteTimeoutError, is withdrawn. A signal
+handler may raise an exception between any two steps of the threads that wait. So one step begins a
+call (`put` of the queue), and what is counted is counted by the Group's thread.
 """
 
 from __future__ import annotations

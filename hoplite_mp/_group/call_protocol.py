@@ -1,11 +1,10 @@
 """Makes a call of a Group, of any kind, from this member's part to this member's result.
 
-Why it exists: `Group` is what a user sees of the calls; this file makes them. Each member publishes
-its part. The lowest living rank, the leader, combines all parts and commits the call by one store
-of its number; then all members read the committed object. If a member dies before the commit, the
-lowest rank that still lives begins the call again with the living; if it dies after the commit, the
-result stands. So all survivors get the same bits and the same contributors.
-It must never know: other groups, what starts peers, messages from one member to another.
+`Group` is what a user sees of the calls; this file makes them. Each member publishes its part. The
+lowest living rank, the leader, combines all parts and commits the call by one store of its number;
+then all members read the committed object. If a member dies before the commit, the lowest rank that
+still lives begins the call again with the living; if it dies after the commit, the result stands.
+So all survivors get the same bits and the same contributors.
 """
 
 from __future__ import annotations

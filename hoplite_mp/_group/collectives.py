@@ -1,8 +1,7 @@
 """The calls that all members of a Group make together, each also in a form that returns a Future.
 
-Why it exists: a user sees `calling` as one method for each kind of call, whose docstring says what
-it takes and returns.
-It must never know: how a call is made, how a member joins or leaves.
+A user sees `calling` as one method for each kind of call, whose docstring says what it takes and
+returns.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Combines all parts of a Group's call, at its leader, when they are in one shared memory.
 
-Why it exists: a mistake in one rank's part must be an error on every rank; correct parts are
-combined only once, by the leader.
-It must never know: boards, when a call begins or is over.
+A mistake in one rank's part must be an error on every rank; correct parts are combined only once,
+by the leader.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """A member's small calls over several hosts: written to the board, answered there by the engine.
 
-Why it exists: while all members make small calls of one kind, the engines of their nodes exchange
-what they give, and no node runs Python (`cext/engine_small.h`). A member then writes its part to
-the board, rings its bell (an eventfd that the engine watches), and sleeps until the result lies
-beside the part. A call that is not small, or of another kind, goes through the node like any other
-(`multi_host.py`).
-It must never know: versions, nodes, what is done when members die.
+While all members make small calls of one kind, the engines of their nodes exchange what they give,
+and no node runs Python (`cext/engine_small.h`). A member then writes its part to the board, rings
+its bell (an eventfd that the engine watches), and sleeps until the result lies beside the part. A
+call that is not small, or of another kind, goes through the node like any other (`multi_host.py`).
 """
 
 from __future__ import annotations

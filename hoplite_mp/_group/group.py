@@ -1,10 +1,8 @@
 """Group: peers that call together, and send each other messages.
 
-Why it exists: in synchronous training no peer should have to ask a manager at each step. This file
-is what a user sees of a Group: how a member joins and leaves, and how a Group is split. The calls
-themselves are in `peer_calls`, the messages in `messaging`.
-It must never know: how a call is made (`calling`), how a message arrives (`inbox`), what starts
-peers.
+In synchronous training no peer should have to ask a manager at each step. This file is what a user
+sees of a Group: how a member joins and leaves, and how a Group is split. The calls themselves are
+in `peer_calls`, the messages in `messaging`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Messages that have arrived for one member of a Group, and the receives that wait for them.
 
-Why it exists: the node keeps what other members have sent until it has been received. The member
-asks its node for the list of new messages, but only when a counter on the board shows that there
-are any. It matches them with its receives by (source, tag): messages of one source in the order in
-which they were sent, receives in the order in which they were posted.
-It must never know: how a message is sent, how a member waits, calls.
+The node keeps what other members have sent until it has been received. The member asks its node for
+the list of new messages, but only when a counter on the board shows that there are any. It matches
+them with its receives by (source, tag): messages of one source in the order in which they were
+sent, receives in the order in which they were posted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Messages that members of a Group send to each other, outside of the order of calls.
 
-Why it exists: `send`, `recv` and `probe` of mpi4py, as methods of a Group. A message is an object
-of the store that the nodes hold until it is received, so `send` never waits for the receiver, and
-what does not fit into memory is spilled like any other object.
-It must never know: how nodes pass a message on, which nodes there are.
+`send`, `recv` and `probe` of mpi4py, as methods of a Group. A message is an object of the store
+that the nodes hold until it is received, so `send` never waits for the receiver, and what does not
+fit into memory is spilled like any other object.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """One member's side of a Group's calls when members live on several hosts.
 
-Why it exists: there is no memory that all members share, so a part is sent to the node of this
-host, small ones as bytes, large ones as objects or blocks; the result of the call comes back as one
-object.
-It must never know: which node leads, when a call is decided.
+There is no memory that all members share, so a part is sent to the node of this host, small ones as
+bytes, large ones as objects or blocks; the result of the call comes back as one object.
 """
 
 from __future__ import annotations

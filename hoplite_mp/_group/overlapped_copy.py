@@ -1,9 +1,8 @@
 """Copies a large part of a Group's call into its block of the store while other hosts read it.
 
-Why it exists: copying an array takes a good part of the time that sending it takes, so the node
-and the other hosts begin with the first bytes. What a signal handler raises meanwhile must not
-leave the part half written, because others wait for it.
-It must never know: which call it is, who reads the block.
+Copying an array takes a good part of the time that sending it takes, so the node and the other
+hosts begin with the first bytes. What a signal handler raises meanwhile must not leave the part
+half written, because others wait for it.
 """
 
 from __future__ import annotations

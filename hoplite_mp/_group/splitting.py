@@ -1,8 +1,7 @@
 """The Groups into which a Group is split: their members in order, and their names.
 
-Why it exists: every member derives the same from what all have given, so that it need not ask any
-other process. Only the manager, however, makes a process a member of a new Group.
-It must never know: boards, processes, how a member joins.
+Every member derives the same from what all have given, so that it need not ask any other process.
+Only the manager, however, makes a process a member of a new Group.
 """
 
 from __future__ import annotations

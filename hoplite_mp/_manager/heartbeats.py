@@ -1,9 +1,7 @@
 """A failure detector by heartbeats: which nodes have been silent for too long.
 
-Why it exists: the manager sends every node on the network a beat at fixed intervals and listens for
-theirs. Time in which this process itself did not run is not counted as silence.
-
-This module must never know connections, nor what happens to a node that is given up.
+The manager sends every node on the network a beat at fixed intervals and listens for theirs. Time
+in which this process itself did not run is not counted as silence.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """Whether this process may decide for the cluster: handles the messages of _planner/terms.py.
 
-Why it exists: a cluster with a standby has two processes that can be its manager. Both run the same
-loop around the same planner; this file tells whether that loop may decide now. Until it may,
-messages from nodes are held back.
+A cluster with a standby has two processes that can be its manager. Both run the same loop around
+the same planner; this file tells whether that loop may decide now. Until it may, messages from
+nodes are held back.
 
     first manager   lease ──► decides ◄──► too few hosts answer ──► for too long, or superseded:
                                                                     it steps down
     standby         candidate ──► has enough votes ──► lease, as above
-
-This module must never know what is decided, nor how messages travel.
 """
 
 from __future__ import annotations

@@ -10,9 +10,6 @@ reading from it instead, both sides could wait for each other.
 
 With a standby in the cluster, a Leadership tells whether this process may decide now. Until it may,
 messages for the planner are held. A standby runs the same loop, and may not decide before it wins.
-
-This module must never know what a message is about. Only NodeJoined, its answer NodeAdmitted and
-NodeReturned are looked into, for the number that says which connection leads to which node.
 """
 
 from __future__ import annotations

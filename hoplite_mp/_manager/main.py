@@ -1,8 +1,6 @@
 """The manager's process: the loop around the planner, with the descriptors that it is given.
 
-Why it exists: the supervisor forks this process with a few descriptors; this file makes a loop of
-them.
-It must never know: what a message is about.
+The supervisor forks this process with a few descriptors; this file makes a loop of them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The standby's process: a manager that waits until it may lead.
 
-Why it exists: nodes that have lost their manager call the address at which the standby listens. It
-collects their votes and, once it has won, is an ordinary manager. The former manager may be alive
-but cut off, so the standby tells it as soon as it can be reached that its term is over.
-It must never know: what makes it win (_manager/leadership.py).
+Nodes that have lost their manager call the address at which the standby listens. It collects their
+votes and, once it has won, is an ordinary manager. The former manager may be alive but cut off, so
+the standby tells it as soon as it can be reached that its term is over.
 """
 
 from __future__ import annotations

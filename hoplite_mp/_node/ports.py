@@ -1,9 +1,8 @@
 """Ports of the node: interfaces for everything that reaches out of its process.
 
-Why it exists: the same node runs on a real host, with a clock, descriptors and threads, and in a
-simulation, where a schedule decides about all of these (FoundationDB and TigerBeetle test their
-databases in this way). Rooms are given ports, and never call the clock or the system directly.
-It must never know: any room of the node.
+The same node runs on a real host, with a clock, descriptors and threads, and in a simulation, where
+a schedule decides about all of these (FoundationDB and TigerBeetle test their databases in this
+way). Components are given ports, and never call the clock or the system directly.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ class HasWorker(Protocol):
 
 
 class HasWorkers(Protocol):
-    """The room that knows all workers of this host."""
+    """The component that knows all workers of this host."""
 
     @property
     def all(self) -> Mapping[int, HasWorker]:

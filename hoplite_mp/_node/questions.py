@@ -1,10 +1,9 @@
 """Questions to other nodes, each answered by one message that carries the question's number.
 
-Why it exists: many rooms ask other hosts something and wait for the answer. None of them may wait
-for a host that is lost, so all open questions are in one table, and the loss of a host ends all
-questions to it. Some questions have a deadline as well, because one host that hangs must not
-block a command that asks all of them.
-It must never know: what is asked, what the answers are used for.
+Many components ask other hosts something and wait for the answer. None of them may wait for a host
+that is lost, so all open questions are in one table, and the loss of a host ends all questions to
+it. Some questions have a deadline as well, because one host that hangs must not block a command
+that asks all of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Sets of byte ranges: which bytes of a block have arrived or been written.
 
-Why it exists: a block that a process is still writing, and a copy whose transfer was planned anew,
-are filled in pieces that come in any order. Bytes that are there are not transferred again.
-It must never know: memory, who fills the block, what the bytes mean.
+A block that a process is still writing, and a copy whose transfer was planned anew, are filled in
+pieces that come in any order. Bytes that are there are not transferred again.
 """
 
 from __future__ import annotations

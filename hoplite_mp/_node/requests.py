@@ -1,12 +1,11 @@
 """Dispatch of requests of this host's processes, and undoing of grants whose reply was not read.
 
-Why it exists: a process sends its node one request after the other. Ctrl-C may interrupt the
-process while it waits, so that it never reads the reply. Each request that has a reply therefore
-carries the number of the last reply that the process has read, and what a later reply has granted
-(a lease, for example) is undone. Messages without a reply (number 0) come from any thread of the
-process, also while another one waits for a reply, and undo nothing. Which room handles which
-request is in `_node/runtime/client_table.py`.
-It must never know: sockets, how a client waits, what is asked.
+A process sends its node one request after the other. Ctrl-C may interrupt the process while it
+waits, so that it never reads the reply. Each request that has a reply therefore carries the number
+of the last reply that the process has read, and what a later reply has granted (a lease, for
+example) is undone. Messages without a reply (number 0) come from any thread of the process, also
+while another one waits for a reply, and undo nothing. Which component handles which request is in
+`_node/runtime/client_table.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Trace events of the node itself (transfers, spills, ...), recorded while a trace is running.
 
-Why it exists: many rooms do work that belongs into a timeline. Each of them adds an event here if
-the flag `on` is set, and need not know who traces or what the events are used for.
-It must never know: who traces, files, other hosts.
+Many components do work that belongs into a timeline. Each of them adds an event here if the flag
+`on` is set, and need not know who traces or what the events are used for.
 """
 
 from __future__ import annotations

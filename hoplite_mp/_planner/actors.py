@@ -10,8 +10,6 @@ it answers any claim that is still open.
 
 When a node dies, an actor that may be restarted on another host keeps its name until it is decided
 whether another node restarts it (_planner/owners.py).
-
-This module must never know what an actor is, nor how it is called.
 """
 
 from __future__ import annotations

@@ -15,8 +15,6 @@ nodes that wait for it are looked up.
 When a parent is lost, or a receiver reports that a parent failed it, all receivers that were
 pulling by that plan get a new one under a new epoch, and keep their bytes. A receiver for which no
 holder is left is refused; those that waited for it get new parents, or are refused in turn.
-
-This module must never know what an object is, nor how much of it a receiver has.
 """
 
 from __future__ import annotations

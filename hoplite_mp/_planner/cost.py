@@ -18,8 +18,6 @@ than its parent does. `broadcast` and `allreduce` choose the shares of the strip
 the least possible. Chain, tree and star follow Hoplite (Zhuang et al., SIGCOMM 2021), section 3;
 the bounds of one-hop stripes are those of Blink's one-hop trees (Wang et al., MLSys 2020) with
 unequal links.
-
-This module must never know nodes' numbers, nor which plan is taken in the end.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ Holders are the nodes that a request has named, which its sender knows from the 
 the nodes that have reported a copy. Nothing is assumed: a parent that failed one receiver stays
 listed for the others, because the fault may be that receiver's link. Only the node's own report or
 its death removes it from the list.
-
-This module must never know how parents are chosen.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """One Group as the planner knows it: its members, and what is remembered after its end.
 
-Why it exists: it holds the data of one Group, and the changes that concern this Group alone.
-`group.py` decides.
-
-This module must never know other groups, nodes that are sent messages.
+It holds the data of one Group, and the changes that concern this Group alone. `group.py` decides.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Groups of a manager that has died, as the nodes of their members report them to the next one.
 
-Why it exists: the manager that has died may have told one node of a change, and not another one, so
-reports of one Group differ. Its latest version counts, and what a node reports of a member counts
-if that version shows the same member. Requests to join that were answered, but whose answers were
-not received, are found again by the ranks that the latest version shows at their nodes.
-
-This module must never know how a living Group changes (`group.py` decides).
+The manager that has died may have told one node of a change, and not another one, so reports of one
+Group differ. Its latest version counts, and what a node reports of a member counts if that version
+shows the same member. Requests to join that were answered, but whose answers were not received, are
+found again by the ranks that the latest version shows at their nodes.
 """
 
 from __future__ import annotations

@@ -15,8 +15,6 @@ its slot.
 After every event `_settle` applies these rules. If the masks have changed, it sends them to the
 members' nodes, together with what a call over several nodes needs: the node of each rank, and the
 stripes of large calls. A call itself does not ask the manager.
-
-This module must never know what members compute, nor where a board is.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """A new planner for a cluster that is already at work: it collects reports before it decides.
 
-Why it exists: the manager's process may die while nodes, transfers and Groups live. It knew what
-the nodes had reported, and the plans that it had made from that; the nodes still have both. Here
-their reports are collected until every node that any of them knows has come back, or RESTORE_S is
-over; other messages wait. Then each room of the planner takes over what concerns it, and a node
-that has not come back is lost, like any other.
-
-This module must never know what a plan means, nor why the manager was started again.
+The manager's process may die while nodes, transfers and Groups live. It knew what the nodes had
+reported, and the plans that it had made from that; the nodes still have both. Here their reports
+are collected until every node that any of them knows has come back, or RESTORE_S is over; other
+messages wait. Then each component of the planner takes over what concerns it, and a node that has
+not come back is lost, like any other.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ that is over is ignored.
 
 The memory used is bounded by the hosts and client slots of the cluster: three numbers per node that
 ever joined, one number per slot that ever lost a process.
-
-This module must never know what nodes and clients are used for.
 """
 
 from __future__ import annotations

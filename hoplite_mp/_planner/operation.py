@@ -17,8 +17,6 @@ The table TRANSITIONS holds every transition that a message can cause, except th
 links (OperationSlow) may lead to a next epoch of a plan that is being executed. A message that is
 not in it is ignored, which disposes of late ones. A transition only records what was learned;
 `reduce` then draws the conclusion, in the same way after every message.
-
-This module must never know what a source contains, nor which nodes would be best.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ they had always been its own.
 
 One number is kept for each object that has outlived its owner, until its new owner reports that the
 object is gone.
-
-This module must never know what an object is used for.
 """
 
 from __future__ import annotations

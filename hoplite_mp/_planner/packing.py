@@ -11,8 +11,6 @@ part KEEP_RATE of that rate.
 Packing takes 0.2 s for 8 nodes, 4 s for 16, 50 s for 32. Therefore the planner asks for it by a
 field of Plan; the manager's loop calls `pack` where nothing waits for it, and hands the answer to
 `step`.
-
-This module must never know what is sent along the trees.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Remembers the forests of the last operations, for operations that are the same.
 
-Why it exists: a program makes the same collectives again and again, and computing a forest over a
-thousand nodes takes milliseconds. The same nodes, bytes and links give the same forest.
-
-This module must never know how a forest is chosen.
+A program makes the same collectives again and again, and computing a forest over a thousand nodes
+takes milliseconds. The same nodes, bytes and links give the same forest.
 """
 
 from __future__ import annotations

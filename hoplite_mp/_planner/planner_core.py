@@ -4,9 +4,6 @@
 effect. The same messages at the same times give the same plans, in a manager, in a simulation and
 in a test. A message that is late, a duplicate, or from a life that is over gives an empty plan,
 never an exception, so that no node can end the cluster by sending a message at the wrong time.
-
-This module must never know how messages arrive, what time it really is, or how many processes
-stand behind a node. It only passes each message to the part of the planner that decides about it.
 """
 
 from __future__ import annotations

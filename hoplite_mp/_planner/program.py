@@ -18,8 +18,6 @@ A cell is filled by a pull or a fold, or is full from the start (`Program.given`
 node holds itself). One rule drives all of it: a block is moved or folded as soon as the watermarks
 of its inputs have passed it. A fold with one source is that source under another name, so nothing
 is copied. For kinds that copy, "stripe" k is the whole k-th member.
-
-This module must never know bytes, elements, sockets or files.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ while it runs. Nothing is kept of a finished operation.
 
 Reproducible results have rule "fold": owners receive every member by itself and fold from left to
 right. This gives up what pre-reduction saves: a node with k members sends k times the bytes.
-This module must never know what a source contains, nor how it is added.
 """
 
 from __future__ import annotations

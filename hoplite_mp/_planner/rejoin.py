@@ -1,17 +1,15 @@
 """Members that wait for others that may never join.
 
-Why it exists: a task that has left its Group, has died afterwards and is tried again opens a Group
-of that name anew. That is right as long as the other members' tasks may join too, because they use
-the name again or are tried again themselves. When all of these tasks are over none of them will, so
-the member need not wait for the whole time that a Group may take to form. The node from whose host
-a task was submitted knows whether the task is over. It is asked once, and answers when the task is
+A task that has left its Group, has died afterwards and is tried again opens a Group of that name
+anew. That is right as long as the other members' tasks may join too, because they use the name
+again or are tried again themselves. When all of these tasks are over none of them will, so the
+member need not wait for the whole time that a Group may take to form. The node from whose host a
+task was submitted knows whether the task is over. It is asked once, and answers when the task is
 over.
 
 The same is asked about a task that was a member of a Group that is not whole yet and has left it,
 or has died. As long as this task is not over it may join again, because it is tried again or calls
 `group()` once more. When it is over the Group can never be whole.
-
-This module must never know boards, ranks that are free, how a node finds out.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ stripe with the same owner and the same bounds is the same stripe as before, and
 kept if its contributor gives the same members as before. With n owners, a death half way costs
 about 1/n of the operation. The stripes of a node whose link has become slow are cut in the same
 way (`slow_owners`).
-
-This module must never know why a node owns no stripes any more.
 """
 
 from __future__ import annotations

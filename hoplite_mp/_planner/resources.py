@@ -1,9 +1,8 @@
 """Resources of one node: how much there is, which task holds which part, and which is next.
 
-Why it exists: GPUs, licences or shares of a disk are counted, and tasks, actors and workers wait
-until enough of them are free. This module is only the accounting, in whole numbers, so that it can
-be tested exhaustively; _node/tasks/resources.py takes the requests and acts on the answers.
-It must never know: messages, processes, time.
+GPUs, licences or shares of a disk are counted, and tasks, actors and workers wait until enough of
+them are free. This module is only the accounting, in whole numbers, so that it can be tested
+exhaustively; _node/tasks/resources.py takes the requests and acts on the answers.
 
 Amounts are integers in units of 1/10000, so that ten times 0.1 is one. If a node has a whole number
 of a resource, at most INDICES_MAX, each piece has an index: 0, 1, ... The whole part of a demand

@@ -1,13 +1,12 @@
 """Who owns the stripes of an allreduce when the link of one owner becomes slow in the middle of it.
 
-Why it exists: of n hosts that give one array each and get the result, one that owns the share w
-sends and receives (1 - w) of the array for the others' stripes and (n - 1) w for its own: parts of
-stripes, then results of folds. Without a stripe it does so with the array once. So if its link
-becomes slow early enough, the call is over earlier when the others take its stripe. What it has
-sent to other owners counts as before (_node/execution/carryover.py), but parts of its own stripe
-that it has received are sent once more, to others. Reduces and broadcasts gain nothing by this:
-there each host sends or receives the whole array anyway.
-It must never know: how messages travel, clocks, how bytes move.
+Of n hosts that give one array each and get the result, one that owns the share w sends and receives
+(1 - w) of the array for the others' stripes and (n - 1) w for its own: parts of stripes, then
+results of folds. Without a stripe it does so with the array once. So if its link becomes slow early
+enough, the call is over earlier when the others take its stripe. What it has sent to other owners
+counts as before (_node/execution/carryover.py), but parts of its own stripe that it has received
+are sent once more, to others. Reduces and broadcasts gain nothing by this: there each host sends or
+receives the whole array anyway.
 """
 
 from __future__ import annotations

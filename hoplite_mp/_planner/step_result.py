@@ -2,8 +2,6 @@
 
 A plan is data. The loop that carries it out decides nothing, and a test can compare plans without
 sockets and clocks.
-
-This module must never know how a plan came about.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ Three shapes are compared by `cost`:
 A stripe below STRIPE_BYTES_MIN is not worth its streams, so small objects have few owners: those
 with the largest shares, and among equals those that arrived first. When all contributions are on
 the only destination, the forest is that node alone.
-
-This module must never know why a source is a member, nor how bytes move.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which manager may decide for the cluster: terms, votes, and leases (Gray and Cheriton).
 
-Why it exists: with a standby a manager may be at two places, and the network between them can be
-cut. There is one class for each side; the time is passed in:
+With a standby a manager may be at two places, and the network between them can be cut. There is one
+class for each side; the time is passed in:
 
     Lease      the manager's: it decides only while at least half of the hosts are bound to it
     Voter      a node's: which manager it follows, and whether it is free to vote for another
@@ -15,8 +15,6 @@ manager has expired, however long messages took. The rates of clocks may differ 
 Hosts join and leave, so there are *lists* of them, whose versions only rise. A list counts for the
 manager until half of its hosts know a later one; a candidate counts by the latest list that any of
 its voters knows. So a list that no host of a majority knows cannot be in force.
-
-This module must never know connections nor planners. Its callers send the messages.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Remembers Groups that have ended, because tasks of their members may be tried again and ask anew.
 
-Why it exists: the task of a member that has died in its Group is tried again, and asks for the
-Group again. If the other members have left, no other member would ever join, so the request is
-refused at once. It is not refused if all members have died, because then their tasks are tried
-again together and form the Group anew. Nor is it refused to a task that has left the Group, because
-a task may use a name twice, and so may one that is tried again (`mates`).
-
-This module must never know processes, boards, why a task is tried again.
+The task of a member that has died in its Group is tried again, and asks for the Group again. If the
+other members have left, no other member would ever join, so the request is refused at once. It is
+not refused if all members have died, because then their tasks are tried again together and form the
+Group anew. Nor is it refused to a task that has left the Group, because a task may use a name
+twice, and so may one that is tried again (`mates`).
 """
 
 from __future__ import annotations

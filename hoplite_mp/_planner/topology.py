@@ -12,8 +12,6 @@ Rates are kept per host and direction (a switched LAN is a star), and per pair o
 was reported: pairs that are much slower than both their ends show that the LAN is no star. The rate
 of a pair is ignored when no report has confirmed it for PAIR_S. Plans avoid a pair that is believed
 to be slow, so without this a pair that has become fast would never be measured again.
-
-This module must never know what is sent over a link.
 """
 
 from __future__ import annotations

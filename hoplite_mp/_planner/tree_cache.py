@@ -1,12 +1,10 @@
 """Packed trees for LANs that are no star: requested once, used as soon as they are packed.
 
-Why it exists: packing takes seconds, and a plan does not wait for it. The first spread between some
-nodes uses stripes and requests trees; later ones use the trees. When a rate has changed, new trees
-are requested; until they are packed, the last ones are used if they are still faster than stripes.
-Stripes are kept where narrow paths do not slow them down, because with many receivers each of
-these paths carries few bytes.
-
-This module must never know how trees are packed, nor what is spread.
+Packing takes seconds, and a plan does not wait for it. The first spread between some nodes uses
+stripes and requests trees; later ones use the trees. When a rate has changed, new trees are
+requested; until they are packed, the last ones are used if they are still faster than stripes.
+Stripes are kept where narrow paths do not slow them down, because with many receivers each of these
+paths carries few bytes.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@
 
 An actor is known by its *identity*, the id of an object on its host. A node that connects to a new
 manager claims its names again, so names need no report of their own.
-
-This module must never know what an actor is.
 """
 
 from __future__ import annotations

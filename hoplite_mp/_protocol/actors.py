@@ -1,8 +1,7 @@
 """The messages between a client and its node about actors.
 
-Why it exists: calls of actors are tasks and need no message. With these messages a client opens,
-finds and ends actors, and an actor's process asks what it must know when it starts again.
-It must never know: how a process is started, what a call does.
+Calls of actors are tasks and need no message. With these messages a client opens, finds and ends
+actors, and an actor's process asks what it must know when it starts again.
 """
 
 from __future__ import annotations

@@ -13,8 +13,6 @@ The checksums are for connections without TLS, because small values travel insid
 packets that were damaged on the way TCP's own sum of 16 bits lets about one in ten thousand pass.
 The length has a checksum of its own, because a reader could wait for the bytes of a damaged length
 as long as beats arrive.
-
-This module must never know sockets, nor what the messages mean.
 """
 
 from __future__ import annotations

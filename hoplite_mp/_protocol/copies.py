@@ -8,8 +8,6 @@ The Distributes of a cluster are numbered by *epochs*. No two have the same epoc
 different objects, so a message about one is never taken for a message about another. A receiver
 follows the latest plan that names it and keeps the bytes that it has. Withdraw ends one plan; all
 bytes stay.
-
-This module must never know how parents are chosen.
 """
 
 from __future__ import annotations

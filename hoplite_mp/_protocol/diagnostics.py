@@ -5,8 +5,6 @@
 
 Each node records its part of a trace. At its end that part is one document, which is read in
 pieces. This file also defines the form of such a document.
-
-This module must never know how messages travel, nor what their receivers do with them.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Every message checks itself when it is made, so these checks run on both sides of every connection;
 each raises ValueError naming the field and its value. The limits here belong to the vocabulary
 (both sides must agree on them); the limits of one process are in `config`.
-
-This module must never know which messages there are.
 """
 
 from __future__ import annotations

@@ -3,12 +3,9 @@
     preamble | "HOPLITE" | protocol version u8 |                      each side, once, first
     frame    | body length u16, little-endian | body: MessagePack array [name, field, ...] |
 
-Why it exists: these few messages are read from every process that can reach the port. So they have
-a small limit, fields of fixed or limited length, and a decoder that builds only what the type
-allows. The form of the preamble never changes, so that two versions of this protocol can recognize
-each other.
-
-This module must never know the order of the messages, the key, nor any connection.
+These few messages are read from every process that can reach the port. So they have a small limit,
+fields of fixed or limited length, and a decoder that builds only what the type allows. The form of
+the preamble never changes, so that two versions of this protocol can recognize each other.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@
 The leading node is that of the lowest living rank. Only it decides, so a call is decided once.
 Every node keeps a decision until the next call, so that a new leader can learn it (GroupSync).
 Calls are numbered from 0 within one generation of the group.
-
-This module must never know how bytes are reduced, nor which processes are members.
 """
 
 from __future__ import annotations

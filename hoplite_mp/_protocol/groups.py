@@ -3,8 +3,6 @@
 A member is (node, client slot, generation of the slot). A group is *formed* when all its ranks
 have joined for the first time. Before that, a member that leaves frees its rank; afterwards a
 newcomer with a free rank is *joining* until its node reports that the living have admitted it.
-
-This module must never know what members exchange, which takes other ways than these messages.
 """
 
 from __future__ import annotations

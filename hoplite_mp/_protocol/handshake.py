@@ -20,8 +20,6 @@ Sans-io: `feed` the received bytes and send `outgoing()`, until there is a `resu
 raises. `wanted` is how many bytes may be read for it, so that the bytes after the handshake stay in
 the connection for its owner. Nothing is unpickled, and no memory is allocated for a length before
 it has been compared with a limit of a few KiB.
-
-This module must never know sockets, TLS, files, nor what time it is: `deadline` is for the caller.
 """
 
 from __future__ import annotations

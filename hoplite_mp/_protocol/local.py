@@ -1,9 +1,8 @@
 """The messages between a client and its node, on one host.
 
-Why it exists: a client does most things without other processes. For the rest (memory, collectives,
-groups, pools) it sends the node these messages. One message is one packet of a SEQPACKET
-socketpair. A reply that no caller waits for any more (after Ctrl-C) is dropped by its number.
-It must never know: how either side does what is asked.
+A client does most things without other processes. For the rest (memory, collectives, groups, pools)
+it sends the node these messages. One message is one packet of a SEQPACKET socketpair. A reply that
+no caller waits for any more (after Ctrl-C) is dropped by its number.
 """
 
 from __future__ import annotations

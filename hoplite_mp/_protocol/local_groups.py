@@ -1,8 +1,7 @@
 """The messages between a member of a Group and its node, on one host.
 
-Why it exists: it is the part of `local.py` about Groups. A group on one host needs these messages
-only when members join and leave; with members on other hosts each call is a message to the node.
-It must never know: how a call is decided.
+It is the part of `local.py` about Groups. A group on one host needs these messages only when
+members join and leave; with members on other hosts each call is a message to the node.
 """
 
 from __future__ import annotations

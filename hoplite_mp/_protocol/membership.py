@@ -8,8 +8,6 @@ A node names its *host id* (the id of its host's life), and the manager gives it
 in order of joining: 0, 1, 2 ... The first to join is 0, so the node that is forked together with
 its manager knows its number and need not wait for the answer. A number belongs to its host id for
 ever: a node that joins again with a known one gets its old number, if its incarnation is higher.
-
-This module must never know what nodes are used for.
 """
 
 from __future__ import annotations

@@ -25,8 +25,6 @@ Terms: an *operation* id is chosen by the requesting node and never used twice i
 *epoch* counts the plans of one operation, from 1 (for copies: those of the cluster); a
 *generation* of a client slot counts its uses, that of a group counts the groups of the cluster; a
 *rank mask* has bit r for rank r.
-
-This module must never know how messages travel, nor what their receivers do with them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The messages about collectives on refs: a request, its sources, a plan, its end.
 
-    request ─► sources become ready or fail ─► plan (epoch 1) ─► stripes complete ─► commit
-                                                 ▲      │
-                                                 └──────┘ sources vanished, a node was lost:
-                                                          epoch + 1
-
-This module must never know how an order of arrival is decided, nor how bytes are added.
+request ─► sources become ready or fail ─► plan (epoch 1) ─► stripes complete ─► commit
+                                             ▲      │
+                                             └──────┘ sources vanished, a node was lost:
+                                                      epoch + 1
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ gives it for life (`output_owner_name`). Before a worker serves another audience
 into both of its pipes; what follows the mark in a pipe is for the new audience. So a line finds its
 driver even if the node reads it when the worker already runs another task. A mark contains the
 host's random id, so no output of a program is taken for a mark by accident.
-
-This module must never know how messages travel, nor which process reads a pipe.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ The owner of an object counts which hosts hold it. When it dies, the survivors r
 which of its objects they hold. The living node with the lowest number that has the whole object
 becomes its owner (for an actor: a node that can start it again). The object keeps its id, which may
 name a dead host.
-
-This module must never know how owners count, nor what objects are.
 """
 
 from __future__ import annotations

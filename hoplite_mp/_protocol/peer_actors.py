@@ -6,8 +6,6 @@
     ActorSought ─► ActorFound                      about an actor whose host was lost
 
 Calls travel like all tasks (RunTask), with the number of the actor's pool on its host.
-
-This module must never know how messages travel, nor what their receivers do with them.
 """
 
 from __future__ import annotations

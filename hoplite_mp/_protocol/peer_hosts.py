@@ -1,7 +1,4 @@
-"""The messages between nodes about their hosts: workers, pools of workers, leaving, counters.
-
-This module must never know how messages travel, nor what their receivers do with them.
-"""
+"""The messages between nodes about their hosts: workers, pools of workers, leaving, counters."""
 
 from __future__ import annotations
 

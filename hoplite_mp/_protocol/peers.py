@@ -14,8 +14,6 @@ An object's *owner* is the host that made its id, or the one that the manager ha
 death (_planner/owners.py). The importer gives each import a number, so that a late message about an
 import that is over is never taken for one about the next import of the same object. Small values
 travel inside these messages; big ones are fetched over data connections, by plans.
-
-This module must never know how messages travel, nor what their receivers do with them.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@
 A message is an object of the sender's host. That host holds it until the receiver's host has a copy
 of a small one, or counts as a holder of a large one. Connections between nodes keep the order, so
 all messages of a member arrive before the report that it is gone.
-
-This module must never know which processes are members, nor what becomes of a message.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@
 A manager knows what nodes have reported to it, so they can give it all of that again. The messages
 between NodeReturned and Reported that are not of this file are ordinary ones, sent again: requests
 without an answer, and failures that the last manager may not have received.
-
-This module must never know what the manager does with the report.
 """
 
 from __future__ import annotations

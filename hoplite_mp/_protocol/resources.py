@@ -1,8 +1,7 @@
 """The messages between a client and its node about resources.
 
-Why it exists: a task without resources costs no message. A task with resources is announced to the
-node, which decides when and where it may begin.
-It must never know: how a node shares out what it has.
+A task without resources costs no message. A task with resources is announced to the node, which
+decides when and where it may begin.
 """
 
 from __future__ import annotations

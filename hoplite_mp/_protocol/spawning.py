@@ -1,7 +1,6 @@
 """The data that a host is started with, and the messages between its supervisor and its node.
 
-Why it exists: only the supervisor starts processes, and only the node knows which are needed.
-It must never know: how a process is started, why.
+Only the supervisor starts processes, and only the node knows which are needed.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@
     standby  ◄─  Promote  ── the command;  Promoted ─►
 
 In a cluster without a standby none of them is sent. _planner/terms.py decides what they mean.
-
-This module must never know which process sends over which connection.
 """
 
 from __future__ import annotations

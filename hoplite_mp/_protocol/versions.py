@@ -1,9 +1,7 @@
 """The software versions at both ends of a connection, and whether they can work together.
 
-Why it exists: functions travel as byte code and arrays as pickles. Between different minor versions
-that may fail late, or give wrong results without an error. So the handshake fails instead, with a
-table.
-It must never know: connections.
+Functions travel as byte code and arrays as pickles. Between different minor versions that may fail
+late, or give wrong results without an error. So the handshake fails instead, with a table.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The messages between a client and its node about one call of `Cluster.run`: a round.
 
-    caller ── OpenRound ─►  node     pool of the round, and how many workers it has
-           ── tasks of that pool, one for each worker; BeginRound ─►
-    worker ── TakeRound ─►  node     its task of each round that it has not run yet
-    caller ── ClosePool ─►  node     the round is over
-           ── EndRound ─►   node     tasks that have not begun are not run
-
-It must never know: how either side does what is asked.
+caller ── OpenRound ─►  node     pool of the round, and how many workers it has
+       ── tasks of that pool, one for each worker; BeginRound ─►
+worker ── TakeRound ─►  node     its task of each round that it has not run yet
+caller ── ClosePool ─►  node     the round is over
+       ── EndRound ─►   node     tasks that have not begun are not run
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Payloads of one array: a head that the node can read too, and the array's own memory.
 
-Thanks to that head, a reduction never unpickles a user's data. This module must never know pickle,
-refs, or which process wants the array.
+Thanks to that head, a reduction never unpickles a user's data.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Arrays among a task's arguments that the task reads where they lie, instead of its own copies.
 
-Why it exists: `submit` gives a task its own copy of each array that is passed by value. Callers
-that promise read-only arguments (joblib's large arrays) save that copy, and the same array in a
-hundred tasks is stored once: the stream names the object that holds it. An array over a file
-travels as the name of its file, because the workers of the same host can map that too.
-It must never know: the store, when an array has changed, which library wants this.
+`submit` gives a task its own copy of each array that is passed by value. Callers that promise
+read-only arguments (joblib's large arrays) save that copy, and the same array in a hundred tasks is
+stored once: the stream names the object that holds it. An array over a file travels as the name of
+its file, because the workers of the same host can map that too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Functions and classes by value in our streams: cloudpickle's reductions, and what they carry.
 
-Why it exists: cloudpickle gives the functions of every stream globals of their own. Functions in
-our streams name the namespace to which they belong, and bring a manifest of the globals that they
-use, each with its fingerprint. It must never know what becomes of them where they arrive: see
-`namespaces`.
+Cloudpickle gives the functions of every stream globals of their own. Functions in our streams name
+the namespace to which they belong, and bring a manifest of the globals that they use, each with its
+fingerprint.
 """
 
 from __future__ import annotations

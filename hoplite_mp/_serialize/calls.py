@@ -1,7 +1,4 @@
-"""The arguments of a task as a payload: the refs that the task waits for, and their places.
-
-It must never know the task: neither its function nor where it will run.
-"""
+"""The arguments of a task as a payload: the refs that the task waits for, and their places."""
 
 from __future__ import annotations
 

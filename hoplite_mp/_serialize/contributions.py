@@ -1,9 +1,8 @@
 """What a rank gives to a Group's call, what it gets, and what kind of error a mistake is.
 
-Why it exists: an array is sent to the others as its bytes, everything else as a pickled object.
-Which values are sent as bytes, what a reduction refuses, and what `out=` accepts is the same on one
-host and on several.
-It must never know: boards, nodes, how a contribution is stored or sent.
+An array is sent to the others as its bytes, everything else as a pickled object. Which values are
+sent as bytes, what a reduction refuses, and what `out=` accepts is the same on one host and on
+several.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How buffers are copied for a reader that may write.
-
-It must never know where a worker gets its memory from; a worker sets its own function here.
-"""
+"""How buffers are copied for a reader that may write."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Failures as payloads: the exception where it can travel, and always its text.
 
 An exception raised in a worker may run any code when it is pickled or loaded. So nothing here
-trusts it, and neither encoding nor decoding raises. It must never know what failed, nor which
-process receives the failure. The exceptions of the library itself are in `hoplite_mp.errors`.
+trusts it, and neither encoding nor decoding raises.
 
 A message between hosts has room for a short payload only, and the node that sends it never
 unpickles, so it could not shorten one. Therefore a payload above WHOLE_BYTES_MAX has another whole

@@ -1,12 +1,11 @@
 """Fingerprints: has a value changed since its sender last sent it?
 
-Why it exists: what tasks have made of a global variable is to stay until the sender changes that
-variable, so a sender sends each value with a fingerprint that differs from those of its earlier
-states. The fingerprint of a small immutable value is its pickle, that of any other value a digest
-of its pickle. In that pickle a function by value is written as a number, which stands for its
-identity, with what it carries except globals, because those have fingerprints of their own. Two
-fingerprints can only be compared if the same process has made them.
-It must never know: which processes send and receive.
+What tasks have made of a global variable is to stay until the sender changes that variable, so a
+sender sends each value with a fingerprint that differs from those of its earlier states. The
+fingerprint of a small immutable value is its pickle, that of any other value a digest of its
+pickle. In that pickle a function by value is written as a number, which stands for its identity,
+with what it carries except globals, because those have fingerprints of their own. Two fingerprints
+can only be compared if the same process has made them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The functions of tasks as bytes, with a name in front that is read without unpickling.
 
-They are no payloads, because the sender chooses where they are stored. It must never know tasks or
-their arguments.
+They are no payloads, because the sender chooses where they are stored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The layout of payloads, whatever they mean: structs, flags, and where things stand.
 
-docs/architecture.md draws the layout ("Payload of an object"); this is the one place in Python
-that spells it out. It must never know what a value or a pickle is.
+docs/architecture.md draws the layout ("Payload of an object"); this is the one place in Python that
+spells it out.
 
 Payloads come from other processes and hosts. A reader compares the sizes in the head with how many
 bytes there are before it allocates anything, and raises ValueError if they do not fit. The contents

@@ -1,13 +1,12 @@
 """Namespaces: the globals of functions that came by value, one dictionary for each origin.
 
-Why it exists: in the standard library all functions of a module share its globals, so what an
-initializer or a task sets there is seen by the next task. Functions by value do so here too: a
-namespace stands for one module of one process, its *origin*, in every process that its functions
-come to. A function brings the values of its globals as a manifest of *entries*. An entry is written
-only if its fingerprint differs from that of its sender's last entry of that name. So what tasks
-have set stays until the sender changes it. At home, in the process of the origin, the namespace is
-the module itself; nothing is written there, because it is newer than any entry that comes back.
-It must never know: tasks; how entries come to be written into streams.
+In the standard library all functions of a module share its globals, so what an initializer or a
+task sets there is seen by the next task. Functions by value do so here too: a namespace stands for
+one module of one process, its *origin*, in every process that its functions come to. A function
+brings the values of its globals as a manifest of *entries*. An entry is written only if its
+fingerprint differs from that of its sender's last entry of that name. So what tasks have set stays
+until the sender changes it. At home, in the process of the origin, the namespace is the module
+itself; nothing is written there, because it is newer than any entry that comes back.
 """
 
 from __future__ import annotations

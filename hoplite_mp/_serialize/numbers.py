@@ -1,7 +1,7 @@
 """Payloads of one number, or None: the head itself holds the bytes, beside the name of their dtype.
 
 They are made and read without pickle (except ints beyond 64 bits), because many results are just
-one number. It must never know about containers and refs, because a number has neither.
+one number.
 """
 
 from __future__ import annotations

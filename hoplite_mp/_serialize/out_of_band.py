@@ -1,11 +1,10 @@
 """Large arrays beside a function's stream: the writer names them, the reader fetches them.
 
-Why it exists: a function by value is bytes, and 100 MB of a global array would be written into them
-each time. Such arrays are objects of their own instead; the stream names them by their places in a
-list. The value of a global variable is named by a *shared* value: it is fetched when it is written
-to its namespace, and functions that name the same variable do not each bring their own. What is
-fetched is copied, because globals are the worker's own and must not pin an object.
-It must never know: the store, when an array has changed.
+A function by value is bytes, and 100 MB of a global array would be written into them each time.
+Such arrays are objects of their own instead; the stream names them by their places in a list. The
+value of a global variable is named by a *shared* value: it is fetched when it is written to its
+namespace, and functions that name the same variable do not each bring their own. What is fetched is
+copied, because globals are the worker's own and must not pin an object.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A pickle stream that is being written, and what goes beside it: buffers and refs.
 
-Why it exists: both picklers write into it, and the modules that put arrays beside a stream
-(`aside`, `lent`) ask it for the places of refs. It must never know which pickler writes it, nor
-what it is used for.
+Both picklers write into it, and the modules that put arrays beside a stream (`aside`, `lent`) ask
+it for the places of refs.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 The *light* one is C's own with `reducer_override`, which is called for every object of a type that
 C does not know. (`persistent_id` would do for refs as well, but costs a Python call for every
 element of every list.) The *heavy* one is cloudpickle's. It is used only when the light one fails,
-mostly because it has met code that readers cannot import. It must never know what a stream is used
-for, nor its place in a payload.
+mostly because it has met code that readers cannot import.
 """
 
 from __future__ import annotations

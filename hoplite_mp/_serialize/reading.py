@@ -2,7 +2,7 @@
 
 These functions must know how refs are made, and whether arrays become writable. A stream cannot
 contain that, so they find it in a thread-local `Reading`. Their names all begin with `load_`, and
-are part of the payloads. It must never know how streams are written, nor where they are stored.
+are part of the payloads.
 """
 
 from __future__ import annotations

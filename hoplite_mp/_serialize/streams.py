@@ -1,7 +1,6 @@
 """Pickle streams as payloads: laid out with their refs and buffers, and read back from there.
 
-Values, calls and errors share this. It must never know what a stream stands for, nor how picklers
-write it.
+Values, calls and errors share this.
 """
 
 from __future__ import annotations

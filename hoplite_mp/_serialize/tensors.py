@@ -1,11 +1,10 @@
 """Tensors of torch: their memory stands beside the stream, and is read in place.
 
-Why it exists: pickle alone writes a tensor's elements into the stream. torch has no read-only
-tensors, and warns of read-only memory. So a large tensor that is read from the store gets pages of
-its own where it is written to, and uses the store's pages everywhere else.
-A tensor that fills its memory travels as that memory, so tensors that share it share it again. A
-tensor that is a part of a larger one is copied and travels alone, without the rest.
-It must never know: the store, when torch was imported. It only uses torch where a tensor is met.
+Pickle alone writes a tensor's elements into the stream. torch has no read-only tensors, and warns
+of read-only memory. So a large tensor that is read from the store gets pages of its own where it is
+written to, and uses the store's pages everywhere else. A tensor that fills its memory travels as
+that memory, so tensors that share it share it again. A tensor that is a part of a larger one is
+copied and travels alone, without the rest.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Hosts on a switch: rates and delays of their links, stopped hosts, cuts.
 
-Why it exists: a block leaves its host at the host's up rate, one after the other, and arrives at
-the receiver's down rate, queued behind earlier blocks; both overlap, as with packets. Streams that
-have a block ready take turns, and each has at most WINDOW_BLOCKS on the way, so a stream that is
-held up holds up no other. Messages have priority over blocks and are ordered within a connection;
-they delay the next block by the time that their bytes need. Messages of different connections may
-overtake each other.
+A block leaves its host at the host's up rate, one after the other, and arrives at the receiver's
+down rate, queued behind earlier blocks; both overlap, as with packets. Streams that have a block
+ready take turns, and each has at most WINDOW_BLOCKS on the way, so a stream that is held up holds
+up no other. Messages have priority over blocks and are ordered within a connection; they delay the
+next block by the time that their bytes need. Messages of different connections may overtake each
+other.
 
 What is sent to a host that is stopped or cut off waits; when a connection ends, what is on the way
 is lost.
-It must never know: what blocks and messages are about.
 """
 
 from __future__ import annotations

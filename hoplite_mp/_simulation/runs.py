@@ -1,7 +1,6 @@
 """Runs one seed: a cluster, its work, its faults, and the verdict.
 
-Why it exists: a seed describes a run completely, so a failing one is a test as it stands.
-It must never know: how anything is shown.
+A seed describes a run completely, so a failing one is a test as it stands.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Virtual time: a queue of events, whose order depends on nothing but a seed.
 
-Why it exists: a run must be deterministic. Everything that happens is an event here, simultaneous
-events are processed in the order in which they were made, and there is one source of randomness.
-It must never know: what the events are about.
+A run must be deterministic. Everything that happens is an event here, simultaneous events are
+processed in the order in which they were made, and there is one source of randomness.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The first file that the supervisor's process runs, as a script.
 
-Why it exists: the process must import the very package that has started it, whatever sys.path would
-find first. It imports only what its children share; node and manager import the rest themselves.
-It must never know: what the supervisor does.
+The process must import the very package that has started it, whatever sys.path would find first. It
+imports only what its children share; node and manager import the rest themselves.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A worker that is not a fork of the template, because it has an environment of its own.
 
-Why it exists: most code that reads the environment does so once, when it is imported or loaded:
-OpenBLAS its number of threads, numpy its CPU features, CUDA its devices, the C library its
-allocator. The template has already imported numpy, so a process with `options(env=)` executes the
-interpreter anew, with that environment. That takes as long as importing numpy (0.15 s).
-It must never know: what a worker does.
+Most code that reads the environment does so once, when it is imported or loaded: OpenBLAS its
+number of threads, numpy its CPU features, CUDA its devices, the C library its allocator. The
+template has already imported numpy, so a process with `options(env=)` executes the interpreter
+anew, with that environment. That takes as long as importing numpy (0.15 s).
 """
 
 from __future__ import annotations

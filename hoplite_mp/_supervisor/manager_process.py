@@ -1,9 +1,8 @@
 """The manager of a host, or its standby: the process that is started again when it dies.
 
-Why it exists: a host outlives its manager, because nodes keep what they know and report it to the
-next one. While the system has no process or descriptor for that, the start is tried again from the
-supervisor's loop, which goes on reaping, starting workers and listening to the driver.
-It must never know: workers, and what a manager does.
+A host outlives its manager, because nodes keep what they know and report it to the next one. While
+the system has no process or descriptor for that, the start is tried again from the supervisor's
+loop, which goes on reaping, starting workers and listening to the driver.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ RETRY_MS = 50  # the longest time between two attempts
 
 
 class ManagerHost(Protocol):
-    """What this room asks of the supervisor."""
+    """What this component asks of the supervisor."""
 
     start: Start
     node: socket.socket

@@ -1,7 +1,6 @@
 """Functions on processes: this process's limits, its children, and their ends.
 
-Why it exists: these few functions have no state, so the supervisor's loop need not contain them.
-It must never know: which process is which.
+These few functions have no state, so the supervisor's loop need not contain them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The base of the handles of queues, locks, semaphores and events: making, finding, pickling.
 
-Why it exists: each of them contains a handle of an actor, and has methods of its own instead of the
-actor's. It can be sent to other processes, and is counted, as the actor's handle is.
-It must never know: what is decided in the actor, how a promise fails.
+Each of them contains a handle of an actor, and has methods of its own instead of the actor's. It
+can be sent to other processes, and is counted, as the actor's handle is.
 """
 
 from __future__ import annotations

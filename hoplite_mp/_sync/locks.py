@@ -1,7 +1,6 @@
 """Lock, RLock, Semaphore, BoundedSemaphore and Event between all processes of a cluster.
 
-Why it exists: see the package.
-It must never know: which process holds a permit, which one is next.
+See the package.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Queue: first in, first out, between all processes of a cluster.
 
-Why it exists: see the package. Items are opaque to the actor: small ones are bytes that travel with
-the calls, larger ones are objects of the store, of which the queue holds a ref.
-It must never know: which processes wait, and for what.
+See the package. Items are opaque to the actor: small ones are bytes that travel with the calls,
+larger ones are objects of the store, of which the queue holds a ref.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The objects in the actors' processes: one for each synchronization object.
 
-Why it exists: a table (`waiting`) makes the decisions. This file keeps the promises for the calls
-that wait, and the lives of the processes that have called (`_client/promises.py`). When a process
-or its host dies, its life fails; then its locks are released, and its calls no longer wait. Other
-threads than the one that runs calls learn of deaths, so a lock protects the table; a thread that
-finds the lock taken leaves the death to the thread that has it.
-It must never know: handles, what an item is.
+A table (`waiting`) makes the decisions. This file keeps the promises for the calls that wait, and
+the lives of the processes that have called (`_client/promises.py`). When a process or its host
+dies, its life fails; then its locks are released, and its calls no longer wait. Other threads than
+the one that runs calls learn of deaths, so a lock protects the table; a thread that finds the lock
+taken leaves the death to the thread that has it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Steps: one piece of code for threads, which may block, and for event loops, which must not.
 
-Why it exists: each method of a queue or a lock is a few calls of an actor with a wait between them,
-and each of these may be interrupted, by Ctrl-C or by a cancelled `await`. The method is written
-once, as a generator that yields what it waits for: `run` blocks for that, `run_async` awaits it.
-It must never know: queues, locks.
+Each method of a queue or a lock is a few calls of an actor with a wait between them, and each of
+these may be interrupted, by Ctrl-C or by a cancelled `await`. The method is written once, as a
+generator that yields what it waits for: `run` blocks for that, `run_async` awaits it.
 """
 
 from __future__ import annotations

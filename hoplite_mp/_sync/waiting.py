@@ -1,10 +1,9 @@
 """The tables of the synchronization objects: which calls wait, and which of them goes on next.
 
-Why it exists: all decisions of `hoplite_mp.Queue`, `Lock`, `Semaphore`, `RLock`, `Condition` and
-`Barrier` are made here, one after the other, by one process. A *ticket* names one call: the process
-that made it, and a number that this process uses once. Each method returns the answer to its
-caller, and appends to `woken` the tickets of the waiting calls that go on because of it.
-It must never know: processes, promises, how a death is learned, what an item is.
+All decisions of `hoplite_mp.Queue`, `Lock`, `Semaphore`, `RLock`, `Condition` and `Barrier` are
+made here, one after the other, by one process. A *ticket* names one call: the process that made it,
+and a number that this process uses once. Each method returns the answer to its caller, and appends
+to `woken` the tickets of the waiting calls that go on because of it.
 
 Invariants of a queue: no call waits for an item while there is one that is not set aside for a
 getter that was woken; no call waits for room while there is some. An item leaves the table only as

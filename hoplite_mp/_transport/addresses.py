@@ -1,12 +1,9 @@
 """Addresses of processes: "host:port" as people write it, and which addresses a host advertises.
 
-Why it exists: a host's name says little about how others reach it (it often resolves to 127.0.0.1),
-and a host has addresses that lead nowhere (a bridge for containers has the same one everywhere). So
-the address to advertise is that of the interface through which the manager is reached, and several
-are offered, best first.
-
-This module must never know connections: it only asks the system's tables and resolver, and sends no
-packets itself.
+A host's name says little about how others reach it (it often resolves to 127.0.0.1), and a host has
+addresses that lead nowhere (a bridge for containers has the same one everywhere). So the address to
+advertise is that of the interface through which the manager is reached, and several are offered,
+best first.
 """
 
 from __future__ import annotations

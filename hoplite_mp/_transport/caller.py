@@ -1,14 +1,11 @@
 """Calls a manager or node: tries its addresses until one answers and both sides authenticate.
 
-Why it exists: a host has several addresses, and not all of them lead to it; a cluster may be about
-to start; an address may lead to another process. Failures that may pass are retried until the
-deadline; the others are reported after one round over all addresses.
+A host has several addresses, and not all of them lead to it; a cluster may be about to start; an
+address may lead to another process. Failures that may pass are retried until the deadline; the
+others are reported after one round over all addresses.
 
 For any loop: watch `fileno()` for reading, call `turn(now)` when it is ready and when `deadline`
 has come, until it returns the connection or raises. `wait` does that for callers without a loop.
-
-This module must never know what is sent after the handshake, nor the name service, because its
-addresses are numbers.
 """
 
 from __future__ import annotations

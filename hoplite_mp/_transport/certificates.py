@@ -1,12 +1,9 @@
 """The certificate of a cluster: made in memory, passed between processes, never on disk.
 
-Why it exists: TLS needs one, and nobody should have to run a certificate authority for a LAN. Each
-cluster makes its own when it starts; nodes receive it over their authenticated connection to the
-manager and serve their peers with it. No client trusts it for its name, signature or dates: a
-client trusts a server that proves the token over the certificate's hash (_protocol/handshake.py).
-
-This module must never know connections or tokens. `cryptography` is imported only where a
-certificate is made.
+TLS needs one, and nobody should have to run a certificate authority for a LAN. Each cluster makes
+its own when it starts; nodes receive it over their authenticated connection to the manager and
+serve their peers with it. No client trusts it for its name, signature or dates: a client trusts a
+server that proves the token over the certificate's hash (_protocol/handshake.py).
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Runs the handshake on a stream, as far as the bytes that have arrived allow.
 
-Why it exists: client and server, TLS and plain, TCP and memory are handled alike here. Only as many
-bytes are read as the handshake needs, so that the bytes after it are left for the stream's next
-owner.
-
-This module must never know how streams are made, nor loops and clocks.
+Client and server, TLS and plain, TCP and memory are handled alike here. Only as many bytes are read
+as the handshake needs, so that the bytes after it are left for the stream's next owner.
 """
 
 from __future__ import annotations

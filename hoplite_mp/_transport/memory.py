@@ -1,9 +1,7 @@
 """Connections inside one process, for tests: no byte moves unless the test pumps it.
 
-Why it exists: every cut, delay and order of bytes that a network can cause must be reproducible
-without a network. In all other respects these streams behave like those of stream.py.
-
-This module must never know what the bytes mean.
+Every cut, delay and order of bytes that a network can cause must be reproducible without a network.
+In all other respects these streams behave like those of stream.py.
 """
 
 from __future__ import annotations

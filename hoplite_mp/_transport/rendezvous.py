@@ -3,13 +3,12 @@
     $XDG_RUNTIME_DIR/hoplite_mp/<cluster id>          else
     $TMPDIR/hoplite_mp-<user id>/<cluster id>         (TMPDIR: /tmp if it is not set)
 
-Why it exists: a driver should take part through the node that its host already has, and can find
-that node only by a name. The name is the cluster's random id, so several clusters do not collide. A
-node is on the driver's host if its socket answers; names, addresses and boot ids do not count. The
-directory must belong to the user and be closed to others (0700); otherwise it is not used. All
-operations on the name go through a descriptor of the directory that was checked, so that nobody can
-replace the directory meanwhile, and long paths fit into a socket's address.
-It must never know: what is sent over the socket.
+A driver should take part through the node that its host already has, and can find that node only by
+a name. The name is the cluster's random id, so several clusters do not collide. A node is on the
+driver's host if its socket answers; names, addresses and boot ids do not count. The directory must
+belong to the user and be closed to others (0700); otherwise it is not used. All operations on the
+name go through a descriptor of the directory that was checked, so that nobody can replace the
+directory meanwhile, and long paths fit into a socket's address.
 """
 
 from __future__ import annotations

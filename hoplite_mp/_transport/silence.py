@@ -1,10 +1,8 @@
 """How long the other side of a connection may be silent before it counts as dead.
 
-Why it exists: a host that is stopped or cut off does not close its connections. Both sides send a
-beat (an empty frame) at fixed intervals. How long a silence is tolerated adapts to the longest
-recent one, so a loaded host gets more time and a quiet LAN is watched closely.
-
-This module must never know clocks nor connections. Times are passed in.
+A host that is stopped or cut off does not close its connections. Both sides send a beat (an empty
+frame) at fixed intervals. How long a silence is tolerated adapts to the longest recent one, so a
+loaded host gets more time and a quiet LAN is watched closely.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Listening sockets and connecting sockets; nothing here blocks.
 
-Why it exists: one place for the settings of every connection between hosts, and one clear error for
-each way in which listening fails.
-This module must never know what is sent on a connection.
+One place for the settings of every connection between hosts, and one clear error for each way in
+which listening fails.
 """
 
 from __future__ import annotations

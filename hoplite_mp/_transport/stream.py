@@ -1,10 +1,8 @@
 """Connections for a loop: bytes are read and written without blocking.
 
-Why it exists: manager and node communicate over TCP, over TLS and, in tests, over memory; the code
-around a connection must not know which. `ByteStream` is the smallest interface that fits all three.
-Writes are queued up to a limit, and when a connection has ended the stream tells why.
-
-This module must never know what the bytes mean, nor which loop drives it.
+Manager and node communicate over TCP, over TLS and, in tests, over memory; the code around a
+connection must not know which. `ByteStream` is the smallest interface that fits all three. Writes
+are queued up to a limit, and when a connection has ended the stream tells why.
 """
 
 from __future__ import annotations

@@ -9,9 +9,6 @@ A certificate is not verified here, neither by name nor by authority. OpenSSL ve
 server has the private key of the certificate that it shows; the handshake inside proves that the
 server meant that certificate (_protocol/handshake.py). Session tickets are off, because resuming a
 session would save nothing on a LAN.
-
-This module must never know tokens, nor what the bytes mean. Importing it loads OpenSSL, so it is
-imported only if TLS is used.
 """
 
 from __future__ import annotations

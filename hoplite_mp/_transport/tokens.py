@@ -1,12 +1,10 @@
 """The token: the secret of a cluster, where it is looked for, and the key that is derived from it.
 
-Why it exists: whoever has the token can run code on every host of the cluster. So it is read only
-from places that nobody else can read, generated with enough entropy that it cannot be guessed, and
-never shown: not in argv, messages, reprs or logs.
+Whoever has the token can run code on every host of the cluster. So it is read only from places that
+nobody else can read, generated with enough entropy that it cannot be guessed, and never shown: not
+in argv, messages, reprs or logs.
 
     token=text or Path > HOPLITE_MP_TOKEN > HOPLITE_MP_TOKEN_FILE > ~/.config/hoplite_mp/token
-
-This module must never know connections.
 """
 
 from __future__ import annotations

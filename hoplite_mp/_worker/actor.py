@@ -1,9 +1,7 @@
 """An actor's object in its own process: making it, and calling its methods.
 
-Why it exists: a call of an actor is a task whose function is `call` below and whose first argument
-is the method's name; the object itself never travels.
-It must never know: which processes hold handles, in which order calls come, how a process is
-restarted.
+A call of an actor is a task whose function is `call` below and whose first argument is the method's
+name; the object itself never travels.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Checkpoints of an actor: its state is saved outside of its process after every k calls.
 
-Why it exists: a process that restarts continues with the state that was saved last. The results of
-calls whose callers may not have them yet are saved with the state, by the calls' numbers. So a call
-that is tried again although the saved state contains its effect is answered with its first result,
-instead of being applied twice. After a save the next call begins only when the node has confirmed
-that the state is saved.
-It must never know: on which hosts states are saved, how calls travel, how a process is restarted.
+A process that restarts continues with the state that was saved last. The results of calls whose
+callers may not have them yet are saved with the state, by the calls' numbers. So a call that is
+tried again although the saved state contains its effect is answered with its first result, instead
+of being applied twice. After a save the next call begins only when the node has confirmed that the
+state is saved.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Tasks and calls that run concurrently in one worker.
 
-Why it exists: async tasks, calls of async methods, and calls of an actor with `concurrency` above 1
-run several at a time. The worker's own thread takes them in order, reads their arguments, and
-writes their results; coroutines run in the event loop, plain methods in threads.
-It must never know: how retries are decided, how a result is stored.
+Async tasks, calls of async methods, and calls of an actor with `concurrency` above 1 run several at
+a time. The worker's own thread takes them in order, reads their arguments, and writes their
+results; coroutines run in the event loop, plain methods in threads.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The event loop of a worker: one thread that lives as long as the worker.
 
-Why it exists: what an async task leaves behind (a session, a connection pool) is bound to its event
-loop, so the next task must find the same loop. It has a thread of its own, because the worker's
-main thread waits for tasks and writes results, which would block everything that is awaited.
-It must never know: tasks, results, what interrupts a task.
+What an async task leaves behind (a session, a connection pool) is bound to its event loop, so the
+next task must find the same loop. It has a thread of its own, because the worker's main thread
+waits for tasks and writes results, which would block everything that is awaited.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The worker's process: what it receives when it is forked, its setup, and its exit code.
 
-Why it exists: the supervisor forks it with a few descriptors. Here it becomes a client of its host,
-runs the initializer of its pool or makes its actor's object, and tells the node when that is done
-or has failed.
-It must never know: how tasks are claimed and run (_worker/task_loop.py).
+The supervisor forks it with a few descriptors. Here it becomes a client of its host, runs the
+initializer of its pool or makes its actor's object, and tells the node when that is done or has
+failed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Tells the node, by marks in stdout and stderr, for which driver this worker's output is.
 
-Why it exists: the node reads output later, when another task may be running. So the worker writes a
-mark into both pipes where lines for another driver begin; between two tasks of one driver it writes
-none. It writes to duplicates of descriptors 1 and 2, because a task may redirect these.
-It must never know: tasks, which process reads the pipes.
+The node reads output later, when another task may be running. So the worker writes a mark into both
+pipes where lines for another driver begin; between two tasks of one driver it writes none. It
+writes to duplicates of descriptors 1 and 2, because a task may redirect these.
 """
 
 from __future__ import annotations

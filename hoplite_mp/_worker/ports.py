@@ -1,8 +1,7 @@
 """The worker's interface for its parts.
 
-Why it exists: a worker creates its parts for concurrent tasks, generators, retries and rounds, and
-these parts call the worker.
-It must never know: which class implements it (_worker/task_loop.py).
+A worker creates its parts for concurrent tasks, generators, retries and rounds, and these parts
+call the worker.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What is done once before a worker's first task, in the template or in the worker.
-
-It must never know: tasks.
-"""
+"""What is done once before a worker's first task, in the template or in the worker."""
 
 from __future__ import annotations
 

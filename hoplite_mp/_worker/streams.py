@@ -1,11 +1,10 @@
 """Runs a generator in its worker: each item becomes an object, to which a link leads.
 
-Why it exists: a stream is a task whose result is its first *link*, an object that is pending at
-first. A link that is done names an item and the next link, so a process on any host that holds a
-link waits for it and reads it as it does with any object. A reader that has taken the item lets the
-link go. From that this worker knows how many items the generator is ahead of its reader, and, when
-no process holds the pending link, that no more items are wanted.
-It must never know: which process reads, on which host, what is done after a death.
+A stream is a task whose result is its first *link*, an object that is pending at first. A link that
+is done names an item and the next link, so a process on any host that holds a link waits for it and
+reads it as it does with any object. A reader that has taken the item lets the link go. From that
+this worker knows how many items the generator is ahead of its reader, and, when no process holds
+the pending link, that no more items are wanted.
 """
 
 from __future__ import annotations

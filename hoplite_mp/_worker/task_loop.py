@@ -1,8 +1,7 @@
 """A worker's loop: claims tasks, runs them, writes results, until it is told to end.
 
-Why it exists: of this library's processes only workers run user code. The loop is thin: claiming,
-pickling and writing results are a few calls into compiled modules.
-It must never know: how retries are decided, where workers come from, the user's main script.
+Of this library's processes only workers run user code. The loop is thin: claiming, pickling and
+writing results are a few calls into compiled modules.
 """
 
 from __future__ import annotations

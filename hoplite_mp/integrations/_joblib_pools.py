@@ -1,9 +1,8 @@
 """Which workers run a call of joblib's Parallel: pools that are kept open and used again.
 
-Why it exists: programs make thousands of Parallel calls, most of them alike. As loky does with its
-reusable executor, this file keeps the workers of the last call for the next one that wants the same
-number, environment and initializer. Unlike loky's, a pool that another call still uses lives on.
-It must never know: tasks, arrays, what joblib's classes are.
+Programs make thousands of Parallel calls, most of them alike. As loky does with its reusable
+executor, this file keeps the workers of the last call for the next one that wants the same number,
+environment and initializer. Unlike loky's, a pool that another call still uses lives on.
 """
 
 from __future__ import annotations

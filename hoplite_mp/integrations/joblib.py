@@ -6,10 +6,9 @@
     with joblib.parallel_config(backend="hoplite_mp"):
         joblib.Parallel(n_jobs=2)(joblib.delayed(f)(x) for x in data)
 
-Why it exists: scikit-learn, and many programs, use other processes through joblib alone. Where its
-loky backend uses files in /dev/shm, this one uses objects of the store: large arrays are stored
-once and read in place, results come back without a pipe, workers may be on several hosts.
-It must never know: how workers are kept (`joblib_pools`), how arrays are stored.
+Scikit-learn, and many programs, use other processes through joblib alone. Where its loky backend
+uses files in /dev/shm, this one uses objects of the store: large arrays are stored once and read in
+place, results come back without a pipe, workers may be on several hosts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """What an aimed run is made of: hosts, programs, and one fault at the right moment.
 
-Why it exists: random faults strike at random moments, and some promises are about a moment that
-lasts microseconds. An aimed run plays one short program on real nodes in virtual time, and the
-fault that its promise is about. In the programs capital letters are hosts, `c` is the cluster as
-a program sees it, `a` the run.
-It must never know: which mistakes these runs show (tests/mutants/seen.json does).
+Random faults strike at random moments, and some promises are about a moment that lasts
+microseconds. An aimed run plays one short program on real nodes in virtual time, and the fault that
+its promise is about. In the programs capital letters are hosts, `c` is the cluster as a program
+sees it, `a` the run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The drivers of one program: started, told, ended, and shown when something is wrong.
 
-Why it exists: programs on one host and on several differ in where drivers run and what happens to
-them, not in how they are led.
-It must never know: clusters, faults.
+Programs on one host and on several differ in where drivers run and what happens to them, not in how
+they are led.
 """
 
 from __future__ import annotations

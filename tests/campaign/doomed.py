@@ -1,9 +1,8 @@
 """A program whose host dies under it: `python -m tests.campaign.doomed SEED`.
 
-Why it exists: here it is not values that count, but that every call of every driver ends, by
-whatever means it waits, once the node or the supervisor of the host is gone; that the drivers end
-in order, and that nothing of the host is left.
-It must never know: single calls.
+Here it is not values that count, but that every call of every driver ends, by whatever means it
+waits, once the node or the supervisor of the host is gone; that the drivers end in order, and that
+nothing of the host is left.
 """
 
 from __future__ import annotations

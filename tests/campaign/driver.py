@@ -1,9 +1,8 @@
 """A driver of a campaign: `python -m tests.campaign.driver '{...}'`, in a process of its own.
 
-Why it exists: it makes a cluster, or attaches to one, and lets several hands work on it. It speaks
-with the program that runs the campaign in lines of JSON: words on its stdin ("warm", "go", "drop",
-"count", "end"), answers on its stdout, and twice a second what each hand is doing.
-It must never know: faults, but for what the tally says of them.
+It makes a cluster, or attaches to one, and lets several hands work on it. It speaks with the
+program that runs the campaign in lines of JSON: words on its stdin ("warm", "go", "drop", "count",
+"end"), answers on its stdout, and twice a second what each hand is doing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Faults on one host, at random instants: kills, and processes that stand still for a while.
 
-Why it exists: each fault is counted in the tally before it happens, for the model, and is over
-when this says so: a killed process is gone, a stopped one goes on.
-It must never know: what drivers do.
+Each fault is counted in the tally before it happens, for the model, and is over when this says so:
+a killed process is gone, a stopped one goes on.
 """
 
 from __future__ import annotations

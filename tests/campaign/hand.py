@@ -1,9 +1,8 @@
 """One thread of a driver: it picks calls by its own dice and knows what each must give.
 
-Why it exists: what all calls need stands here: making arrays that name their turn, the refs that
-the threads of a driver share, reading and judging. The calls themselves are functions of a Hand,
-listed by the decorator `call`.
-It must never know: the calls.
+What all calls need stands here: making arrays that name their turn, the refs that the threads of a
+driver share, reading and judging. The calls themselves are functions of a Hand, listed by the
+decorator `call`.
 """
 
 from __future__ import annotations

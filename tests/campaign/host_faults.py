@@ -1,8 +1,7 @@
 """Faults on emulated hosts: killed, stopped, cut off, leaving; workers and the manager as well.
 
-Why it exists: what happens to a host lasts until it has joined again and all know of it; so long
-the tally says that calls may feel it. The first host, that of the manager, stays.
-It must never know: what drivers do.
+What happens to a host lasts until it has joined again and all know of it; so long the tally says
+that calls may feel it. The first host, that of the manager, stays.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One program of a campaign on emulated hosts: `python -m tests.campaign.hosts SEED SECONDS`.
 
-Why it exists: as program.py, with `hoplite-mp up` and `join` on four hosts. Drivers on the first
-host outlive everything; one on another host goes with it, or is told so, and is replaced. One that
-makes no calls counts before and after.
-It must never know: single calls, single faults.
+As program.py, with `hoplite-mp up` and `join` on four hosts. Drivers on the first host outlive
+everything; one on another host goes with it, or is told so, and is replaced. One that makes no
+calls counts before and after.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a cluster has, before and after: objects, bytes, processes, their descriptors and threads.
 
-Why it exists: after a campaign everything must be as it was before, once what ends has had its
-moment. Workers are others by then, so processes are compared by what they are.
-It must never know: what has happened in between.
+After a campaign everything must be as it was before, once what ends has had its moment. Workers are
+others by then, so processes are compared by what they are.
 """
 
 from __future__ import annotations

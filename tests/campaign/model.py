@@ -1,9 +1,8 @@
 """What every ref of a campaign must give, and which failures are explained by what has happened.
 
-Why it exists: under faults a call may fail, but only for a reason. A Known has the exact value, or
-the error of its task; what else may come instead depends on what was done to it (deleted,
-cancelled), on what it was made from, on the faults since then, and on the world (a small store).
-It must never know: how calls are made, who makes faults.
+Under faults a call may fail, but only for a reason. A Known has the exact value, or the error of
+its task; what else may come instead depends on what was done to it (deleted, cancelled), on what it
+was made from, on the faults since then, and on the world (a small store).
 """
 
 from __future__ import annotations

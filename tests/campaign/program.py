@@ -1,9 +1,7 @@
 """One program of a campaign on one host: `python -m tests.campaign.program SEED SECONDS [KIND]`.
 
-Why it exists: from one seed it makes a cluster and its drivers, lets them work while faults happen,
-and looks at what is left. It raises what was found, with the seed, after printing where everybody
-stands.
-It must never know: single calls, single faults.
+From one seed it makes a cluster and its drivers, lets them work while faults happen, and looks at
+what is left. It raises what was found, with the seed, after printing where everybody stands.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What has been done to a cluster so far, counted in a file that all its programs can read.
 
-Why it exists: a driver may forgive an error only if a fault explains it, so it must know of the
-fault before the error can arrive. Each fault is counted twice, as it begins and when it is done;
-one that may have hit a call is one that was done after the call had begun, or may just be done.
-It must never know: what a fault is, how it is made.
+A driver may forgive an error only if a fault explains it, so it must know of the fault before the
+error can arrive. Each fault is counted twice, as it begins and when it is done; one that may have
+hit a call is one that was done after the call had begun, or may just be done.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """What a campaign's tasks do, and what they must give.
 
-Why it exists: workers and drivers import the same definitions, so a driver computes the expected
-value by itself, with the same functions on the same arrays. Arrays hold whole numbers, so that
-any order of adding gives the same bits, and begin with the number of the turn that made them, so
-that a value of another turn is never taken for this one's.
-It must never know: drivers, faults.
+Workers and drivers import the same definitions, so a driver computes the expected value by itself,
+with the same functions on the same arrays. Arrays hold whole numbers, so that any order of adding
+gives the same bits, and begin with the number of the turn that made them, so that a value of
+another turn is never taken for this one's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Drivers as the program that runs a campaign sees them: what they say, and that they move.
 
-Why it exists: a campaign must end although anything in it may hang. Each driver's lines are read
-by a thread; whoever waits for an answer looks meanwhile whether any driver has failed, has ended
-without being told, or stands in one call for longer than any call may take. Then everything that
-tells where processes stand is printed: stacks of drivers, of workers, and every wait in the nodes.
-It must never know: which calls there are, which faults.
+A campaign must end although anything in it may hang. Each driver's lines are read by a thread;
+whoever waits for an answer looks meanwhile whether any driver has failed, has ended without being
+told, or stands in one call for longer than any call may take. Then everything that tells where
+processes stand is printed: stacks of drivers, of workers, and every wait in the nodes.
 """
 
 from __future__ import annotations

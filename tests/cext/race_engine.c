@@ -1,9 +1,8 @@
 /* The engine's threads without Python, for ThreadSanitizer: `make tsan`.
  *
- * Why it exists: an interpreter that is not instrumented would hide races and invent others. Here
- * three engines pull, relay and fold over plain and driven links, while other threads write cells,
- * read behind watermarks, take events, drive a link, and close cells half way.
- * It must never know: more of the engine than `_engine.pyx` uses.
+ * An interpreter that is not instrumented would hide races and invent others. Here three engines
+ * pull, relay and fold over plain and driven links, while other threads write cells, read behind
+ * watermarks, take events, drive a link, and close cells half way.
  */
 #include "engine_state.h"
 

@@ -1,10 +1,9 @@
 /* The life of objects in shared memory, by threads in place of processes, for ThreadSanitizer:
  * `make tsan`.
  *
- * Why it exists: what is no atomic word of a header (where its bytes are, the bytes) may be touched
- * only by whom the atomic words let in; across processes no tool sees who breaks that. Here an
- * owner makes, seals and collects, others pin and read, one deletes, the node moves bytes out and in.
- * It must never know: more of the headers than `shm_object.h` says.
+ * What is no atomic word of a header (where its bytes are, the bytes) may be touched only by whom
+ * the atomic words let in; across processes no tool sees who breaks that. Here an owner makes,
+ * seals and collects, others pin and read, one deletes, the node moves bytes out and in.
  */
 #define _GNU_SOURCE
 #include <assert.h>

@@ -1,10 +1,9 @@
 /* Spans of a living client that the node takes away, by threads in place of processes, for
  * ThreadSanitizer: `make tsan`.
  *
- * Why it exists: a lessee cuts blocks without asking anybody while the node looks whether any is in
- * use. Here lessees allocate, write, read and free; the node takes empty spans, overwrites them
- * and leases them to whoever has none. A block of a span that was taken is seen by its bytes.
- * It must never know: headers.
+ * A lessee cuts blocks without asking anybody while the node looks whether any is in use. Here
+ * lessees allocate, write, read and free; the node takes empty spans, overwrites them and leases
+ * them to whoever has none. A block of a span that was taken is seen by its bytes.
  */
 #define _GNU_SOURCE
 #include <assert.h>

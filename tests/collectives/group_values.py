@@ -1,7 +1,7 @@
 """Values of every kind, and when two of them are the same: type, value, and all that hangs on it.
 
-Why it exists: what a Group carries is compared on one host and on several by the same words. It is
-imported by programs on emulated hosts, so it needs no test runner.
+What a Group carries is compared on one host and on several by the same words. It is imported by
+programs on emulated hosts, so it needs no test runner.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What docs/engines.md says of an engine, and hosts with the addresses that stand there.
 
-Why it exists: commands and programs of the page are run as they are, letter by letter.
-It must never know: which engine that is.
+Commands and programs of the page are run as they are, letter by letter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Programs on emulated hosts that tests of engines start, speak with, look for and kill.
 
-Why it exists: each engine has a command line of its own; all else of these tests is the same.
-It must never know: which engine that is.
+Each engine has a command line of its own; all else of these tests is the same.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One rank of torch's own tests of torch.distributed, with the backend "hoplite".
 
-Why it exists: those tests start processes of their own and compare the backend's name with those
-that torch knows. Here the ranks are members of `Cluster.spmd`, which make one test after the other,
-each with a new process group. The tests are taken for Gloo's, because a Gloo test is one for CPUs.
-It must never know: which tests are expected to pass.
+Those tests start processes of their own and compare the backend's name with those that torch knows.
+Here the ranks are members of `Cluster.spmd`, which make one test after the other, each with a new
+process group. The tests are taken for Gloo's, because a Gloo test is one for CPUs.
 """
 
 from __future__ import annotations

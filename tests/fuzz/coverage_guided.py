@@ -1,9 +1,7 @@
 """`python -m tests.fuzz.coverage_guided NAME -max_total_time=60`: atheris tries one decoder.
 
-Why it exists: hypothesis makes what somebody thought of; this keeps what reaches new code.
-Arguments after the name are libFuzzer's. A finding ends it with exit code 77, a traceback and the
-bytes.
-This module must never know what the bytes mean.
+Hypothesis makes what somebody thought of; this keeps what reaches new code. Arguments after the
+name are libFuzzer's. A finding ends it with exit code 77, a traceback and the bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Legal values of a type, made from its declaration: samples where nobody has written any down.
-
-This module must never know which types there are.
-"""
+"""Legal values of a type, made from its declaration: samples where nobody has written any down."""
 
 from __future__ import annotations
 

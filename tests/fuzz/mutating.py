@@ -1,7 +1,4 @@
-"""Bytes near legal ones: what strangers, spoiled wires and broken peers send.
-
-This module must never know what the bytes mean.
-"""
+"""Bytes near legal ones: what strangers, spoiled wires and broken peers send."""
 
 from __future__ import annotations
 

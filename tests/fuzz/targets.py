@@ -1,8 +1,8 @@
 """Everything in the library that reads bytes of another process, as functions from bytes.
 
-Why it exists: hypothesis and the coverage-guided fuzzer must try the same decoders in the same way,
-and none may be forgotten. `SOURCES` names every module that decodes anything, and who tries it;
-test_decoders.py compares it with the sources.
+Hypothesis and the coverage-guided fuzzer must try the same decoders in the same way, and none may
+be forgotten. `SOURCES` names every module that decodes anything, and who tries it; test_decoders.py
+compares it with the sources.
 
     who sends it               what                                     where it is tried
     a stranger on the network  TLS                                      OpenSSL's own; test_tls.py
@@ -20,8 +20,6 @@ test_decoders.py compares it with the sources.
 
 A target returns if the bytes are legal, and raises one of its `errors` if they are not. Whatever
 else comes out is a defect; so is memory beyond what the length of the bytes explains.
-
-This module must never know how bytes are made up, nor who tries them.
 """
 
 from __future__ import annotations

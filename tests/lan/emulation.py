@@ -1,10 +1,10 @@
 """A LAN on one machine: hosts that share nothing but a switch with limited links.
 
-Why it exists: what several hosts do to each other can only be tested with several hosts. Each one
-here is a set of namespaces (network, UTS, PID, IPC, mount) with private /dev/shm and /run, and
-directories of its own for what programs leave behind. Its link to the switch is shaped in both
-directions, can be changed while it is used, and cut. Killing the first process of a host kills the
-host. Everything hangs on pipes to this process: when it ends, however it does, the hosts end too.
+What several hosts do to each other can only be tested with several hosts. Each one here is a set of
+namespaces (network, UTS, PID, IPC, mount) with private /dev/shm and /run, and directories of its
+own for what programs leave behind. Its link to the switch is shaped in both directions, can be
+changed while it is used, and cut. Killing the first process of a host kills the host. Everything
+hangs on pipes to this process: when it ends, however it does, the hosts end too.
 
 Boot id, machine id, kernel and clock are the same on all hosts. Needs root, util-linux, iproute2.
 """

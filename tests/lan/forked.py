@@ -1,12 +1,11 @@
 """Programs of tests, on emulated hosts and here, forked from a process that has imported all of it.
 
-Why it exists: most of the processor time of the tests of several hosts went into imports, of each
-`hoplite-mp up` and `join`, of their supervisors, and of each driver. One process imports once what
-all of these import. For each program it forks two: one enters the host's namespaces and waits, as
-nsenter does, and its child is the program. What that starts as a user's would (processes, threads,
-the supervisor of a host) it starts by itself. `pytest --execute` executes programs, and so do
-other commands than Python's, and a test that has changed what only an execution takes over.
-It must never know: what a program does.
+Most of the processor time of the tests of several hosts went into imports, of each `hoplite-mp up`
+and `join`, of their supervisors, and of each driver. One process imports once what all of these
+import. For each program it forks two: one enters the host's namespaces and waits, as nsenter does,
+and its child is the program. What that starts as a user's would (processes, threads, the supervisor
+of a host) it starts by itself. `pytest --execute` executes programs, and so do other commands than
+Python's, and a test that has changed what only an execution takes over.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """What mpi4py.MPI is called here: enough of its names, over a Group, to run mpi4py's own tests.
 
-Why it exists: those tests are the measure of our collectives and messages, and they import
-`mpi4py.MPI`. It must never know: tests. What a Group does not have (derived datatypes, synchronous
-sends) is not imitated, so the tests that need it fail and are listed.
+Those tests are the measure of our collectives and messages, and they import `mpi4py.MPI`.
 """
 
 from __future__ import annotations

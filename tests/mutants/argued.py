@@ -1,8 +1,7 @@
 """Mistakes of the list that no program on a cluster can notice, and why.
 
-Why it exists: a mutant that nobody sees is either a promise that nothing checks, or no promise. For
-each of these somebody has followed what the changed line leads to, and says what keeps it harmless.
-It must never know: which seeds were played.
+A mutant that nobody sees is either a promise that nothing checks, or no promise. For each of these
+somebody has followed what the changed line leads to, and says what keeps it harmless.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """`make mutants`: each mistake of `shipped.py` is made, and the simulation has to see it.
 
-Why it exists: thousands of green seeds say little if they would be green without the line that
-keeps a promise. Each mutant is played in a process of its own, in which its file is loaded with the
-changed text. The seed that has shown it before (`seen.json`) is played first, with and without the
-mistake. If that does not show it any more, because programs or faults are drawn in another way, the
-seeds that reach its lines (`reach.py`) are played until one fails, or there were enough. What was
-found is written down below `.mutants/` for each commit, so that this can be stopped and goes on
-where it was. Mutants that no program can notice have their reason in `argued.py`.
+Thousands of green seeds say little if they would be green without the line that keeps a promise.
+Each mutant is played in a process of its own, in which its file is loaded with the changed text.
+The seed that has shown it before (`seen.json`) is played first, with and without the mistake. If
+that does not show it any more, because programs or faults are drawn in another way, the seeds that
+reach its lines (`reach.py`) are played until one fails, or there were enough. What was found is
+written down below `.mutants/` for each commit, so that this can be stopped and goes on where it
+was. Mutants that no program can notice have their reason in `argued.py`.
 
     python -m tests.mutants.play [NAME ...] [--known] [--write] [--seeds N] [--again]
 

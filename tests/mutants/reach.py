@@ -1,8 +1,8 @@
 """Which seeds reach the lines of a mutant: no other seed can notice it.
 
-Why it exists: a run is the same, to the last event, until the changed line is run for the first
-time. So all lines are marked in one pass over many seeds, and each mutant is played with those
-seeds alone that reach it: a rare line is played by few.
+A run is the same, to the last event, until the changed line is run for the first time. So all lines
+are marked in one pass over many seeds, and each mutant is played with those seeds alone that reach
+it: a rare line is played by few.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`make mutation-sample`: small changes at places that chance chooses, and whether a test fails.
 
-Why it exists: the mistakes of `shipped.py` are those that somebody has thought of. Here cosmic-ray
-changes operators, numbers and conditions at 150 places of the planner and 150 of the node, and the
-tests of that part have to fail. What they do not notice is either worth a test, or harmless: then
+The mistakes of `shipped.py` are those that somebody has thought of. Here cosmic-ray changes
+operators, numbers and conditions at 150 places of the planner and 150 of the node, and the tests of
+that part have to fail. What they do not notice is either worth a test, or harmless: then
 `survivors.md` says why.
 
     python -m tests.mutants.sample [planner] [node] [--count N] [--again | --survivors | --show]

@@ -1,10 +1,9 @@
 """All mistakes that the simulation has to see.
 
-Why it exists: a campaign is as good as the mistakes that it finds. Each mutant changes one place of
-a file that users run, and every one is to be noticed by a program on several hosts, or by whoever
-operates them: a wrong value, wrong contributors, a hang, a leak, an object lost without need. The
-list was written from the shipped code alone, without a look at the campaign.
-It must never know: how a mutant is applied, which seed finds it.
+A campaign is as good as the mistakes that it finds. Each mutant changes one place of a file that
+users run, and every one is to be noticed by a program on several hosts, or by whoever operates
+them: a wrong value, wrong contributors, a hang, a leak, an object lost without need. The list was
+written from the shipped code alone, without a look at the campaign.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hosts of one process as in `losses`, with actors: rooms as in nodes, without their processes."""
+"""Hosts of one process as in `losses`, with actors: real components, and no worker processes."""
 
 from __future__ import annotations
 

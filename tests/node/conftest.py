@@ -1,4 +1,4 @@
-"""What several tests of the node's rooms play on."""
+"""What several tests of the node's components play on."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """A Group over several nodes in one process: the real planner's groups, the real node's calls.
 
-Why it exists: what is decided while members leave, die and come depends on which message is faster.
-Here each pair of nodes, and each node with the manager, has a queue of its own, and a seed says
-which one moves next. Members, boards and bytes are the simplest that can be judged.
-It must never know: sockets, shared memory, clocks.
+What is decided while members leave, die and come depends on which message is faster. Here each pair
+of nodes, and each node with the manager, has a queue of its own, and a seed says which one moves
+next. Members, boards and bytes are the simplest that can be judged.
 """
 
 from __future__ import annotations

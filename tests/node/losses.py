@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["LossNetwork", "LossSide"]
 
 
-# Of the context of a node, what the rooms here need.
+# Of the context of a node, what the components here need.
 FIELDS = (
     *(
         "results",

@@ -1,4 +1,4 @@
-"""What rooms of a node have above them in tests of one room: nothing that hears or knows."""
+"""Events of a component that is tested alone: nobody handles them."""
 
 from __future__ import annotations
 

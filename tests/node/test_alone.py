@@ -1,5 +1,5 @@
-"""What the rooms of a node that is alone are told where others would have been asked, and whether
-those of one among others can be asked."""
+"""What the components of a node that is alone are told where others would have been asked, and
+whether those of one among others can be asked."""
 
 from __future__ import annotations
 

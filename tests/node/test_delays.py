@@ -20,7 +20,7 @@ TRIES = 6
 
 
 class World:
-    """The room, on a host whose pool is open."""
+    """The component, on a host whose pool is open."""
 
     def __init__(self, host: Host) -> None:
         self.host = host

@@ -76,7 +76,7 @@ class Other:
 
 
 class StageAbove:
-    """Rooms that have nothing to say."""
+    """Components that have nothing to say."""
 
     def receive(self, message: Any) -> None:
         assert not isinstance(message, t.VoteAsked)

@@ -36,7 +36,7 @@ OTHERS = {FIRST: 1, SECOND: 2}
 
 
 class World:
-    """One node with the rooms that are tested; it has two workers for everybody's tasks."""
+    """One node with the components that are tested; it has two workers for everybody's tasks."""
 
     def __init__(self) -> None:
         self.loop = ManualLoop()

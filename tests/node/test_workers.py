@@ -25,7 +25,7 @@ IDLE = {
 
 
 class World:
-    """The room, on a host whose workers do what a test says."""
+    """The component, on a host whose workers do what a test says."""
 
     def __init__(self, host: Host) -> None:
         self.loop = host.loop

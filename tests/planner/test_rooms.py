@@ -20,7 +20,7 @@ from tests.protocol.samples import ID, SAMPLES
 def test_every_message_is_handled_and_every_answer_can_be_drawn() -> None:
     for message in SAMPLES:
         if isinstance(message, (m.ClusterEnded, *get_args(Report))):
-            continue  # the manager's own word; and what `Restoring` takes
+            continue  # the manager's own word; and what `ManagerRecovery` takes
         assert (type(message) in _HANDLERS) != (type(message) in _DRAWN)
     answers = tuple((0, message) for message in SAMPLES if type(message) in _DRAWN)
     text = StepResult(answers, 2.5).as_text()  # type: ignore[arg-type]

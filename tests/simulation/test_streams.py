@@ -1,8 +1,9 @@
 """Simulated streams against the rule that is compared with the compiled engine.
 
-`tests/cext/test_engine_rule.py` lets random programs run in engines and in `rule.Rule`; here others
-run in `rule.Rule` and in simulated engines, on links that are slow or fast. Both must agree on how
-far each cell comes, which watermarks it may show, and who is in it, in order.
+`tests/cext/test_engine_rule.py` lets random programs run in engines and in `rule.TransferModel`;
+here others run in `rule.TransferModel` and in simulated engines, on links that are slow or fast.
+Both must agree on how far each cell comes, which watermarks it may show, and who is in it, in
+order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A wire that can be spoiled: each TCP connection between two emulated hosts passes this process.
 
-Why it exists: a host that dies, stops or is cut off does so as a whole; a wire can also lose the
-end of a stream, hold one connection, or change what it carries. `Wires` turns the routes of two
-hosts so that each finds, at the other's address, a listener of this process.
+A host that dies, stops or is cut off does so as a whole; a wire can also lose the end of a stream,
+hold one connection, or change what it carries. `Wires` turns the routes of two hosts so that each
+finds, at the other's address, a listener of this process.
 
     host A ──► "host B" (a host of the LAN that has B's address, and is no other) ─┐
                    sockets of this process, made in those hosts' namespaces        │ Proxy
@@ -10,8 +10,6 @@ hosts so that each finds, at the other's address, a listener of this process.
 
 A fault strikes once: at a byte of what passes in one direction after it was armed, on whichever
 connection carries that byte.
-
-This module must never know what the bytes mean.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Benchmarks of one host: ours, ProcessPoolExecutor, memcpy and numpy, in turns in one run.
 
-Why it exists: numbers from another machine say little about this one; a ratio to software that
-every host has says more. Each result is checked, so that no work is fast because it was left out.
-It must never know: other hosts, how rows are shown.
+Numbers from another machine say little about this one; a ratio to software that every host has says
+more. Each result is checked, so that no work is fast because it was left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Benchmarks between the hosts of a running cluster, seen from this one.
 
-Why it exists: a program gets less from a network than its links promise; this file measures how
-much, by the calls that programs make.
-It must never know: how rows are shown, the hardware of other hosts.
+A program gets less from a network than its links promise; this file measures how much, by the calls
+that programs make.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`hoplite-mp bench` from its options to its exit code.
 
-Why it exists: the folder `benchmarks/` of the repository is not installed, but users who have only
-the package want to know how fast it is on their hosts, too.
-It must never know: how anything is measured.
+The folder `benchmarks/` of the repository is not installed, but users who have only the package
+want to know how fast it is on their hosts, too.
 """
 
 from __future__ import annotations

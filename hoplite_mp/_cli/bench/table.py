@@ -1,8 +1,7 @@
 """Rows of measured numbers, how they are measured, and how they are shown.
 
-Why it exists: all rows are measured in the same way, in turns, and "ratio" has one meaning for all
-of them: how many times as fast this library is as the reference.
-It must never know: what is measured.
+All rows are measured in the same way, in turns, and "ratio" has one meaning for all of them: how
+many times as fast this library is as the reference.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The tasks of the benchmarks, for our workers and for those of the standard library.
 
-Why it exists: spawned workers import it by name, so it is a module of its own that imports little.
-It must never know: what is measured by them.
+Spawned workers import it by name, so it is a module of its own that imports little.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Checks whether CPUs, and the limits of open files and processes, suffice for the workers.
 
-Why it exists: the effects of too few of these show late, and look like something else: workers that
-compete for cores, a slow network, a stand-in for a blocked worker that cannot be started.
-It must never know: memory, disks, other hosts.
+The effects of too few of these show late, and look like something else: workers that compete for
+cores, a slow network, a stand-in for a blocked worker that cannot be started.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The findings of checks, and how they are shown.
 
-Why it exists: each check reports what it has seen, whether that is a problem, and what to do about
-it. How findings look on a terminal is decided here for all checks.
-It must never know: what is checked.
+Each check reports what it has seen, whether that is a problem, and what to do about it. How
+findings look on a terminal is decided here for all checks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`hoplite-mp doctor` from its options to its exit code.
 
-Why it exists: the one place that knows the order of the checks, and which are worth trying.
-It must never know: how anything is checked.
+The one place that knows the order of the checks, and which are worth trying.
 """
 
 from __future__ import annotations

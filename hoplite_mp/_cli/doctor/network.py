@@ -1,12 +1,10 @@
 """Checks of what a cluster over several hosts needs: addresses, the token, the way to its manager.
 
-Why it exists: "it does not connect" has a dozen causes, each with another remedy. So the way is
-checked step by step (name, route, connection, handshake), and the first step that fails shows the
-cause.
+"it does not connect" has a dozen causes, each with another remedy. So the way is checked step by
+step (name, route, connection, handshake), and the first step that fails shows the cause.
 
 The handshake is made as a caller of role "tool". In it both sides prove that they have the token,
 and compare their software; then the connection is closed, and no node joins.
-It must never know: memory, disks, the purpose of a cluster.
 """
 
 from __future__ import annotations

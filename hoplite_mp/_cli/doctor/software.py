@@ -1,8 +1,6 @@
 """Checks of software and kernel: what a host needs before it can start at all.
 
-Why it exists: if something is missing here, the error shows elsewhere, mostly as a host that does
-not start.
-It must never know: how much of anything there is.
+If something is missing here, the error shows elsewhere, mostly as a host that does not start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Checks of memory and of the disk to which objects are spilled.
 
-Why it exists: if the store may grow beyond the free memory, puts wait, spill or fail later, which
-the user should know before.
-It must never know: CPUs, other hosts.
+If the store may grow beyond the free memory, puts wait, spill or fail later, which the user should
+know before.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Trials: starting a cluster on this host, and joining a running one.
 
-Why it exists: some causes, which no list of checks foresees, show only when processes start, tasks
-run and bytes move. A trial runs in a process of its own, which prints each step before it begins,
-and each finding. So a trial that hangs can be ended at a deadline, one that crashes does not end
-the command, and in both cases the step is reported.
-It must never know: what the other checks look at.
+Some causes, which no list of checks foresees, show only when processes start, tasks run and bytes
+move. A trial runs in a process of its own, which prints each step before it begins, and each
+finding. So a trial that hangs can be ended at a deadline, one that crashes does not end the
+command, and in both cases the step is reported.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
-"""Spares: what an actor is restarted from after the loss of its host is kept on a second host.
+"""Backups: a second host keeps what an actor is restarted from after the loss of its host.
 
-Why it exists: an actor with restarts left must outlive its host. Its node tells one other host, its
-*spare*, what the actor was made from and the latest checkpoint of its process; the spare holds
-these objects with all that they name. It is a backup in the sense of primary-backup replication.
-When the actor's host is lost, the manager names the spare as the owner of the actor's identity
-(_node/objects/ownership_transfer.py), and the spare restarts the actor
+An actor with restarts left must outlive its host. Its node tells one other host, its
+*backup*, what the actor was made from and the latest checkpoint of its process; the backup holds
+these objects with all that they name. This is primary-backup replication.
+When the actor's host is lost, the manager names the backup as the owner of the actor's identity
+(_node/objects/ownership_transfer.py), and the backup restarts the actor
 (_node/actors/actor_failover.py).
 
-Invariant: a spare that its actor's host has lost contact with is replaced only after the manager
+Invariant: a backup that its actor's host has lost contact with is replaced only after the manager
 has declared it gone. Otherwise a host that is cut off could go on with states that its former
-spare, which has restarted the actor meanwhile, has never seen (a split brain).
+backup, which has restarted the actor meanwhile, has never seen (a split brain).
 
-The spare has no header of the identity while the actor's host lives, so it keeps no actor alive.
-It must never know: what calls do, how an actor is restarted.
+The backup has no header of the identity while the actor's host lives, so it keeps no actor alive.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Actors that restart on this host because their host is lost, and requests that wait for that.
 
-Why it exists: when an actor's host is lost, the manager names one of the hosts that can restart the
-actor as the new owner of its identity (_planner/owners.py). That host starts a process from what it
-has kept (_node/actors/actor_backup.py), and calls of all hosts go there from then on. Other hosts
-may receive the manager's message before this one does, and already send requests about the actor.
-Such a request waits until this host has received the message as well, and has everything that the
-actor restarts from.
-It must never know: what calls do, how their order is kept, how copies come here.
+When an actor's host is lost, the manager names one of the hosts that can restart the actor as the
+new owner of its identity (_planner/owners.py). That host starts a process from what it has kept
+(_node/actors/actor_backup.py), and calls of all hosts go there from then on. Other hosts may
+receive the manager's message before this one does, and already send requests about the actor. Such
+a request waits until this host has received the message as well, and has everything that the actor
+restarts from.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Records of actors, and of the processes or nodes that have asked for one.
 
-Why it exists: opening an actor takes several messages with the manager and other nodes, and a
-restart on another host needs what the actor was made from. These records keep that meanwhile.
-It must never know: what is done with them.
+Opening an actor takes several messages with the manager and other nodes, and a restart on another
+host needs what the actor was made from. These records keep that meanwhile.
 """
 
 from __future__ import annotations

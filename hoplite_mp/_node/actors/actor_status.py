@@ -1,8 +1,7 @@
 """Descriptions of this host's actors for users: their state, and the calls that wait for them.
 
-Why it exists: `status`, `top` and `dump` show actors, and a trace has a track for each. This file
-collects what they show, and changes nothing.
-It must never know: how it is printed.
+`status`, `top` and `dump` show actors, and a trace has a track for each. This file collects what
+they show, and changes nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The actors of this host: how they begin, end, and are restarted.
 
-Why it exists: an actor is a pool of one worker that makes an object before it takes its first call,
-and an *identity*: an object in the node's own table, whose holders are counted like those of any
-object. Handles, and calls that have not ended, hold the identity, on any host. When it has no
-holder left, the pool is closed.
-It must never know: what a call does, how calls are ordered (their submitters' queues do that).
+An actor is a pool of one worker that makes an object before it takes its first call, and an
+*identity*: an object in the node's own table, whose holders are counted like those of any object.
+Handles, and calls that have not ended, hold the identity, on any host. When it has no holder left,
+the pool is closed.
 
 Invariant: the number of an actor's pool is not reused before the identity is gone, so a process
 that holds a handle may submit to that number without asking.

@@ -1,9 +1,8 @@
 """Actors across hosts: beginning and calling actors of other hosts, and serving other hosts.
 
-Why it exists: an actor's identity is an object of its host's node, so handles travel as refs do.
-For calls from this host the node keeps a pool without workers, whose tasks are all delegated to the
-actor's pool on its host, in their order. It also begins actors here for other hosts.
-It must never know: what calls do, how messages travel.
+An actor's identity is an object of its host's node, so handles travel as refs do. For calls from
+this host the node keeps a pool without workers, whose tasks are all delegated to the actor's pool
+on its host, in their order. It also begins actors here for other hosts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Folds sources that do not fit into memory together, one chunk of sources at a time.
 
-Why it exists: sources may have been spilled to disk, and all of them together need not fit into the
-store. As many as fit are brought back and pinned in the plan's order, folded into the partial
-result, and unpinned. The result has the same bits as that of a single pass, because the partial
-result has the dtype in which the kernels accumulate (cext/reduce_kernels.h).
-It must never know: epochs, who decides, who reads the result.
+Sources may have been spilled to disk, and all of them together need not fit into the store. As many
+as fit are brought back and pinned in the plan's order, folded into the partial result, and
+unpinned. The result has the same bits as that of a single pass, because the partial result has the
+dtype in which the kernels accumulate (cext/reduce_kernels.h).
 """
 
 from __future__ import annotations

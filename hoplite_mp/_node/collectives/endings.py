@@ -1,8 +1,7 @@
 """Ends a committed collective that this host requested: records where results are, informs owners.
 
-Why it exists: the results are blocks in this host's store, or replicas that other nodes keep for
-later readers. The owner of each object is told at once which nodes have replicas of it.
-It must never know: plans, cells, how the bytes were moved.
+The results are blocks in this host's store, or replicas that other nodes keep for later readers.
+The owner of each object is told at once which nodes have replicas of it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Collectives on refs: watches the sources, executes the planner's plans, seals the results.
 
-Why it exists: the planner decides which sources take part. This file reports which have become
-ready, runs plans that concern this node alone over pinned sources in a thread without the GIL, and
-seals the results at the commit. One host uses the same protocol (epoch, stripes complete, commit)
-as many; its reduction forest is a single vertex.
-It must never know: how membership is decided, what user classes are (it never unpickles).
+The planner decides which sources take part. This file reports which have become ready, runs plans
+that concern this node alone over pinned sources in a thread without the GIL, and seals the results
+at the commit. One host uses the same protocol (epoch, stripes complete, commit) as many; its
+reduction forest is a single vertex.
 """
 
 from __future__ import annotations

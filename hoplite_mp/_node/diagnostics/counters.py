@@ -1,8 +1,6 @@
 """The counters of a node, for `stats()` and `c.nodes`, and the request for those of all nodes.
 
-Why it exists: every node keeps its own counters, so a process that wants them all asks through its
-node.
-It must never know: what users do with the numbers.
+Every node keeps its own counters, so a process that wants them all asks through its node.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ class Counters:
         self._more: list[Callable[[], dict[str, int]]] = []
 
     def add(self, counts: Callable[[], dict[str, int]]) -> None:
-        """Registers another room's counters. Counters of the same name are added up."""
+        """Registers another component's counters. Counters of the same name are added up."""
         self._more.append(counts)
 
     def own(self) -> dict[str, int]:

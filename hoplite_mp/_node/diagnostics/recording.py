@@ -1,10 +1,9 @@
 """What this node records for a trace: the tasks that its processes have run, and its own notes.
 
-Why it exists: processes write 64 bytes for each task into rings in shared memory. This file copies
-them into the node when a ring fills up, when its process has ended, and at the end of the trace.
-The events stay packed, because a node that traces a hundred thousand tasks a second cannot afford a
-Python object for each.
-It must never know: who traces, other hosts, files.
+Processes write 64 bytes for each task into rings in shared memory. This file copies them into the
+node when a ring fills up, when its process has ended, and at the end of the trace. The events stay
+packed, because a node that traces a hundred thousand tasks a second cannot afford a Python object
+for each.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Recording:
         self._actors: dict[int, str] = {}  # pid -> name of the process's track
 
     def start(self) -> None:
-        """Starts recording in all processes and rooms."""
+        """Starts recording in all processes and components."""
         self._begin_ns = self.loop.now_ns()
         self.trace_events.start()
         self._forget()

@@ -1,14 +1,13 @@
 """Traces of the whole cluster: begun and ended on every node, with the nodes' clocks compared.
 
-Why it exists: the process that traces sends requests to its own node only. That node informs the
-others, including those that join later, and passes on what they have recorded, a piece at a time,
-so that no process holds all of it in memory. Clocks are compared at the beginning and at the end:
-the answer to a message gives the other clock to within half of the round trip, as in Cristian's
-algorithm (1989); of several answers the one with the shortest round trip is used.
+The process that traces sends requests to its own node only. That node informs the others, including
+those that join later, and passes on what they have recorded, a piece at a time, so that no process
+holds all of it in memory. Clocks are compared at the beginning and at the end: the answer to a
+message gives the other clock to within half of the round trip, as in Cristian's algorithm (1989);
+of several answers the one with the shortest round trip is used.
 
 Only one trace at a time runs in a cluster, because two would halve the room of each, and a second
 one is usually a mistake. A trace ends with the process that began it, or with that process's host.
-It must never know: what events mean, files.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Reports what every process on this host waits for and who must act; used to diagnose hangs.
 
-Why it exists: each wait in this library has an owner, and each room of the node knows its own part.
-This file collects the answers of all rooms, bounded in number, without changing anything.
-It must never know: how the answers are printed.
+Each wait in this library has an owner, and each component of the node knows its own part. This file
+collects the answers of all components, bounded in number, without changing anything.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ NEEDS_MAX = 5  # how many missing objects are listed for one task or collective
 # How long nodes may take to answer, including the stacks of their workers. Higher: slow nodes are
 # included. Lower: a node that does not answer is reported sooner.
 DUMP_PATIENCE_S = 3.0
-# Kinds that other rooms add, if those rooms exist.
+# Kinds that other components add, if those components exist.
 MORE = ("transfers", "groups", "actors", "actor calls")
 
 
@@ -93,7 +92,7 @@ class WaitReports:
         self.dumps: dict[int, dict[int, bytes]] = {}
 
     def add(self, kind: str, gather: Callable[[], Iterable[dict[str, Any]]]) -> None:
-        """Registers a room that knows of waits of some kind."""
+        """Registers a component that knows of waits of some kind."""
         self._more[kind] = gather
 
     # -- requests -------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 """What one execution of a plan hands over to the next execution of the same operation.
 
-Why it exists: when a host dies, or its link becomes slow, the operation is planned again, and bytes
-that have already arrived are kept. Each contribution is received into a slot, a cell that nothing
-else writes. Under the new plan the slot is filled further from its watermark if the same node
-provides the same members of the same elements. Of a copy that has arrived in part, only the missing
-byte ranges are pulled. Results of folds, and cells that other nodes read, are made again, because
+When a host dies, or its link becomes slow, the operation is planned again, and bytes that have
+already arrived are kept. Each contribution is received into a slot, a cell that nothing else
+writes. Under the new plan the slot is filled further from its watermark if the same node provides
+the same members of the same elements. Of a copy that has arrived in part, only the missing byte
+ranges are pulled. Results of folds, and cells that other nodes read, are made again, because
 members or bytes may differ.
-It must never know: why there is a new plan, what the new plan looks like as a whole.
 
 The cells of slots stay open from one plan to the next, while those of copies are closed. Both plans
 share one engine buffer, so that no block is freed while a closed cell may still be written.

@@ -1,8 +1,7 @@
 """Makes the cells of plans that only copy. These cells fill blocks that belong to no object yet.
 
-Why it exists: copies of an object and large pieces of a Group's call are filled in the same way:
-only bytes that no earlier plan has brought are pulled.
-It must never know: who wants the copies, what becomes of the blocks.
+Copies of an object and large pieces of a Group's call are filled in the same way: only bytes that
+no earlier plan has brought are pulled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Makes the cells of a fold on one node: members, pulled contributions, folds, served cells.
 
-Why it exists: a plan's program names abstract cells; here each gets memory, a dtype and a key, and
-the engine is told what to fold. Two cells that hold the same bytes become one.
-It must never know: messages, what happens when something fails.
+A plan's program names abstract cells; here each gets memory, a dtype and a key, and the engine is
+told what to fold. Two cells that hold the same bytes become one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Executes a reduction's plan on one host: pins the sources, allocates the result, runs a kernel.
 
-Why it exists: this is the work between a plan and its commit. Everything that can be wrong is found
-before any byte moves: a source that is gone or is no array, shapes that differ, no room.
-It must never know: epochs, who decides, who reads the result.
+This is the work between a plan and its commit. Everything that can be wrong is found before any
+byte moves: a source that is gone or is no array, shapes that differ, no room.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Pins the members of a plan that are on this host, so that they stay in memory during the plan.
 
-Why it exists: a member is an object, which may have to be brought back from disk first, or a block
-that a member of a Group is still writing.
-It must never know: cells, what the members are read for.
+A member is an object, which may have to be brought back from disk first, or a block that a member
+of a Group is still writing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The cells of all plans in which this node takes part: made, filled from other nodes, closed.
 
-Why it exists: copies of objects (transfers.py) and collectives (plan_runner.py) are carried out
-alike. A plan is a set of cells. Some cells are pulled from other nodes, and failed pulls are
-retried by one policy. Other cells are served while their bytes are still arriving. When a plan
-ends, the bytes that have arrived are kept for the next plan.
-It must never know: who made a plan, what becomes of the bytes.
+Copies of objects (transfers.py) and collectives (plan_runner.py) are carried out alike. A plan is a
+set of cells. Some cells are pulled from other nodes, and failed pulls are retried by one policy.
+Other cells are served while their bytes are still arriving. When a plan ends, the bytes that have
+arrived are kept for the next plan.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Executes this node's part of plans that involve several nodes, as cells of the engine.
 
-Why it exists: a fold over many hosts consists of members pinned here, cells pulled from others,
-folded cells and served cells. The engine works on all of them concurrently, each block as soon as
-its inputs are there. Results stay invisible until the commit. Kinds that only copy need no commit,
-because each copy is whole or absent.
-It must never know: who decided the plan, which call asked for it, what user classes are.
+A fold over many hosts consists of members pinned here, cells pulled from others, folded cells and
+served cells. The engine works on all of them concurrently, each block as soon as its inputs are
+there. Results stay invisible until the commit. Kinds that only copy need no commit, because each
+copy is whole or absent.
 """
 
 from __future__ import annotations

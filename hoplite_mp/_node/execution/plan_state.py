@@ -1,8 +1,7 @@
 """The state of one plan on one of the nodes that take part in it.
 
-Why it exists: the code that makes a plan's cells and the code that watches them share this state,
-for plans that copy an object and for collectives alike.
-It must never know: how cells are made, when a plan is over.
+The code that makes a plan's cells and the code that watches them share this state, for plans that
+copy an object and for collectives alike.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Makes the cells of the manager's collectives that copy objects: each copy becomes a replica here.
 
-Why it exists: such a copy is an object that processes here may ask for meanwhile, so it is received
-into the block of that remote object, and not if it is here or on its way already.
-It must never know: who asked for the collective, when its plan is over.
+Such a copy is an object that processes here may ask for meanwhile, so it is received into the block
+of that remote object, and not if it is here or on its way already.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Which elements and bytes each cell of a fold has, and in which dtype.
 
-Why it exists: a plan gives shares of an object, and all nodes must cut it at the same elements. A
-cell's content decides its dtype: members have the dtype of the sources, partial results the wider
-one in which kernels accumulate, results the one that NumPy would give. Both ends of a connection
-derive elements and dtypes from the same plan.
-It must never know: where bytes are, who moves them.
+A plan gives shares of an object, and all nodes must cut it at the same elements. A cell's content
+decides its dtype: members have the dtype of the sources, partial results the wider one in which
+kernels accumulate, results the one that NumPy would give. Both ends of a connection derive elements
+and dtypes from the same plan.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Copies of objects to this node or from it: the requests for them, and the plans that bring them.
 
-Why it exists: when a process here asks for an object, or a broadcast sends one, the manager makes a
-plan, and perhaps further plans that replace it. This file finds the block that a plan fills, or the
-memory that other nodes read, and tells the manager when a copy is complete or cannot be made.
-It must never know: why a plan looks as it does, how its cells are filled.
+When a process here asks for an object, or a broadcast sends one, the manager makes a plan, and
+perhaps further plans that replace it. This file finds the block that a plan fills, or the memory
+that other nodes read, and tells the manager when a copy is complete or cannot be made.
 """
 
 from __future__ import annotations

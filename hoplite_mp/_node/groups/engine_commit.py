@@ -1,15 +1,14 @@
 """Large calls of a Group that its engines commit, by the votes of all nodes for one plan.
 
-Why it exists: when a call repeats the plan of an earlier one, there is nothing to decide. Each node
-moves the bytes, votes when it has all that it should receive, and prepares the result; the engines
-exchange the votes (two-phase commit without a coordinator; `cext/engine_small.h` has the protocol)
-and write the result's id to the boards, so no node's Python has to have a turn before the members
-go on. The leading node is not asked, and learns of the commit as every other one.
+When a call repeats the plan of an earlier one, there is nothing to decide. Each node moves the
+bytes, votes when it has all that it should receive, and prepares the result; the engines exchange
+the votes (two-phase commit without a coordinator; `cext/engine_small.h` has the protocol) and write
+the result's id to the boards, so no node's Python has to have a turn before the members go on. The
+leading node is not asked, and learns of the commit as every other one.
 
 Invariant: until the engine says that it has committed the call (MOVED), what members would read
 still belongs to the plan's execution. So if Python has to take the call back, a new plan finds
 everything as if nothing had been prepared.
-It must never know: how bytes move, how the engines agree.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The leading node's decision on a Group's call: an error, a result, or a plan for large parts.
 
-Why it exists: the decision is a pure function of the parts, so that a test can exercise every case.
-Errors follow the rules of one host: whatever is wrong with one rank's part is raised by every rank.
-It must never know: sockets, shared memory, who waits.
+The decision is a pure function of the parts, so that a test can exercise every case. Errors follow
+the rules of one host: whatever is wrong with one rank's part is raised by every rank.
 """
 
 from __future__ import annotations

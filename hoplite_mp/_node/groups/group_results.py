@@ -1,9 +1,8 @@
 """Parts and results of a Group's calls on one host: what members give, and what they will read.
 
-Why it exists: messages about a call only describe large arrays, whose bytes lie in the node's
-store. The result of a call becomes one object that all members on this host read; the node holds it
-until they have all begun the next call.
-It must never know: who decides, when a call is over.
+Messages about a call only describe large arrays, whose bytes lie in the node's store. The result of
+a call becomes one object that all members on this host read; the node holds it until they have all
+begun the next call.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The state of one Group on one node: its board and, for a Group over several hosts, its members,
 their undecided calls, and what the leading node collects.
 
-Why it exists: the state is kept apart from the protocol that changes it, so that each can be read
-by itself.
-It must never know: how messages travel, the store, time.
+The state is kept apart from the protocol that changes it, so that each can be read by itself.
 """
 
 from __future__ import annotations

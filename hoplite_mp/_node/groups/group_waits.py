@@ -1,8 +1,7 @@
 """Reports, for dumps, which members each Group on this host is waiting for.
 
-Why it exists: a Group's call waits for the members that have not made it. For a Group on one host
-the board tells which; for a Group over several hosts, the nodes that collect the parts.
-It must never know: what the calls compute.
+A Group's call waits for the members that have not made it. For a Group on one host the board tells
+which; for a Group over several hosts, the nodes that collect the parts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Groups on this host: boards in shared memory, membership as the manager decides it.
 
-Why it exists: members join and leave through the planner, but calls do not involve it. The node
-writes the masks on the boards, wakes the members, and after a member has left or died holds what
-that member had committed.
-It must never know: what members send each other.
+Members join and leave through the planner, but calls do not involve it. The node writes the masks
+on the boards, wakes the members, and after a member has left or died holds what that member had
+committed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The leading node of a Group: collects what members give to a call, decides it, tells all.
 
-Why it exists: the node of the lowest living rank decides each call once, for all nodes. After a
-change of the members it first learns from each node what was decided before; then it waits for the
-parts of all living ranks, makes a plan for those that are large, and commits when all bytes have
-moved. Every node has this room, because each may have to lead.
-It must never know: how bytes move, how arrays are added, what members here are told.
+The node of the lowest living rank decides each call once, for all nodes. After a change of the
+members it first learns from each node what was decided before; then it waits for the parts of all
+living ranks, makes a plan for those that are large, and commits when all bytes have moved. Every
+node has this component, because each may have to lead.
 """
 
 from __future__ import annotations

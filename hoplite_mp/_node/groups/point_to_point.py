@@ -1,14 +1,11 @@
 """Messages from one member of a Group to another: kept until received, and forwarded.
 
-Why it exists: `send` must not wait for the receiver, so this node holds what its members have sent.
-A message is an object in the store, so it is spilled when memory is short and counted like any
-other. What is received from a member is always a prefix of what it sent, in that order, even if its
-host dies.
+`send` must not wait for the receiver, so this node holds what its members have sent. A message is
+an object in the store, so it is spilled when memory is short and counted like any other. What is
+received from a member is always a prefix of what it sent, in that order, even if its host dies.
 
     send ─► object held here ─► receiver here: its box
                              └► receiver elsewhere: GroupSent ─► held there ─► its box
-
-It must never know: values, how a receive is matched, how bytes travel.
 """
 
 from __future__ import annotations

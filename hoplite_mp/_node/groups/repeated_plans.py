@@ -1,17 +1,16 @@
 """Plans of earlier calls of a Group, by which its nodes begin a later call at once.
 
-Why it exists: a program makes the same call again and again; MPI-4 has an interface for that, the
-persistent collectives, and here it needs none. Without this module each node tells the leading one
-what its members give, and waits for a plan, although that will be the last one once more. So each
-node keeps the plans of committed calls, by what its own members gave to them. If they give the same
-again, it begins by that plan, and says in its GroupPart whose plan it is. If all nodes have named
-the same one, the leading node only waits for the bytes; if not, it makes a plan as for any call,
-which replaces what was begun.
+A program makes the same call again and again; MPI-4 has an interface for that, the persistent
+collectives, and here it needs none. Without this module each node tells the leading one what its
+members give, and waits for a plan, although that will be the last one once more. So each node keeps
+the plans of committed calls, by what its own members gave to them. If they give the same again, it
+begins by that plan, and says in its GroupPart whose plan it is. If all nodes have named the same
+one, the leading node only waits for the bytes; if not, it makes a plan as for any call, which
+replaces what was begun.
 
 Invariant: cells of two plans never meet. A repeated plan has an attempt of its own, in which its
 distance from the call that it was made for stands; so what one node has received by a plan that the
 others did not repeat is never taken for something else.
-It must never know: messages, clocks, how bytes move.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Calls of Groups that the engine commits without this process's Python while it *owns* them.
 
-Why it exists: `cext/engine_small.h` has the protocol. When a call is committed that the leading
-node has decided under the present members, the engine gets the group's later calls, and it gives
-them back when anything deviates. This room hands them over and takes them back; while it waits for
-the engine's answer, events that concern the group are deferred.
-It must never know: how a call is decided, how members wait.
+`cext/engine_small.h` has the protocol. When a call is committed that the leading node has decided
+under the present members, the engine gets the group's later calls, and it gives them back when
+anything deviates. This component hands them over and takes them back; while it waits for the
+engine's answer, events that concern the group are deferred.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _PART = struct.Struct("<IIIBBBB")  # struct small_part: rank, bytes, offset, kin
 
 
 class EngineCallsOwnerEvents(Protocol):
-    """The room that decides calls, while the engine does not own them."""
+    """The component that decides calls, while the engine does not own them."""
 
     def member_called(self, slot: int, ask: GroupCall) -> None:
         """A member on this host has made its next call."""
@@ -67,7 +66,7 @@ class EngineCallsOwner:
         links.when_small(self._event)
 
     def serve(self, events: EngineCallsOwnerEvents, states: Mapping[int, GroupState]) -> None:
-        """Sets the room that decides calls, and its groups."""
+        """Sets the component that decides calls, and its groups."""
         self._events, self._states = events, states
 
     @property

@@ -1,12 +1,11 @@
 """Begins a large allreduce of a Group before its last members have called.
 
-Why it exists: the parts of members that have called can move while the last one still computes. The
-last node owns no stripe, so it only has to send its part and to receive the result, which takes
-about one transfer instead of two. The other nodes own the stripes in the order in which they call.
-A stripe whose owner has still to call belongs to a node that is expected to call next; no byte of
-it moves until then, so it can pass to another one. A part that is missing is assumed to be like the
-others; if it turns out to differ, the attempt is given up and the call is decided again.
-It must never know: messages, clocks, how bytes move.
+The parts of members that have called can move while the last one still computes. The last node owns
+no stripe, so it only has to send its part and to receive the result, which takes about one transfer
+instead of two. The other nodes own the stripes in the order in which they call. A stripe whose
+owner has still to call belongs to a node that is expected to call next; no byte of it moves until
+then, so it can pass to another one. A part that is missing is assumed to be like the others; if it
+turns out to differ, the attempt is given up and the call is decided again.
 """
 
 from __future__ import annotations

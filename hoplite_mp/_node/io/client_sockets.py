@@ -1,8 +1,7 @@
 """The sockets between this node and the processes of its host, one for each client slot.
 
-Why it exists: a process sends its node requests as packets over a socket (its line) and receives
-replies over it. The end of the line means that the process has ended or makes no more requests.
-It must never know: what is asked.
+A process sends its node requests as packets over a socket (its line) and receives replies over it.
+The end of the line means that the process has ended or makes no more requests.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class ClientSocketsEvents(Protocol):
-    """The room that serves the requests."""
+    """The component that serves the requests."""
 
     def request(self, slot: int, request: Request, given: list[int]) -> None:
         """Serves a request. given: descriptors that came with it; those that remain in the list are
@@ -62,7 +61,7 @@ class ClientSockets:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def serve(self, events: ClientSocketsEvents) -> None:
-        """Sets the room that serves the requests."""
+        """Sets the component that serves the requests."""
         self._events = events
 
     def add(self, slot: int, sock: socket.socket) -> None:

@@ -1,8 +1,7 @@
 """One control connection in the node's loop: decodes incoming messages, sends outgoing frames.
 
-Why it exists: the manager and all peers are served alike, by frames over a stream that never
-blocks. A wire reports its end exactly once, whichever side noticed it first.
-It must never know: what messages mean, who is at the other end.
+The manager and all peers are served alike, by frames over a stream that never blocks. A wire
+reports its end exactly once, whichever side noticed it first.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Lets programs of this host find its node and attach: a socket named by the cluster's id.
 
-Why it exists: a driver finds the node by the name that `Rendezvous` keeps, and proves that it has
-the token, as a node on the network does. It receives a line, both memories and the node's eventfd
-over a connection. When that connection or the driver's process ends, the driver no longer reads the
+A driver finds the node by the name that `Rendezvous` keeps, and proves that it has the token, as a
+node on the network does. It receives a line, both memories and the node's eventfd over a
+connection. When that connection or the driver's process ends, the driver no longer reads the
 memories.
-It must never know: what happens to a driver that leaves (_node/runtime/drivers.py).
 """
 
 from __future__ import annotations

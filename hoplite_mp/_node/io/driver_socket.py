@@ -1,8 +1,7 @@
 """The socket to one of this host's drivers: a queue of frames that waits until the driver reads.
 
-Why it exists: a driver reads when it likes, so lines wait here. Each sender is notified of how many
-of its bytes the driver has taken, so that the sender can bound how many of them wait.
-It must never know: what a frame contains, where lines come from.
+A driver reads when it likes, so lines wait here. Each sender is notified of how many of its bytes
+the driver has taken, so that the sender can bound how many of them wait.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DriverSocket", "OutputLine", "Socket", "frames"]
 
-Socket = socket.socket  # for rooms that pass one on to a DriverSocket
+Socket = socket.socket  # for components that pass one on to a DriverSocket
 
 LENGTH_BYTES = 4
 

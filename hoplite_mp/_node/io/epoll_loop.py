@@ -1,7 +1,6 @@
 """The loop of a node on a real host: epoll, a clock, timers, threads.
 
-Why it exists: it implements the port Loop (_node/ports.py) for one process.
-It must never know: what is watched, and what is done when it is ready.
+It implements the port Loop (_node/ports.py) for one process.
 """
 
 from __future__ import annotations

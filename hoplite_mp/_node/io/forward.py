@@ -1,12 +1,9 @@
 """A port of this host that forwards connections to a port of another host.
 
-Why it exists: two hosts may be unable to reach each other although a third one reaches both. The
-third lends them a port: the kernel forwards what arrives there (splice), byte for byte, in both
-directions. Both ends prove the token to each other, and use TLS if the cluster does, so that under
-TLS the host in the middle need not be trusted. Each connection costs it two threads and six
-descriptors.
-
-This module must never know what is sent, nor who asks for a port.
+Two hosts may be unable to reach each other although a third one reaches both. The third lends them
+a port: the kernel forwards what arrives there (splice), byte for byte, in both directions. Both
+ends prove the token to each other, and use TLS if the cluster does, so that under TLS the host in
+the middle need not be trusted. Each connection costs it two threads and six descriptors.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Listening sockets in the node's loop; each admitted connection goes to the handler of its role.
 
-Why it exists: other nodes connect over TCP, drivers of this host over a UNIX socket. All of them
-are strangers until the handshake has proved that they have the token, and those that take too long
-for it must be disconnected by a timer.
-It must never know: what is said over a connection.
+Other nodes connect over TCP, drivers of this host over a UNIX socket. All of them are strangers
+until the handshake has proved that they have the token, and those that take too long for it must be
+disconnected by a timer.
 """
 
 from __future__ import annotations

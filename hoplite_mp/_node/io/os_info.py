@@ -1,8 +1,7 @@
-"""What rooms ask the operating system of this host without waiting for anything.
+"""What components ask the operating system of this host without waiting for anything.
 
-Why it exists: rooms have no way to the operating system but the shell, so that whoever looks for
-system calls finds them in one folder.
-It must never know: objects, tasks, other hosts.
+Components have no way to the operating system but the shell, so that whoever looks for system calls
+finds them in one folder.
 """
 
 from __future__ import annotations

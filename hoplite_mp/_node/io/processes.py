@@ -1,9 +1,7 @@
 """Worker processes of this host: started by the supervisor, killed and interrupted by signals.
 
-Why it exists: it implements the port Processes (_node/ports.py). The supervisor forks a worker. The
-worker's line to the node and its output pipes are made here, and their other ends are sent to the
-supervisor.
-It must never know: which pools need workers, what a worker does.
+It implements the port Processes (_node/ports.py). The supervisor forks a worker. The worker's line
+to the node and its output pipes are made here, and their other ends are sent to the supervisor.
 """
 
 from __future__ import annotations

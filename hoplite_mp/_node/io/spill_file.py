@@ -1,8 +1,7 @@
 """The spill file: one unnamed file on a real disk, with an arena of its own.
 
-Why it exists: it holds values that do not fit into memory. The file has no name (O_TMPFILE, or
-unlinked at once), so it disappears with the node, however the node ends.
-It must never know: objects, who spills what.
+It holds values that do not fit into memory. The file has no name (O_TMPFILE, or unlinked at once),
+so it disappears with the node, however the node ends.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The stacks of this host's workers: requested by a signal, read from a file of each worker.
 
-Why it exists: only the process of a task that hangs knows where the task is, and its interpreter
-may never run a signal handler written in Python. So each worker registers a handler of
-`faulthandler`, written in C, which writes into an unnamed file (memfd). The code here finds that
-file among the worker's descriptors. A worker whose user code has removed the handler is not
-signalled, because the signal would kill it.
-It must never know: what tasks do.
+Only the process of a task that hangs knows where the task is, and its interpreter may never run a
+signal handler written in Python. So each worker registers a handler of `faulthandler`, written in
+C, which writes into an unnamed file (memfd). The code here finds that file among the worker's
+descriptors. A worker whose user code has removed the handler is not signalled, because the signal
+would kill it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Connections with other hosts over TCP: TLS, if it is on, and a handshake that proves the token.
 
-Why it exists: it implements the port Connections (_node/ports.py) for one process, and keeps what
-rooms need not know: the token, whether TLS is on, the listening sockets.
-It must never know: what is said over a connection.
+It implements the port Connections (_node/ports.py) for one process, and keeps what components need
+not know: the token, whether TLS is on, the listening sockets.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Data links under TLS: two one-way connections, each driven by a Python thread.
 
-Why it exists: OpenSSL's state of a connection may be used by one thread at a time, so a link that
-sends and receives concurrently has two connections. The threads only move bytes: the engine decides
-block by block which frame is next and where received bytes belong, directly from and into shared
-memory.
-It must never know: what the frames are about.
+OpenSSL's state of a connection may be used by one thread at a time, so a link that sends and
+receives concurrently has two connections. The threads only move bytes: the engine decides block by
+block which frame is next and where received bytes belong, directly from and into shared memory.
 """
 
 from __future__ import annotations

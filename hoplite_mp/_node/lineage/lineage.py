@@ -1,18 +1,17 @@
 """Lineage of the results of this host's tasks: what must be kept so that they can be reconstructed.
 
-Why it exists: a result that only another host held is lost with that host, and is then computed
-again from its task, as in Ray. The task's record names its function and its arguments as long as
-somebody holds the result, but does not keep these objects alive; an entry of this file does. It
-holds the function, arguments that travelled by value, and results that were arguments. If a result
-can be reconstructed itself and only lineage holds it, its header is kept and its bytes are dropped
-(it is absent, see _node/objects/remote_objects.py), so that a chain of steps costs about one KiB
-for each step. Objects that were put, and those of other owners, are not held, so they are freed
-with their last ref, as always.
+A result that only another host held is lost with that host, and is then computed again from its
+task, as in Ray. The task's record names its function and its arguments as long as somebody holds
+the result, but does not keep these objects alive; an entry of this file does. It holds the
+function, arguments that travelled by value, and results that were arguments. If a result can be
+reconstructed itself and only lineage holds it, its header is kept and its bytes are dropped (it is
+absent, see _node/objects/remote_objects.py), so that a chain of steps costs about one KiB for each
+step. Objects that were put, and those of other owners, are not held, so they are freed with their
+last ref, as always.
 
 An entry is made as soon as the result turns out to be on another host, or a worker of this host
 leases a block for a big result. The task is still claimed then, so its submitter still holds all
 that the entry needs. The entry is dropped when the result is gone, or to make room for newer ones.
-It must never know: who asks for lost objects, how a task is run again.
 """
 
 from __future__ import annotations

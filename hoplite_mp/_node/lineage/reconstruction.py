@@ -1,12 +1,11 @@
 """Reconstruction: lost results are computed again from their tasks when somebody asks for them.
 
-Why it exists: a task's result is absent (_node/objects/remote_objects.py) when it is done but no
-living host is known to hold it. When somebody asks for it, its task is run again as a task of the
-node's own, in the same pool, with the arguments that its record names; absent arguments are
-reconstructed first. This is lineage reconstruction as in Ray. The object then gets the value that
-this run returns, or the exception that it raises. Each run counts against the task's retries. An
-absent object of another owner is requested from that owner.
-It must never know: how bytes move, what tasks do, who waits.
+A task's result is absent (_node/objects/remote_objects.py) when it is done but no living host is
+known to hold it. When somebody asks for it, its task is run again as a task of the node's own, in
+the same pool, with the arguments that its record names; absent arguments are reconstructed first.
+This is lineage reconstruction as in Ray. The object then gets the value that this run returns, or
+the exception that it raises. Each run counts against the task's retries. An absent object of
+another owner is requested from that owner.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Recovery of values that were lost with a host: builds its four rooms, and is their interface.
+"""Recovery of values that were lost with a host: builds its four components, and is their
+interface.
 
-Why it exists: `lineage` keeps what results of this host's tasks were made from, `reconstruction`
-computes them again when somebody asks for them, `replica_query` asks all hosts for the first value
-before a second one is used, and `owners` finds new owners for objects whose owner is dead. Other
-rooms of the node mostly use this file alone.
-It must never know: how bytes move, what tasks do.
+`lineage` keeps what results of this host's tasks were made from, `reconstruction` computes them
+again when somebody asks for them, `replica_query` asks all hosts for the first value before a
+second one is used, and `owners` finds new owners for objects whose owner is dead. Other components
+of the node mostly use this file alone.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Recovery:
         self.owners.begin(member.host_id, member.node)
 
     def came(self, host_id: int) -> None:
-        """A host is a member, whose loss may have begun here; all rooms know it as one already."""
+        """A host whose loss may have begun here is a member; all other components know that."""
         self.owners.back(host_id)
 
     def report(self, number: int) -> None:

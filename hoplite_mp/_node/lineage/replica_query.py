@@ -1,12 +1,11 @@
-"""Census of copies: before a reconstructed result is used, all hosts are asked for the first one.
+"""Replica query: before a reconstructed result is used, all hosts are asked for the first one.
 
-Why it exists: a task that is run again may return another value, and no reader may see parts of
-both. The owner of a lost result may not know yet that a host has a copy, so it asks all hosts while
-the task runs again. A host that has the whole value reports it once more. A host that has a part of
-it, or is about to fetch it, gives that up and asks the owner anew. So when all hosts have answered,
-no trace is left of a first value that no host has reported. A host that only this one has lost
-contact with may still be alive and have the value, so this node waits for the manager's verdict.
-It must never know: why a value is lost, how it is reconstructed.
+A task that is run again may return another value, and no reader may see parts of both. The owner of
+a lost result may not know yet that a host has a copy, so it asks all hosts while the task runs
+again. A host that has the whole value reports it once more. A host that has a part of it, or is
+about to fetch it, gives that up and asks the owner anew. So when all hosts have answered, no trace
+is left of a first value that no host has reported. A host that only this one has lost contact with
+may still be alive and have the value, so this node waits for the manager's verdict.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """This node's connection to its manager: joining, sending, and finding the next manager.
 
-Why it exists: the manager's process may die while the cluster lives; its supervisor then starts
-another one at the same address. Until the node has found it, only work that needs a new plan waits.
-A new manager knows nothing, so each node reports to it what the node holds and waits for.
-It must never know: what the messages of the rooms are about.
+The manager's process may die while the cluster lives; its supervisor then starts another one at the
+same address. Until the node has found it, only work that needs a new plan waits. A new manager
+knows nothing, so each node reports to it what the node holds and waits for.
 
     joined ──► lost without ClusterEnded ──► called again ──► reported ──► as before
                       │                           └─ no answer: the node ends; its host may rejoin
@@ -92,7 +91,7 @@ class ManagerConnectionEvents(Protocol):
         """The first message to a new manager, after this node has joined."""
 
     def report(self) -> Iterator[Any]:
-        """What a new manager must know of this node's rooms."""
+        """What a new manager must know of this node's components."""
 
 
 class ManagerNetwork(Protocol):

@@ -1,8 +1,7 @@
 """Connections to a manager on another host: to the first one, and to its successors.
 
-Why it exists: a node calls the addresses of its cluster's manager until one answers. Once a standby
-leads, its addresses take their place.
-It must never know: what messages a manager gets.
+A node calls the addresses of its cluster's manager until one answers. Once a standby leads, its
+addresses take their place.
 """
 
 from __future__ import annotations

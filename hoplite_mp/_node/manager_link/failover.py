@@ -1,14 +1,13 @@
 """Failover: this node follows one manager, and votes for the standby when that manager is lost.
 
-Why it exists: in a cluster with a standby a node must never obey two managers. Terms and votes work
-as in Raft's elections; the manager's right to decide is a lease (Gray and Cheriton, SOSP 1989).
-Each answer of this node to a beat of its manager renews the lease, and binds the node for a while.
-When the node has lost its manager and is not bound any more, it offers its vote to the standby. If
-the manager is back before the node has voted, the node returns to it. Once the node has voted it
-does not obey the old manager any more, and its connection to the standby becomes the one to its
-manager. If the standby does not lead, the node also asks the old manager whether it still decides:
-then the others have gone on without this node, which ends.
-It must never know: the other messages of managers; when a vote may be given (_planner/terms.py).
+In a cluster with a standby a node must never obey two managers. Terms and votes work as in Raft's
+elections; the manager's right to decide is a lease (Gray and Cheriton, SOSP 1989). Each answer of
+this node to a beat of its manager renews the lease, and binds the node for a while. When the node
+has lost its manager and is not bound any more, it offers its vote to the standby. If the manager is
+back before the node has voted, the node returns to it. Once the node has voted it does not obey the
+old manager any more, and its connection to the standby becomes the one to its manager. If the
+standby does not lead, the node also asks the old manager whether it still decides: then the others
+have gone on without this node, which ends.
 
     following ──► no beat, or connection lost ──► vote offered ──► voted ──► following the new one
         ▲                                              │ ▲               │

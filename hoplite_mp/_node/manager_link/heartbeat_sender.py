@@ -1,9 +1,8 @@
 """Heartbeats to the manager, and a failure detector for the manager.
 
-Why it exists: a host that is stopped or cut off closes no connection. A node's beats are sent by a
-thread, so that a loop that is busy reading a large file does not look dead; but only for HUNG_S
-after the loop's last turn, so that a loop that hangs does not look alive.
-It must never know: other messages to the manager.
+A host that is stopped or cut off closes no connection. A node's beats are sent by a thread, so that
+a loop that is busy reading a large file does not look dead; but only for HUNG_S after the loop's
+last turn, so that a loop that hangs does not look alive.
 """
 
 from __future__ import annotations

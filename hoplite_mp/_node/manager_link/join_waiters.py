@@ -1,8 +1,7 @@
-"""Requests of programs that wait until their node has joined a cluster, and the answers.
+"""Requests of clients that wait until their node has joined a cluster.
 
-Why it exists: a node serves the processes of its host before a manager has let it in, but a program
-must not begin its work before that.
-It must never know: how a node joins.
+A node serves the processes of its host before a manager has let it in, but a program must not begin
+its work before that.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The members of the cluster as the manager has announced them, including this node.
 
-Why it exists: the manager decides who is a member, and announces each with its number of workers at
-the start; nodes tell each other when that number changes. Rooms that only need to know which other
-nodes live use the roster (_node/roster.py).
-It must never know: what is lost with a node, how messages reach it.
+The manager decides who is a member, and announces each with its number of workers at the start;
+nodes tell each other when that number changes. Components that only need to know which other nodes
+live use the roster (_node/roster.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Layouts: the shape and dtype of an array as text, for messages between nodes.
 
-Why it exists: a node that folds arrays of other hosts must know their sizes, and the manager must
-see whether sources fit together, before a byte moves. The manager only compares these texts, and
-errors show them to users.
-It must never know: who holds what, how bytes are laid out in a payload (each holder knows its own).
+A node that folds arrays of other hosts must know their sizes, and the manager must see whether
+sources fit together, before a byte moves. The manager only compares these texts, and errors show
+them to users.
 """
 
 from __future__ import annotations

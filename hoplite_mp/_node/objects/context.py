@@ -1,8 +1,7 @@
-"""The context that all rooms of a node are built from: ports, shared memory, table of objects.
+"""The context that all components of a node are built from: ports, shared memory, table of objects.
 
-Why it exists: rooms are built one after the other, each from this and from the rooms below it. A
-room takes what it needs from here in its constructor, and keeps no reference to the whole.
-It must never know: any room that is built from it.
+Components are built one after the other, each from this and from the components below it. A room
+takes what it needs from here in its constructor, and keeps no reference to the whole.
 """
 
 from __future__ import annotations

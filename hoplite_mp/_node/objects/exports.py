@@ -1,13 +1,12 @@
 """Exports: objects of this host that other hosts hold, or of which other nodes keep replicas.
 
-Why it exists: the owner of an object counts which hosts hold it, one entry for each import, and
-keeps the object with a hold of its own. When a pending object is done, every importer is notified:
-with the payload if that is small and at hand, else with the nodes that have the bytes.
-Replicas (_node/objects/replicas.py) do not count: when nobody in the cluster holds the object any
-more, their nodes are asked to release them. As long as there are replicas, this file polls whether
-its own hold is the only one left. That is stable, because from then on a process can only get a
-hold through this node.
-It must never know: how messages travel, what importers do.
+The owner of an object counts which hosts hold it, one entry for each import, and keeps the object
+with a hold of its own. When a pending object is done, every importer is notified: with the payload
+if that is small and at hand, else with the nodes that have the bytes. Replicas
+(_node/objects/replicas.py) do not count: when nobody in the cluster holds the object any more,
+their nodes are asked to release them. As long as there are replicas, this file polls whether its
+own hold is the only one left. That is stable, because from then on a process can only get a hold
+through this node.
 """
 
 from __future__ import annotations

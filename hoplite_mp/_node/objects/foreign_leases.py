@@ -1,10 +1,8 @@
 """Holds for refs that another engine (Ray, Dask, ...) carries as pickled bytes.
 
-Why it exists: bytes hold nothing, and nobody knows how often they will be unpickled, if ever. So
-when a process pickles a ref for an engine, its node holds the object for Config.foreign_hold_s. The
-hold is the node's own, so it outlives the process. When an object is pickled again its one hold is
-extended.
-It must never know: what engines do with the bytes, who unpickles them.
+Bytes hold nothing, and nobody knows how often they will be unpickled, if ever. So when a process
+pickles a ref for an engine, its node holds the object for Config.foreign_hold_s. The hold is the
+node's own, so it outlives the process. When an object is pickled again its one hold is extended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Requests of processes for objects of other hosts, and the holds that they are granted.
 
-Why it exists: a process takes a hold of its own after it has read the reply. Until the process has
-confirmed that, the node keeps a hold for it.
-It must never know: how objects are described or moved between hosts.
+A process takes a hold of its own after it has read the reply. Until the process has confirmed that,
+the node keeps a hold for it.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class ImportRequests:
             del granted[old]
 
     def keep_granted(self, slot: int, number: int, hold: Any) -> None:
-        """Keeps a hold that another room grants in the reply of that number."""
+        """Keeps a hold that another component grants in the reply of that number."""
         self.granted.setdefault(slot, {})[number] = [hold]
 
     def drop_foreign(self, slot: int, request: Request) -> None:

@@ -1,10 +1,9 @@
 """Imports: objects of other hosts that processes of this host use.
 
-Why it exists: a ref to another host's object becomes a header of this host, which the node claims
-until the object's owner has described the object; from then on every process uses it like any
-other. The owner gets one message (Acquire) when the first process here holds the object, and one
-(Release) when the last process has released it.
-It must never know: who asks for what, how messages travel, where big payloads come from.
+A ref to another host's object becomes a header of this host, which the node claims until the
+object's owner has described the object; from then on every process uses it like any other. The
+owner gets one message (Acquire) when the first process here holds the object, and one (Release)
+when the last process has released it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Requests of processes for memory of the store: blocks, spans, restored objects.
 
-Why it exists: a request that cannot be granted because the store is full is retried for a short
-while, and then answered "full"; the process itself decides how long it goes on asking.
-It must never know: what the memory is for.
+A request that cannot be granted because the store is full is retried for a short while, and then
+answered "full"; the process itself decides how long it goes on asking.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which nodes hold an object: requests of processes here, answered by the object's owner.
 
-Why it exists: the owner knows who holds the whole value. Processes of other hosts ask it through
-their node; if the owner dies meanwhile, their node answers with what it knows itself.
-It must never know: how copies come to be.
+The owner knows who holds the whole value. Processes of other hosts ask it through their node; if
+the owner dies meanwhile, their node answers with what it knows itself.
 """
 
 from __future__ import annotations

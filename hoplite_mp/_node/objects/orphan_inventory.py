@@ -1,9 +1,8 @@
-"""Holdings: what this host has of objects whose owner has died, and its report to the manager.
+"""Orphan inventory: which objects of a dead owner this host has, reported to the manager.
 
-Why it exists: between the death of an owner and the manager's decision this node must not release
-any of that owner's objects, because the decision relies on what was reported. One object may have
-several headers here, if a process held a ref to a task's result when the task was sent here.
-It must never know: what becomes of the objects.
+Between the death of an owner and the manager's decision this node must not release any of that
+owner's objects, because the decision relies on what was reported. One object may have several
+headers here, if a process held a ref to a task's result when the task was sent here.
 """
 
 from __future__ import annotations

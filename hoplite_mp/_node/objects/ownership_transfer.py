@@ -1,12 +1,11 @@
 """Objects that outlive their owner: this node's part in finding and becoming new owners.
 
-Why it exists: the owner of an object (the host with the id `ImportRecord.owner`) counts which hosts
-hold it; compare ownership in Ray (Wang et al., NSDI 2021), where processes own objects. When an
-owner dies, every node reports what it has and uses of that owner's objects, and the manager names a
-new owner for each object that some host has whole (_planner/owners.py). Until then nothing of these
-objects is released here. The new owner starts with the counts of the reports; a host that has
-released an object since its report notifies the new owner, possibly before the manager does.
-It must never know: how copies came to be, who reads them.
+The owner of an object (the host with the id `ImportRecord.owner`) counts which hosts hold it;
+compare ownership in Ray (Wang et al., NSDI 2021), where processes own objects. When an owner dies,
+every node reports what it has and uses of that owner's objects, and the manager names a new owner
+for each object that some host has whole (_planner/owners.py). Until then nothing of these objects
+is released here. The new owner starts with the counts of the reports; a host that has released an
+object since its report notifies the new owner, possibly before the manager does.
 """
 
 from __future__ import annotations

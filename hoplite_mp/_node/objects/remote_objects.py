@@ -1,12 +1,9 @@
 """Remote objects: values whose bytes are on other hosts, their holders, and their readers here.
 
-Why it exists: to every process of this host an object whose bytes are elsewhere looks like a
-spilled one: done, but its bytes must be requested. However many readers request it, it is fetched
-once. An object that no living node is known to hold is *absent*: it stays done, and readers wait
-until the maker has found or reconstructed it. An object that cannot be had any more gets an error,
-which readers raise.
-It must never know: sockets, plans, user classes; how bytes move (the fetcher does), how a value is
-reconstructed (the maker does).
+To every process of this host an object whose bytes are elsewhere looks like a spilled one: done,
+but its bytes must be requested. However many readers request it, it is fetched once. An object that
+no living node is known to hold is *absent*: it stays done, and readers wait until the maker has
+found or reconstructed it. An object that cannot be had any more gets an error, which readers raise.
 """
 
 from __future__ import annotations

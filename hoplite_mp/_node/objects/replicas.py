@@ -1,11 +1,10 @@
 """Replicas: copies of other hosts' objects that are kept here even if no process here holds them.
 
-Why it exists: `to=` and broadcast place values on hosts where nobody holds a ref yet. Such a copy
-is kept by a hold of its node, and the owner does not count it: when nobody in the cluster holds the
-object any more, the owner sends DropReplica (_node/objects/exports.py), and the replicas are
-released. When a process here asks for the object, the replica becomes an import like any other for
-as long as the process holds it, so this file polls whether its own hold is the only one left.
-It must never know: how bytes came here, who asked for the copies.
+`to=` and broadcast place values on hosts where nobody holds a ref yet. Such a copy is kept by a
+hold of its node, and the owner does not count it: when nobody in the cluster holds the object any
+more, the owner sends DropReplica (_node/objects/exports.py), and the replicas are released. When a
+process here asks for the object, the replica becomes an import like any other for as long as the
+process holds it, so this file polls whether its own hold is the only one left.
 """
 
 from __future__ import annotations

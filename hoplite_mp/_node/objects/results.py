@@ -1,8 +1,7 @@
 """Values and errors that the node itself writes: results of collectives, errors of dead tasks.
 
-Why it exists: a header is finished by its claimant, which is the node after the death of a process
-and for every collective. It never unpickles, so errors of sources are passed on as bytes.
-It must never know: why something failed.
+A header is finished by its claimant, which is the node after the death of a process and for every
+collective. It never unpickles, so errors of sources are passed on as bytes.
 """
 
 from __future__ import annotations

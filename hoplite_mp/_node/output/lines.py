@@ -1,8 +1,7 @@
 """Splits the bytes of one pipe into lines, and finds the audience of each line.
 
-Why it exists: a pipe is read in pieces that end anywhere. A line may be longer than the limit, lack
-an end, or be cut off by a mark, after which the lines are for another audience.
-It must never know: descriptors, sockets, where lines go.
+A pipe is read in pieces that end anywhere. A line may be longer than the limit, lack an end, or be
+cut off by a mark, after which the lines are for another audience.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Workers' stdout and stderr, line by line, on their way to the drivers that they are for.
 
-Why it exists: what a task prints should appear at its user. Each worker writes to pipes; complete
-lines are sent, in order, to the audience of the task that printed them. When the next lines of a
-pipe must wait, the pipe is not read until they can be sent, so that memory stays bounded and the
-loop never blocks. A worker that prints much then waits in `print`.
-It must never know: what the lines mean, how they travel to other hosts.
+What a task prints should appear at its user. Each worker writes to pipes; complete lines are sent,
+in order, to the audience of the task that printed them. When the next lines of a pipe must wait,
+the pipe is not read until they can be sent, so that memory stays bounded and the loop never blocks.
+A worker that prints much then waits in `print`.
 """
 
 from __future__ import annotations

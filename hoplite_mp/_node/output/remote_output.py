@@ -1,10 +1,9 @@
 """Workers' output between hosts: lines of this host for drivers of others, and the reverse.
 
-Why it exists: lines for a driver elsewhere are sent to its node, at most a bounded number of bytes
-ahead of what the driver has taken. They are sent before the message that their task has ended, on
-the same connection, so they arrive before the task's result. A driver that leaves asks all nodes
-for the lines that are still on the way.
-It must never know: pipes, what the lines mean, how messages travel.
+Lines for a driver elsewhere are sent to its node, at most a bounded number of bytes ahead of what
+the driver has taken. They are sent before the message that their task has ended, on the same
+connection, so they arrive before the task's result. A driver that leaves asks all nodes for the
+lines that are still on the way.
 """
 
 from __future__ import annotations

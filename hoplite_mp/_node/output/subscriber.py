@@ -1,10 +1,9 @@
 """A driver as a subscriber of lines: how many bytes are on their way, and whether it takes any.
 
-Why it exists: a driver that reads slowly must lose nothing, but one that does not read at all must
-not block workers that also serve others. So lines wait as long as the driver takes some, however
-few; after `patience_s` without progress they are dropped and counted until it reads again, and then
-it is told how many it has missed.
-It must never know: pipes, sockets, clocks.
+A driver that reads slowly must lose nothing, but one that does not read at all must not block
+workers that also serve others. So lines wait as long as the driver takes some, however few; after
+`patience_s` without progress they are dropped and counted until it reads again, and then it is told
+how many it has missed.
 """
 
 from __future__ import annotations

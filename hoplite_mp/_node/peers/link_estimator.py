@@ -1,13 +1,12 @@
 """Passive estimates of this host's rates, from the traffic of its links.
 
-Why it exists: active probes would use up the bandwidth that they measure. While bytes move, the
-counters of all links are sampled. A collective sends everything at once when it begins, so the
-fastest stretch of a burst shows what the host can send, and what it can receive. An estimate is
-raised at once when a stretch was faster. It is lowered gradually, and only by bursts that should
-have filled the link in that direction, because a host that gives one of three parts of a gather is
-not slow. The estimate for sending is lowered at once if two bursts in a row agree and their bytes
-waited for the link, because then the host has become slow, and must own less from the next plan on.
-It must never know: plans, who uses the rates.
+Active probes would use up the bandwidth that they measure. While bytes move, the counters of all
+links are sampled. A collective sends everything at once when it begins, so the fastest stretch of a
+burst shows what the host can send, and what it can receive. An estimate is raised at once when a
+stretch was faster. It is lowered gradually, and only by bursts that should have filled the link in
+that direction, because a host that gives one of three parts of a gather is not slow. The estimate
+for sending is lowered at once if two bursts in a row agree and their bytes waited for the link,
+because then the host has become slow, and must own less from the next plan on.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ SENT_CHANGE = 0.05
 
 
 class BurstFollower(Protocol):
-    """A room that follows the bursts of a meter, as PathEstimator does."""
+    """A component that follows the bursts of a meter, as PathEstimator does."""
 
     def begin(self) -> None:
         """A burst begins."""

@@ -1,9 +1,8 @@
 """Data connections to other nodes, and the engine whose cells are filled over them.
 
-Why it exists: one engine moves all bulk bytes of this host. A connection to a node is made when the
-first pull from it is requested. The room that requested a cell is notified when the cell is full or
-has failed.
-It must never know: what the bytes are, why they are wanted here.
+One engine moves all bulk bytes of this host. A connection to a node is made when the first pull
+from it is requested. The component that requested a cell is notified when the cell is full or has
+failed.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class Wanting(Protocol):
-    """A room that has requested cells, and is notified of the outcome."""
+    """A component that has requested cells, and is notified of the outcome."""
 
     def filled(self, cell: int) -> None:
         """All bytes of the cell are there."""
@@ -238,7 +237,7 @@ class Links:
 
     def on_ready(self) -> None:
         """Handles the engine's events. Lost links come first, because the engine has forgotten them
-        already, and a room that is notified of a cell may at once pull from the same node."""
+        already, and a component that is notified of a cell may at once pull from the same node."""
         events = self.engine.events()
         for event in events:
             if event[0] == LINK_LOST:

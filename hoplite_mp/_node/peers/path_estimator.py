@@ -1,9 +1,9 @@
 """Passive estimates of pairs of hosts: which senders reach this host more slowly than links allow.
 
-Why it exists: a LAN need not be a star. Where the path between two hosts is narrower than both
-their links (racks, switches in a chain, a cable that has negotiated less), a plan must send little
-along it. But most flows are slow for other reasons: the sender has nothing to send yet, its link
-is shared, or this host's link is. A path counts as narrow if three conditions hold together:
+A LAN need not be a star. Where the path between two hosts is narrower than both their links (racks,
+switches in a chain, a cable that has negotiated less), a plan must send little along it. But most
+flows are slow for other reasons: the sender has nothing to send yet, its link is shared, or this
+host's link is. A path counts as narrow if three conditions hold together:
 
 1. The flow is backlogged: for most of a stretch of WINDOW_S its sender had more to send than its
    socket took.
@@ -22,7 +22,6 @@ bursts confirm it, because the manager forgets figures of pairs that nobody conf
 
 The same figures show when this host's own link becomes slow in the middle of a burst: flows to
 several hosts are backlogged, and all flows together get less than half of what the link can do.
-It must never know: plans, who uses the figures.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The other nodes of the cluster, and a connection (wire) to each that messages are sent to.
 
-Why it exists: a connection is made when the first message is sent; until it is there, messages wait
-in their order. A node answers over a connection that the other one has made, so two nodes usually
-share one. Only the manager says which nodes there are; a peer that cannot be reached is treated as
-lost.
-It must never know: what the messages mean.
+A connection is made when the first message is sent; until it is there, messages wait in their
+order. A node answers over a connection that the other one has made, so two nodes usually share one.
+Only the manager says which nodes there are; a peer that cannot be reached is treated as lost.
 """
 
 from __future__ import annotations
@@ -325,7 +323,7 @@ class Peers:
         )
 
     def let_in(self, host_id: int) -> None:
-        """Attaches waiting connections of a node, after all rooms know it as a member."""
+        """Attaches waiting connections of a node, after all components know it as a member."""
         peer = self.by_host_id.get(host_id)
         if peer is not None:
             for admission, attach in self.unknown.pop(host_id, ()):

@@ -1,9 +1,8 @@
 """Latencies to other nodes, measured once when this node joins.
 
-Why it exists: the planner weighs the depth of a tree against the number of its streams, and needs
-the latency for that. A node that has joined sends a few short messages, one after the other, to
-some of the nodes that were there before. Rates are never probed (_node/peers/link_estimator.py).
-It must never know: what the manager does with the figures.
+The planner weighs the depth of a tree against the number of its streams, and needs the latency for
+that. A node that has joined sends a few short messages, one after the other, to some of the nodes
+that were there before. Rates are never probed (_node/peers/link_estimator.py).
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     this node ── RelayAsked ──► a third node, which tries to reach that node,
               ◄─ RelayOpened ── and opens a port that forwards to it (_node/io/forward.py)
 
-Why it exists: a firewall or a missing route between two hosts must not split a cluster whose hosts
-all reach the first one. Members are asked one after the other, in the order in which they joined.
-It must never know: what the connections are for.
+A firewall or a missing route between two hosts must not split a cluster whose hosts all reach the
+first one. Members are asked one after the other, in the order in which they joined.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class _Search:
 
 
 class RelaysEvents(Protocol):
-    """What this room asks of Peers (_node/peers/peers.py)."""
+    """What this component asks of Peers (_node/peers/peers.py)."""
 
     def send(self, host_id: int, message: PeerMessage) -> bool:
         """Sends to the node of that host; False: there is no such node."""

@@ -1,8 +1,7 @@
-"""Nodes that only this node has lost contact with, until the manager has decided about them.
+"""Suspects: nodes that only this node has lost contact with, until the manager decides.
 
-Why it exists: a connection between two nodes may end although both live. The manager is connected
-to both, so it decides which one is excluded; until then the other node is still a member.
-It must never know: what is lost with a node.
+A connection between two nodes may end although both live. The manager is connected to both, so it
+decides which one is excluded; until then the other node is still a member.
 """
 
 from __future__ import annotations

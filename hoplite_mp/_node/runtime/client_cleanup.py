@@ -1,9 +1,8 @@
-"""Cleaning up after a process of this host that has ended or left, in every room.
+"""Cleaning up after a process of this host that has ended or left, in every component.
 
-Why it exists: most rooms treat a worker that has ended and a driver that has left alike, and the
-order of the steps matters: the node first takes holds on the results of Group calls that the
-process had committed, then sweeps its objects and tasks, and then notifies the manager.
-It must never know: why the process has ended.
+Most components treat a worker that has ended and a driver that has left alike, and the order of the
+steps matters: the node first takes holds on the results of Group calls that the process had
+committed, then sweeps its objects and tasks, and then notifies the manager.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The table of handlers for requests from processes of this host.
 
-Why it exists: one place shows which room handles which request. Rooms with many kinds of requests
-have a table of their own (`handlers`).
-It must never know: what a request means, how it arrived.
+One place shows which component handles which request. Components with many kinds of requests have a
+table of their own (`handlers`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = ["client_table"]
 
 
 def client_table(components: Components, driver_name: Callable[[int], int]) -> dict[type, Handler]:
-    """The handlers of rooms that have no table of their own. driver_name: the name under which
+    """The handlers of components that have no table of their own. driver_name: the name under which
     printed lines are sent to the driver in that slot."""
     actors, groups, messages = components.actors, components.groups, components.messages
     resources, rounds = components.resources, components.rounds

@@ -1,9 +1,7 @@
-"""What a node needs in a cluster of several hosts: more rooms, members, messages of peers.
+"""What a node needs in a cluster of several hosts: more components, members, peer messages.
 
-Why it exists: in such a cluster a node listens for peers, learns the members from the manager, and
-passes messages of other hosts to the rooms that handle them. A cluster of one host imports none of
-this.
-It must never know: what objects contain, how bytes move, how a handshake works.
+In such a cluster a node listens for peers, learns the members from the manager, and passes messages
+of other hosts to the components that handle them. A cluster of one host imports none of this.
 """
 
 from __future__ import annotations
@@ -108,8 +106,8 @@ class ClusterNode:
         lines: ClientSocketsPort,
         poll: Callable[[], None],
     ) -> None:
-        """upward: is told the rooms to which it passes calls. poll: called after words in shared
-        memory have changed."""
+        """upward: is told the components to which it passes calls. poll: called after words in
+        shared memory have changed."""
         self.local = local
         self.host = host = local.host
         self.connections = connections
@@ -493,8 +491,8 @@ class ClusterNode:
         self.host.reply(slot, Reply(request.number, None, why, gone=member is None))
 
     def poll(self, done: list[int]) -> None:
-        """Polls these rooms, because words in shared memory may have changed. done: tasks in the
-        node's own tables that have ended."""
+        """Polls these components, because words in shared memory may have changed. done: tasks in
+        the node's own tables that have ended."""
         local = self.local
         local.inbound_tasks.completed(done)
         local.outbound_tasks.hand_out()

@@ -1,9 +1,8 @@
-"""Upward calls of a node in a cluster of several hosts.
+"""Events that components of a node report upward, in a cluster of several hosts.
 
-Why it exists: much of what rooms ask of the rooms above them is about other hosts. This file
-connects these calls with rooms that only such a node has. It follows the order of
+Many events concern other hosts. This file connects
+these calls with components that only such a node has. It follows the order of
 _node/runtime/node_events.py, which connects all other calls.
-It must never know: anything but these connections.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ __all__ = ["ClusterNodeEvents"]
 
 
 class ClusterNodeEvents(NodeEvents):
-    """The upward calls of a node in a cluster of several hosts; usable once Lan (lan.py) has built
-    its rooms and set the attributes below."""
+    """The events of a node in a cluster of several hosts; usable once `ClusterNode` has built its
+    components and set the attributes below."""
 
     actor_failover: ActorFailover
     drivers: Drivers
@@ -195,7 +194,7 @@ class ClusterNodeEvents(NodeEvents):
     def runs_again(self, oid: int) -> bool:
         return oid in self.recovery.reconstruction.runs
 
-    # -- for rooms that only such a node has -------------------------------------------------------
+    # -- for components that only such a node has --------------------------------------------------
 
     def backup_number(self, object_id: bytes, host_id: int) -> int | None:
         return self.backups.number_of(object_id, host_id)

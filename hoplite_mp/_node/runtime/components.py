@@ -1,9 +1,8 @@
-"""The rooms of one host's node, built in the order of their floors.
+"""The components of one host's node, built each after those below it.
 
-Why it exists: each room gets only the rooms below it, as arguments of its constructor; this file
-builds all that a cluster of any size needs. Rooms for clusters of several hosts are built on top of
+Each component gets only the components below it, as arguments of its constructor; this file builds
+all that a cluster of any size needs. Components for clusters of several hosts are built on top of
 these (_node/runtime/cluster_node.py).
-It must never know: sockets, processes, what implements its ports.
 """
 
 from __future__ import annotations
@@ -219,7 +218,7 @@ class Components:
         self._next_turn_at = 0.0
 
     def end_turn(self) -> None:
-        """Polls the rooms that also depend on what Lan's rooms have changed in this turn."""
+        """Polls the components that depend on changes that `ClusterNode` has made in this turn."""
         loop = self.host.loop
         self.exports.poll()
         self.operations.poll()

@@ -1,12 +1,10 @@
 """Drivers that attach to this node: programs of the same user that have not started this host.
 
-Why it exists: several programs of one host share its store and its workers. Each of them becomes a
-client like any other, with a slot, a line for its requests, and both memories. It leaves in two
-steps. When its line ends it has left the cluster: its tasks are stopped and its refs released. When
-its process ends, or does not need the memory any more, its pins and blocks are released as well,
-and the slot is free.
-It must never know: how drivers find this node (_node/io/driver_listener.py), what they do, how
-workers are started and end.
+Several programs of one host share its store and its workers. Each of them becomes a client like any
+other, with a slot, a line for its requests, and both memories. It leaves in two steps. When its
+line ends it has left the cluster: its tasks are stopped and its refs released. When its process
+ends, or does not need the memory any more, its pins and blocks are released as well, and the slot
+is free.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The node's process: its sockets and its loop.
 
-Why it exists: one process of each host owns what the others share, and goes on when a worker or an
-attached driver dies. It sleeps in epoll. A client that changes a word in shared memory which the
-node must read wakes the node by a write to its eventfd.
-It must never know: Python values, user code.
+One process of each host owns what the others share, and goes on when a worker or an attached driver
+dies. It sleeps in epoll. A client that changes a word in shared memory which the node must read
+wakes the node by a write to its eventfd.
 """
 
 from __future__ import annotations

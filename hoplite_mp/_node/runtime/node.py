@@ -1,8 +1,7 @@
-"""The node of one host behind its ports: its rooms, and what it does in one turn.
+"""The node of one host behind its ports: its components, and what it does in one turn.
 
-Why it exists: the same node runs in a process of its own (main.py), where epoll wakes it, and in a
-simulation, where a schedule wakes many nodes in one process.
-It must never know: sockets, processes, what implements its ports.
+The same node runs in a process of its own (main.py), where epoll wakes it, and in a simulation,
+where a schedule wakes many nodes in one process.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ class NoOtherHosts:
 
 
 class HostNode:
-    """One node. `node_events` gets its rooms as soon as they are built; it is a ClusterNodeEvents
-    if and only if `start.lan` is given."""
+    """One node. `node_events` gets its components as soon as they are built; it is a
+    ClusterNodeEvents if and only if `start.lan` is given."""
 
     def __init__(
         self,
@@ -148,7 +147,7 @@ class HostNode:
     # -- one turn ------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Polls all rooms for one turn, because words in shared memory may have changed."""
+        """Polls all components for one turn, because words in shared memory may have changed."""
         done = self.components.begin_turn()
         self.other_hosts.poll(done)
         self.components.end_turn()

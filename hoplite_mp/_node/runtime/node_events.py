@@ -1,10 +1,9 @@
-"""Upward calls: which room implements what the rooms below it ask for.
+"""Events that components of a node report upward, and which component handles each of them.
 
-Why it exists: rooms are built in the order of their floors, each from those below it. A room that
-needs something from rooms above it declares a protocol in its own file (`Above`), and this file
-connects each of these methods with the room that implements it. What is about other hosts gets the
-answer of a node without other hosts; _node/runtime/cluster_node_events.py overrides it.
-It must never know: anything but these connections.
+Components are built bottom up, each from those below it. A component that needs something from
+components above it declares a protocol in its own file (`Above`), and this file connects each of
+these methods with the component that implements it. What is about other hosts gets the answer of a
+node without other hosts; _node/runtime/cluster_node_events.py overrides it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ __all__ = ["NodeEvents"]
 
 
 class NodeEvents:
-    """The upward calls of a node in a cluster of one host; usable once its rooms are built."""
+    """The upward calls of a node in a cluster of one host; usable once its components are built."""
 
     components: Components
     alone: SingleHostMembership

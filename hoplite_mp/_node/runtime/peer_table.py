@@ -1,7 +1,6 @@
 """The tables of handlers for messages from other nodes.
 
-Why it exists: one file shows which room handles which message.
-It must never know: what a message means, how it arrived.
+One file shows which component handles which message.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The store's budget: leases of blocks and spans, limits, freeing, spilling.
 
-Why it exists: the kernel does not free shared memory when one of its users dies, so one process
-must know what is handed out. Before the store grows, memory=, MemAvailable and the limits of every
-enclosing control group are checked. When there is no room, the store first frees what only lineage
-keeps, what was returned and what no process holds. Then it takes empty spans, then warm pages, and
-then it spills the least recently used unpinned objects.
-It must never know: tasks, plans, Python values.
+The kernel does not free shared memory when one of its users dies, so one process must know what is
+handed out. Before the store grows, memory=, MemAvailable and the limits of every enclosing control
+group are checked. When there is no room, the store first frees what only lineage keeps, what was
+returned and what no process holds. Then it takes empty spans, then warm pages, and then it spills
+the least recently used unpinned objects.
 """
 
 from __future__ import annotations

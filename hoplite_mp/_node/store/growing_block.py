@@ -1,10 +1,9 @@
-"""Streaming sources: blocks that are sent while members of Groups are still writing them.
+"""Growing blocks: blocks that are sent while members of Groups still write them.
 
-Why it exists: copying an array into the store takes a good part of the time that sending it takes,
-so sending begins with the first bytes. The member reports which bytes it has written, and the
-engine's cells over the block advance. The node leases the block from the beginning. It is freed
-when no call needs it, no plan has cells in it, and its writer has written everything or is dead.
-It must never know: plans, calls, who receives the bytes.
+Copying an array into the store takes a good part of the time that sending it takes, so sending
+begins with the first bytes. The member reports which bytes it has written, and the engine's cells
+over the block advance. The node leases the block from the beginning. It is freed when no call needs
+it, no plan has cells in it, and its writer has written everything or is dead.
 """
 
 from __future__ import annotations

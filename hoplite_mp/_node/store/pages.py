@@ -1,8 +1,7 @@
 """Pages of the store: touched ahead of the first large objects, given back after a long idle time.
 
-Why it exists: the first write to a fresh page costs a page fault and the zeroing of the page; pages
-that are not used any more should be available to other programs.
-It must never know: what lies in the store.
+The first write to a fresh page costs a page fault and the zeroing of the page; pages that are not
+used any more should be available to other programs.
 """
 
 from __future__ import annotations

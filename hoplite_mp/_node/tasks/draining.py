@@ -1,11 +1,10 @@
 """Draining: a node leaves the cluster while work is running.
 
-Why it exists: `remove_node` must lose nothing that could be saved. The node that leaves accepts no
-more tasks, returns those that have not begun and finishes those that have; its actors finish the
-calls made so far and accept no more. The other nodes fetch the objects which they use and only that
-node holds. Then it announces to the manager that it leaves, and ends when no operation names it any
-more. Objects that no other host uses go with it.
-It must never know: sockets, how bytes move, who asked for it.
+`remove_node` must lose nothing that could be saved. The node that leaves accepts no more tasks,
+returns those that have not begun and finishes those that have; its actors finish the calls made so
+far and accept no more. The other nodes fetch the objects which they use and only that node holds.
+Then it announces to the manager that it leaves, and ends when no operation names it any more.
+Objects that no other host uses go with it.
 """
 
 from __future__ import annotations

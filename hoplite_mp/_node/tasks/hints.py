@@ -1,10 +1,9 @@
 """The node's own hints: announcing tasks to the workers of this host.
 
-Why it exists: a hint tells workers which task is queued. The node announces tasks of other hosts,
-tasks that were given resources, and tasks whose worker has died. For that it has up to four queues
-for each pool: one for hints in order (a ring) and one for ranked hints (a bag), and the same again
-for tasks that must not be handed to other hosts.
-It must never know: which worker runs what, why a task is queued.
+A hint tells workers which task is queued. The node announces tasks of other hosts, tasks that were
+given resources, and tasks whose worker has died. For that it has up to four queues for each pool:
+one for hints in order (a ring) and one for ranked hints (a bag), and the same again for tasks that
+must not be handed to other hosts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Guests: tasks of other hosts that workers of this host run.
+"""Inbound tasks: tasks of other hosts that workers of this host run.
 
-Why it exists: a task of another host becomes a task in the node's own table as soon as everything
-that it names is held here; workers cannot tell the difference. When it ends, the host that sent it
-gets a message, with the result if that is small; a big result stays here until that host releases
-it.
-It must never know: how messages travel, what tasks do, which host would be best to run one.
+A task of another host becomes a task in the node's own table as soon as everything that it names is
+held here; workers cannot tell the difference. When it ends, the host that sent it gets a message,
+with the result if that is small; a big result stays here until that host releases it.
 """
 
 from __future__ import annotations

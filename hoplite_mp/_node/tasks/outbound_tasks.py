@@ -1,10 +1,9 @@
-"""Delegation: tasks of this host that workers of other hosts (runners) run.
+"""Outbound tasks: tasks of this host that workers of other hosts (runners) run.
 
-Why it exists: the node claims tasks of this host as its workers do, and hands them to other hosts.
-It takes a task only when a runner has room for it. The result is written into the task's own
-header, or the header notes that it is on the runner. So submitters cannot tell where a task has
-run, and a task for which no runner has room stays queued for the first free worker anywhere.
-It must never know: how messages travel, what tasks do, which hosts there could be.
+The node claims tasks of this host as its workers do, and hands them to other hosts. It takes a task
+only when a runner has room for it. The result is written into the task's own header, or the header
+notes that it is on the runner. So submitters cannot tell where a task has run, and a task for which
+no runner has room stays queued for the first free worker anywhere.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Requests for pools and workers, from processes of this host and from other nodes.
 
-Why it exists: an executor's workers, or the peers of an spmd, may be on any node. The pool has a
-number on this host, and perhaps some workers here. Every other node that is to have workers for it
-opens a pool of its own, which runs only what this node sends there. The pool is open when all nodes
-have answered.
-It must never know: what the workers run, how messages travel.
+An executor's workers, or the peers of an spmd, may be on any node. The pool has a number on this
+host, and perhaps some workers here. Every other node that is to have workers for it opens a pool of
+its own, which runs only what this node sends there. The pool is open when all nodes have answered.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Pools of workers: how many workers there are, and how many there should be.
 
-Why it exists: a pool keeps its number of workers that can run a task. A worker that has died is
-replaced; one that waits inside a task counts as blocked and gets a stand-in, up to a limit; surplus
-workers retire when they are idle. Workers that die before their first task are restarted without
-end, after pauses that grow, because what kills them may be temporary. This file only counts;
-workers.py acts on the counts, and the supervisor forks.
-It must never know: tasks' contents, sockets.
+A pool keeps its number of workers that can run a task. A worker that has died is replaced; one that
+waits inside a task counts as blocked and gets a stand-in, up to a limit; surplus workers retire
+when they are idle. Workers that die before their first task are restarted without end, after pauses
+that grow, because what kills them may be temporary. This file only counts; workers.py acts on the
+counts, and the supervisor forks.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ class Pool:
     def is_settled(self, blocked: int) -> bool:
         """If True, `missing` and `surplus` are 0 and `stuck` is False, whatever the time: the usual
         case, found at the cost of one count. A pool with a demand never counts as settled, because
-        the room that hands out resources must learn that it lacks nothing. blocked: how many
+        the component that hands out resources must learn that it lacks nothing. blocked: how many
         workers wait inside a task."""
         return not (
             blocked

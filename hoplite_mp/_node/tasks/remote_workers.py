@@ -1,10 +1,9 @@
 """Workers on other hosts for pools of this one: with the pool, and again when hosts are lost.
 
-Why it exists: the peers of an `spmd` wait for one another, so each needs a process of its own. When
-the host of one is lost, or leaves, a process is started elsewhere: otherwise the peer would begin
-again only when another one has ended, which may be waiting for it. From the first loss on the node
-compares the pool's tasks with its workers once a second, so no loss has to be counted.
-It must never know: what the workers run, how messages travel, who asked for a pool.
+The peers of an `spmd` wait for one another, so each needs a process of its own. When the host of
+one is lost, or leaves, a process is started elsewhere: otherwise the peer would begin again only
+when another one has ended, which may be waiting for it. From the first loss on the node compares
+the pool's tasks with its workers once a second, so no loss has to be counted.
 """
 
 from __future__ import annotations

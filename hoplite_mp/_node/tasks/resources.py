@@ -1,16 +1,14 @@
 """Resources: the tasks and workers of this host that wait for some, and what they are given.
 
-Why it exists: a task with resources may only begin where enough of them are free, which no worker
-can know. So its submitter announces the task to its node. The node keeps the task until some host
-has room for it, and then posts its hint to workers of this host only, or hands the task to another
-host. Workers of executors, and actors, wait in the same order, and keep what they are given for
-life.
+A task with resources may only begin where enough of them are free, which no worker can know. So its
+submitter announces the task to its node. The node keeps the task until some host has room for it,
+and then posts its hint to workers of this host only, or hands the task to another host. Workers of
+executors, and actors, wait in the same order, and keep what they are given for life.
 
 **Invariant: each node alone decides about its own resources.** It accepts or refuses another host's
 task at once (if it refuses, "full", the task goes back), and notifies that host when something has
 become free. So a node's view of other hosts may be wrong, which costs a message but never overbooks
 a resource. A task that waits for resources waits on the host of its submitter.
-It must never know: how amounts are counted (_planner/resources.py), what a task does.
 """
 
 from __future__ import annotations
@@ -489,7 +487,7 @@ class _Turn:
 
     def _best(self, oid: int, found: list[tuple[bool, int]]) -> int:
         """The best host: first by whether a worker is idle, then by the arguments' bytes there;
-        then this host, then the one whose last task ended first (see Delegation.delegate)."""
+        then this host, then the one whose last task ended first (see OutboundTasks.delegate)."""
         near = self.of.outbound_tasks.bytes_near(oid)
         number = self.of.roster.number_of
         runners = self.of.outbound_tasks.runners

@@ -1,9 +1,8 @@
 """Cleaning up shared memory after a dead process: its tasks, its holds, its blocks.
 
-Why it exists: a killed process leaves claims, holds, half-written blocks and leases. The order is
-essential: first the node holds what living processes still need, then it settles the dead process's
-claims, then clears its holder bits, then frees its blocks. Each step may be repeated.
-It must never know: how the death of a process is detected.
+A killed process leaves claims, holds, half-written blocks and leases. The order is essential: first
+the node holds what living processes still need, then it settles the dead process's claims, then
+clears its holder bits, then frees its blocks. Each step may be repeated.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Rounds: one task for each worker of the common pool, run between two of its other tasks.
+"""Worker broadcasts: one task for each worker of the common pool, between two other tasks.
 
-Why it exists: `Cluster.run` must reach every worker once, but queued tasks go to whichever worker
-is idle first. So the tasks of a round are queued in a pool that no worker serves. The node sets a
-bit in the slots of the workers that take part; each of these then asks for its task, and the node
-names one. Other nodes do the same with a pool of their own, to which this node sends one task for
-each of their workers. When a worker ends before its turn, one task of the round fails.
-It must never know: what the tasks do, who waits for them.
+`Cluster.run` must reach every worker once, but queued tasks go to whichever worker is idle first.
+So the tasks of a round are queued in a pool that no worker serves. The node sets a bit in the slots
+of the workers that take part; each of these then asks for its task, and the node names one. Other
+nodes do the same with a pool of their own, to which this node sends one task for each of their
+workers. When a worker ends before its turn, one task of the round fails.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Replaces workers whose programs are all gone.
+"""Replaces workers after all drivers that they have served have left.
 
-Why it exists: functions bring the globals of their program along, and what a task has imported or
-set stays in its worker for the next task. So a node that serves one program after another would
-keep something of each of them for ever, in the workers' memory and in the store. A worker of the
-common pool ends as soon as it is idle and all drivers for which it has run tasks have gone; a new
-one takes its place. One that has also served a driver that is still there stays, because that one
-may count on what its tasks have set. Whom a worker has served is known from marks in its output.
-It must never know: tasks, what workers print, how it becomes known that a driver has gone.
+Functions bring the globals of their program along, and what a task has imported or set stays in its
+worker for the next task. So a node that serves one program after another would keep something of
+each of them for ever, in the workers' memory and in the store. A worker of the common pool ends as
+soon as it is idle and all drivers for which it has run tasks have gone; a new one takes its place.
+One that has also served a driver that is still there stays, because that one may count on what its
+tasks have set. Whom a worker has served is known from marks in its output.
 """
 
 from __future__ import annotations

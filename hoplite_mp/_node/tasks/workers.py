@@ -1,9 +1,8 @@
 """The node's side of worker processes: starting, replacing, interrupting, deadlines.
 
-Why it exists: pools.py counts; this file acts on the counts, on deadlines that workers wrote into
-their slots, and on requests to interrupt. It only kills a worker; the clean-up follows when the
-supervisor reports the exit.
-It must never know: what a task is about.
+Pools.py counts; this file acts on the counts, on deadlines that workers wrote into their slots, and
+on requests to interrupt. It only kills a worker; the clean-up follows when the supervisor reports
+the exit.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The faults of a run, drawn at random.
 
-Why it exists: hosts die, stop for a while or for good, are cut off, become slow, join, join again,
-and leave in order; connections between living hosts are reset; workers and programs are killed; the
-manager dies and is started again. Often a fault strikes during the repair of another one.
-It must never know: what the programs do meanwhile.
+Hosts die, stop for a while or for good, are cut off, become slow, join, join again, and leave in
+order; connections between living hosts are reset; workers and programs are killed; the manager dies
+and is started again. Often a fault strikes during the repair of another one.
 """
 
 from __future__ import annotations

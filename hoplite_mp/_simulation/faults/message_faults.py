@@ -1,10 +1,8 @@
 """Faults that strike at a message: just before it leaves, or when it arrives.
 
-Why it exists: many rules matter only if a process dies between two messages, which a fault at a
-random time hits once in ten thousand runs. Messages are known by their tags, so a fault can wait
-for one; rare messages are chosen as often as common ones (as in FATE: Gunawi et al., NSDI
-2011).
-It must never know: what a message means, which fault comes.
+Many rules matter only if a process dies between two messages, which a fault at a random time hits
+once in ten thousand runs. Messages are known by their tags, so a fault can wait for one; rare
+messages are chosen as often as common ones (as in FATE: Gunawi et al., NSDI 2011).
 """
 
 from __future__ import annotations

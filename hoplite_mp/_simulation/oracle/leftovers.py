@@ -1,8 +1,7 @@
 """Checks that nothing is left of the programs of a run when all of them have ended.
 
-Why it exists: a leak, a host that does not leave, or a list of members that is out of date disturbs
-no program for long, so only the end of a run shows it.
-It must never know: what programs did, which faults came.
+A leak, a host that does not leave, or a list of members that is out of date disturbs no program for
+long, so only the end of a run shows it.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def _of_memory(host: VirtualHost) -> str:
 
 
 def _of_tables(room: Any, seen: set[int]) -> str:
-    """Looks at all tables of a room, and of the rooms that it refers to."""
+    """Looks at all tables of a component, and of the components that it refers to."""
     for name, value in getattr(room, "__dict__", {}).items():
         if id(value) in seen:
             continue

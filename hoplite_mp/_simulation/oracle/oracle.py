@@ -1,9 +1,8 @@
 """What is true in a run, which its processes cannot know, and the invariants of all that they read.
 
-Why it exists: an object that is read is complete and unchanged. A result contains each contributor
-that it names exactly once in every byte, and has the same bits wherever it is read. Every error has
-a cause among the faults.
-It must never know: how anything came about.
+An object that is read is complete and unchanged. A result contains each contributor that it names
+exactly once in every byte, and has the same bits wherever it is read. Every error has a cause among
+the faults.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Values whose every byte tells where it comes from, and what collectives must make of them.
 
-Why it exists: promises are checked to the byte. A source of a collective is a power of two times a
-pattern over the positions of its elements, so a sum tells which sources it contains, and misplaced
-bytes are noticed. Where the order of additions matters, sources are floats whose sum depends on it.
-It must never know: how a value travels.
+Promises are checked to the byte. A source of a collective is a power of two times a pattern over
+the positions of its elements, so a sum tells which sources it contains, and misplaced bytes are
+noticed. Where the order of additions matters, sources are floats whose sum depends on it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One host's part in plans: makes cells of the planner's Distribute and ExecuteReduce messages.
 
-Why it exists: it sends the planner the same messages as _node/collectives/ at the same points, and
-turns programs into cells as the modules there do, as long as nothing fails. Every fold is a sum of
-float32. If a program has two names for the same bytes, both mean one cell, as they do there.
-It must never know: how a plan was decided, what becomes of results.
+It sends the planner the same messages as _node/collectives/ at the same points, and turns programs
+into cells as the modules there do, as long as nothing fails. Every fold is a sum of float32. If a
+program has two names for the same bytes, both mean one cell, as they do there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The state that the parts of a simulated node share: its objects, its engine, its messages.
 
-Why it exists: all plans of a host fill cells of one engine and leave objects on that host,
-whichever node has requested them. Hosts are identified by number, which is also that of their node.
-It must never know: plans, operations.
+All plans of a host fill cells of one engine and leave objects on that host, whichever node has
+requested them. Hosts are identified by number, which is also that of their node.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Invariants of all data that plans deliver.
 
-Why it exists: a plan that delivers wrong bytes must not be praised for its speed. A copy contains
-its object, complete. A result contains each contributor that its commit names exactly once in every
-byte, and is made of the same additions on every host, so it has the same bits.
-It must never know: how anything came about.
+A plan that delivers wrong bytes must not be praised for its speed. A copy contains its object,
+complete. A result contains each contributor that its commit names exactly once in every byte, and
+is made of the same additions on every host, so it has the same bits.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One operation on many nodes: its time, a lower bound that no plan could beat, and its cost.
 
-Why it exists: plans can be tried for more hosts than anybody has. All links are alike, nothing
-fails, and every source is ready; what remains is the plan, the delays of messages, and the
-planner's own time, which alone is measured on a real clock.
-It must never know: how rows are shown.
+Plans can be tried for more hosts than anybody has. All links are alike, nothing fails, and every
+source is ready; what remains is the plan, the delays of messages, and the planner's own time, which
+alone is measured on a real clock.
 """
 
 from __future__ import annotations

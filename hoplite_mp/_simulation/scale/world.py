@@ -1,9 +1,8 @@
 """Very many simulated nodes, the real planner, and the network between them.
 
-Why it exists: it replaces _manager/loop.py as far as plans need that, and counts messages, bytes
-and the planner's time. All links are alike and nothing fails; faults are simulated with real nodes,
-in simulation/cluster/.
-It must never know: what a message is about.
+It replaces _manager/loop.py as far as plans need that, and counts messages, bytes and the planner's
+time. All links are alike and nothing fails; faults are simulated with real nodes, in
+simulation/cluster/.
 """
 
 from __future__ import annotations

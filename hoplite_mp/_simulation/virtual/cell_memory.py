@@ -1,16 +1,14 @@
 """Which memory a simulated engine still uses, so that a block which is freed too early is noticed.
 
-Why it exists: the engine reads and writes memory that its node owns, and a block that is freed
-meanwhile may be somebody else's at the next moment. In production such bytes are only spoiled now
-and then; here each block that is freed is compared with all cells.
+The engine reads and writes memory that its node owns, and a block that is freed meanwhile may be
+somebody else's at the next moment. In production such bytes are only spoiled now and then; here
+each block that is freed is compared with all cells.
 
     open:    until it is FILLED the engine writes it, or may do so at the next pull
              as long as it has a key, other hosts may read it
              as long as a fold is filled from it, the engine reads it
     closed:  as before until CLOSED was taken, except that what other hosts still read of a whole
              cell counts no more: their plan is over, so they discard it
-
-It must never know: what the bytes are, who frees a block.
 """
 
 from __future__ import annotations

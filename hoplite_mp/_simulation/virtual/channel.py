@@ -1,8 +1,7 @@
 """A simulated process's line to the node of its host.
 
-Why it exists: client code sends requests to its node over a `Channel` (_client/channel.py). Here
-the timeline carries the packets. Each message is encoded and decoded, as if it went through a
-socket. It must never know: what is asked.
+Client code sends requests to its node over a `Channel` (_client/channel.py). Here the timeline
+carries the packets. Each message is encoded and decoded, as if it went through a socket.
 """
 
 from __future__ import annotations

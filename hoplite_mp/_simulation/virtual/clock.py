@@ -1,9 +1,8 @@
 """Virtual time for all code of a run that reads a clock, and pids for simulated processes.
 
-Why it exists: client code computes deadlines with `hoplite_mp._common.clock`, programs with `time`,
-and the compiled modules with the system's monotonic clock. During a run all of them get the
-timeline's time, and `time.sleep` makes the calling simulated process wait.
-It must never know: what is simulated.
+Client code computes deadlines with `hoplite_mp._common.clock`, programs with `time`, and the
+compiled modules with the system's monotonic clock. During a run all of them get the timeline's
+time, and `time.sleep` makes the calling simulated process wait.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Collector threads of simulated processes.
 
-Why it exists: a process that ships has a second thread, which processes completions while nobody
-waits for them (_client/collector.py). Without it a program that waits for something else never
-learns that a call has ended: dependencies do not advance, and the lock of a dead process is never
-free again. In a run that thread is a process of its own with the same pid, which gets the baton as
-any other.
-It must never know: what a collector does in a turn.
+A process that ships has a second thread, which processes completions while nobody waits for them
+(_client/collector.py). Without it a program that waits for something else never learns that a call
+has ended: dependencies do not advance, and the lock of a dead process is never free again. In a run
+that thread is a process of its own with the same pid, which gets the baton as any other.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Connection attempts between simulated hosts, and the listeners at which they arrive.
 
-Why it exists: it implements the port Connections (_node/ports.py). An attempt takes as long as its
-packets do. It is refused at an address where no process listens, and gets no answer across a cut or
-from a host that is stopped. No tokens are exchanged, because other tests cover strangers.
-It must never know: what a connection is for.
+It implements the port Connections (_node/ports.py). An attempt takes as long as its packets do. It
+is refused at an address where no process listens, and gets no answer across a cut or from a host
+that is stopped. No tokens are exchanged, because other tests cover strangers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The compiled engine of a simulated host. The timeline steps it, the network carries its frames.
 
-Why it exists: it implements the port Engine (_node/ports.py) with the engine that ships, which
-plans blocks, fills cells and folds them as in production; only its thread and its sockets are
-replaced. It must never know: what bytes are about.
+It implements the port Engine (_node/ports.py) with the engine that ships, which plans blocks, fills
+cells and folds them as in production; only its thread and its sockets are replaced.
 """
 
 from __future__ import annotations

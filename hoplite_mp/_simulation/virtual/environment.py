@@ -1,7 +1,6 @@
 """What all hosts of a run share: time, the network, listeners, sizes.
 
-Why it exists: hosts are built from these, and need not know the world that contains them.
-It must never know: which hosts there are.
+Hosts are built from these, and need not know the world that contains them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One life of a simulated host: real shared memory, the real node, and real client code.
 
-Why it exists: it gives the node the simulation's implementations of its ports, as
-_node/runtime/main.py gives it those of the system, and acts as the host's supervisor.
-It must never know: what its programs do, which faults come.
+It gives the node the simulation's implementations of its ports, as _node/runtime/main.py gives it
+those of the system, and acts as the host's supervisor.
 """
 
 from __future__ import annotations
@@ -344,7 +343,7 @@ class VirtualHost:
 
     @property
     def lan(self) -> ClusterNode | None:
-        """Its node's rooms for other hosts; None before they are built."""
+        """Its node's components for other hosts; None before they are built."""
         found = self.node.other_hosts
         return found if isinstance(found, ClusterNode) else None
 

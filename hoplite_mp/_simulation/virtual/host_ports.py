@@ -1,7 +1,6 @@
 """What a simulated machine provides to its node: lines to processes, workers, a disk.
 
-Why it exists: these implement ports of _node/ports.py with the timeline instead of the system.
-It must never know: what messages are about, what workers do, what is spilled.
+These implement ports of _node/ports.py with the timeline instead of the system.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Locks that the threads of a simulated process share.
 
-Why it exists: a thread that finds a lock taken must give the baton back, or its owner could never
-release it. So in a run whose processes have several threads, `locks` makes these locks for client
-code.
-It must never know: what a lock guards.
+A thread that finds a lock taken must give the baton back, or its owner could never release it. So
+in a run whose processes have several threads, `locks` makes these locks for client code.
 """
 
 from __future__ import annotations

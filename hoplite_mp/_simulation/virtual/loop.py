@@ -1,8 +1,7 @@
 """The loop of a simulated host: its time, timers and descriptors come from the timeline.
 
-Why it exists: it implements the port Loop (_node/ports.py), so a real node can run on it.
-Everything on a host happens in turns, and a host that is stopped has none.
-It must never know: what is done in a turn.
+It implements the port Loop (_node/ports.py), so a real node can run on it. Everything on a host
+happens in turns, and a host that is stopped has none.
 """
 
 from __future__ import annotations

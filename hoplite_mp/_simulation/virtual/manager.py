@@ -1,8 +1,7 @@
 """The manager's process on a simulated host: the real loop, waiting on the timeline.
 
-Why it exists: _manager/loop.py decides which messages reach the planner in which order, and when a
-silent node is given up. Therefore it runs here unchanged.
-It must never know: what a message is about.
+_manager/loop.py decides which messages reach the planner in which order, and when a silent node is
+given up. Therefore it runs here unchanged.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Processes of simulated hosts. They run real client code, one process at a time.
 
-Why it exists: drivers, workers and members of Groups run the code that ships, which blocks. Each
-process has a thread, and only the thread that has the baton runs. The timeline hands the baton to a
-process, which gives it back when it sleeps at a futex, waits for its node, or sleeps for some time.
-So a run is deterministic, although the code in it blocks wherever it likes.
-It must never know: what a process does.
+Drivers, workers and members of Groups run the code that ships, which blocks. Each process has a
+thread, and only the thread that has the baton runs. The timeline hands the baton to a process,
+which gives it back when it sleeps at a futex, waits for its node, or sleeps for some time. So a run
+is deterministic, although the code in it blocks wherever it likes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A standby on a simulated host, and its helpers.
 
-Why it exists: with a standby there are two managers, of which at most one may decide at any time.
-Here the real leadership code counts votes, over connections that are cut and hosts that stop. In
-production a thread supersedes the former manager, and a tool sends an operator's `promote`; here
-events of the timeline do both.
-It must never know: which candidate has won, and why (_manager/leadership.py).
+With a standby there are two managers, of which at most one may decide at any time. Here the real
+leadership code counts votes, over connections that are cut and hosts that stop. In production a
+thread supersedes the former manager, and a tool sends an operator's `promote`; here events of the
+timeline do both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Connections between simulated hosts: ordered bytes, closing, resets; and frames of engines.
 
-Why it exists: real nodes and managers read from and write to streams. These have the interface of
+Real nodes and managers read from and write to streams. These have the interface of
 _transport/stream.py, with the simulated network instead of the kernel.
-It must never know: which process is at an end, what the bytes mean.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """All parts of one run, and everything that can happen to a host.
 
-Why it exists: hosts, the manager and the network know each other through this. A host that dies
-resets its connections; one that is stopped or cut off is given up by the real code in due time.
-It must never know: what is asked for, which faults come when.
+Hosts, the manager and the network know each other through this. A host that dies resets its
+connections; one that is stopped or cut off is given up by the real code in due time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Actors in a run: each keeps a ledger, to which programs on several hosts add entries.
 
-Why it exists: an actor promises order and at-most-once execution. So at the end a ledger has each
-entry at most once, those of one caller in order, and each confirmed entry in the confirmed place.
-With checkpoints this survives deaths of the actor's process and host; with restarts alone the
-ledger begins again empty; without either all calls fail after a death.
-It must never know: which faults come.
+An actor promises order and at-most-once execution. So at the end a ledger has each entry at most
+once, those of one caller in order, and each confirmed entry in the confirmed place. With
+checkpoints this survives deaths of the actor's process and host; with restarts alone the ledger
+begins again empty; without either all calls fail after a death.
 """
 
 from __future__ import annotations

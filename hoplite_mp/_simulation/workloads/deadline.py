@@ -1,8 +1,7 @@
 """What must be there in time: sources at a deadline, and data for hosts that have just joined.
 
-Why it exists: a reduction with a deadline contains everything that was ready, and a host can be
-used as soon as it has been admitted, even before the others know of it.
-It must never know: which faults come.
+A reduction with a deadline contains everything that was ready, and a host can be used as soon as it
+has been admitted, even before the others know of it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Values that must survive lost hosts: recomputed results, second copies, refs inside objects.
 
-Why it exists: a result that is lost with the only host that has it is recomputed by the node whose
-host submitted the task, as long as that lives. An object with a second copy survives the loss of
-one host. A ref inside an object keeps the object that it names. So programs that read these values
-must get no error even if hosts have died.
-It must never know: which faults come.
+A result that is lost with the only host that has it is recomputed by the node whose host submitted
+the task, as long as that lives. An object with a second copy survives the loss of one host. A ref
+inside an object keeps the object that it names. So programs that read these values must get no
+error even if hosts have died.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Groups in a run: members on many hosts that make calls together, and die at any time.
 
-Why it exists: survivors continue among themselves, and must all agree on the ranks that contributed
-to a call, and on its result.
-It must never know: which faults come.
+Survivors continue among themselves, and must all agree on the ranks that contributed to a call, and
+on its result.
 """
 
 from __future__ import annotations

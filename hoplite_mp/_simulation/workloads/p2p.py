@@ -1,9 +1,8 @@
 """Messages between two members of a Group, and members that rejoin.
 
-Why it exists: what is received from a rank is a prefix of what it has sent, and all of it if the
-rank left in order, or died alone while its host lived. A rank that rejoins takes part beginning
-with a call that no rank had begun, and all members agree which call that is.
-It must never know: which faults come.
+What is received from a rank is a prefix of what it has sent, and all of it if the rank left in
+order, or died alone while its host lived. A rank that rejoins takes part beginning with a call that
+no rank had begun, and all members agree which call that is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What all simulated programs share: where they run, how they exchange objects, their limits.
 
-Why it exists: all programs are begun, judged and counted in the same way, whatever they do.
-It must never know: what they do.
+All programs are begun, judged and counted in the same way, whatever they do.
 """
 
 from __future__ import annotations

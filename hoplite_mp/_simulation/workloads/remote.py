@@ -1,9 +1,8 @@
 """Tasks that run on other hosts: shared arguments, results with refs, results that differ by run.
 
-Why it exists: a task that stays on its host needs no transfers. These tasks need a resource that
-the submitting host does not have, so that arguments, results and refs inside results travel. Some
-results depend on how often the task has run, so that readers of different values are noticed.
-It must never know: which faults come.
+A task that stays on its host needs no transfers. These tasks need a resource that the submitting
+host does not have, so that arguments, results and refs inside results travel. Some results depend
+on how often the task has run, so that readers of different values are noticed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Tasks that need a resource of which only some hosts have any, while hosts come and go.
 
-Why it exists: a task that waits for a resource begins when that is free on some host, and fails
-when no host has it any more. What `wait` reports as ready is ready, whatever hosts have died since.
-It must never know: which faults come.
+A task that waits for a resource begins when that is free on some host, and fails when no host has
+it any more. What `wait` reports as ready is ready, whatever hosts have died since.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Programs that share locks, queues and streams by name and by ref.
 
-Why it exists: these live in the processes of actors and of generators, and what becomes of them
-when a process or a host dies is decided by threads that only runs with collectors have. One program
-at a time is inside a lock, an item of a queue is taken once, and the items of a stream come in
-order, each with its bytes.
-It must never know: which faults come.
+These live in the processes of actors and of generators, and what becomes of them when a process or
+a host dies is decided by threads that only runs with collectors have. One program at a time is
+inside a lock, an item of a queue is taken once, and the items of a stream come in order, each with
+its bytes.
 """
 
 from __future__ import annotations

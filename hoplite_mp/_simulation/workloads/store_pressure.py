@@ -1,8 +1,7 @@
 """Programs with more data than a host has room for: spilled, read again, reduced in chunks.
 
-Why it exists: stores and disks are small in some runs, and what does not fit is moved, refused or
-read from the spill file. These programs hold their values, so that there is no room for others.
-It must never know: how a store makes room.
+Stores and disks are small in some runs, and what does not fit is moved, refused or read from the
+spill file. These programs hold their values, so that there is no room for others.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What programs of a simulated cluster do, drawn at random, using the library's public API.
 
-Why it exists: faults need work to disturb. Programs on all hosts put values and submit tasks, run
-collectives of all kinds over what other programs have made, read results on any host, and drop and
-delete them. Sources become ready early, late or never.
-It must never know: which faults come.
+Faults need work to disturb. Programs on all hosts put values and submit tasks, run collectives of
+all kinds over what other programs have made, read results on any host, and drop and delete them.
+Sources become ready early, late or never.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A ref that an engine carries to another process while the sender itself holds the object.
 
-Why it exists: where this library itself sends a ref through an engine, and learns when it has
-arrived, no node has to hold the object for Config.foreign_hold_s. The sender holds it until then,
-so its memory is free as soon as no process needs it, not ten minutes later.
-It must never know: which engine that is.
+Where this library itself sends a ref through an engine, and learns when it has arrived, no node has
+to hold the object for Config.foreign_hold_s. The sender holds it until then, so its memory is free
+as soon as no process needs it, not ten minutes later.
 """
 
 from __future__ import annotations

@@ -5,13 +5,12 @@
     member = beside.take_part(place)  # in each process of the engine: then `current()` works
     member.leave()                    # or the process ends
 
-Why it exists: an engine starts, restarts and kills the processes of a host as it likes, and the
-objects of that host must outlive them. So the node is a child of none of them: the first process
-that needs the node starts a *keeper* (`integrations/_sidecar/sidecar_main.py`), all processes
-attach to its node, and the node ends some time after the last of them, or with the cluster. A node
-has no workers, because tasks run in the engine's. A process whose node was killed takes part again
-through the next node. A keeper may also have the manager; then the cluster outlives the process
-that began it.
+An engine starts, restarts and kills the processes of a host as it likes, and the objects of that
+host must outlive them. So the node is a child of none of them: the first process that needs the
+node starts a *keeper* (`integrations/_sidecar/sidecar_main.py`), all processes attach to its node,
+and the node ends some time after the last of them, or with the cluster. A node has no workers,
+because tasks run in the engine's. A process whose node was killed takes part again through the next
+node. A keeper may also have the manager; then the cluster outlives the process that began it.
 
 In a process that takes part, pickling an ObjectRef by anything but this library makes its node hold
 the object for Config.foreign_hold_s (`_client/foreign_refs.py`), because the engine carries the
@@ -19,7 +18,6 @@ bytes.
 
 A Place is a secret, because it contains the token. It can be pickled, to be sent over the engine's
 own connections; it is never among the arguments of a process, and its repr leaves out the token.
-It must never know: which engine that is.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The keeper: a process that runs a node of this host for the processes of another engine.
 
-Why it exists: the node must outlive each of those processes, so it is a child of none of them. When
-no process has used the node for Config.beside_idle_s, it leaves in order: other nodes first fetch
-the objects that only it holds. If several keepers are started at once on a host, one stays. One
-keeper of the cluster may have the manager; it stays as long as there is a node on another host, and
-ends the cluster when it leaves. With SIGTERM any keeper leaves at once.
-It must never know: what the processes do, and for which engine.
+The node must outlive each of those processes, so it is a child of none of them. When no process has
+used the node for Config.beside_idle_s, it leaves in order: other nodes first fetch the objects that
+only it holds. If several keepers are started at once on a host, one stays. One keeper of the
+cluster may have the manager; it stays as long as there is a node on another host, and ends the
+cluster when it leaves. With SIGTERM any keeper leaves at once.
 """
 
 from __future__ import annotations

@@ -10,15 +10,14 @@
     total = hoplite_dask.reduce(client, parts, "sum", num=5)       # a Dask Future, too
     print(total.result(), total.contributors)
 
-Why it exists: Dask moves the data of tasks from worker to worker as pickles, one copy for each
-worker process. Here each host has one copy of a large array, which all of its workers read in
-place, and sums are added up on their way through the network.
+Dask moves the data of tasks from worker to worker as pickles, one copy for each worker process.
+Here each host has one copy of a large array, which all of its workers read in place, and sums are
+added up on their way through the network.
 
 Inside tasks `hoplite_mp.current()` is the cluster: `put`, `get`, `reduce`, Groups. Its nodes have
 no workers, because tasks run in Dask's. A ref among a task's arguments stays a ref. While Dask
-carries a ref, the node of the process that pickled it holds the object for Config.foreign_hold_s;
-a ref that has arrived in a task, or in a client that has called `init`, holds the object itself.
-It must never know: how nodes are started (`beside`), how Dask distributes plugins.
+carries a ref, the node of the process that pickled it holds the object for Config.foreign_hold_s; a
+ref that has arrived in a task, or in a client that has called `init`, holds the object itself.
 """
 
 from __future__ import annotations

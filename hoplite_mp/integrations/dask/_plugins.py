@@ -1,11 +1,10 @@
 """The plugins by which this library runs in Dask's processes: one for the scheduler, one for
 workers.
 
-Why it exists: Dask starts, restarts and retires its workers, and sets its plugins up in each of
-them, also in those that join later; so plugins find, start and leave the nodes. The scheduler's
-process begins the cluster, because the Dask cluster ends with that process, too. The cluster's
-secret is part of the plugins' state, and is sent over Dask's own connections.
-It must never know: what users put, broadcast or reduce.
+Dask starts, restarts and retires its workers, and sets its plugins up in each of them, also in
+those that join later; so plugins find, start and leave the nodes. The scheduler's process begins
+the cluster, because the Dask cluster ends with that process, too. The cluster's secret is part of
+the plugins' state, and is sent over Dask's own connections.
 """
 
 from __future__ import annotations

@@ -17,9 +17,8 @@
 
 `collective` has the calls of `ray.util.collective`, over Group.
 
-Why it exists: programs on several machines can keep Ray for scheduling, and move through this
-library what Ray moves slowly.
-It must never know: how objects travel.
+Programs on several machines can keep Ray for scheduling, and move through this library what Ray
+moves slowly.
 """
 
 from hoplite_mp.integrations.ray._driver import init, shutdown

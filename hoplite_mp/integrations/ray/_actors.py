@@ -1,11 +1,10 @@
 """The Ray actors that keep a cluster beside Ray going: one leader, and one actor on each host.
 
-Why it exists: Ray restarts actors when they die, places them on hosts, and finds them by name; so
-detached actors keep the nodes going. The leader is on Ray's head, because Ray ends with that host,
-and follows the hosts that come and go. It writes the cluster's Place into the internal key-value
-store of Ray's head, where it is read by the actor with which Ray replaces a leader that has died.
-The token is sent there, and in arguments and results of actors, over Ray's own connections.
-It must never know: what drivers and tasks do with the cluster.
+Ray restarts actors when they die, places them on hosts, and finds them by name; so detached actors
+keep the nodes going. The leader is on Ray's head, because Ray ends with that host, and follows the
+hosts that come and go. It writes the cluster's Place into the internal key-value store of Ray's
+head, where it is read by the actor with which Ray replaces a leader that has died. The token is
+sent there, and in arguments and results of actors, over Ray's own connections.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """init and shutdown: a driver of Ray begins the cluster beside Ray's, or takes part in it.
 
-Why it exists: all drivers of a Ray cluster share one cluster of this library, which lives as long
-as Ray's. So a detached Ray actor with a fixed name keeps it (`actors.Leader`).
-It must never know: how a node is started, what tasks do with refs.
+All drivers of a Ray cluster share one cluster of this library, which lives as long as Ray's. So a
+detached Ray actor with a fixed name keeps it (`actors.Leader`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Lets a process of Ray's take part in the cluster when it first needs it.
 
-Why it exists: `current()`, and refs among the arguments of a task, must work in processes that Ray
-starts, without any preparation there.
-It must never know: which driver began the cluster.
+`current()`, and refs among the arguments of a task, must work in processes that Ray starts, without
+any preparation there.
 """
 
 from __future__ import annotations

@@ -13,10 +13,9 @@ Importing this module also registers the backend "HOPLITE" with Ray, for program
 `ray.util.collective.init_collective_group(..., backend="HOPLITE")`; it has to be imported in the
 driver and in the actors.
 
-Why it exists: Ray's groups use Gloo or NCCL, and end when one rank dies. In these groups the
-survivors go on: a call completes among them, and an actor that Ray has restarted takes part again
-by `init_collective_group` with the same name and rank.
-It must never know: how a Group works.
+Ray's groups use Gloo or NCCL, and end when one rank dies. In these groups the survivors go on: a
+call completes among them, and an actor that Ray has restarted takes part again by
+`init_collective_group` with the same name and rank.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """torch's DistributedDataParallel for ranks that may die, and come back.
 
-Why it exists: torch's world has a fixed size, and the death of one rank ends the training. Here
-torch's class gathers gradients in buckets during the backward pass, as always, but its process
-group has only one rank; calls of a Group average the buckets over the living ranks.
-It must never know: how members of a Group are found, how a call survives a death.
+Torch's world has a fixed size, and the death of one rank ends the training. Here torch's class
+gathers gradients in buckets during the backward pass, as always, but its process group has only one
+rank; calls of a Group average the buckets over the living ranks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The process group "hoplite" of torch.distributed: its calls over a Group.
 
-Why it exists: programs written for torch.distributed run on a cluster of this library. Elements
-travel as arrays of one dimension, straight from a tensor's memory and into a tensor's memory.
-It must never know: how torch chooses a backend, models, what starts ranks.
+Programs written for torch.distributed run on a cluster of this library. Elements travel as arrays
+of one dimension, straight from a tensor's memory and into a tensor's memory.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Which ranks take part in a step, when ranks die and come back: two Groups for a training run.
 
-Why it exists: a newcomer may enter a Group at any call, but a step makes many calls of different
-shapes, and it would enter in the middle of a step. Therefore ranks enter a Group (the *meeting*)
-that makes only one call before each step, always the same. The ranks that meet there form a second
-Group, the peers, which makes the calls of the steps and which no rank enters later. It goes on
-without ranks that die, and is replaced when a newcomer has come to the meeting. A newcomer gets the
-state from a rank that has it.
-It must never know: torch, what the state is.
+A newcomer may enter a Group at any call, but a step makes many calls of different shapes, and it
+would enter in the middle of a step. Therefore ranks enter a Group (the *meeting*) that makes only
+one call before each step, always the same. The ranks that meet there form a second Group, the
+peers, which makes the calls of the steps and which no rank enters later. It goes on without ranks
+that die, and is replaced when a newcomer has come to the meeting. A newcomer gets the state from a
+rank that has it.
 """
 
 from __future__ import annotations

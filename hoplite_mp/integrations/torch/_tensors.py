@@ -1,7 +1,6 @@
 """The memory of a CPU tensor as a numpy array, without a copy where that is possible.
 
-Why it exists: a Group takes numpy arrays; torch has dtypes and devices that numpy does not have.
-It must never know: Groups, for what an array is used.
+A Group takes numpy arrays; torch has dtypes and devices that numpy does not have.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A call that torch has begun and may wait for, and the thread that makes such calls in order.
 
-Why it exists: with `async_op=True`, and in DistributedDataParallel, the program goes on while a
-call is under way. Ranks match calls by their order, so one thread makes these calls of a process
-group. A program that waits for its call makes the call itself, because to pass it to a thread and
-back takes longer than a small call.
-It must never know: what the calls do.
+With `async_op=True`, and in DistributedDataParallel, the program goes on while a call is under way.
+Ranks match calls by their order, so one thread makes these calls of a process group. A program that
+waits for its call makes the call itself, because to pass it to a thread and back takes longer than
+a small call.
 """
 
 from __future__ import annotations
