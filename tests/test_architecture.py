@@ -176,7 +176,7 @@ def test_strangers_meet_nothing_that_unpickles_or_runs_by_itself() -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
-def test_each_module_says_why_it_exists(path: Path) -> None:
+def test_each_module_has_a_docstring(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text())), f"{path.relative_to(ROOT)}: no docstring"
 
 
