@@ -12,7 +12,7 @@ ENGINES := .venv-engines
 TEST_PROCESSES := 4
 ROOMS := hoplite_mp._shm hoplite_mp._tasks hoplite_mp._reduce hoplite_mp._engine hoplite_mp._pages
 # A change to one of these installs and compiles again; Python files are used where they lie.
-BUILD_INPUTS := pyproject.toml local.py $(wildcard cext/*)
+BUILD_INPUTS := pyproject.toml setup.py $(wildcard cext/*)
 SANITIZE := .build-sanitize
 
 # Each of the thousands of processes that the tests start would otherwise compile our modules again.
@@ -122,11 +122,11 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -q -E -W --keep-going -b html docs docs/_build
 
 build: $(VENV)/.installed-dev
-	$(BIN)/python local.py --quiet build_ext --inplace
+	$(BIN)/python setup.py --quiet build_ext --inplace
 
 # The marker makes the next `make test` or `make demo` compile the usual way again.
 debug: $(VENV)/.installed-dev
-	HOPLITE_MP_DEBUG=1 $(BIN)/python local.py --quiet build_ext --inplace --force \
+	HOPLITE_MP_DEBUG=1 $(BIN)/python setup.py --quiet build_ext --inplace --force \
 	    --build-temp build/debug
 	rm -f $(VENV)/.installed-*
 
@@ -135,7 +135,7 @@ debug: $(VENV)/.installed-dev
 sanitize: $(VENV)/.installed-dev
 	rm -rf $(SANITIZE)/lib
 	mkdir -p $(SANITIZE)/lib
-	HOPLITE_MP_SANITIZE=address,undefined HOPLITE_MP_DEBUG=1 $(BIN)/python local.py --quiet \
+	HOPLITE_MP_SANITIZE=address,undefined HOPLITE_MP_DEBUG=1 $(BIN)/python setup.py --quiet \
 	    build_ext --build-lib $(SANITIZE)/lib --build-temp $(SANITIZE)/objects
 	tar -c --exclude='*.so' --exclude=__pycache__ hoplite_mp | tar -x -C $(SANITIZE)/lib
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" PYTHONMALLOC=malloc \
@@ -164,7 +164,7 @@ tsan: $(VENV)/.installed-dev
 	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_file
 	rm -rf $(SANITIZE)/thread/lib $(SANITIZE)/thread/report.*
 	mkdir -p $(SANITIZE)/thread/lib
-	HOPLITE_MP_SANITIZE=thread $(BIN)/python local.py --quiet \
+	HOPLITE_MP_SANITIZE=thread $(BIN)/python setup.py --quiet \
 	    build_ext --build-lib $(SANITIZE)/thread/lib --build-temp $(SANITIZE)/thread/objects
 	tar -c --exclude='*.so' --exclude=__pycache__ hoplite_mp | tar -x -C $(SANITIZE)/thread/lib
 	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" PYTHONMALLOC=malloc \

@@ -1,6 +1,6 @@
 """Draws what was measured of applications: `python docs/applications.py`.
 
-Docs/applications.md shows what whole applications do on emulated hosts. Its pictures and its tables
+docs/applications.md shows what whole applications do on emulated hosts. Its pictures and its tables
 come from docs/applications/figures.json alone, so that none is out of date; `python -m
 benchmarks.applications --publish` writes that file.
 """

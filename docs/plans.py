@@ -1,6 +1,6 @@
 """Draws plans of the real planner in time: `python docs/plans.py`.
 
-Docs/how_it_works.md shows a broadcast and a reduction as they go on. The planner and the programs
+docs/how_it_works.md shows a broadcast and a reduction as they go on. The planner and the programs
 that nodes derive from its plans are the real ones, on the network of `hoplite-mp simulate`; every
 block that arrives is written down, and drawn by who has sent it.
 """

@@ -1,6 +1,6 @@
 """Draws what `hoplite-mp simulate --json FILE` has written: `python docs/scale.py FILE... OUT.svg`.
 
-Docs/scale.md shows how plans do where no test has been. One panel for each file, one line for each
+docs/scale.md shows how plans do where no test has been. One panel for each file, one line for each
 operation: how many times the bound it takes, over the number of nodes, both in powers of two. The
 colours are told apart by colour-blind eyes, and read on a light and on a dark page.
 """

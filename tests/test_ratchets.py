@@ -1,6 +1,6 @@
 """Figures of the node's structure that may only fall.
 
-Docs/architecture.md says how components are to depend on each other. How far the node is from that
+docs/architecture.md says how components are to depend on each other. How far the node is from that
 is counted here, and written down in ratchets.json. A change that makes a figure larger fails, and
 one that makes it smaller writes it down:
 

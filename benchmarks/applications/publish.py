@@ -1,6 +1,6 @@
 """What the documentation shows of the saved results: one file of JSON, which is committed.
 
-Docs/applications.py draws pictures and writes tables where no results are, also in the tests of the
+docs/applications.py draws pictures and writes tables where no results are, also in the tests of the
 documentation; and what was measured for a page should stand beside it.
 """
 
