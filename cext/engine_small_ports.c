@@ -1,7 +1,7 @@
 /* What small calls need of the world: boards and bells of members, links to nodes, news for Python.
  *
  * The machine of engine_small.c knows none of them. A member writes what it gives into its place on
- * the board and writes to its bell, an eventfd that the engine's thread watches; what comes of the
+ * the board and writes to its doorbell, an eventfd that the engine's thread watches; what comes of the
  * call goes back to the board, and the members are woken at their event words. A frame goes over
  * any link to its node; without one Python carries it, and what may have been lost with a link is
  * sent again.

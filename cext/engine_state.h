@@ -417,7 +417,7 @@ void driven_wait_for_nobody(struct engine *engine);
 /* engine_small_ports.c: small calls of Groups. */
 void small_execute(struct engine *engine, struct small_request *asked); /* frees it */
 int small_sleep_ms(const struct engine *engine); /* how long epoll may sleep at most; -1: for ever */
-bool small_rung(void *pointer); /* of an epoll event: was it a bell? */
+bool small_rung(void *pointer); /* of an epoll event: was it a doorbell? */
 void small_answer(struct engine *engine);
 const char *small_frame(struct engine *engine, struct link *link, const struct frame *frame,
                         const char *bytes);

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parent.parent / "hoplite_mp"
 WRITTEN = Path(__file__).with_name("ratchets.json")
-# Outside the shell a component has no way to the operating system but the node's ports.
+# Outside `io/` a component has no way to the operating system but the node's ports.
 SYSTEM = {"time", "socket", "select", "threading", "os", "signal"}
 HALLS = {"node", "lan"}  # objects through which components reach into other components
 PROCESS = "main.py"  # what makes the ports, and runs the loop: as much shell as the folder of it

@@ -2,8 +2,9 @@
 
 While all members make small calls of one kind, the engines of their nodes exchange what they give,
 and no node runs Python (`cext/engine_small.h`). A member then writes its part to the board, rings
-its bell (an eventfd that the engine watches), and sleeps until the result lies beside the part. A
-call that is not small, or of another kind, goes through the node like any other (`multi_host.py`).
+its doorbell (an eventfd that the engine watches), and sleeps until the result lies beside the part.
+A call that is not small, or of another kind, goes through the node like any other
+(`multi_host.py`).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Doorbell(Watched):
 
 
 class EngineCalls:
-    """One member's place on the board, and its bell."""
+    """One member's place on the board, and its doorbell."""
 
     def __init__(self, runtime: Runtime, board: int, generation: int, rank: int, size: int) -> None:
         self._channel = runtime.channel
@@ -112,7 +113,7 @@ class EngineCalls:
         doorbell = self._doorbell
         if doorbell is not None and doorbell.there():
             os.eventfd_write(doorbell.fd, 1)
-        elif self._hang_doorbell():  # the engine looks at the board when it gets a bell
+        elif self._hang_doorbell():  # the engine looks at the board when it gets a doorbell
             return
 
     def _hang_doorbell(self) -> bool:

@@ -3,7 +3,7 @@
 One thread with one selector serves one connection per node; only trees are packed in other threads.
 The end of a connection is the end of that node's life and is reported to the planner as NodeLost;
 when no connection is left, the manager ends. Nothing in the loop blocks except `select`, which
-returns at the next deadline of the planner, the door, the beats or the leadership.
+returns at the next deadline of the planner, the listener, the beats or the leadership.
 
 A node that does not read is given up once `outgoing_bytes_max` wait for it. If the manager stopped
 reading from it instead, both sides could wait for each other.
@@ -150,8 +150,8 @@ class ManagerLoop:
     def open(
         self, listener: Listener, credentials: bytes = b"", beats: Heartbeats[Link] | None = None
     ) -> None:
-        """Also serves connections that the door admits. Each node is first sent these credentials;
-        with `beats` it is given up when it is silent for too long."""
+        """Also serves connections that the listener admits. Each node is first sent these
+        credentials; with `beats` it is given up when it is silent for too long."""
         self._listener = listener
         self._beats = beats
         self._credentials = credentials

@@ -268,7 +268,7 @@ class DriverListenerPort(Protocol):
         name."""
 
     def close(self) -> None:
-        """Closes the door when the node ends, so that no driver finds it any more."""
+        """Closes the listener when the node ends, so that no driver finds it any more."""
 
 
 class EnginePort(Protocol):

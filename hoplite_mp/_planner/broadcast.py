@@ -1,7 +1,7 @@
 """Copies of immutable objects: which node sends to which, while receivers arrive and parents die.
 
 There are two kinds of plans. **A spread** is for receivers that are known at once (a broadcast).
-They share one forest, from `forest`; every receiver waits only for a source, or for the owner of a
+They share one `StripePlan`; every receiver waits only for a source, or for the owner of a
 stripe, which waits for a source. **A single** is for one receiver that asked by itself (a get). Its
 parents are the holders with the most of their up rate to spare, whether they hold the object whole
 or are still receiving it. So the first receiver streams from the object's owner, the next one from
@@ -290,7 +290,7 @@ class Copies:
         if not entry.whole:
             return self._refuse(entry, living, now)
         if len(living) == 1 or any(pair[0] in living for pair in entry.failed):
-            # A common forest would ignore which parents have failed which of these receivers.
+            # A common stripe plan would ignore which parents have failed which of these receivers.
             return [send for node in living for send in self._single(entry, node, now)]
         leaving = self._membership.leaving
         staying = [node for node in entry.whole if node not in leaving]

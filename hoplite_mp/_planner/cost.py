@@ -1,4 +1,4 @@
-"""How long a plan takes: the model by which forests are chosen, in closed forms.
+"""How long a plan takes: the model by which stripe plans are chosen, in closed forms.
 
 The model of a LAN is a star: host i sends u_i and receives d_i bytes a second, both at once, and
 the switch does not block. With latency L, and o seconds for each stream that a node opens, an

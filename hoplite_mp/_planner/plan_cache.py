@@ -1,7 +1,7 @@
-"""Remembers the forests of the last operations, for operations that are the same.
+"""Remembers the stripe plans of the last operations, for operations that are the same.
 
-A program makes the same collectives again and again, and computing a forest over a thousand nodes
-takes milliseconds. The same nodes, bytes and links give the same forest.
+A program makes the same collectives again and again, and computing a stripe plan over a thousand
+nodes takes milliseconds. The same nodes, bytes and links give the same stripe plan.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanCache"]
 
-# Forests that are kept, of some hundred bytes for each of their nodes. Higher: also programs that
-# alternate between more kinds of operations are planned quickly.
+# Stripe plans that are kept, of some hundred bytes for each of their nodes. Higher: also programs
+# that alternate between more kinds of operations are planned quickly.
 FORESTS_MAX = 16
 
 
 class PlanCache:
-    """Forests by the arguments that determine them, the latest last."""
+    """Stripe plans by the arguments that determine them, the latest last."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -33,7 +33,7 @@ class PlanCache:
     def spread(
         self, nbytes: int, source: int, receivers: Sequence[int], leaving: Collection[int]
     ) -> StripePlan:
-        """As forest.spread."""
+        """As `stripe_plan.spread`."""
         key = nbytes, source, tuple(receivers), frozenset(leaving)
         return self._remembered(
             key, lambda: stripe_plan.spread(nbytes, source, receivers, self._topology, leaving)
@@ -49,7 +49,7 @@ class PlanCache:
         ordered: bool,
         leaving: Collection[int],
     ) -> StripePlan:
-        """As forest.reduction."""
+        """As `stripe_plan.reduction`."""
         about = kind, nbytes, tuple(sent), tuple(sent.values()), tuple(destinations), ordered
         return self._remembered(
             (*about, frozenset(leaving)),

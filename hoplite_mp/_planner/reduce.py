@@ -1,10 +1,10 @@
 """Collectives on refs: decides once, in order of arrival, which sources take part, and plans them.
 
 `operation` records what messages report about one collective. Here conclusions are drawn from it,
-in the same way after every message: a plan, an end, or nothing yet. Folding kinds get a forest from
-the cost model. Gather, allgather and alltoall are sets of copies, whose edges follow from holders
-and destinations alone. A broadcast is handed to `broadcast`, so that other receivers may join it
-while it runs. Nothing is kept of a finished operation.
+in the same way after every message: a plan, an end, or nothing yet. Folding kinds get a stripe plan
+from the cost model. Gather, allgather and alltoall are sets of copies, whose edges follow from
+holders and destinations alone. A broadcast is handed to `broadcast`, so that other receivers may
+join it while it runs. Nothing is kept of a finished operation.
 
 Reproducible results have rule "fold": owners receive every member by itself and fold from left to
 right. This gives up what pre-reduction saves: a node with k members sends k times the bytes.

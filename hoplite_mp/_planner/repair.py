@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 
-# A repaired forest is used unless its busiest owner has more than this many times as much as in the
-# best new one, because then sending everything again is faster.
+# A repaired stripe plan is used unless its busiest owner has more than this many times as much as
+# in the best new one, because then sending everything again is faster.
 KEPT_WIDTH_MAX = 2
 
 

@@ -11,7 +11,7 @@ Three shapes are compared by `cost`:
 
 A stripe below STRIPE_BYTES_MIN is not worth its streams, so small objects have few owners: those
 with the largest shares, and among equals those that arrived first. When all contributions are on
-the only destination, the forest is that node alone.
+the only destination, the stripe plan is that node alone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StripePlan:
 
 
 def single_vertex(node: int) -> tuple[Stripe, ...]:
-    """The forest of one node: it owns the whole result."""
+    """The stripe plan of one node: it owns the whole result."""
     return (Stripe(node, 0, SHARES),)
 
 
@@ -84,7 +84,7 @@ def spread(
     topology: Topology,
     leaving: Collection[int] = (),
 ) -> StripePlan:
-    """The forest for copies from one source to receivers that are known at once."""
+    """The stripe plan for copies from one source to receivers that are known at once."""
     up = topology.hosts((source,))[0].up
     hosts = topology.hosts(receivers)
     latency_s = topology.latency_s((source, *receivers))
@@ -121,8 +121,8 @@ def reduction(
     ordered: bool = False,
     leaving: Collection[int] = (),
 ) -> StripePlan:
-    """The forest for a fold. `sent`: contributing nodes in order of arrival, with how many members
-    each one has; `ordered`: members travel one by one and are folded from left to right.
+    """The stripe plan for a fold. `sent`: contributing nodes in order of arrival, with how many
+    members each one has; `ordered`: members travel one by one and are folded from left to right.
     """
     what = f"{kind} of {nbytes} bytes from {len(sent)} nodes to {len(destinations)}"
     if kind == "reduce_scatter":

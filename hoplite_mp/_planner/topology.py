@@ -87,7 +87,7 @@ class Topology:
         self._down = _Rates()
         # (rates by node, rates of hosts that have reported none); None: to be computed anew.
         self._hosts: tuple[dict[int, HostRates], HostRates] | None = None
-        self.changes = 0  # reports that change forests, so far; rates of pairs do not
+        self.changes = 0  # reports that change stripe plans, so far; rates of pairs do not
         self._latency: dict[int, float] = {}  # node -> smoothed over all its peers
         self._pairs: dict[int, dict[int, float]] = {}  # node -> peer -> latency
         # Node -> peer -> (rate, when it was reported).

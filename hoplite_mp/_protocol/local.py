@@ -458,7 +458,7 @@ class Attached(msgspec.Struct, frozen=True, tag="Attached"):
     memory_bytes: int
     small_object_bytes_max: int
     span_bytes: int
-    output_owner: int = 0  # the driver's name as an audience; see _protocol/output.py
+    output_owner: int = 0  # the driver's name as an output owner; see _protocol/output.py
 
 
 class NotAttached(msgspec.Struct, frozen=True, tag="NotAttached"):

@@ -3,12 +3,12 @@
     worker ── lines and marks ─► its node ── Printed LastLinesSent ─►  driver's node ─► driver
                                           ◄─ PrintedTaken LastLinesAsked ──
 
-An *audience* is a driver, named by the id of its host; 0 is the driver of the sender's host. A
+An *output owner* is a driver, named by the id of its host; 0 is the driver of the sender's host. A
 driver that has attached to a node has the same name except for the lowest 16 bits, which the node
-gives it for life (`output_owner_name`). Before a worker serves another audience, it writes a mark
-into both of its pipes; what follows the mark in a pipe is for the new audience. So a line finds its
-driver even if the node reads it when the worker already runs another task. A mark contains the
-host's random id, so no output of a program is taken for a mark by accident.
+gives it for life (`output_owner_name`). Before a worker serves another output owner, it writes a
+mark into both of its pipes; what follows the mark in a pipe is for the new output owner. So a line
+finds its driver even if the node reads it when the worker already runs another task. A mark
+contains the host's random id, so no output of a program is taken for a mark by accident.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def output_owner_name(host_id: int, number: int) -> int:
 
 
 def same_host(output_owner: int, host_id: int) -> bool:
-    """Is the audience a driver of that host?"""
+    """Is the output owner a driver of that host?"""
     return output_owner >> 16 == host_id >> 16
 
 

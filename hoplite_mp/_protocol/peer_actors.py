@@ -197,7 +197,7 @@ class DropActor(Message, frozen=True, tag="DropActor"):
     """The receiver need not keep that actor any more: it has ended, or is kept elsewhere."""
 
     identity: bytes
-    ended: bool = False  # the actor has ended; else another host is its spare now
+    ended: bool = False  # the actor has ended; else another host is its backup now
 
     def __post_init__(self) -> None:
         object_id("identity", self.identity)

@@ -1,11 +1,11 @@
 """The listening side of a manager or node: callers are strangers until the handshake is finished.
 
 Everything that a stranger can do happens here, within limits: how many there are at a time, how
-long each may take, how many bytes this process holds for each. The loop that owns the door sees
+long each may take, how many bytes this process holds for each. The loop that owns the listener sees
 only authenticated connections.
 
-For any loop: watch `fileno()` for reading (it is an epoll of the door's own, in which the listener
-and the strangers are registered), call `turn(now)` when it is ready and when `deadline` has come.
+For any loop: watch `fileno()` for reading (it is an epoll in which the listening socket and the
+strangers are registered), call `turn(now)` when it is ready and at `deadline`.
 """
 
 from __future__ import annotations

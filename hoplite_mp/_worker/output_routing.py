@@ -23,15 +23,15 @@ class OutputRouting:
     """The two output pipes of this process."""
 
     def __init__(self, host_id: int, output_owner: int) -> None:
-        """audience: the one that the node assumes before the first mark."""
+        """output owner: the one that the node assumes before the first mark."""
         self.host_id = host_id
         self.output_owner = output_owner
         self._marked = False
         self.pipes = [Watched(lift(os.dup(stream))) for stream in (STDOUT, STDERR)]
 
     def turn_to(self, output_owner: int) -> None:
-        """Everything that is printed from now on is for that audience. The first one is marked in
-        any case, so that the node knows whom this worker has served."""
+        """Everything that is printed from now on is for that output owner. The first one is marked
+        in any case, so that the node knows whom this worker has served."""
         if output_owner == self.output_owner and self._marked:
             return
         self._marked = True

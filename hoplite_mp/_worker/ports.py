@@ -69,7 +69,7 @@ class OfWorker(Protocol):
         """Leaves the Groups that the ended task has joined."""
 
     def speak_to(self, output_owner: int) -> None:
-        """Sets the audience of everything that is printed from here on."""
+        """Sets the output owner of everything that is printed from here on."""
 
     def prepared(self, oid: int, flags: int) -> tuple[Any, ...]:
         """Returns (function, args, kwargs, exceptions after which the task is tried again)."""

@@ -377,8 +377,8 @@ class Worker:
             self.end_without_line()
 
     def speak_to(self, output_owner: int) -> None:
-        """Sets the audience of what is printed from now on, here and by tasks submitted from here.
-        It stays set after the task, until another one begins."""
+        """Sets the output owner of what is printed from now on, here and by tasks submitted from
+        here. It stays set after the task, until another one begins."""
         if output_owner != self.submitter.output_owner and not self.is_actor:
             _serialize.turn_to_output_owner(output_owner)
         self.submitter.output_owner = output_owner

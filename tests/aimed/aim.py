@@ -36,7 +36,7 @@ class Aim:
         self.work, self.chance, self.world = work, chance, work.world
         self.hosts = work.hosts()
         self.late = self.world.timeline.after
-        self.unsprung: dict[str, None] = {}  # messages whose traps have not struck
+        self.unsprung: dict[str, None] = {}  # messages whose message faults have not struck
         self.struck: Counter[str] = Counter()  # faults that have happened, by kind
         self._must: Counter[str] = Counter()
         self.changes = contextlib.ExitStack()  # of limits, until the run is over

@@ -1,6 +1,7 @@
 """Two or more hosts in one process: their nodes' tables, and lines that deliver when pumped.
 
-Every message goes through the wire's encoder and decoder, so an illegal one fails the test.
+Every message goes through the control channel's encoder and decoder, so an illegal one fails the
+test.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def network() -> Iterator[ActorNetwork]:
 
 class Played:
     """An actor of the second host, made from an object of the first one, with a caller there; the
-    third one is its spare."""
+    third one is its backup."""
 
     def __init__(
         self, network: ActorNetwork, value: Any = "setup", retries: int = 1, **wanted: Any
@@ -143,7 +143,7 @@ def test_what_it_is_made_from_is_on_its_way_when_its_host_is_lost(network: Actor
 
 
 def test_what_it_is_made_from_is_lost_with_its_host(network: ActorNetwork) -> None:
-    """The spare has not got it in time, and nobody else has it."""
+    """The backup has not got it in time, and nobody else has it."""
     played = Played(network, BIG)
     assert played.backup.fetching
     played.hold = None
@@ -204,7 +204,7 @@ def test_a_name_that_its_spare_has_reported_is_free_when_its_actor_ends(
 def test_a_spare_that_is_replaced_when_its_actor_ends_hears_of_the_end(
     network: ActorNetwork,
 ) -> None:
-    """The former spare may have stated the name to a manager that nobody else told of it."""
+    """The former backup may have stated the name to a manager that nobody else told of it."""
     played = Played(network)
     actor = played.owner.actor(played.identity)
     actor.name = "far"
@@ -212,7 +212,7 @@ def test_a_spare_that_is_replaced_when_its_actor_ends_hears_of_the_end(
     backups.keep(actor)
     network.settle()
     former = played.backup.host_id
-    backups.roster.leaving.add(former)  # another host becomes the spare
+    backups.roster.leaving.add(former)  # another host becomes the backup
     network.stopped.update((played.owner.host_id, side.host_id) for side in network.sides)
     backups.keep(actor)
     assert backups.at[actor.identity] != former
@@ -225,7 +225,7 @@ def test_a_spare_that_is_replaced_when_its_actor_ends_hears_of_the_end(
 
 
 def test_a_state_of_an_earlier_life_is_not_begun_from(network: ActorNetwork) -> None:
-    """A host that was its spare before is so again, of another host, and not all has come yet."""
+    """A host that was its backup before is so again, of another host, and not all has come yet."""
     played = Played(network)
     network.settle()
     backups = played.backup.lan.backups

@@ -1,5 +1,5 @@
-"""Drivers that have proved themselves at the door: each gets a slot and what belongs to it, or why
-there is none."""
+"""Drivers that have proved themselves at the listener: each gets a slot and what belongs to it, or
+why there is none."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Drivers:
 
 
 class Meeting:
-    """A door that a driver has just come to."""
+    """A listener that a driver has just come to."""
 
     def __init__(self) -> None:
         self.loop = ManualLoop()

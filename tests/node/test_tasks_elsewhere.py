@@ -83,7 +83,7 @@ def test_of_equal_hosts_the_one_that_has_rested_for_longest(network: Network) ->
 
 
 def test_what_a_task_prints_goes_to_the_driver_of_the_first_one(network: Network) -> None:
-    """The audience travels along, is 0 on its own host, and lines go before the task's end."""
+    """The output owner travels along, is 0 on its own host, and lines go before the task's end."""
     first, second, third = network.sides
     second.outbound_tasks.set_runner(third.host_id, third.number, 2)
     second.outbound_tasks.set_runner(first.host_id, first.number, 2)

@@ -1,7 +1,7 @@
 """Plans against the limits of a star network: closed forms, and the flows of real plans.
 
-The flows are taken from the programs that nodes derive, never from the forest's own sums. A flow
-is told from what it needs (a stripe's second hop from its first), and every flow gets the rate
+The flows are taken from the programs that nodes derive, never from the stripe plan's own sums. A
+flow is told from what it needs (a stripe's second hop from its first), and every flow gets the rate
 (its bytes / T): if no link is asked for more than it has, and no flow for more than what feeds
 it, then all ends at T, pipelined. That is the fluid model of cut-through forwarding.
 """

@@ -1,4 +1,4 @@
-"""What tests of doors share: strangers who knock, and what they are told."""
+"""What tests of listeners share: strangers who knock, and what they are told."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def knock(listener: Listener, data: bytes = b"") -> socket.socket:
 def answer(
     listener: Listener, sock: socket.socket, now: Callable[[], float] = time.monotonic
 ) -> bytes:
-    """Everything that the door says until it closes the connection."""
+    """Everything that the listener says until it closes the connection."""
     sock.setblocking(False)
     said = bytearray()
     ended = False

@@ -1,4 +1,4 @@
-"""Connected streams of every kind, doors and callers, and a way to let them run to an end."""
+"""Connected streams of every kind, listeners and callers, and a way to let them run to an end."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def make_caller(where: tuple[Any, ...], tls: bool, **options: Any) -> Dialer:
 
 
 def meet(listener: Listener, caller: Dialer) -> tuple[Admission, Admission]:
-    """The connection as the caller and the door got it; the caller's error is raised."""
+    """The connection as the caller and the listener got it; the caller's error is raised."""
     got: list[Admission] = []
     let_in: list[Admission] = []
 

@@ -145,7 +145,7 @@ def test_storm_of_tls_callers_loses_none(opened: list[Any]) -> None:
 def test_storm_of_several_hosts_drops_no_caller(
     hosts: int, calls: int, opened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each address is another host, as far as the door can see."""
+    """Each address is another host, as far as the listener can see."""
     listener = make_listener(True, pending_handshakes_max=16)
     opened.append(listener)
     numbers = itertools.count()
@@ -208,7 +208,7 @@ def test_the_flood_of_one_host_is_in_its_own_way(opened: list[Any]) -> None:
     listener = make_listener(False, pending_handshakes_max=4)
     opened.append(listener)
     other = socket.socket()
-    other.bind(("127.0.0.2", 0))  # another host, as far as the door can see
+    other.bind(("127.0.0.2", 0))  # another host, as far as the listener can see
     other.connect(listener.address)
     opened.append(other)
     until(lambda: listener.strangers == 1, lambda: listener.turn(0.0))

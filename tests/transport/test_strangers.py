@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def refused(listener: Listener, caller: Dialer, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         meet(listener, caller)
-    # What it may still have to read is in its socket; the door forgets it within LEAVE_S.
+    # What it may still have to read is in its socket; the listener forgets it within LEAVE_S.
     until(lambda: listener.strangers == 0, lambda: listener.turn(time.monotonic()))
     assert listener.refused == 1
 
@@ -117,7 +117,7 @@ def test_garbage_ends_at_the_door(tls: bool, data: bytes, opened: list[Any]) -> 
     opened.append(listener)
     said = answer(listener, knock(listener, data))
     assert len(said) < 100  # a word of refusal, or an alert of TLS
-    # The door is as good as before.
+    # The listener is as good as before.
     called, let_in = meet(listener, make_caller(listener.address, tls))
     opened += [called.stream, let_in.stream]
 
@@ -186,7 +186,7 @@ def test_a_replayed_recording(tls: bool, opened: list[Any]) -> None:
 
 
 def turned_until(listener: Listener, strangers: int, seconds: float = 0.3) -> None:
-    """Lets the door work beside a blocking client."""
+    """Lets the listener work beside a blocking client."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert listener.turn(time.monotonic()) == []
@@ -311,7 +311,7 @@ def test_the_relay_of_this_test_does_pass_everything_on(opened: list[Any]) -> No
 )
 @settings(deadline=None, max_examples=25)
 def test_noise_at_the_port(tls: bool, openings: list[tuple[bytes, bytes]]) -> None:
-    """Several at once; each has hung up by the time that the door looks, or while it does."""
+    """Several at once; each has hung up by the time that the listener looks, or while it does."""
     listener = make_listener(tls)
     try:
         for number, (prefix, noise) in enumerate(openings):

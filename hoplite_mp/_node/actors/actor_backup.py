@@ -63,7 +63,7 @@ class ActorBackupsEvents(Protocol):
 
 
 class ActorBackups:
-    """The spares of this node's actors on other hosts, and this node as a spare for others."""
+    """The backups of this node's actors on other hosts, and this node as a backup for others."""
 
     def __init__(
         self,
@@ -84,13 +84,13 @@ class ActorBackups:
         self.actors = actors
         self.owners = owners
         self.events = events
-        self.at: dict[int, int] = {}  # identity of an actor of this host -> host id of its spare
+        self.at: dict[int, int] = {}  # identity of an actor of this host -> host id of its backup
         # Identity -> number of the latest KeepActor, and actions that wait for its answer.
         self.asked: dict[int, tuple[int, list[Callable[[], None]]]] = {}
-        # Identity -> number of a spare that this node has lost contact with, until the manager has
+        # Identity -> number of a backup that this node has lost contact with, until the manager has
         # declared it gone.
         self.unsure: dict[int, int] = {}
-        # Identities of actors that have no spare, because no message can carry what it needs.
+        # Identities of actors that have no backup, because no message can carry what it needs.
         self.unkept: set[int] = set()
         self.kept: dict[bytes, ActorBackup] = {}  # by identity
         self._last = 0
@@ -98,8 +98,8 @@ class ActorBackups:
     # -- actors of this host -------------------------------------------------------------------
 
     def keep(self, actor: ActorRecord, done: Callable[[], None] | None = None) -> None:
-        """Sends what the actor is restarted from to its spare, because it has begun or changed.
-        `done` is called when the spare has all that it can get, or if there can be no spare."""
+        """Sends what the actor is restarted from to its backup, because it has begun or changed.
+        `done` is called when the backup has all that it can get, or if there can be no backup."""
         _, waiting = self.asked.pop(actor.identity, (0, []))
         if done is not None:
             waiting.append(done)
@@ -117,15 +117,17 @@ class ActorBackups:
                 self._drop(before, actor)
             _call(waiting)
             return
-        if before is not None and before != host_id:  # when the new spare has all, drop the old one
+        if (
+            before is not None and before != host_id
+        ):  # when the new backup has all, drop the old one
             waiting.append(lambda: self._drop(before, actor))
         self.at[actor.identity] = host_id
         self.asked[actor.identity] = (message.number, waiting)
         self.send(host_id, message)
 
     def _message(self, actor: ActorRecord) -> KeepActor | None:
-        """What the actor's spare is told, with a new number. None: a part of it is too large for a
-        message, so the actor has no spare; the log says so once."""
+        """What the actor's backup is told, with a new number. None: a part of it is too large for a
+        message, so the actor has no backup; the log says so once."""
         if actor.identity in self.unkept:
             return None
         self._last += 1
@@ -160,8 +162,8 @@ class ActorBackups:
             return None
 
     def _backup_of(self, actor: ActorRecord) -> int | None:
-        """The id of its spare's host: the present one, or else the next node by number on which the
-        actor may run. None: there is none."""
+        """The id of its backup's host: the present one, or else the next node by number on which
+        the actor may run. None: there is none."""
         wanted = actor.wanted
         if not wanted.restarts or actor.ended is not None or actor.closed:
             return None
@@ -181,7 +183,7 @@ class ActorBackups:
         return able[0].host_id if able else None
 
     def ended(self, actor: ActorRecord) -> None:
-        """The actor will not be restarted, so its spare drops what it keeps for it."""
+        """The actor will not be restarted, so its backup drops what it keeps for it."""
         self.unsure.pop(actor.identity, None)
         self.unkept.discard(actor.identity)
         host_id = self.at.pop(actor.identity, None)
@@ -191,12 +193,12 @@ class ActorBackups:
         _call(waiting)
 
     def _drop(self, host_id: int, actor: ActorRecord) -> None:
-        """Tells a host that it is not the actor's spare any more."""
+        """Tells a host that it is not the actor's backup any more."""
         lives = actor.identity in self.actors.by_identity and actor.ended is None
         self.send(host_id, DropActor(self.actors.public(actor.identity), ended=not lives))
 
     def came(self) -> None:
-        """A node has joined: actors without a spare may get one."""
+        """A node has joined: actors without a backup may get one."""
         for actor in list(self.actors.by_identity.values()):
             if actor.identity not in self.at and actor.identity not in self.unsure:
                 self.keep(actor)
@@ -204,7 +206,7 @@ class ActorBackups:
     # -- actors of other hosts -----------------------------------------------------------------
 
     def receive(self, host_id: int, message: Any) -> bool:
-        """Handles a message of another host; False: it is not about spares."""
+        """Handles a message of another host; False: it is not about backups."""
         match message:
             case KeepActor():
                 self._take(host_id, message)
@@ -249,7 +251,7 @@ class ActorBackups:
 
     def number_of(self, identity: bytes, host_id: int) -> int | None:
         """The number of the newest KeepActor of an actor of that host whose objects are all here.
-        None: this node is not the actor's spare; 0: nothing is complete."""
+        None: this node is not the actor's backup; 0: nothing is complete."""
         backup = self.kept.get(identity)
         if backup is None or backup.host_id != host_id:
             return None
@@ -268,7 +270,7 @@ class ActorBackups:
 
     def release_name(self, backup: ActorBackup) -> None:
         """Releases the name of an actor that will not be restarted, or has none any more. The lost
-        host may have told this spare so, and not the manager, which was just being replaced."""
+        host may have told this backup so, and not the manager, which was just being replaced."""
         what = backup.what
         self.send_manager(ActorNameReleased(self.client.number, what.name, what.identity))
 
@@ -276,7 +278,8 @@ class ActorBackups:
 
     def lose_host(self, member: Member) -> None:
         """A host is gone: makes headers for the identities of its actors that this node can
-        restart. It is called before this node reports its holdings, which then contain them."""
+        restart. It is called before this node reports its orphan inventory, which then contains
+        them."""
         imports = self.imports
         for identity, backup in self.kept.items():
             if backup.host_id != member.host_id:
@@ -294,13 +297,13 @@ class ActorBackups:
                 imports.answer(one)
 
     def lose_peer(self, host_id: int, number: int) -> None:
-        """Notes which actors have a spare on a host that this node has lost contact with."""
+        """Notes which actors have a backup on a host that this node has lost contact with."""
         for identity in [one for one, at in self.at.items() if at == host_id]:
             del self.at[identity]
             self.unsure[identity] = number
 
     def are_gone(self, numbers: Collection[int]) -> None:
-        """The manager has declared these nodes gone: actors whose spares they were get others."""
+        """The manager has declared these nodes gone: actors whose backups they were get others."""
         for identity in [one for one, number in self.unsure.items() if number in numbers]:
             del self.unsure[identity]
             actor = self.actors.by_identity.get(identity)

@@ -81,7 +81,7 @@ class LocalActorsEvents(Protocol):
         """No process here holds an object, perhaps the identity of an actor of another host."""
 
     def keep_backup(self, actor: ActorRecord, done: Callable[[], None] | None) -> None:
-        """Sends the actor's spare what a restart needs; `done`: see Spares.keep."""
+        """Sends the actor's backup what a restart needs; `done`: see Backups.keep."""
 
     def has_ended(self, actor: ActorRecord) -> None:
         """The actor will not be restarted."""
@@ -256,7 +256,7 @@ class LocalActors:
             opening.asker.refused(why, self.leaving)
 
     def keep(self, actor: ActorRecord, done: Callable[[], None] | None = None) -> None:
-        """Updates the actor's spare; `done`: see Spares.keep."""
+        """Updates the actor's backup; `done`: see Backups.keep."""
         self.events.keep_backup(actor, done)
 
     def _grant(self, asker: Asker, identity: bytes) -> None:
@@ -311,8 +311,8 @@ class LocalActors:
             self.client.open_pool(actor.pool, POOL_CLOSING)
             self.tasks.wake_pool(actor.pool)
             if far:
-                self.keep(actor)  # tells the spare that the actor has no name and is not detached
-            else:  # nobody could tell the spare if this host were lost
+                self.keep(actor)  # tells the backup that the actor has no name and is not detached
+            else:  # nobody could tell the backup if this host were lost
                 actor.closed = True
                 self.events.has_ended(actor)
 
@@ -347,7 +347,7 @@ class LocalActors:
 
     def begins(self, slot: int, request: Request) -> None:
         """The process has made its object. If it began with a checkpoint, it takes calls only after
-        the spare has that checkpoint, too."""
+        the backup has that checkpoint, too."""
         actor = self._of_worker(slot)
         asker = self.asker(slot, request)
 
@@ -416,7 +416,7 @@ class LocalActors:
             self._forget_name(actor)
             if actor.ended is None and self.tasks.pool_state(actor.pool) == POOL_OPEN:
                 self.client.open_pool(actor.pool, POOL_LEAVING)
-                self.keep(actor)  # tells the spare that the actor has no name
+                self.keep(actor)  # tells the backup that the actor has no name
 
     def has_left(self) -> None:
         """All calls have ended, and this node goes: no other host begins its actors again."""

@@ -161,7 +161,7 @@ class PlanCells:
             self.loop.call_later(0.0, lambda: self._advance(execution))
 
     def measure(self, execution: PlanState) -> None:
-        """Has the meter count what an execution that has just begun moves, unless it is over."""
+        """Lets the link estimator count the bytes of an execution that has just begun."""
         if not execution.cells or execution.measured:
             return
         if execution.pulls or execution.program.serves:

@@ -96,7 +96,7 @@ class PlanState:
     reported: bool = False  # that has been done
     # (generation, call, plan): the engine votes for that call of a Group when `missing` is full.
     vote: tuple[int, int, int] | None = None
-    measured: bool = False  # the meter counts its bytes
+    measured: bool = False  # the link estimator counts its bytes
     # Bytes (sent, received) by this host before its first execution of an operation whose stripes
     # may pass to others while it runs.
     moved: tuple[int, int] | None = None

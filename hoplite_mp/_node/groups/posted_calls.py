@@ -1,10 +1,10 @@
 """Calls of a Group that this node expects, and for which it makes all cells before they are made.
 
-Between a member's call and its first byte on the wire a node would make a dozen cells, lease the
-result's block, and ask other nodes for their parts. A program that makes the same call again and
-again, as training does, can have all of that done while the call before is on its way; MPI programs
-post their receives before they compute, and call it persistent collectives (MPI-4) if all of it is
-kept. Then a call only has to say where what its member gives lies.
+Between a member's call and its first byte on the control channel a node would make a dozen cells,
+lease the result's block, and ask other nodes for their parts. A program that makes the same call
+again and again, as training does, can have all of that done while the call before is on its way;
+MPI programs post their receives before they compute, and call it persistent collectives (MPI-4) if
+all of it is kept. Then a call only has to say where what its member gives lies.
 
 Invariant: a posted call has promised nothing. No engine names its plan before the member has made
 it, and what others have received of it by then is what any execution of that plan would send.

@@ -70,7 +70,7 @@ class ControlChannel:
         self._take, self._ended = take, ended
 
     def send(self, frame: bytes) -> bool:
-        """Queues the frame and sends what the connection takes; False if the wire has ended. A wire
+        """Queues the frame and sends what the connection takes; False if it has ended. A channel
         whose queue is full is closed at once. A connection that breaks here is reported later by
         the loop, after the last messages of the other side."""
         if not self.open:
@@ -137,7 +137,7 @@ class ControlChannel:
         return flushed
 
     def close(self, reason: str) -> None:
-        """Ends the wire, and reports that to its owner."""
+        """Ends the control channel, and reports that to its owner."""
         if not self.open:
             return
         with self._lock:

@@ -1,6 +1,6 @@
 """What components ask the operating system of this host without waiting for anything.
 
-Components have no way to the operating system but the shell, so that whoever looks for system calls
+Components have no way to the operating system but `io/`, so that whoever looks for system calls
 finds them in one folder.
 """
 

@@ -35,8 +35,8 @@ class SupervisedProcesses:
         connect: Callable[[int, socket.socket, int, int, int], None],
         leave: Callable[[], None],
     ) -> None:
-        """connect: takes a new worker's slot, line, the reading ends of its pipes, and the audience
-        of its output. leave: called when the supervisor is gone."""
+        """connect: takes a new worker's slot, line, the reading ends of its pipes, and the output
+        owner of its output. leave: called when the supervisor is gone."""
         self._supervisor = supervisor
         self._connect = connect
         self._leave = leave

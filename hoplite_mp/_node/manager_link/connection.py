@@ -360,8 +360,8 @@ class ManagerConnection:
         self._return(admission.stream)
 
     def follow(self, channel: ControlChannel, vote: Voted, host_id: int) -> None:
-        """Makes the standby, which is at the other end of this wire, the manager of this node.
-        host_id: of its host."""
+        """Makes the standby, which is at the other end of this control channel, the manager of this
+        node. host_id: of its host."""
         self.other_host_id = host_id
         self.drop("another one leads")
         channel.hand_over(self._take, self._lost)

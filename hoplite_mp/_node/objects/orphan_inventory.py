@@ -43,7 +43,7 @@ class OrphanInventoryEvents(Protocol):
     """What this component reports to components above it, and asks of them."""
 
     def backup_number(self, object_id: bytes, host_id: int) -> int | None:
-        """If this node is the spare of that actor of that host: the number of what it was sent to
+        """If this node is the backup of that actor of that host: the number of what it was sent to
         begin the actor from, where higher is newer and 0 means incomplete. Else None."""
 
 

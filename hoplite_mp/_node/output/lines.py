@@ -1,7 +1,7 @@
-"""Splits the bytes of one pipe into lines, and finds the audience of each line.
+"""Splits the bytes of one pipe into lines, and finds the output owner of each line.
 
 A pipe is read in pieces that end anywhere. A line may be longer than the limit, lack an end, or be
-cut off by a mark, after which the lines are for another audience.
+cut off by a mark, after which the lines are for another output owner.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from hoplite_mp._protocol.output import MARK_BYTES, mark_head
 
 __all__ = ["LineSplitter", "Run"]
 
-# Consecutive lines for one audience.
+# Consecutive lines for one output owner.
 Run = tuple[int, list[bytes]]
 
 
 class LineSplitter:
-    """The state of one pipe. `output_owner`: the audience of the bytes that are read next;
+    """The state of one pipe. `output_owner`: the output owner of the bytes that are read next;
     `served`: all that marks have named."""
 
     def __init__(self, host_id: int, line_bytes_max: int, output_owner: int = 0) -> None:
@@ -67,7 +67,7 @@ class LineSplitter:
 
     def _marked(self, line: bytes) -> tuple[bytes, int | None]:
         """Splits a line that ends with a mark into what was printed before the mark, and the mark's
-        audience; returns the whole line and None if there is no mark."""
+        output owner; returns the whole line and None if there is no mark."""
         at = len(line) - MARK_BYTES
         if at < 0 or not line.startswith(self._head, at):
             return line, None

@@ -1,9 +1,9 @@
 """Workers' stdout and stderr, line by line, on their way to the drivers that they are for.
 
 What a task prints should appear at its user. Each worker writes to pipes; complete lines are sent,
-in order, to the audience of the task that printed them. When the next lines of a pipe must wait,
-the pipe is not read until they can be sent, so that memory stays bounded and the loop never blocks.
-A worker that prints much then waits in `print`.
+in order, to the output owner of the task that printed them. When the next lines of a pipe must
+wait, the pipe is not read until they can be sent, so that memory stays bounded and the loop never
+blocks. A worker that prints much then waits in `print`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Output:
     def add(
         self, fd: int, stream: int, slot: int, output_owner: int, ended: Callable[[int], None]
     ) -> None:
-        """Starts reading a worker's pipe. audience: of the lines before its first mark. ended:
+        """Starts reading a worker's pipe. output owner: of the lines before its first mark. ended:
         called after the pipe was closed here because nobody can write into it any more."""
         processes.open_for_reading(fd)
         lines = LineSplitter(self.host_id, self.line_bytes_max, output_owner)
@@ -152,10 +152,12 @@ class Output:
         self._push(pipe)
 
     def last_lines(self, output_owner: int) -> None:
-        """Sends everything for that audience, including lines without an end, because its tasks are
-        done."""
+        """Sends everything for that output owner, including lines without an end, because its tasks
+        are done."""
         for pipe in list(self.pipes.values()):
-            if not pipe.waiting:  # otherwise more lines for the audience may still be in the pipe
+            if (
+                not pipe.waiting
+            ):  # otherwise more lines for the output owner may still be in the pipe
                 self._empty(pipe)
                 if pipe.lines.output_owner == output_owner:
                     pipe.waiting.extend(pipe.lines.finish())
@@ -210,7 +212,7 @@ class Output:
             self.catch_up(fd)
 
     def served(self) -> dict[int, set[int]]:
-        """The audiences that each worker has named, by its slot; none that has named nobody."""
+        """The output owners that each worker has named, by its slot; none that has named nobody."""
         found: dict[int, set[int]] = {}
         for pipe in self.pipes.values():
             if pipe.lines.served:
@@ -218,7 +220,7 @@ class Output:
         return found
 
     def waits_for(self, output_owner: int) -> bool:
-        """Whether there may be lines for that audience that cannot be sent yet."""
+        """Whether there may be lines for that output owner that cannot be sent yet."""
         return any(
             pipe.fd >= 0 or any(to == output_owner for to, _ in pipe.waiting) for pipe in self.held
         )

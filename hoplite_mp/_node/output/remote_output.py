@@ -80,7 +80,7 @@ class RemoteOutput:
         # By host id and the name of the driver here.
         self.speakers: dict[tuple[int, int], Speaker] = {}
         # Name of a driver -> other hosts that may have lines for it, because this node has sent
-        # tasks with that audience to them.
+        # tasks with that output owner to them.
         self.others: dict[int, set[int]] = {}
         # Names of drivers elsewhere that have asked for their last lines.
         self.asked: set[int] = set()
@@ -108,7 +108,7 @@ class RemoteOutput:
         return known
 
     def sent_on(self, output_owner: int, host_id: int) -> None:
-        """Notes that a task with that audience was sent from here to another host."""
+        """Notes that a task with that output owner was sent from here to another host."""
         if self.host_id_of(output_owner) is not None:
             self.others.setdefault(output_owner, set()).add(host_id)
 

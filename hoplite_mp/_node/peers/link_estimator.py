@@ -52,7 +52,7 @@ SENT_CHANGE = 0.05
 
 
 class BurstFollower(Protocol):
-    """A component that follows the bursts of a meter, as PathEstimator does."""
+    """A component that follows the bursts of a link estimator, as PathEstimator does."""
 
     def begin(self) -> None:
         """A burst begins."""
@@ -61,7 +61,7 @@ class BurstFollower(Protocol):
         """Called at each sample of a burst."""
 
     def end(self) -> None:
-        """The burst is over, and the meter has updated its rates."""
+        """The burst is over, and the link estimator has updated its rates."""
 
     @property
     def backlogged_s(self) -> float:

@@ -45,14 +45,14 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class Peer:
-    """One other node. `waiting`: frames that are sent as soon as there is a wire."""
+    """One other node. `waiting`: frames that are sent as soon as there is a control channel."""
 
     def __init__(self, member: Member) -> None:
         self.member = member
         self.channel: ControlChannel | None = None
         self.extra: list[
             ControlChannel
-        ] = []  # more wires, if both nodes have connected; only read from
+        ] = []  # more control channels, if both nodes have connected; only read from
         self.waiting: list[bytes] = []
         self.calling = False
 
@@ -155,7 +155,7 @@ class Peers:
         self.mine = mine
         self.cluster = network.cluster
         self.by_host_id: dict[int, Peer] = {}
-        self.traffic = Traffic()  # over all wires
+        self.traffic = Traffic()  # over all control channels
         self.by_number: dict[int, Peer] = {}
         # By host id: connections of nodes that this node does not know as members yet.
         self.unknown: dict[int, list[tuple[Admission, Callable[[Peer, Admission], None]]]] = {}
@@ -217,7 +217,7 @@ class Peers:
 
     @property
     def met(self) -> list[int]:
-        """Ids of the hosts to whose nodes there is a wire."""
+        """Ids of the hosts to whose nodes there is a control channel."""
         return [host_id for host_id, peer in self.by_host_id.items() if peer.channel is not None]
 
     @property
@@ -311,7 +311,7 @@ class Peers:
     ) -> None:
         """Another node has connected. If it is unknown, it may have joined although the manager's
         message about it has not arrived here, so the connection waits for that message as long as a
-        handshake may take. attach: takes the connection; None: it becomes a wire for messages."""
+        handshake may take. attach: takes the connection; None: it becomes a control channel."""
         host_id, attach = admission.peer.host_id, attach or self._attach
         peer = self.by_host_id.get(host_id)
         if peer is not None:

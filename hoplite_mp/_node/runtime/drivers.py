@@ -47,7 +47,7 @@ class Driver:
     over which it was let in."""
 
     slot: int
-    name: int  # its audience: the lines that its tasks print are sent to it under this name
+    name: int  # its output owner: the lines that its tasks print are sent to it under this name
     close: Callable[[], None]
     left: bool = False
     output_until: float = 0.0  # deadline for the last lines of its tasks

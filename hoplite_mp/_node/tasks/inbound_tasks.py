@@ -264,8 +264,8 @@ class InboundTasks:
         return any(key[1] == pool for key in self.rows)
 
     def output_owner_here(self, peer: int, output_owner: int) -> int:
-        """Translates an audience (which driver gets the output) that another host has sent. 0 is
-        the driver of the host that names it."""
+        """Translates an output owner (which driver gets the output) that another host has sent. 0
+        is the driver of the host that names it."""
         output_owner = output_owner or peer
         return 0 if output_owner == self.client.host_id else output_owner
 
@@ -286,7 +286,7 @@ class InboundTasks:
     # -- ends of tasks -------------------------------------------------------------------------
 
     def completed(self, oids: list[int]) -> None:
-        """Tasks in the node's tables have ended: reports those that are guests."""
+        """Tasks in the node's tables have ended: reports those that are inbound tasks."""
         for oid in oids:
             inbound_task = self.by_oid.get(oid)
             if inbound_task is not None and not inbound_task.ended:
@@ -323,7 +323,7 @@ class InboundTasks:
         return TaskEnded(inbound_task.task, "ready", mem.nbytes, refs, small, payload_layout(mem))
 
     def release(self, peer: int, message: Release) -> bool:
-        """Releases a result that the sender does not need any more. False: that is no guest."""
+        """Releases a result that the sender does not need any more. False: no inbound task."""
         inbound_task = self.by_task.get(message.object)
         if inbound_task is None or inbound_task.peer != peer:
             return False
@@ -397,7 +397,7 @@ class InboundTasks:
         self._forget(inbound_task)
 
     def _is_held(self, oid: int) -> bool:
-        """Whether a process or room of this host holds that task's result, besides the guest."""
+        """Whether a process or component of this host holds that task's result as well."""
         refs = self.client.inspect(oid)["refs"]
         return refs != [NODE_SLOT] or self.client.private_counts(oid)[0] > 1
 

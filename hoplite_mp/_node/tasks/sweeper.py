@@ -167,8 +167,8 @@ class Sweeper:
 
     def requeue(self, header: dict[str, Any], slot: int) -> bool:
         """Queues a task again that the process had claimed, if a retry is left. A task in the
-        node's tables must be a guest or a reconstruction, because the submitters of all others
-        there are dead."""
+        node's tables must be an inbound task or a reconstruction, because the submitters of all
+        others there are dead."""
         oid, wanted = header["id"], header["owner"] != NODE_SLOT
         if not (wanted or self.events.is_inbound(oid)) or not header["retries_left"]:
             return False

@@ -111,7 +111,7 @@ class Faults:
             self._later(HUNT_POLL_S, self._hunt, until)
 
     def _lay(self) -> None:
-        """Sets a trap for a message of some kind. If none is sent in time, any fault strikes."""
+        """Sets a fault for a message of some kind. If none is sent in time, any fault strikes."""
         chance = self.chance
         arrives, delay = chance.random() < 0.5, chance.choice(STRIKES_S)
         strike = partial(self._sprung, chance.choice(STRIKES), delay)
@@ -121,7 +121,7 @@ class Faults:
         self._set(message_fault)
 
     def _follow(self) -> None:
-        """Sets a trap for one of the next messages of any kind."""
+        """Sets a message fault for one of the next messages of any kind."""
         chance = self.chance
         strike = partial(self._sprung, chance.choice(STRIKES), 0.0)
         self._set(MessageFault("", chance.choice(FOLLOWING), chance.random() < 0.5, strike))

@@ -56,7 +56,7 @@ class MessageFault:
 def spring(
     message_faults: list[MessageFault], data: bytes, ends: tuple[int, int], arrives: bool
 ) -> None:
-    """Complete frames are about to leave a host, or have arrived at one: springs traps for them."""
+    """Complete frames are about to leave a host, or have arrived: their faults strike."""
     tags: list[str] = []
     for message_fault in list(message_faults):
         if message_fault.arrives is arrives:

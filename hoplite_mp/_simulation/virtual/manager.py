@@ -146,7 +146,8 @@ class VirtualManager:
         """Must it step down? To be asked once per turn."""
         return self.leadership is not None and self.leadership.is_out(self.loop.now())
 
-    # As the door's descriptor. It is never ready, because each connection is admitted in a turn.
+    # As the listener's descriptor. It is never ready, because each connection is admitted in a
+    # turn.
     is_ready = False
 
     def near(self, loop: VirtualLoop) -> VirtualStream:

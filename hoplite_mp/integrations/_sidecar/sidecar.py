@@ -7,10 +7,10 @@
 
 An engine starts, restarts and kills the processes of a host as it likes, and the objects of that
 host must outlive them. So the node is a child of none of them: the first process that needs the
-node starts a *keeper* (`integrations/_sidecar/sidecar_main.py`), all processes attach to its node,
+node starts a *sidecar* (`integrations/_sidecar/sidecar_main.py`), all processes attach to its node,
 and the node ends some time after the last of them, or with the cluster. A node has no workers,
 because tasks run in the engine's. A process whose node was killed takes part again through the next
-node. A keeper may also have the manager; then the cluster outlives the process that began it.
+node. A sidecar may also have the manager; then the cluster outlives the process that began it.
 
 In a process that takes part, pickling an ObjectRef by anything but this library makes its node hold
 the object for Config.foreign_hold_s (`_client/foreign_refs.py`), because the engine carries the
@@ -65,12 +65,12 @@ POLL_S = 0.1
 # How long a process whose node has ended looks for another one. Higher: longer outages of a host
 # are bridged. Lower: threads stop earlier to try what cannot succeed.
 REJOIN_S = 60.0
-# How long a keeper may take to end after SIGTERM; then it is killed. Also how long the end of a
+# How long a sidecar may take to end after SIGTERM; then it is killed. Also how long the end of a
 # membership waits for its thread, which may just be connecting. Higher: an orderly end is possible
 # on a loaded machine. Lower: a shutdown takes no longer.
 END_S = 15.0
-# The keeper reads the place from its standard input, because other users could read its arguments.
-# The process that was started ends at once, so that the keeper is no child of this one.
+# The sidecar reads the place from its standard input, because other users could read its arguments.
+# The process that was started ends at once, so that the sidecar is no child of this one.
 BOOT = (
     "import json, os, sys; told = json.loads(sys.stdin.buffer.readline()); "
     "os.fork() and os._exit(0); sys.path[:] = told['path']; "
@@ -158,7 +158,7 @@ class SidecarMember:
             cluster = self.cluster
         self._left.set()
         cluster.shutdown(wait=True, cancel_futures=True)
-        # Otherwise that thread could start a keeper for nobody after this has returned.
+        # Otherwise that thread could start a sidecar for nobody after this has returned.
         self._follows.join(END_S)
 
     def await_return(self, wait_s: float) -> None:
@@ -246,8 +246,8 @@ def begin_kept(
     tls: bool | None = None,
     config: Config | None = None,
 ) -> Place:
-    """As `begin`, but a keeper on this host has the manager and the first node, so the cluster
-    outlives this process. It ends by `end_kept`, with that keeper, or when no process on any host
+    """As `begin`, but a sidecar on this host has the manager and the first node, so the cluster
+    outlives this process. It ends by `end_kept`, with that sidecar, or when no process on any host
     has used it for Config.beside_idle_s. This process does not take part yet."""
     place = _place(memory, ports, tls, config)
     said = _start_keeper(place, place.config.start_timeout_s, listen)
@@ -258,13 +258,13 @@ def begin_kept(
 
 
 def is_kept(place: Place) -> bool:
-    """Does the keeper with the manager live? Only to be asked on the host of `begin_kept`."""
+    """Does the sidecar with the manager live? Only to be asked on the host of `begin_kept`."""
     return Sole.holder(lock_name(place)) is not None
 
 
 def end_kept(place: Place) -> None:
-    """Ends the cluster, in order if that is possible within END_S; returns when its keeper is gone.
-    No effect if it is gone already. Only to be called on the host of `begin_kept`."""
+    """Ends the cluster, in order if that is possible within END_S; returns when its sidecar is
+    gone. No effect if it is gone already. Only to be called on the host of `begin_kept`."""
     pid = Sole.holder(lock_name(place))
     if not pid:
         return
@@ -382,7 +382,7 @@ def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) 
 
 
 def _find_keeper(place: Place, wait_s: float, left: threading.Event) -> HopliteError | None:
-    """Starts a keeper on this host unless there is one; returns None when its node has joined,
+    """Starts a sidecar on this host unless there is one; returns None when its node has joined,
     otherwise the reason."""
     try:
         sole = Sole.take(lock_name(place))
@@ -397,9 +397,9 @@ def _find_keeper(place: Place, wait_s: float, left: threading.Event) -> HopliteE
 def _start_keeper(
     place: Place, wait_s: float, listen: str | None = None, left: threading.Event | None = None
 ) -> dict[str, Any]:
-    """Starts a keeper, and returns the message that it sends when its node has joined, or could not
-    be started. listen: it has the manager, which listens there. left: once it is set, nobody waits
-    for the message, and the keeper ends by itself because no process uses its node."""
+    """Starts a sidecar, and returns the message that it sends when its node has joined, or could
+    not be started. listen: it has the manager, which listens there. left: once it is set, nobody
+    waits for the message, and the sidecar ends by itself because no process uses its node."""
     told = {
         "listen": listen,
         "path": [path or os.getcwd() for path in [*sys.path, _root()]],
@@ -456,7 +456,7 @@ def _no_node(error: Exception) -> HopliteError:
 
 
 def lock_name(place: Place) -> str:
-    """The name of the lock that makes a keeper the only one of its host."""
+    """The name of the lock that makes a sidecar the only one of its host."""
     return f"keeper-{place.name}"
 
 

@@ -1,8 +1,8 @@
-"""The keeper: a process that runs a node of this host for the processes of another engine.
+"""The sidecar: a process that runs a node of this host for the processes of another engine.
 
 The node must outlive each of those processes, so it is a child of none of them. When no process has
 used the node for Config.beside_idle_s, it leaves in order: other nodes first fetch the objects that
-only it holds. If several keepers are started at once on a host, one stays. One keeper of the
+only it holds. If several sidecars are started at once on a host, one stays. One sidecar of the
 cluster may have the manager; it stays as long as there is a node on another host, and ends the
 cluster when it leaves. With SIGTERM any keeper leaves at once.
 """
@@ -37,8 +37,8 @@ _log = logging.getLogger("hoplite_mp")
 
 
 def main(told: dict[str, Any]) -> None:
-    """Runs the keeper: from its start by `beside` to the end of the node."""
-    # The process that waits for the keeper's message reads until the pipe is closed, so processes
+    """Runs the sidecar: from its start by `beside` to the end of the node."""
+    # The process that waits for the sidecar's message reads until the pipe is closed, so processes
     # that are started from here on must not inherit it.
     answer = os.dup(1)
     silence = os.open(os.devnull, os.O_RDWR)
@@ -72,7 +72,7 @@ def main(told: dict[str, Any]) -> None:
 
 
 def _say(fd: int, what: dict[str, Any]) -> None:
-    """Sends the keeper's only message. The process that started the keeper may have ended."""
+    """Sends the sidecar's only message. The process that started the sidecar may have ended."""
     with contextlib.suppress(OSError):
         os.write(fd, json.dumps(what).encode() + b"\n")
     os.close(fd)

@@ -76,7 +76,7 @@ class OnHost:
 
 
 class Leader:
-    """Keeps the cluster going. A keeper on Ray's head has the manager and the node there, so a
+    """Keeps the cluster going. A sidecar on Ray's head has the manager and the node there, so a
     leader that Ray has restarted goes on with the same cluster."""
 
     def __init__(self, settings: Settings) -> None:
