@@ -16,7 +16,7 @@ from hoplite_mp._node.tasks.sweeper import Sweeper
 from hoplite_mp._node.trace_events import TraceEvents
 from hoplite_mp.config import Config
 from tests.node.manual_loop import ManualLoop
-from tests.node.nobody_above import NobodyAbove
+from tests.node.no_events import NobodyAbove
 
 STATE = {name: number for number, name in enumerate(_shm.STATES)}
 KIND_TASK = 2

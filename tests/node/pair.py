@@ -32,7 +32,7 @@ from hoplite_mp._protocol.peers import (
     TaskEnded,
 )
 from tests.cext.host import KIND_TASK, POOL, STATE, Host
-from tests.node.nobody_above import NobodyAbove
+from tests.node.no_events import NobodyAbove
 
 if TYPE_CHECKING:
     from hoplite_mp import _shm

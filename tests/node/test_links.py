@@ -13,7 +13,7 @@ from hoplite_mp import _engine
 from hoplite_mp._node.peers.links import UNREACHABLE, Links
 from hoplite_mp._node.trace_events import TraceEvents
 from tests.node.manual_loop import ManualLoop
-from tests.node.nobody_above import NobodyAbove
+from tests.node.no_events import NobodyAbove
 from tests.transport.helpers import tcp_pair
 
 NBYTES = 100_000

@@ -11,7 +11,7 @@ from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp._node.objects.remote_objects import RemoteObjects
 from hoplite_mp._node.store.budget import HANDED_S
 from tests.cext.host import Host
-from tests.node.nobody_above import NobodyAbove
+from tests.node.no_events import NobodyAbove
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from hoplite_mp._transport.caller import SILENT_S_MAX
 from hoplite_mp._transport.listener import Listener
 from hoplite_mp._transport.sockets import listen
 from hoplite_mp.errors import AuthError, ManagerLostError, ProtocolError
-from tests.transport.doors import knock
+from tests.transport.listeners import knock
 from tests.transport.helpers import (
     CLUSTER,
     KEY,

@@ -20,7 +20,7 @@ from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.sockets import listen
 from hoplite_mp._transport.tls import TlsStream, client_context, server_context
 from hoplite_mp.errors import AuthError, ProtocolError
-from tests.transport.doors import TLS, answer, knock
+from tests.transport.listeners import TLS, answer, knock
 from tests.transport.helpers import (
     CLIENT,
     KEY,

@@ -15,7 +15,7 @@ import pytest
 
 from hoplite_mp._transport.listener import LINE_FACTOR, SILENT_S
 from hoplite_mp._transport.sockets import prepare
-from tests.transport.doors import TLS, knock
+from tests.transport.listeners import TLS, knock
 from tests.transport.helpers import (
     CLIENT,
     CLUSTER,

@@ -15,7 +15,7 @@ from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol import reports as r
 from hoplite_mp._protocol.groups import ASKED_MAX, GroupEnd
-from tests.planner.test_group_ends import World, ended, task
+from tests.planner.test_tombstones import World, ended, task
 
 
 def ended_world(*whos: int) -> World:
