@@ -9,8 +9,8 @@ from hoplite_mp._planner.rejoin import VACATED_MAX, Vacated
 from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol import reports as r
-from tests.planner.test_tombstones import World, ended, task
 from tests.planner.test_rejoin import members, over
+from tests.planner.test_tombstones import World, ended, task
 
 TEAM = 99
 

@@ -18,7 +18,6 @@ from hoplite_mp._transport.caller import SILENT_S_MAX
 from hoplite_mp._transport.listener import Listener
 from hoplite_mp._transport.sockets import listen
 from hoplite_mp.errors import AuthError, ManagerLostError, ProtocolError
-from tests.transport.listeners import knock
 from tests.transport.helpers import (
     CLUSTER,
     KEY,
@@ -31,6 +30,7 @@ from tests.transport.helpers import (
     other_certificate,
     until,
 )
+from tests.transport.listeners import knock
 
 
 def test_nobody_there_is_a_lost_manager_after_the_timeout() -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from hoplite_mp._transport.listener import LINE_FACTOR, SILENT_S
 from hoplite_mp._transport.sockets import prepare
-from tests.transport.listeners import TLS, knock
 from tests.transport.helpers import (
     CLIENT,
     CLUSTER,
@@ -25,6 +24,7 @@ from tests.transport.helpers import (
     meet,
     until,
 )
+from tests.transport.listeners import TLS, knock
 
 if TYPE_CHECKING:
     from hoplite_mp._transport.addresses import Endpoint

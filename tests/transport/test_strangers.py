@@ -20,7 +20,6 @@ from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.sockets import listen
 from hoplite_mp._transport.tls import TlsStream, client_context, server_context
 from hoplite_mp.errors import AuthError, ProtocolError
-from tests.transport.listeners import TLS, answer, knock
 from tests.transport.helpers import (
     CLIENT,
     KEY,
@@ -31,6 +30,7 @@ from tests.transport.helpers import (
     other_certificate,
     until,
 )
+from tests.transport.listeners import TLS, answer, knock
 
 if TYPE_CHECKING:
     from hoplite_mp._transport.listener import Listener
