@@ -151,206 +151,202 @@ class Config(metaclass=_ConfigMeta):
     Higher: fewer leases per second. Lower: less memory tied up by clients that put little."""
 
     captured_array_bytes_min: int = 1 * MIB
-    """Arrays of this size and above that a function by value carries along (globals, closure,
-    defaults) are objects of their own: they are sent again only when they have changed, and a
-    global one is named in a warning.
-    Higher: more arrays are read and written with each task that names them.
-    Lower: more objects, and a look at each of them with every submit, some 5 microseconds."""
+    """Arrays of at least this size that a function by value captures (globals, closure, defaults)
+    are stored as objects: they are sent again only after a change, and a global one is named in a
+    warning.
+    Higher: more arrays are serialized with each task that uses them.
+    Lower: more objects, and a check of each with every submit, some 5 microseconds."""
 
     stream_bytes_max: int = 128 * MIB
-    """How many bytes of items that have not been taken a stream may have made before it pauses,
-    unless options(buffersize=) says how many items; each counts at least 4 KiB.
-    Higher: the generator and its reader disturb each other less. Lower: less of the store is taken
-    by each stream."""
+    """Bytes of items that a stream may produce before its reader has taken them; then the generator
+    pauses, unless options(buffersize=) limits the number of items. Each item counts at least 4 KiB.
+    Higher: generator and reader wait for each other less often. Lower: each stream takes less of
+    the store."""
 
     queue_item_bytes_max: int = 16 * KIB
-    """Items of a Queue up to this size travel in its messages, and lie in its actor's memory;
-    larger ones are objects in the store of the host that has put them.
-    Higher: fewer objects, and fewer items that are lost with a host. Lower: less passes through the
-    actor, which copies it twice, and for which all who use the queue wait."""
+    """Items of a Queue up to this size are sent inside its messages and kept in the memory of its
+    actor; larger ones are objects in the store of the host that has put them.
+    Higher: fewer objects, and fewer items that are lost with a host. Lower: less data passes
+    through the actor, which copies it twice while all users of the queue wait."""
 
     put_wait_s: float = 10.0
-    """How long a put waits for room in a full store before StoreFullError.
-    Higher: bursts are ridden out. Lower: a program that leaks refs learns of it sooner."""
+    """How long a put waits for space in a full store before StoreFullError.
+    Higher: short bursts succeed. Lower: a program that leaks refs fails sooner."""
 
     error_reserve_bytes: int = 1 * MIB
-    """What errors may take beyond the limit of a store that is full, at most a sixteenth of it: so
-    a task can say why it failed. Each takes 4 KiB of it, or as much as it needs.
-    Higher: more errors are kept whole at a time. Lower: less than that is taken above memory=;
-    without any room an error keeps its type and the beginning of its text."""
+    """Space for errors beyond the limit of a full store, at most a sixteenth of it, so that a task
+    can report why it failed. Each error takes at least 4 KiB of it.
+    Higher: more errors are kept complete. Lower: less memory beyond memory=; an error without space
+    keeps its type and the beginning of its text."""
 
     error_bytes_max: int = 64 * KIB
-    """How long an exception, with its traceback, may be to find room in the reserve; a longer one
-    waits for room as any value does, and is then cut to this.
-    Higher: long tracebacks stay whole. Lower: the reserve holds more errors."""
+    """Longest exception, with its traceback, that is stored in the reserve; a longer one waits for
+    space like any value, and is then cut to this size.
+    Higher: long tracebacks stay complete. Lower: the reserve holds more errors."""
 
     memory_reserve_bytes: int = 256 * MIB
-    """What the store leaves of the memory that the system says is available, but at most an eighth
+    """Memory that the store leaves free of what the system reports as available, at most an eighth
     of the smaller of RAM and the control group's limit.
-    Higher: the rest of the host is safer from the out-of-memory killer. Lower: more objects fit
-    on a host that runs nothing else."""
+    Higher: less risk from the out-of-memory killer. Lower: more objects fit on a dedicated host."""
 
     memory_bytes: int | None = None
-    """The store's own ceiling; None: a third of the smaller of RAM and the control group's limit.
-    Higher: more objects before puts wait or spill. Lower: more is left for the tasks' own
-    arrays."""
+    """Size limit of the store; None: a third of the smaller of RAM and the control group's limit.
+    Higher: more objects before puts wait or spill. Lower: more memory for the tasks' own arrays."""
 
     spill_dir: str | None = None
-    """Where objects go when the store is full; None: the first of TMPDIR, /var/tmp and the working
-    directory that is on a disk. The file has no name and leaves with the node. A faster disk:
-    shorter waits when the store is full."""
+    """Directory to which objects are spilled when the store is full; None: the first of TMPDIR,
+    /var/tmp and the working directory that is on a disk. The file has no name and ends with the
+    node. A faster disk: shorter waits when the store is full."""
 
     spill_bytes_max: int | None = None
-    """How many bytes may lie in spill_dir; None: as many as the disk takes.
-    Higher: larger data sets. Lower: other users of the disk keep their room."""
+    """Limit of the bytes in spill_dir; None: the size of the disk.
+    Higher: larger data sets. Lower: more space for other users of the disk."""
 
     memory_idle_s: float = 30.0
-    """How long freed memory must have been of no use to later objects before the system gets it
-    back; it does within twice that time. Higher: programs that work in waves reuse pages that are
-    there. Lower: memory is free for others sooner, and the next wave pays for fresh pages."""
+    """How long freed memory stays unused before it is returned to the system; it is returned within
+    twice that time. Higher: programs that work in waves reuse pages. Lower: memory is free for
+    other programs sooner, and the next wave pays for new pages."""
 
     populate_ahead_bytes: int = 128 * MIB
-    """How far ahead of demand the node asks the system for pages.
-    Higher: large puts run at memory speed more often. Lower: less memory is taken on suspicion;
-    0 leaves every page fault to the process that writes."""
+    """How far ahead of demand the node allocates pages.
+    Higher: more large puts run at memory speed. Lower: less memory is allocated in advance; 0
+    leaves every page fault to the process that writes."""
 
     # -- waiting -------------------------------------------------------------------------------
 
     spin_us_max: int = 50
-    """How long a waiter looks at a word before it sleeps in the kernel. At once, if those that look
-    and those waited for (members of its Group, or one process) are more than the host's cores.
-    Higher: shorter answers to short tasks, paid with a busy core. Lower: idle cores stay idle,
+    """How long a waiter spins before it blocks. It blocks at once if the processes that wait for
+    each other are more than the host's cores.
+    Higher: shorter latency of short tasks, at the cost of a busy core. Lower: cores stay idle, and
     every wait costs a system call and a wake-up."""
 
     drain_interval_s: float = 0.25
-    """How often the owner of a table collects what was freed and finished without a wake-up.
+    """Interval at which the owner of a table collects freed and finished entries without a wake-up.
     Higher: less background work. Lower: memory returns sooner in a process that only waits."""
 
     connect_timeout_s: float = 10.0
-    """How long to look for a manager at the given address.
+    """How long to try to reach a manager at the given address.
     Higher: a cluster that is still starting is found. Lower: a wrong address fails sooner."""
 
     start_timeout_s: float = 30.0
-    """How long a host's own processes may take to come up.
-    Higher: slow disks and loaded machines pass. Lower: a broken installation shows sooner."""
+    """Timeout for the start of a host's own processes.
+    Higher: slow disks and loaded machines succeed. Lower: a broken installation fails sooner."""
 
     shutdown_timeout_s: float = 5.0
-    """How long processes may take to end by themselves before they are killed; before that, how
-    long results that nobody has asked for yet are read back from the spill file, to stay readable.
-    Higher: such results and output are finished in peace. Lower: leaving is quick whatever
-    hangs."""
+    """How long processes may take to end by themselves before they are killed. Before that, how
+    long unread results are read back from the spill file, so that they stay readable.
+    Higher: such results and output are completed. Lower: shutdown is fast whatever hangs."""
 
     # -- tasks ---------------------------------------------------------------------------------
 
     retries: int = 3
-    """How often a task is started again after the death of its worker; never after an exception.
-    Higher: work survives an unstable host. Lower: a task that kills its worker stops sooner."""
+    """How often a task is run again after the death of its worker; never after an exception.
+    Higher: work survives an unstable host. Lower: a task that kills its worker fails sooner."""
 
     lineage_bytes_max: int = 64 * MIB
-    """Several hosts: how much each host keeps in order to make lost results again: functions and
-    arguments by value (in the store), and 1 KiB for each result above 64 KiB, as long as somebody
-    holds that. Of what exceeds it the oldest goes; a result that is lost then stays lost.
+    """Several hosts: memory on each host for the lineage of results: functions and arguments by
+    value (in the store), and 1 KiB for each result above 64 KiB that somebody holds. Beyond the
+    limit the oldest entries are dropped; a result without lineage stays lost.
     Higher: longer chains of tasks, and larger arguments, survive the death of a host. Lower: less
-    of the store is kept for what may never be needed; 0: nothing is made again."""
+    of the store is used; 0: no result is reconstructed."""
 
     start_attempts_max: int = 5
-    """How often in a row workers of a pool may die before their first task until tasks that wait
-    for one fail with a WorkerLostError. Attempts go on: tasks fail only while it lasts.
-    Higher: a longer shortage of memory is only a delay. Lower: who waits learns sooner why."""
+    """Failed starts in a row of a pool's workers after which waiting tasks fail with
+    WorkerLostError. The starts are still retried, and tasks succeed again when one does.
+    Higher: a longer shortage of memory is only a delay. Lower: waiting tasks fail sooner, with the
+    reason."""
 
     restart_pause_s: float = 0.1
-    """How long to wait before the third attempt in a row to start a worker (the second is made at
-    once); before each later one it is twice as long, up to restart_pause_s_max.
-    Higher: less is spent on workers that die at once. Lower: a short trouble is over sooner."""
+    """Pause before the third attempt in a row to start a worker (the second is made at once); it
+    doubles with each later one, up to restart_pause_s_max.
+    Higher: less work for workers that die at once. Lower: faster recovery from a short problem."""
 
     restart_pause_s_max: float = 5.0
-    """The longest pause between two attempts to start a worker; one that has lived for so long has
-    started well.
-    Higher: a host in trouble is left in peace. Lower: its workers are there sooner afterwards."""
+    """Longest pause between two attempts to start a worker. A worker that has lived for this long
+    has started successfully.
+    Higher: less load on a host with problems. Lower: its workers are back sooner afterwards."""
 
     cancel_grace_s: float = 2.0
     """How long an interrupted task may clean up before its worker is killed.
-    Higher: files are closed, locks released. Lower: cancelling is prompt."""
+    Higher: files are closed, locks released. Lower: cancelling is faster."""
 
     blocked_workers_max: int = 128
     """How many extra workers a pool may start in place of workers that wait inside a task.
-    Higher: deeper trees of tasks and larger groups make progress. Lower: fewer processes; when
-    it is reached and all workers wait, tasks that they have sent fail with a WorkerLostError."""
+    Higher: deeper trees of tasks and larger groups make progress. Lower: fewer processes; at the
+    limit, if all workers wait, the tasks that they have submitted fail with WorkerLostError."""
 
     nested_depth_max: int = 32
-    """How many tasks may run one inside another in a worker: a task that waits for tasks that it
-    has submitted runs them itself. It limits no recursion: deeper ones run in other workers, and in
-    stand-ins for those that wait, up to blocked_workers_max.
-    Higher: deep trees of tasks need fewer processes, and deeper stacks. Lower: stand-ins start
+    """How many tasks a worker may run inside one another: a task that waits for tasks that it has
+    submitted runs them itself. It does not limit recursion: deeper tasks run in other workers, and
+    in extra workers up to blocked_workers_max.
+    Higher: deep trees of tasks need fewer processes, and deeper stacks. Lower: extra workers start
     sooner."""
 
     resources: str | None = None
-    """What this host has for tasks with options(resources=), as "gpu=2,disk=0.5"; None: nothing.
-    Cluster(resources=) and --resources of the command line win over it."""
+    """Resources of this host for options(resources=), for example "gpu=2,disk=0.5"; None: none.
+    Cluster(resources=) and the option --resources take precedence."""
 
     resource_wait_s: float = 30.0
-    """How long tasks that wait for resources wait for another node that has them, when those that
-    had them are gone, until they fail with a NodeLostError.
-    Higher: a host that is started again finds its tasks waiting. Lower: a program learns sooner
-    that nobody will run them."""
+    """When the nodes with the required resources are gone: how long tasks wait for another node
+    that has them, before NodeLostError.
+    Higher: a restarted host finds its tasks waiting. Lower: such tasks fail sooner."""
 
     output_line_bytes_max: int = 64 * KIB
-    """The longest line of a worker's output that is forwarded whole; longer ones are cut in pieces.
+    """Longest line of a worker's output that is forwarded in one piece; longer ones are split.
     Higher: long lines stay in one piece. Lower: less memory per worker in the node."""
 
     output_wait_s: float = 10.0
-    """Several hosts: how long workers' lines wait for a driver that takes none at all. Then they
-    are dropped, and a line says how many, until it reads again. On one host they wait for ever.
-    Higher: a driver that is suspended for a while misses nothing. Lower: workers that have printed
-    much for it are free for others sooner."""
+    """Several hosts: how long workers' lines wait for a driver that reads none. Then they are
+    dropped, and a line reports how many. On one host they wait without a limit.
+    Higher: a suspended driver misses nothing. Lower: workers that print much for it are free for
+    other programs sooner."""
 
     blas_threads: int | None = None
-    """Threads of BLAS, OpenMP, Numba and torch in each process of a pool or actor; None: as
-    OMP_NUM_THREADS and similar variables say, else cores / processes of the pool, and 1 in an
-    actor. Higher: a single large product is faster. Lower: processes do not compete for the
-    cores."""
+    """Threads of BLAS, OpenMP, Numba and torch in each process of a pool or actor; None: the values
+    of OMP_NUM_THREADS and similar variables, otherwise cores / processes of the pool, and 1 in an
+    actor. Higher: a single large product is faster. Lower: processes do not compete for cores."""
 
     await_read_bytes_max: int = 256 * KIB
-    """What `await` reads in the event loop; larger values go through a thread, unless they are
-    arrays that are read without a copy.
-    Higher: fewer changes of thread. Lower: the loop stands still for a shorter time."""
+    """Largest value that `await` reads in the event loop; larger values are read in a thread,
+    unless they are arrays that are read without a copy.
+    Higher: fewer thread switches. Lower: the loop is blocked for a shorter time."""
 
     await_threads_max: int = 8
-    """Threads of a process in which `await` reads what is elsewhere (on another host, or on disk)
-    or takes long to read; they start when they are first needed.
-    Higher: more values are on their way at a time. Lower: fewer threads."""
+    """Threads of a process in which `await` reads values that are on another host or on disk, or
+    that take long to read; they start when they are first needed.
+    Higher: more values are read at a time. Lower: fewer threads."""
 
     # -- collectives and groups ----------------------------------------------------------------
 
     reduce_threads: int | None = None
-    """Threads that the node reduces with; None: one for each core.
-    Higher: large arrays reduce at memory speed. Lower: the tasks keep more of the cores."""
+    """Threads of the node for reductions; None: one for each core.
+    Higher: large arrays are reduced at memory speed. Lower: tasks keep more of the cores."""
 
     collective_refs_max: int = 32_768
-    """Refs in one collective. They travel to the node in one packet of 9 bytes each, and what a
-    system without privileges gives a packet is 416 KiB.
-    Lower: a mistaken list is refused before it costs memory in node and manager."""
+    """Most refs in one collective. They are sent to the node in one packet of 9 bytes each, and a
+    packet may have 416 KiB without privileges.
+    Lower: a wrong list is refused before it costs memory in node and manager."""
 
     group_wait_s: float = 30.0
-    """How long a group waits for its missing members before it fails.
-    Higher: members may start late. Lower: a group that can never fill says so sooner."""
+    """How long a Group waits for its missing members before it fails.
+    Higher: members may start late. Lower: a Group that never fills fails sooner."""
 
     group_members_max: int = 64
-    """The largest size of a group; the masks of a board have 64 bits, so it cannot be raised.
-    Lower: a mistaken size is refused before it fills the host with waiting workers."""
+    """Largest size of a Group; it cannot be raised, because the masks of a board have 64 bits.
+    Lower: a wrong size is refused before it fills the host with waiting workers."""
 
     group_buffer_bytes_max: int = 8 * MIB
-    """The largest array of a Group's call on one host that is given in a call buffer. A Group keeps
-    two buffers for each rank, of each size that it has used, until it ends. Larger arrays become
-    objects; so do all arrays if the store has no room for buffers.
+    """Largest array of a Group's call on one host that is passed in a call buffer. A Group keeps
+    two buffers for each rank and each size that it has used. Larger arrays are passed as objects,
+    and so are all arrays if the store has no space for buffers.
     Higher: larger calls need no objects, but a Group takes more of the store. 0: no buffers."""
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- diagnostics ---------------------------------------------------------------------------
 
     trace_events_max: int = 500_000
-    """Events of a trace that a node keeps: so many of its processes (64 bytes each), and so many of
-    its own (transfers, collectives, spilling). Older ones are dropped and counted.
-    Higher: longer traces of short tasks are whole. Lower: less memory in the node, and a smaller
+    """Events of a trace that a node keeps: this many of its processes (64 bytes each), and this
+    many of its own (transfers, collectives, spilling). Older ones are dropped and counted.
+    Higher: longer traces of short tasks are complete. Lower: less memory in the node, and a smaller
     file."""
 
     # -- other hosts ---------------------------------------------------------------------------
@@ -365,25 +361,26 @@ class Config(metaclass=_ConfigMeta):
     Higher: less work in a cluster of many hosts. Lower: heartbeat_timeout_s can be shorter."""
 
     heartbeat_timeout_s: float = 1.5
-    """How long a host may be silent before it is taken for dead: stopped, or cut off. It gets four
-    times the longest silence of the last minute, if that is more, up to eight times this. In a
-    cluster with a standby, also for how long the manager counts a host that has answered it.
-    Higher: hosts that stand still now and then stay. Lower: the others go on sooner."""
+    """How long a host may be silent before it is declared dead. A host gets four times its longest
+    silence of the last minute if that is more, up to eight times this value. In a cluster with a
+    standby this is also the manager's lease.
+    Higher: hosts that stop for a moment stay. Lower: the others continue sooner after a death."""
 
     pending_handshakes_max: int = 64
-    """Connections that are not believed yet, at a time and at each door; each can make the process
-    hold some 100 KiB. Four times as many can wait in a queue. Only a host that has more than its
-    share loses connections. Higher: more hosts can join in the same moment. Lower: strangers cost
-    less memory."""
+    """Connections at a time that have not authenticated yet, at each listener; each can make the
+    process hold some 100 KiB. Four times as many can wait in a queue. Only a host that has more
+    than its share loses connections.
+    Higher: more hosts can join at the same moment. Lower: strangers cost less memory."""
 
     hosts_command: str = "ssh -o BatchMode=yes {host} hoplite-mp {arguments}"
-    """What starts a node of Cluster(hosts=): a command whose words are split as a shell does, run
-    without one. {host} is an element of hosts=, the word {arguments} what hoplite-mp gets. Its end
-    must be the end of what it has started, and its standard input that of hoplite-mp."""
+    """Command that starts a node of Cluster(hosts=). It is split into words as a shell does, and
+    runs without a shell. {host} is an element of hosts=, the word {arguments} stands for the
+    arguments of hoplite-mp. When the command ends, what it has started must have ended; its
+    standard input must be that of hoplite-mp."""
 
     hosts_wait_s: float = 60.0
     """How long Cluster(hosts=) waits until all nodes have joined before NodeLostError.
-    Higher: slow hosts get in. Lower: a program learns sooner that one is not there."""
+    Higher: slow hosts get in. Lower: a missing host fails sooner."""
 
     # -- beside other engines ------------------------------------------------------------------
 
@@ -392,14 +389,14 @@ class Config(metaclass=_ConfigMeta):
     processes has pickled a ref to it for the engine, which may load the bytes late, often or never.
     Each load takes a hold of its own; a load after that time is an ObjectLostError, unless somebody
     else holds the object.
-    Higher: tasks may wait in the engine's queues for longer. Lower: memory of objects whose refs
-    are never loaded, or have been loaded and dropped, returns sooner."""
+    Higher: tasks may wait longer in the engine's queues. Lower: memory of objects whose refs are
+    dropped or never loaded returns sooner."""
 
     beside_idle_s: float = 15.0
-    """integrations.ray and integrations.dask: how long the node beside an engine's workers stays
-    after the last process of its host that used it has gone. Then it leaves in order.
-    Higher: a worker that is restarted finds its objects still on its host. Lower: a host that the
-    engine has given up gives its memory back sooner."""
+    """integrations.ray and integrations.dask: how long the node of a host stays after the last
+    process that used it has gone. Then it leaves in order.
+    Higher: a restarted worker finds its objects still on its host. Lower: a host that the engine
+    does not use any more returns its memory sooner."""
 
     def __getattr__(self, name: str) -> Any:
         if name in RENAMED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import importlib.util
 import logging
 import math
@@ -72,40 +73,21 @@ def _flushed(stream: TextIO) -> bool:
 
 def _run(argv: Sequence[str] | None) -> int:
     arguments = parser().parse_args(argv)
-    if arguments.command == "demo":
-        return _demo(arguments)
-    if arguments.command in ("up", "join"):
-        from hoplite_mp._cli.up_join import join, up
+    if arguments.command is None:
+        parser().print_help()
+        return 0
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    return run(arguments)
 
-        return (up if arguments.command == "up" else join)(arguments)
-    if arguments.command == "status":
-        from hoplite_mp._cli.status import status
 
-        return status(arguments)
-    if arguments.command == "doctor":
-        from hoplite_mp._cli.doctor.main import doctor
+def _lazy(module: str, function: str) -> Callable[[argparse.Namespace], int]:
+    """A command whose module is imported when the command runs: none of them needs all."""
 
-        return doctor(arguments)
-    if arguments.command == "bench":
-        from hoplite_mp._cli.bench.main import bench
+    def run(arguments: argparse.Namespace) -> int:
+        code: int = getattr(importlib.import_module(module), function)(arguments)
+        return code
 
-        return bench(arguments)
-    if arguments.command == "simulate":
-        from hoplite_mp._cli.simulate import simulate
-
-        return simulate(arguments)
-    if arguments.command == "promote":
-        from hoplite_mp._cli.promote import promote
-
-        return promote(arguments)
-    if arguments.command == "top":
-        return _top(arguments)
-    if arguments.command == "dump":
-        from hoplite_mp._cli.dump import dump
-
-        return dump(arguments)
-    parser().print_help()
-    return 0
+    return run
 
 
 def parser() -> argparse.ArgumentParser:
@@ -121,38 +103,47 @@ def parser() -> argparse.ArgumentParser:
     _, join = members
     for command in members:
         command.add_argument(
-            "--workers", type=_workers, metavar="N", help="default: the CPUs of this host"
+            "--workers",
+            type=_workers,
+            metavar="N",
+            help="number of workers; default: the CPUs of this host",
         )
-        command.add_argument("--memory", metavar="SIZE", help='limit of the store, as "2GiB"')
-        command.add_argument("--ports", metavar="A-B", help="where this node listens for others")
+        command.add_argument(
+            "--memory", metavar="SIZE", help='size limit of the store, for example "2GiB"'
+        )
+        command.add_argument(
+            "--ports", metavar="A-B", help="range of ports for connections of other nodes"
+        )
         command.add_argument(
             "--resources",
             type=_resources,
             metavar="NAME=AMOUNT",
-            help='what this host has for tasks with options(resources=), as "gpu=2" or '
+            help='resources of this host for options(resources=), for example "gpu=2" or '
             '"gpu=2,disk=0.5"',
         )
-    for command in (*members, *_add_lookers(commands), *_add_checks(commands)):
+    for command in (*members, *_add_watchers(commands), *_add_checks(commands)):
         command.add_argument(
             "--token-file",
             type=Path,
             metavar="F",
-            help="the cluster's secret"
-            + ("; - reads it from standard input, whose end ends the node" * (command is join)),
+            help="file with the cluster's secret"
+            + ("; - reads it from standard input, and the node ends with that input")
+            * (command is join),
         )
-        command.add_argument("--no-tls", action="store_true", help="send everything in the clear")
+        command.add_argument("--no-tls", action="store_true", help="do not encrypt connections")
     return top
 
 
 def _add_demo(commands: Commands) -> None:
     demo = commands.add_parser(
         "demo",
-        help="train a network on this host while a worker is killed, beside ProcessPoolExecutor",
+        help="train a network while a worker is killed, compared with ProcessPoolExecutor",
         description="Asynchronous data-parallel training with a parameter server on scikit-learn's "
-        "handwritten digits. Each step takes the first two gradients to be ready; half way one "
+        "handwritten digits. Each step takes the first two gradients that are ready; halfway, one "
         "worker is killed. The same training runs on concurrent.futures.ProcessPoolExecutor. "
-        "Exit code 1 if our test accuracy is below 95 %.",
+        "Exit code 1 if the test accuracy is below 95 %.",
     )
+    demo.set_defaults(run=_demo)
     demo.add_argument(
         "--workers",
         type=_positive,
@@ -167,50 +158,52 @@ def _add_demo(commands: Commands) -> None:
         metavar="S",
         help="default: %(default)s",
     )
-    demo.add_argument("--no-kill", action="store_true", help="let all workers live")
+    demo.add_argument("--no-kill", action="store_true", help="do not kill a worker")
     demo.add_argument(
-        "--out", type=Path, metavar="DIR", help="write result.json and accuracy.png there"
+        "--out", type=Path, metavar="DIR", help="directory for result.json and accuracy.png"
     )
 
 
 def _add_simulate(commands: Commands) -> None:
     simulate = commands.add_parser(
         "simulate",
-        help="the real planner on a simulated network",
-        description="Plays operations on hosts that are not there, in virtual time: the planner "
-        "and the programs are the real ones. Without faults: how long each takes, beside what no "
-        "plan could beat, and what it costs the manager. With --faults random: clusters, work and "
-        "faults drawn from seeds, every block judged; exit code 1 if anything does not hold. A "
-        "seed replays a run exactly.",
+        help="run the planner on a simulated network",
+        description="Simulates operations on many hosts in virtual time, with the real planner and "
+        "node. Without faults: the time of each operation, a lower bound, and the cost for the "
+        "manager. With --faults random: clusters, work and faults drawn from seeds, with every "
+        "value checked; exit code 1 if a check fails. The same seed gives the same run.",
     )
+    simulate.set_defaults(run=_lazy("hoplite_mp._cli.simulate", "simulate"))
     simulate.add_argument(
         "--nodes", metavar="N", help='default: 8; several as "8,64,1000"; with faults: drawn'
     )
     simulate.add_argument(
-        "--seed", type=_count, default=0, metavar="S", help="the first one; default: %(default)s"
+        "--seed", type=_count, default=0, metavar="S", help="first seed; default: %(default)s"
     )
     simulate.add_argument(
-        "--seeds", type=_positive, default=1, metavar="COUNT", help="with faults: so many runs"
+        "--seeds", type=_positive, default=1, metavar="COUNT", help="number of runs with faults"
     )
     simulate.add_argument("--faults", choices=("none", "random"), default="none")
     simulate.add_argument(
         "--operations",
         metavar="NAMES",
-        help="of broadcast, get, reduce, allreduce, reduce_scatter, gather, allgather, with commas "
-        "between; default: the first five",
+        help="comma-separated list of broadcast, get, reduce, allreduce, reduce_scatter, gather, "
+        "allgather; default: the first five",
     )
-    simulate.add_argument("--bytes", metavar="SIZE", help="of each source; default: 64MiB")
+    simulate.add_argument("--bytes", metavar="SIZE", help="size of each source; default: 64MiB")
     simulate.add_argument(
-        "--rate", metavar="RATE", help="of each host's link, each way; default: 1Gbit"
+        "--rate", metavar="RATE", help="rate of each host's link in each direction; default: 1Gbit"
     )
-    simulate.add_argument("--latency", metavar="TIME", help="one way; default: 100us")
+    simulate.add_argument("--latency", metavar="TIME", help="one-way latency; default: 100us")
     simulate.add_argument(
         "--block",
         metavar="SIZE",
-        help="move at least so much at a time: coarser, and faster; default: as the engine does, "
-        "64KiB for more than 128 nodes",
+        help="smallest block; larger is faster and less exact; default: that of the engine, 64KiB "
+        "for more than 128 nodes",
     )
-    simulate.add_argument("--json", type=Path, metavar="FILE", help="write the table there, too")
+    simulate.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the table to this file"
+    )
 
 
 def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
@@ -218,73 +211,84 @@ def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
     up = commands.add_parser(
         "up",
         help="start a cluster here that other hosts can join",
-        description="Manager and node on this host, in the foreground. Prints the command for the "
-        "other hosts to stdout when it is ready, and what to do with it to stderr. It works for "
-        "the cluster meanwhile. SIGTERM or Ctrl-C ends the cluster.",
+        description="Runs the manager and a node in the foreground. When they are ready, prints "
+        "the command for other hosts to stdout, and instructions to stderr. This host takes part "
+        "in the cluster. SIGTERM or Ctrl-C ends the cluster.",
     )
-    up.add_argument("--listen", required=True, metavar="HOST:PORT", help="where others join")
+    up.set_defaults(run=_lazy("hoplite_mp._cli.up_join", "up"))
+    up.add_argument("--listen", required=True, metavar="HOST:PORT", help="address for other hosts")
     up.add_argument(
         "--standby",
         action=_Once,
         metavar="HOST:PORT",
-        help="where the manager is to be if this host is lost: an address of a host that joins. It "
-        "takes over by itself if more than half of all hosts are left, else see `promote`",
+        help="address, on a host that joins, of a standby that becomes the manager if this host is "
+        "lost. It takes over if more than half of all hosts are left; otherwise see `promote`",
     )
     join = commands.add_parser(
         "join",
-        help="let this host take part in a cluster",
-        description="A node on this host joins. Ends with exit code 0 when the cluster ends, with "
-        "1 and one line when it cannot join.",
+        help="add this host to a cluster",
+        description="Runs a node that joins the cluster. Exit code 0 when the cluster ends; 1, "
+        "with one line on stderr, if the node cannot join.",
     )
+    join.set_defaults(run=_lazy("hoplite_mp._cli.up_join", "join"))
     join.add_argument(
         "address",
         nargs="?",
         metavar="HOST:PORT",
-        help="as `hoplite-mp up` printed it; without it, lists the clusters that this network "
-        "announces (extra `lan`), and ends",
+        help="address that `hoplite-mp up` printed; without it, lists the clusters that announce "
+        "themselves on this network (extra `lan`), and ends",
     )
     join.add_argument(
         "--wait",
         type=_patience,
         metavar="S",
-        help="try for so long, and wait for a token file that is missing, too, which is else an "
-        "error at once; default: 30",
+        help="seconds to keep retrying; default: 30. Also waits for a missing token file, which is "
+        "otherwise an immediate error",
     )
     return [up, join]
 
 
-def _add_lookers(commands: Commands) -> list[argparse.ArgumentParser]:
+def _add_watchers(commands: Commands) -> list[argparse.ArgumentParser]:
     """Adds the commands for a cluster that is running."""
     status = commands.add_parser(
         "status",
-        help="what a running cluster looks like",
-        description="Nodes, their workers and memory, tasks, objects and bytes moved, once. Ends "
-        "with 1 and one line when the cluster cannot be reached.",
+        help="show the state of a running cluster",
+        description="Shows nodes with their workers and memory, tasks, objects and bytes moved, "
+        "once. Exit code 1, with one line on stderr, if the cluster cannot be reached.",
     )
-    status.add_argument("address", metavar="HOST:PORT", help="as `hoplite-mp up` printed it")
-    status.add_argument("--json", action="store_true", help="print the same as JSON, for programs")
+    status.set_defaults(run=_lazy("hoplite_mp._cli.status", "status"))
+    status.add_argument("address", metavar="HOST:PORT", help="address that `hoplite-mp up` printed")
+    status.add_argument("--json", action="store_true", help="print JSON for programs")
     watch = commands.add_parser(
         "top",
-        help="what a running cluster does, redrawn each second",
-        description="Nodes, their workers and memory, tasks, objects and bytes per second. q or "
-        "Ctrl-C ends it. Where the output is no terminal, one table each interval.",
+        help="watch a running cluster, updated every second",
+        description="Shows nodes with their workers and memory, tasks, objects and bytes per "
+        "second. q or Ctrl-C ends it. If stdout is not a terminal, prints a table per interval.",
     )
-    watch.add_argument("address", metavar="HOST:PORT", help="as `hoplite-mp up` printed it")
+    watch.set_defaults(run=_top)
+    watch.add_argument("address", metavar="HOST:PORT", help="address that `hoplite-mp up` printed")
     watch.add_argument(
-        "--interval", type=_seconds, default=1.0, metavar="S", help="default: %(default)g s"
+        "--interval",
+        type=_seconds,
+        default=1.0,
+        metavar="S",
+        help="seconds between updates; default: %(default)g",
     )
-    watch.add_argument("--count", type=_positive, metavar="N", help="end after so many tables")
+    watch.add_argument(
+        "--count", type=_positive, metavar="N", help="number of tables before it ends"
+    )
     dump = commands.add_parser(
         "dump",
-        help="what everybody in a running cluster waits for",
-        description="Every wait and who owns it, by node: tasks, objects on their way, "
-        "collectives, Groups, blocked processes. For a cluster that seems to hang; it changes "
-        "nothing there. Ends with 1 and one line when the cluster cannot be reached.",
+        help="show what the processes of a running cluster wait for",
+        description="Shows every wait and its owner, by node: tasks, transfers, collectives, "
+        "Groups, blocked processes. For a cluster that seems to hang; it changes nothing. Exit "
+        "code 1, with one line on stderr, if the cluster cannot be reached.",
     )
-    dump.add_argument("address", metavar="HOST:PORT", help="as `hoplite-mp up` printed it")
-    dump.add_argument("--json", action="store_true", help="everything, for programs")
+    dump.set_defaults(run=_lazy("hoplite_mp._cli.dump", "dump"))
+    dump.add_argument("address", metavar="HOST:PORT", help="address that `hoplite-mp up` printed")
+    dump.add_argument("--json", action="store_true", help="print everything as JSON for programs")
     dump.add_argument(
-        "--stacks", action="store_true", help="also where the threads of the workers stand"
+        "--stacks", action="store_true", help="also show the stacks of the workers' threads"
     )
     return [status, watch, dump, _add_promote(commands)]
 
@@ -293,13 +297,17 @@ def _add_promote(commands: Commands) -> argparse.ArgumentParser:
     promote = commands.add_parser(
         "promote",
         help="make a standby the manager",
-        description="Where a standby cannot take over by itself, since of two hosts only its own "
-        "is left: says that the manager's host is gone for good. A manager that is only cut off "
-        "goes on deciding until it hears of this, so be sure. Exit code 0 when the standby leads.",
+        description="Confirms that the manager's host is gone for good, when the standby cannot "
+        "decide that by itself because only its own host of two is left. Make sure that it is: a "
+        "manager that is only cut off continues to decide until it learns of this. Exit code 0 "
+        "when the standby leads.",
     )
-    promote.add_argument("address", metavar="HOST:PORT", help="of the standby, as of up --standby")
+    promote.set_defaults(run=_lazy("hoplite_mp._cli.promote", "promote"))
     promote.add_argument(
-        "--anyway", action="store_true", help="although most of more than two hosts are not there"
+        "address", metavar="HOST:PORT", help="address of the standby, as given to up --standby"
+    )
+    promote.add_argument(
+        "--anyway", action="store_true", help="even if most of more than two hosts are missing"
     )
     return promote
 
@@ -308,27 +316,38 @@ def _add_checks(commands: Commands) -> list[argparse.ArgumentParser]:
     """Adds the commands that test a host, or the hosts of a cluster."""
     doctor = commands.add_parser(
         "doctor",
-        help="what is wrong with this host",
-        description="Checks this host: software, kernel, CPUs, limits, memory, disk, addresses, "
-        "token; then starts two workers and uses them. With HOST:PORT also the way to that cluster "
-        "and to each of its nodes. Exit code 1 if anything is a problem.",
+        help="check this host",
+        description="Checks software, kernel, CPUs, limits, memory, disk, addresses and token of "
+        "this host; then starts two workers and uses them. With HOST:PORT also checks the "
+        "connections to that cluster and to each of its nodes. Exit code 1 if there is a problem.",
     )
-    doctor.add_argument("address", nargs="?", metavar="HOST:PORT", help="a running cluster")
+    doctor.set_defaults(run=_lazy("hoplite_mp._cli.doctor.main", "doctor"))
     doctor.add_argument(
-        "--no-start", action="store_true", help="start no processes and join nothing"
+        "address", nargs="?", metavar="HOST:PORT", help="address of a running cluster"
+    )
+    doctor.add_argument(
+        "--no-start", action="store_true", help="do not start processes or join a cluster"
     )
     bench = commands.add_parser(
         "bench",
         help="measure this host, or the hosts of a cluster",
-        description="Small tasks, large objects, arguments and a reduction on this host, beside "
-        "ProcessPoolExecutor, memcpy and numpy, in about 20 s. With HOST:PORT: tasks at each node "
-        "of that cluster, bytes to it, and an allreduce over all.",
+        description="Measures small tasks, large objects, arguments and a reduction on this host, "
+        "compared with ProcessPoolExecutor, memcpy and numpy, in about 20 s. With HOST:PORT: tasks "
+        "and transfers at each node of that cluster, and an allreduce over all.",
     )
-    bench.add_argument("address", nargs="?", metavar="HOST:PORT", help="a running cluster")
-    bench.add_argument("--quick", action="store_true", help="in about 5 s, with fewer rounds")
-    bench.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there, too")
+    bench.set_defaults(run=_lazy("hoplite_mp._cli.bench.main", "bench"))
     bench.add_argument(
-        "--workers", type=_positive, metavar="N", help="on this host; default: its CPUs, 2 to 16"
+        "address", nargs="?", metavar="HOST:PORT", help="address of a running cluster"
+    )
+    bench.add_argument("--quick", action="store_true", help="fewer rounds, in about 5 s")
+    bench.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the numbers to this file"
+    )
+    bench.add_argument(
+        "--workers",
+        type=_positive,
+        metavar="N",
+        help="workers on this host; default: its CPUs, 2 to 16",
     )
     return [doctor, bench]
 

@@ -146,7 +146,7 @@ def _scale(arguments: argparse.Namespace) -> int:
 
 HEAD = (
     "operation", "nodes", "time", "bound", "times", "messages", "plans", "planner", "longest",
-    "forest",
+    "stripe plan",
 )  # fmt: skip
 UNDER = ("", "", "", "", "bound", "a node", "a node", "a message", "message", "")
 
