@@ -125,8 +125,8 @@ def standby(cluster: Cluster) -> list[str]:
     where = f"standby at {' or '.join(addresses)}"
     if not managed:
         return [
-            f"{where}: there is no manager, and what needs one waits. If its host is gone, "
-            f"`hoplite-mp promote {addresses[0]}` makes the standby lead"
+            f"{where}: no manager is running; operations that need one are blocked. If its host is "
+            f"gone, `hoplite-mp promote {addresses[0]}` makes the standby the manager"
         ]
     if node < 0:
         return [f"{where}: no host with that address has joined, so nobody would take over"]

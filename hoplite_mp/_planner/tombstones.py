@@ -71,7 +71,7 @@ class Tombstones:
 
     def refusal(self, name: str, task: bytes, tasks: Collection[bytes]) -> str:
         """Why a task cannot be a member again; "": it can. `tasks`: those of the living Group of
-        that name, if there is one; those of them that were in the ended one wait for this task."""
+        that name, if there is one. Tasks in both Groups are waiting for this task."""
         known = self._dead.get((name, task)) if task else None
         if known is None or not known.tasks.isdisjoint(set(tasks) - {task}):
             return ""

@@ -212,7 +212,7 @@ class MembersChanged(Message, frozen=True, tag="MembersChanged"):
 
 
 class GivenUp(Message, frozen=True, tag="GivenUp"):
-    """This life of the node is over. It was silent for `silent_s` and was taken for dead; 0: it was
+    """This life of the node is over. It was silent for `silent_s` and was declared dead; 0: it was
     given up for another reason, for example because it and another node have lost each other."""
 
     silent_s: float

@@ -94,8 +94,8 @@ class Served:
             with self._lock:
                 if process is not None and process not in self._lives:
                     raise PeerLostError(
-                        "this process was taken for dead, because its host was not heard of: what "
-                        "it held here has been released"
+                        "this process was declared dead after its host missed its heartbeats; "
+                        "what it held here has been released"
                     )
                 yield self._table
                 self._wake()

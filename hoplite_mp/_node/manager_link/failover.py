@@ -115,8 +115,8 @@ class Failover:
         self._found_at = -ALONE_S  # when a manager was found last
         self._voted_at: float | None = None  # set from the vote until the candidate leads
         self._endpoints = [endpoint_of(parse_address(address)) for address in named.addresses]
-        # Addresses of the manager that this node follows before it votes. The standby's may be
-        # among them, and it answers nothing to that question, so they are asked one by one.
+        # Addresses of the manager that this node follows before it votes. The standby's address
+        # may be among them. The standby ignores NotLed, so addresses are tried in sequence.
         self._former = tuple(endpoint_at(*where) for where in membership.start.manager)
         self._asked = 0  # how often
         self._is_unled = False  # nobody has led for long since this node voted
