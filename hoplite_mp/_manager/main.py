@@ -73,7 +73,7 @@ def _leadership(lan: LanStart, again: bool) -> Leadership[Link]:
 
 
 def listener_of(lan: LanStart) -> Listener:
-    """The Door at which nodes on the network connect."""
+    """The Listener at which nodes on the network connect."""
     from hoplite_mp._protocol.greetings import Introduction
     from hoplite_mp._protocol.versions import software_versions
     from hoplite_mp._transport.certificates import Certificate

@@ -82,7 +82,7 @@ class ManagerRecovery:
         self.groups: list[GroupHeld] = []
         self.group_ends: list[GroupEnd] = []
         self.owners: list[OwnersKnown] = []
-        self.holdings: list[HoldingsReported] = []
+        self.inventories: list[HoldingsReported] = []
         self.ended: dict[int, OperationEnded] = {}  # by operation
         self.copies: dict[int, RunningCopy] = {}  # by epoch
         self.folds: dict[int, RunningFold] = {}  # by operation
@@ -121,7 +121,7 @@ class ManagerRecovery:
             case OwnersKnown():
                 self.owners.append(message)
             case HoldingsReported():
-                self.holdings.append(message)
+                self.inventories.append(message)
             case OperationEnded():
                 known_end = self.ended.get(message.end.operation)
                 if known_end is None or isinstance(known_end.end, Forget):
@@ -144,7 +144,7 @@ class ManagerRecovery:
         self._members.clear()
         for report in self.returned.values():
             self._note_members(report)
-        for facts in (self.held, self.groups, self.owners, self.holdings):
+        for facts in (self.held, self.groups, self.owners, self.inventories):
             said: list[Any] = facts
             said[:] = [one for one in said if one.node != node]
         self.ended = {number: one for number, one in self.ended.items() if one.node != node}

@@ -93,14 +93,14 @@ class OwnerRounds:
         """Whether reports about that node are awaited."""
         return lost in self._rounds
 
-    def restore(self, known: list[OwnersKnown], holdings: list[HoldingsReported]) -> None:
+    def restore(self, known: list[OwnersKnown], inventories: list[HoldingsReported]) -> None:
         """Takes up the rounds of another manager. All nodes that are left have reported what they
         hold. Each of them reports again after its admission, because it may have met an object, or
         learned of a death, since its first report; both reports count.
 
         Invariant: an owner in `named` lives, or the round about its death is open."""
         living = self._membership.is_living
-        for message in holdings:
+        for message in inventories:
             if not living(message.node) or living(message.lost):
                 continue
             open_ = self._rounds.get(message.lost)
@@ -110,7 +110,7 @@ class OwnerRounds:
         has: dict[int, set[bytes]] = {}
         for told in known:
             has.setdefault(told.node, set()).update(told.objects)
-        for message in holdings:
+        for message in inventories:
             has.setdefault(message.node, set()).update(_held_in(message))
         for told in known:
             for object_id, owner in zip(told.objects, told.owners, strict=True):

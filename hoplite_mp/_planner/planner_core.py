@@ -151,7 +151,7 @@ class Planner:
             # A plan that the loss of a node has ended would let nodes that never had it wait for
             # what was to come from that node, while its operation waits for what they say.
             sends = [one for one in sends if self.reductions.stands(one[1])]
-            self.owners.restore(restoring.owners, restoring.holdings)
+            self.owners.restore(restoring.owners, restoring.inventories)
             self.actor_names.keep_only(
                 lambda node: self.membership.is_living(node) or self.owners.is_open(node)
             )

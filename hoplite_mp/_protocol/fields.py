@@ -125,7 +125,7 @@ def rate(name: str, value: Any) -> None:
 
 
 def shape(name: str, value: Any, plain: tuple[str, ...]) -> None:
-    """The shape of a forest's trees: one of `plain`, or `tree:d` with 1 <= d; a chain for 1."""
+    """The shape of trees: one of `plain`, or `tree:d` with 1 <= d; a chain for 1."""
     if value in plain:
         return
     word, _, degree = value.partition(":") if isinstance(value, str) else ("", "", "")

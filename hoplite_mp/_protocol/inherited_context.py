@@ -1,8 +1,8 @@
 """What workers take over from the program that started their host, as a spawned process does.
 
 Functions read `sys.argv`, use `multiprocessing.Manager()` proxies, which need the program's
-authkey, and ask for their parent process. A Birth travels inside the start message, over a nameless
-file; the authkey is a secret, and is never sent to other hosts.
+authkey, and ask for their parent process. An InheritedContext travels inside the start message,
+over a nameless file; the authkey is a secret, and is never sent to other hosts.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class Condition(Handle):
 
     Examples
     --------
-    >>> changed, box = hoplite_mp.Condition(), hoplite_mp.Queue()
-    >>> def give(changed, box):
+    >>> changed, queue = hoplite_mp.Condition(), hoplite_mp.Queue()
+    >>> def give(changed, queue):
     ...     with changed:
     ...         box.put("a value")
     ...         changed.notify()

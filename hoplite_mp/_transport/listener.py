@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Listener"]
 
 # The first byte of a TLS connection. No preamble of the plain protocol begins with it, so each kind
-# of client can be told which kind of door this is.
+# of client can be told which kind of listener this is.
 TLS_OPENER = 22
 # How long a refused caller may take to read why. Then the connection is closed in any case.
 LEAVE_S = 1.0
@@ -61,7 +61,7 @@ def _address(where: Any) -> Address:
     return Address(where[0].removeprefix("::ffff:"), where[1]) if where else THIS_HOST
 
 
-class _Guest:
+class _PendingHandshake:
     """A connection that has not authenticated yet."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Listener:
 
             self._context = server_context(certificate)
             self._sees = certificate.sha256
-        self._guests: dict[int, _Guest] = {}  # by descriptor, the oldest first
+        self._pending: dict[int, _PendingHandshake] = {}  # by descriptor, the oldest first
         self._line: deque[tuple[socket.socket, Address]] = deque()  # accepted, not served yet
         self._full = False  # nothing is accepted until the line is shorter
         self._take_place_at: float | None = None  # when a caller in the line may take a place
@@ -136,12 +136,12 @@ class Listener:
     @property
     def strangers(self) -> int:
         """The number of connections that have not authenticated."""
-        return len(self._guests)
+        return len(self._pending)
 
     @property
     def deadline(self) -> float | None:
         """When `turn` has something to do even if nothing arrives."""
-        times = [guest.deadline for guest in self._guests.values()]
+        times = [pending.deadline for pending in self._pending.values()]
         times += [at for at in (self._accept_again_at, self._take_place_at) if at is not None]
         return min(times, default=None)
 
@@ -157,21 +157,21 @@ class Listener:
         ready = [fd for fd, _ in self._poll.poll(0)]
         # All that has arrived is read first: a stranger is not silent because this loop was busy.
         for fd in ready:
-            if fd in self._guests:
+            if fd in self._pending:
                 self._serve(fd, now, admitted)
         if self._listener.fileno() in ready:
             self._accept(now)
-        for fd, guest in list(self._guests.items()):
-            if guest.deadline <= now:
-                if not guest.leaving:
-                    self._report(guest, "it took too long", now)
+        for fd, pending in list(self._pending.items()):
+            if pending.deadline <= now:
+                if not pending.leaving:
+                    self._report(pending, "it took too long", now)
                 self._drop(fd)
         self._let_in(now)
         return admitted
 
     def close(self) -> None:
         """Closes the listener and the connections of strangers; admitted connections stay open."""
-        for fd in list(self._guests):
+        for fd in list(self._pending):
             self._drop(fd)
         for sock, _ in self._line:
             sock.close()
@@ -198,7 +198,7 @@ class Listener:
                 continue  # this caller is gone already
             self._starved = False
             address = _address(where)
-            if len(self._guests) < self._guests_max and not self._line:
+            if len(self._pending) < self._guests_max and not self._line:
                 self._begin_serving(sock, address, now)
             else:
                 self._line.append((sock, address))
@@ -209,26 +209,26 @@ class Listener:
 
     def _begin_serving(self, sock: socket.socket, address: Address, now: float) -> None:
         """Begins the handshake, whose timeout starts now."""
-        guest = _Guest(prepare(sock), address, now + self._timeout_s, now)
+        pending = _PendingHandshake(prepare(sock), address, now + self._timeout_s, now)
         try:
-            self._poll.register(sock, guest.events)
+            self._poll.register(sock, pending.events)
         except OSError as error:  # no memory, or no epoll watch left for this user
             _log.error("%s: %s cannot be served now: %s", self._service, address, error)
-            guest.stream.close()
+            pending.stream.close()
             return
-        self._guests[sock.fileno()] = guest
+        self._pending[sock.fileno()] = pending
 
     def _let_in(self, now: float) -> None:
         """Serves callers from the line while there is room: first those of hosts that have less
         than their share of the places, else in the order in which they came."""
         self._take_place_at = None
         while self._line:
-            counts = Counter(guest.address.host for guest in self._guests.values())
+            counts = Counter(pending.address.host for pending in self._pending.values())
             hosts = {*counts, *(address.host for _, address in self._line)}
             share = max(1, self._guests_max // len(hosts))
             below = (n for n, (_, who) in enumerate(self._line) if counts[who.host] < share)
             place = next(below, None)
-            if len(self._guests) >= self._guests_max and (
+            if len(self._pending) >= self._guests_max and (
                 place is None or not self._free_place(counts, share, now)
             ):
                 break
@@ -244,12 +244,12 @@ class Listener:
         """Drops the stranger that has been silent longest of the hosts that have more than their
         share, unless it has sent something within SILENT_S. So a host that opens many connections
         hinders mostly itself, and no caller is dropped during its handshake."""
-        guests = self._guests
-        over = [fd for fd, guest in guests.items() if counts[guest.address.host] > share]
+        waiting = self._pending
+        over = [fd for fd, pending in waiting.items() if counts[pending.address.host] > share]
         if not over:
             return False
-        fd = min(over, key=lambda one: guests[one].heard_at)
-        silent_at = guests[fd].heard_at + SILENT_S
+        fd = min(over, key=lambda one: waiting[one].heard_at)
+        silent_at = waiting[fd].heard_at + SILENT_S
         if silent_at > now:
             self._take_place_at = silent_at
             return False
@@ -268,55 +268,55 @@ class Listener:
         return True
 
     def _serve(self, fd: int, now: float, admitted: list[Admission]) -> None:
-        guest = self._guests[fd]
-        guest.heard_at = now
+        pending = self._pending[fd]
+        pending.heard_at = now
         try:
-            if guest.leaving:
-                if not guest.stream.discard():
+            if pending.leaving:
+                if not pending.stream.discard():
                     self._drop(fd)
                 return
-            if guest.conversation is None and not self._open(guest):
+            if pending.conversation is None and not self._open(pending):
                 return
-            assert guest.conversation is not None
-            outcome = guest.conversation.go_on()
+            assert pending.conversation is not None
+            outcome = pending.conversation.go_on()
         except HopliteError as error:
-            self._report(guest, error, now)
-            self._send_away(guest, now)
+            self._report(pending, error, now)
+            self._send_away(pending, now)
         except OSError as error:  # the caller is gone; HopliteErrors were caught above
-            _log.info("%s: %s left: %s", self._service, guest.address, error)
+            _log.info("%s: %s left: %s", self._service, pending.address, error)
             self._drop(fd)
             return
         except Exception:  # one stranger must not end the host
-            _log.exception("%s gives up %s", self._service, guest.address)
+            _log.exception("%s gives up %s", self._service, pending.address)
             self._drop(fd)
             return
         else:
             if outcome is not None:
                 self._poll.unregister(fd)
-                del self._guests[fd]
-                address = str(guest.address)
+                del self._pending[fd]
+                address = str(pending.address)
                 role, cluster, peer = outcome.role, outcome.cluster, outcome.peer
-                admitted.append(Admission(guest.stream, role, cluster, peer, address))
+                admitted.append(Admission(pending.stream, role, cluster, peer, address))
                 return
-        self._poll.modify(fd, guest.events)
+        self._poll.modify(fd, pending.events)
 
-    def _open(self, guest: _Guest) -> bool:
+    def _open(self, pending: _PendingHandshake) -> bool:
         """Tells by the first byte whether the caller uses TLS, and begins the handshake. False if
         nothing has arrived. ProtocolError if only one of the two sides uses TLS."""
-        opener = guest.stream.opener()
+        opener = pending.stream.opener()
         if opener is None:
             return False
         if (opener == TLS_OPENER) != (self._context is not None):
-            guest.stream.write(refusal("plain" if self._context is None else "tls"))
-            guest.stream.flush()
+            pending.stream.write(refusal("plain" if self._context is None else "tls"))
+            pending.stream.flush()
             spoken = "TLS" if opener == TLS_OPENER else "no TLS"
             raise ProtocolError(f"it speaks {spoken}, unlike this cluster")
         if self._context is not None:
             from hoplite_mp._transport.tls import TlsStream
 
-            sock = guest.stream.detach()
-            guest.stream = TlsStream(sock, self._context, server_sha256=self._sees)
-        guest.conversation = Conversation(guest.stream, partial(self._begin, guest.deadline))
+            sock = pending.stream.detach()
+            pending.stream = TlsStream(sock, self._context, server_sha256=self._sees)
+        pending.conversation = Conversation(pending.stream, partial(self._begin, pending.deadline))
         return True
 
     def _begin(self, deadline: float, sees: bytes) -> ServerHandshake:
@@ -330,21 +330,21 @@ class Listener:
             not_now=self.not_now,
         )
 
-    def _send_away(self, guest: _Guest, now: float) -> None:
-        guest.leaving = True
-        guest.deadline = min(guest.deadline, now + LEAVE_S)
-        guest.stream.finish()
+    def _send_away(self, pending: _PendingHandshake, now: float) -> None:
+        pending.leaving = True
+        pending.deadline = min(pending.deadline, now + LEAVE_S)
+        pending.stream.finish()
 
     def _drop(self, fd: int) -> None:
-        guest = self._guests.pop(fd)
+        pending = self._pending.pop(fd)
         with contextlib.suppress(OSError):  # it was closed when it broke
             self._poll.unregister(fd)
-        guest.stream.close()
+        pending.stream.close()
 
-    def _report(self, guest: _Guest, why: HopliteError | str, now: float) -> None:
+    def _report(self, pending: _PendingHandshake, why: HopliteError | str, now: float) -> None:
         """Logs a refusal. A wrong token is worth a warning; any other reason is not."""
         self.refused += 1
-        words = ("%s refused %s: %s", self._service, guest.address, why)
+        words = ("%s refused %s: %s", self._service, pending.address, why)
         if not isinstance(why, AuthError):
             _log.info(*words)
         elif now < self._warn_again_at:

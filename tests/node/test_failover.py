@@ -172,8 +172,8 @@ class Stage:
         )
 
     def close(self) -> None:
-        if self.management.pulse is not None:
-            self.management.pulse.stop()
+        if self.management.heartbeat_sender is not None:
+            self.management.heartbeat_sender.stop()
         for other in self.opened:
             other.sock.close()
             other.nodes_end.close()

@@ -3,7 +3,7 @@
 The planner decides which sources take part. This file reports which have become ready, runs plans
 that concern this node alone over pinned sources in a thread without the GIL, and seals the results
 at the commit. One host uses the same protocol (epoch, stripes complete, commit) as many; its
-reduction forest is a single vertex.
+reduction tree is a single vertex.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A member's mailbox: messages sent to it that it has not received, in each sender's order.
 
 A large message arrives later than small ones sent after it, and this node may learn that a sender
-is gone before everything it sent is here. A box releases one sender's messages in order, each when
-it is complete, and then the sender's end. If a message is lost with its host, all later ones of
-that sender are dropped, so what is received is always a prefix of what was sent.
+is gone before everything it sent is here. A mailbox releases one sender's messages in order, each
+when it is complete, and then the sender's end. If a message is lost with its host, all later ones
+of that sender are dropped, so what is received is always a prefix of what was sent.
 """
 
 from __future__ import annotations

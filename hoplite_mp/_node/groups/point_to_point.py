@@ -5,7 +5,7 @@ an object in the store, so it is spilled when memory is short and counted like a
 received from a member is always a prefix of what it sent, in that order, even if its host dies.
 
     send ─► object held here ─► receiver here: its box
-                             └► receiver elsewhere: GroupSent ─► held there ─► its box
+                             └► receiver elsewhere: GroupSent ─► held there ─► its mailbox
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class EngineCallsOwner:
         self.engine.small_frame(message.generation, node, *about, message.parts)
 
     def doorbell(self, slot: int, generation: int, rank: int, given: list[int]) -> None:
-        """Hands the engine a member's bell: an eventfd, or -1 if the process is simulated."""
+        """Hands the engine a member's doorbell: an eventfd, or -1 if the process is simulated."""
         known = self.known.get(generation)
         if known is not None and known.here.get(rank, (-1,))[0] == slot:
             self.engine.small_doorbell(generation, rank, given.pop() if given else -1)

@@ -1,6 +1,6 @@
 """One control connection in the node's loop: decodes incoming messages, sends outgoing frames.
 
-The manager and all peers are served alike, by frames over a stream that never blocks. A wire
+The manager and all peers are served alike, by frames over a stream that never blocks. A channel
 reports its end exactly once, whichever side noticed it first.
 """
 
@@ -50,7 +50,7 @@ class ControlChannel:
         traffic: Traffic | None = None,
     ) -> None:
         """shared: another thread also writes to the stream (`beat`). traffic: what the
-        wire adds its bytes to."""
+        channel adds its bytes to."""
         self._traffic = Traffic() if traffic is None else traffic
         self._loop = loop
         self._decoder = decoder

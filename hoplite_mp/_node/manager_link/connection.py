@@ -161,7 +161,7 @@ class ManagerConnection:
         self.is_near = manager is not None
         self._near = manager
         self.channel: ControlChannel | None = None
-        self.pulse: HeartbeatSender | None = None
+        self.heartbeat_sender: HeartbeatSender | None = None
         self.failover: FailoverInterface | None = None  # set if there is a standby
         self.other_host_id: int | None = None  # of the manager's host; None: it is this one
         self.join_error: tuple[str, str] | None = None
@@ -297,14 +297,14 @@ class ManagerConnection:
         self.channel = channel
         if not self.is_near:
             assert self.network is not None
-            self.pulse = HeartbeatSender(
+            self.heartbeat_sender = HeartbeatSender(
                 channel.beat,
                 self.loop,
                 self._silent,
                 interval_s=self.network.heartbeat_interval_s,
                 patience_s=MANAGER_SILENCES * self.network.heartbeat_timeout_s,
             )
-            channel.received = self.pulse.received
+            channel.received = self.heartbeat_sender.received
         for word in words:
             channel.send(encode(word))
         if (
@@ -319,8 +319,8 @@ class ManagerConnection:
         node waits for another manager."""
         life, channel = self.life, self.channel
         self.channel = None
-        if self.pulse is not None:
-            self.pulse.stop()
+        if self.heartbeat_sender is not None:
+            self.heartbeat_sender.stop()
         if not life.standing and self._join_again(reason):
             return
         if not life.standing and not self.ended:
@@ -382,8 +382,10 @@ class ManagerConnection:
     def drop(self, why: str) -> None:
         """Stops obeying this manager; this node follows the one that it finds next."""
         channel, self.channel = self.channel, None
-        if self.pulse is not None:  # its silence must not be detected as a failure any more
-            self.pulse.stop()
+        if (
+            self.heartbeat_sender is not None
+        ):  # its silence must not be detected as a failure any more
+            self.heartbeat_sender.stop()
         if channel is not None:
             channel.hand_over(lambda message: None, lambda reason: None)
             channel.close(why)

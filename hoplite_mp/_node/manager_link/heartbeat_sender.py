@@ -47,7 +47,7 @@ class HeartbeatSender:
         self.turned_at = now
         self._silence = Silence(now, patience_s)
         self._poll_at = now + interval_s
-        self._end = loop.repeat_in_thread(interval_s, self._beat, "hoplite_mp pulse")
+        self._end = loop.repeat_in_thread(interval_s, self._beat, "hoplite_mp heartbeats")
         loop.call_later(interval_s, self._poll)
 
     def received(self) -> None:

@@ -107,8 +107,8 @@ class OwnershipTransfer:
         self.orphan_inventory.begin(host_id, number)
 
     def report(self, number: int) -> None:
-        """Reports this node's holdings to the manager, which knows of the death now and waits for
-        the report of every node."""
+        """Reports this node's orphan inventory to the manager, which knows of the death now and
+        waits for the report of every node."""
         lost = self.orphan_inventory.lost_as(number)
         if lost is not None:
             lost.confirmed = True

@@ -1,4 +1,4 @@
-"""The other nodes of the cluster, and a connection (wire) to each that messages are sent to.
+"""The other nodes of the cluster, and a control channel to each of them.
 
 A connection is made when the first message is sent; until it is there, messages wait in their
 order. A node answers over a connection that the other one has made, so two nodes usually share one.

@@ -130,8 +130,8 @@ class NodeProcess:
             node.other_hosts.close_listener()
         self.finish_output()
         components.management.farewell()
-        if components.management.pulse is not None:
-            components.management.pulse.stop()
+        if components.management.heartbeat_sender is not None:
+            components.management.heartbeat_sender.stop()
 
     def finish_output(self) -> None:
         """At the end of the host: forwards all output of its workers to their drivers, and waits a
@@ -152,9 +152,9 @@ class NodeProcess:
 
     def turn(self) -> None:
         """One turn of the loop."""
-        pulse = self.components.management.pulse
-        if pulse is not None:
-            pulse.turned_at = self.loop.now()
+        heartbeat_sender = self.components.management.heartbeat_sender
+        if heartbeat_sender is not None:
+            heartbeat_sender.turned_at = self.loop.now()
         self.loop.call_due()
         self.client.set_sleeping(True)
         self.node.poll()

@@ -34,7 +34,7 @@ __all__ = ["NodeEvents"]
 
 
 class NodeEvents:
-    """The upward calls of a node in a cluster of one host; usable once its components are built."""
+    """The events of a node in a cluster of one host; usable once its components are built."""
 
     components: Components
     alone: SingleHostMembership

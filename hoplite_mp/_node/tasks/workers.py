@@ -314,7 +314,7 @@ class Workers(hints.Hints):
             if not worker.retiring
         )
 
-    # -- births and deaths ---------------------------------------------------------------------
+    # -- starts and deaths ---------------------------------------------------------------------
 
     def spawned(self, slot: int, pid: int) -> None:
         worker, self.trouble = self.all.get(slot), ""

@@ -87,7 +87,7 @@ class ScaleWorld:
 
     @property
     def stripe_plan(self) -> str:
-        """The forest that the planner chose last, in its own words; "-" if there was no choice."""
+        """The last stripe plan, in the planner's words; "-" if there was no choice."""
         if not self.notes:
             return "-"
         words = self.notes[-1].rpartition(": ")[2].split(",")[0].split()

@@ -292,8 +292,8 @@ class VirtualHost:
 
         def live() -> None:
             runtime = self.runtime(ask.slot, channel, f"worker {ask.slot}@h")
-            voice: Any = _Mute()
-            worker = Worker(runtime, ask.pool, ask.max_tasks, voice)
+            output_routing: Any = _Mute()
+            worker = Worker(runtime, ask.pool, ask.max_tasks, output_routing)
             process.interrupted = lambda: worker.on_signal(0, None)
             if ask.setup and not prepare(worker, ask.setup):
                 process.code = SETUP_FAILED
@@ -334,9 +334,9 @@ class VirtualHost:
             return
         self.client.set_sleeping(True)
         self.node.poll()
-        pulse = self.node.components.management.pulse
-        if pulse is not None:
-            pulse.turned_at = self.loop.now()
+        heartbeat_sender = self.node.components.management.heartbeat_sender
+        if heartbeat_sender is not None:
+            heartbeat_sender.turned_at = self.loop.now()
         if self.node.components.life.stopping:
             self.node.components.management.farewell()
             self.ended(self, "its node has ended")
