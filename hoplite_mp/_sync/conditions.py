@@ -48,11 +48,11 @@ class Condition(Handle):
     >>> changed, queue = hoplite_mp.Condition(), hoplite_mp.Queue()
     >>> def give(changed, queue):
     ...     with changed:
-    ...         box.put("a value")
+    ...         queue.put("a value")
     ...         changed.notify()
     >>> with changed:
-    ...     done = c.submit(give, changed, box)
-    ...     changed.wait_for(lambda: not box.empty(), timeout=60)
+    ...     done = c.submit(give, changed, queue)
+    ...     changed.wait_for(lambda: not queue.empty(), timeout=60)
     True
     """
 

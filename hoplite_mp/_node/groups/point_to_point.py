@@ -4,7 +4,7 @@
 an object in the store, so it is spilled when memory is short and counted like any other. What is
 received from a member is always a prefix of what it sent, in that order, even if its host dies.
 
-    send ─► object held here ─► receiver here: its box
+    send ─► object held here ─► receiver here: its mailbox
                              └► receiver elsewhere: GroupSent ─► held there ─► its mailbox
 """
 
