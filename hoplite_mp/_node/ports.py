@@ -84,7 +84,7 @@ class ClientSocketsPort(Protocol):
         """The lines that are open."""
 
     def serve(self, events: Any) -> None:
-        """Sets what handles the requests; see `Above` in _node/io/client_sockets.py."""
+        """Sets the handler of the requests; see `ClientSocketsEvents`."""
 
     def add(self, slot: int, line: Any) -> None:
         """Reads requests of the process in that slot from this line."""

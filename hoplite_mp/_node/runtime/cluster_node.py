@@ -106,7 +106,7 @@ class ClusterNode:
         lines: ClientSocketsPort,
         poll: Callable[[], None],
     ) -> None:
-        """upward: is told the components to which it passes calls. poll: called after words in
+        """node_events: gets the components to which it passes events. poll: called after words in
         shared memory have changed."""
         self.local = local
         self.host = host = local.host

@@ -1,9 +1,9 @@
 """Events that components of a node report upward, and which component handles each of them.
 
 Components are built bottom up, each from those below it. A component that needs something from
-components above it declares a protocol in its own file (`Above`), and this file connects each of
-these methods with the component that implements it. What is about other hosts gets the answer of a
-node without other hosts; _node/runtime/cluster_node_events.py overrides it.
+components above it declares a protocol in its own file (`ExportsEvents`), and this file connects
+each of these methods with the component that implements it. What is about other hosts gets the
+answer of a node without other hosts; _node/runtime/cluster_node_events.py overrides it.
 """
 
 from __future__ import annotations
