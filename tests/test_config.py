@@ -168,7 +168,7 @@ def test_help_explains_every_field() -> None:
     for name in NAMES:
         (at,) = [i for i, line in enumerate(lines) if line.startswith(f"{name} = ")]
         assert len(lines[at + 1]) > 20, name
-    assert "How long a put waits for room in a full store before StoreFullError." in lines
+    assert "How long a put waits for space in a full store before StoreFullError." in lines
     assert Config.__doc__.startswith("The limits of one cluster.")
 
 

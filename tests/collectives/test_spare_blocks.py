@@ -131,7 +131,7 @@ def test_a_spare_whose_pages_are_in_memory_reads_no_file(monkeypatch: pytest.Mon
     store.has_spare = functools.partial(Store.has_spare, store)
     store.used_bytes.return_value = 0
     store.has_room.side_effect = AssertionError
-    leases: Any = SimpleNamespace(store=store, spares={})
+    leases: Any = SimpleNamespace(store=store, preallocated_blocks={})
     assert Leases._preallocated(leases, 1 << 20, 7) is store.lease.return_value
     store.has_room.side_effect, store.has_room.return_value = None, False
     assert Leases._preallocated(leases, 2 << 20, 7) is None  # cold

@@ -69,7 +69,7 @@ def test_every_limit_has_its_row(site: Path) -> None:
     rows = [f"config-{f.name.replace('_', '-')}" for f in dataclasses.fields(hoplite_mp.Config)]
     assert [row for row in rows if row not in there] == []
     text = words(site / "reference" / "config.html")
-    assert "How long a put waits for room in a full store before StoreFullError." in text
+    assert "How long a put waits for space in a full store before StoreFullError." in text
 
 
 def test_every_command_has_its_options(site: Path) -> None:

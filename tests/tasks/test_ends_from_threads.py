@@ -34,7 +34,7 @@ def test_unread_futures_of_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retain_results, "UNREAD_MIN", 8)
 
     class Settled:
-        unread = True
+        _is_unread = True
 
     unread, kept = retain_results.Unread(), [[Settled() for _ in range(3000)] for _ in range(2)]
 
