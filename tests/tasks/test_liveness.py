@@ -136,7 +136,7 @@ def test_what_an_interrupt_lost_is_found_again(
     was_interrupted = False
     while not was_interrupted:  # otherwise the collector has finished the task before
         future = cluster.submit(add, 1, 2)
-        eventually(lambda: submitter.tasks.done(future._oid))
+        eventually(lambda oid=future._oid: submitter.tasks.done(oid))
         with monkeypatch.context() as patch:
             patch.setattr(submitter, "_finish", interrupted)
             try:
