@@ -1,6 +1,6 @@
 """The calls of a Cluster that store, read and drop objects.
 
-Put, get and wait are what every program begins with; they check their arguments and pass them on to
+Every program begins with `put`, `get` and `wait`. They check their arguments and pass them on to
 the memory of this process.
 """
 

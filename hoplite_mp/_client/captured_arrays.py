@@ -303,7 +303,7 @@ class ArrayScan:
 
 
 class CapturedPart:
-    """The arrays of one global variable within a Look."""
+    """The arrays of one global variable within an ArrayScan."""
 
     def __init__(self, look: ArrayScan) -> None:
         self._look = look

@@ -39,7 +39,7 @@ def run_here(
     delay: RetryDelay | None,
 ) -> Future[Any]:
     """Runs the task, and returns its Future, which is done. retries: how often it is tried again
-    after one of the exceptions of a Fixed. delay: the pauses before these tries."""
+    after one of the exceptions of a FrozenFunction. delay: the pauses before these tries."""
     memory = submitter.memory
 
     def get(ref: Any) -> Any:

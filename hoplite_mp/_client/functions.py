@@ -68,7 +68,7 @@ class Functions:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._known: Known = weakref.WeakKeyDictionary()
-        # Tables for functions that are Chunked or Tried.
+        # Tables for functions that are a Chunked or a RetryingFunction.
         self._in_form: dict[tuple[bool, Exceptions, bool], Known] = {}
         self._arrays = arrays = Arrays(memory)
         memory.keep = lambda: ArrayScan(arrays)
@@ -169,7 +169,7 @@ def _in_form(fn: Any, chunked: bool, again: Exceptions, catches: bool) -> Any:
 
 class RetryingFunction:
     """Wraps a function whose task is tried again after some exceptions, as after the death of its
-    worker. It is unpickled as a Tried, from which the worker reads `again`."""
+    worker. It is unpickled as a RetryingFunction, from which the worker reads `again`."""
 
     def __init__(self, fn: Any, again: Exceptions) -> None:
         self.fn = fn

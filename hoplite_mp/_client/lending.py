@@ -1,10 +1,10 @@
 """Large arrays that a series of calls passes repeatedly are stored once.
 
 A library such as joblib sends the same array with every task, and promises that its tasks only read
-it, so one stored copy serves them all. Copies are made as for the globals of functions (`carried`):
-the kernel watches an array's memory, so neither a changed array nor a new one at an old one's
-address is mistaken for the stored one. Where the kernel cannot watch, an array is compared once for
-each call of the library.
+it, so one stored copy serves them all. Copies are made as for the globals of functions
+(`captured_arrays`): the kernel watches an array's memory, so neither a changed array nor a new one
+at an old one's address is mistaken for the stored one. Where the kernel cannot watch, an array is
+compared once for each call of the library.
 """
 
 from __future__ import annotations

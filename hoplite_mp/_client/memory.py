@@ -1,8 +1,8 @@
 """One process's access to the store: put, get, and arrays made in place.
 
-Put and get are serialisation, at most one copy, and a few words of shared memory; this file joins
-the three. Small objects involve no other process; the node is asked for big blocks, spilled objects
-and new spans.
+`put` and `get` are serialisation, at most one copy, and a few words of shared memory; this file
+joins the three. Small objects involve no other process; the node is asked for big blocks, spilled
+objects and new spans.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The bar of `map(progress=)`.
 
-Tqdm draws bars in terminals and in notebooks; it is an optional dependency, imported when a bar is
-first asked for. Workers' lines that come while a bar is shown are written above it.
+The package tqdm draws bars in terminals and in notebooks. It is an optional dependency, imported
+for the first bar. Workers' lines that come while a bar is shown are written above it.
 """
 
 from __future__ import annotations

@@ -101,8 +101,7 @@ class Submitter:
         self.waiting = Waiting(self)
         self.collector = Collector(self)
         self.closed = False
-        # output owner of the output of tasks submitted here (a driver's name); 0: this host's
-        # driver.
+        # Output owner (a driver's name) of tasks submitted here; 0: this host's driver.
         self.output_owner = 0
         self.inherited_priority = NO_FLOOR  # level of the task that runs here
 

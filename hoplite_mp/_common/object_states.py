@@ -1,6 +1,6 @@
 """The numbers in an object's header: its states, kinds and flags, and the slots that are fixed.
 
-`cext/shm_layout.h` defines these numbers, and Python code in many components compares them. A
+`cext/shm_layout.h` defines these numbers, and Python code in many packages compares them. A
 question about a header, such as "does it have a value?", is answered by a set of states, which has
 a name here and nowhere else. tests/cext/test_headers.py compares every number with the C header.
 """

@@ -1,9 +1,9 @@
 """ObjectRef: the name of an object, together with something that keeps the object alive.
 
 A ref has two parts: sixteen bytes, and a *hold* that keeps the object alive. The hold is opaque
-here: the client room makes it, its deallocation drops the ref, and this module only carries it. So
-a ref can be made, compared, hashed, printed and pickled in any process, with or without a cluster;
-what needs a cluster goes through `runtime_hooks`, which the client room fills in.
+here: `_client` makes it, its deallocation drops the ref, and this module only carries it. So a ref
+can be made, compared, hashed, printed and pickled in any process, with or without a cluster; what
+needs a cluster goes through `runtime_hooks`, which `_client` fills in.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 ID_BYTES = 16
 
 
-# The name of a module that must not be imported above, because it is on a higher floor.
+# The name of a module that must not be imported above, because it is in a higher package.
 CLIENT = "hoplite_mp._client.runtime"
 
 

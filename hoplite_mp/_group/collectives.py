@@ -1,7 +1,7 @@
 """The calls that all members of a Group make together, each also in a form that returns a Future.
 
-A user sees `calling` as one method for each kind of call, whose docstring says what it takes and
-returns.
+A user sees `call_protocol` as one method for each kind of call, whose docstring says what it takes
+and returns.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class EngineCalls:
         doorbell = self._doorbell
         if doorbell is not None and doorbell.there():
             os.eventfd_write(doorbell.fd, 1)
-        elif self._hang_doorbell():  # the engine looks at the board when it gets a doorbell
+        elif self._hang_doorbell():  # a new doorbell makes the engine look at the board
             return
 
     def _hang_doorbell(self) -> bool:

@@ -2,7 +2,7 @@
 
 In synchronous training no peer should have to ask a manager at each step. This file is what a user
 sees of a Group: how a member joins and leaves, and how a Group is split. The calls themselves are
-in `peer_calls`, the messages in `messaging`.
+in `collectives`, the messages in `messages`.
 """
 
 from __future__ import annotations

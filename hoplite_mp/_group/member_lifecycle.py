@@ -1,8 +1,8 @@
 """What a member of a Group is before its first call: its place, and how it waits.
 
-Calls and messages both begin when the Group is whole (the manager calls this
-*formed*), both wait until something has changed on the member's board, and both end when the member
-has left. A worker that waits here for long counts as blocked, and another one stands in for it.
+Calls and messages both begin when the Group is whole (the manager calls this *formed*), both wait
+until something has changed on the member's board, and both end when the member has left. A worker
+that waits here for long counts as blocked, and another one stands in for it.
 """
 
 from __future__ import annotations

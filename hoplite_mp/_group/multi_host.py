@@ -227,7 +227,7 @@ class MultiHost:
         (before, preallocated), self._preallocated = self._preallocated, (nbytes, None)
         if preallocated is not None and before == nbytes:
             return preallocated
-        preallocated = None  # before this waits for room, which may be that of the spare
+        preallocated = None  # before this waits for room, which may be that of this block
         return self._memory.allocate(nbytes)
 
     def _next_block(self, parts: Sequence[Any]) -> BaseException | None:

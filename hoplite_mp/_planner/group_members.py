@@ -1,6 +1,6 @@
 """One Group as the planner knows it: its members, and what is remembered after its end.
 
-It holds the data of one Group, and the changes that concern this Group alone. `group.py` decides.
+It holds the data of one Group, and the changes that concern this Group alone. `groups.py` decides.
 """
 
 from __future__ import annotations

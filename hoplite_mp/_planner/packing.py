@@ -9,8 +9,8 @@ of the best possible. Afterwards only the heaviest trees are kept, as few of the
 part KEEP_RATE of that rate.
 
 Packing takes 0.2 s for 8 nodes, 4 s for 16, 50 s for 32. Therefore the planner asks for it by a
-field of Plan; the manager's loop calls `pack` where nothing waits for it, and hands the answer to
-`step`.
+field of StepResult; the manager's loop calls `pack` where nothing waits for it, and hands the
+answer to `step`.
 """
 
 from __future__ import annotations

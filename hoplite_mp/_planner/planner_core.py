@@ -1,8 +1,8 @@
 """The planner: messages and time in, plans out. Everything that the cluster decides passes here.
 
-`step` takes one message of a node, `tick` the passing of time. Both return a Plan and have no other
-effect. The same messages at the same times give the same plans, in a manager, in a simulation and
-in a test. A message that is late, a duplicate, or from a life that is over gives an empty plan,
+`step` takes one message of a node, `tick` the passing of time. Both return a StepResult and have no
+other effect. The same messages at the same times give the same plans, in a manager, in a simulation
+and in a test. A message that is late, a duplicate, or from a life that is over gives an empty plan,
 never an exception, so that no node can end the cluster by sending a message at the wrong time.
 """
 
@@ -98,7 +98,8 @@ class Planner:
         self.owners.concluded = self.actor_names.moved
 
     def step(self, message: NodeToManager | Report | TreesPacked, now: float) -> StepResult:
-        """What follows from one message received at `now`, or from an answer to Plan.packing."""
+        """What follows from one message received at `now`, or from an answer to
+        StepResult.packing."""
         if self.restoring is not None:
             self.restoring.take(message, now)
             return self._restore(self.restoring, now)

@@ -92,7 +92,7 @@ class MarkLines(msgspec.Struct, frozen=True, tag="MarkLines", array_like=True):
 class Printed(Message, frozen=True, tag="Printed"):
     """Lines of one worker of the sender's host for a driver of the receiver's host. `stream`: 1
     stdout, 2 stderr. `output_owner`: an attached driver; 0: the driver that started the host.
-    Another message of lines is only sent while at most FAR_BYTES_MAX are on the way."""
+    Another message of lines is only sent while at most REMOTE_BYTES_MAX are on the way."""
 
     slot: int
     stream: int

@@ -53,7 +53,7 @@ class HoldingsReported(Message, frozen=True, tag="HoldingsReported"):
         numbers("backups", self.backups)
         numbers("backups", self.backups[::2], max(0, len(self.objects) - 1))
         if len(self.backups) % 2:
-            raise ValueError(f"spares must be pairs: {self.backups!r}")
+            raise ValueError(f"backups must be pairs: {self.backups!r}")
         between("number of imports", len(self.imports), len(self.objects), len(self.objects))
         between("number of whole", len(self.whole), 0, len(self.objects))
         between("number of backups", len(self.backups), 0, 2 * len(self.objects))

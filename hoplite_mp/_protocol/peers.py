@@ -2,9 +2,9 @@
 
     importer ── Acquire Release Drop ─►  owner         the owner counts which hosts hold an object
              ◄─ Described ──                           at once, and again when a pending one is done
-             ── Reconstruct ─►                           all its holders are dead; Described again
+             ── Reconstruct ─►                         all its holders are dead; Described again
              ◄─ CopiesAsked ──                         to all nodes, before a task is run again
-             ── Kept CopiesTold ─►
+             ── ReplicaStored CopiesTold ─►
     sender   ── RunTask CancelTask RecallTasks ─►  runner
              ◄─ TaskEnded ──
     runner   ── Printed LastLinesSent ─►  the host of the driver that the lines are for
@@ -240,8 +240,8 @@ class DropReplica(Message, frozen=True, tag="LetGo"):
 
 class CopiesAsked(Message, frozen=True, tag="CopiesAsked"):
     """The sender, the owner of these objects, knows no node that has them, and is about to make
-    them again. The receiver drops incomplete copies, sends Kept for whole ones, and then
-    CopiesTold."""
+    them again. The receiver drops incomplete copies, sends ReplicaStored for whole ones,
+    and then CopiesTold."""
 
     objects: tuple[bytes, ...]
     number: int
@@ -255,7 +255,7 @@ class CopiesAsked(Message, frozen=True, tag="CopiesAsked"):
 
 class CopiesTold(Message, frozen=True, tag="CopiesTold"):
     """The answer to the CopiesAsked of that number: the sender has none of its objects except those
-    for which it has sent Kept."""
+    for which it has sent ReplicaStored."""
 
     number: int
 

@@ -2,7 +2,7 @@
 
 The layout is drawn in docs/architecture.md ("Payload of an object"). This package makes and reads
 heads; it never copies large data, and must never know the store, tasks or nodes. This file exports
-only what other components may use. The modules:
+only what other packages may use. The modules:
 
     layout    what stands where in a payload      arrays     one array, without pickle
     values    any value: the choice of a kind     contributions  what a rank gives to a call

@@ -1,8 +1,8 @@
 """Functions and classes by value in our streams: cloudpickle's reductions, and what they carry.
 
-Cloudpickle gives the functions of every stream globals of their own. Functions in our streams name
-the namespace to which they belong, and bring a manifest of the globals that they use, each with its
-fingerprint.
+The package cloudpickle gives the functions of every stream globals of their own. Functions in our
+streams name the namespace to which they belong, and bring a manifest of the globals that they use,
+each with its fingerprint.
 """
 
 from __future__ import annotations

@@ -183,7 +183,9 @@ class _State:
         self.process = os.urandom(PROCESS_BYTES)
         # Another number after each write of an entry or a class.
         self.changes = -1
-        self.checked = self.checked_at = -1  # the Carried checked last, and `changes` at that time
+        self.checked = (
+            self.checked_at
+        ) = -1  # the BroughtGlobals checked last, and `changes` at that time
         self.depth = 0  # how many runs are inside each other
         self.mains: list[Main | None] = []  # what was `__main__` when each of them began
         # The entries that the end of a run takes back: namespace, entry, and the value, mark and

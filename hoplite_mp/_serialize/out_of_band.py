@@ -138,7 +138,7 @@ class OutOfBand:
 
 
 class Marks:
-    """Takes the place of Aside where only a fingerprint is taken."""
+    """Takes the place of OutOfBand where only a fingerprint is taken."""
 
     __slots__ = ("keep", "nbytes_min")
 

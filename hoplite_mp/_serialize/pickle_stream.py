@@ -1,7 +1,7 @@
 """A pickle stream that is being written, and what goes beside it: buffers and refs.
 
-Both picklers write into it, and the modules that put arrays beside a stream (`aside`, `lent`) ask
-it for the places of refs.
+Both picklers write into it, and the modules that put arrays beside a stream (`out_of_band`,
+`borrowed`) ask it for the places of refs.
 """
 
 from __future__ import annotations

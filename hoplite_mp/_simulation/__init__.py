@@ -8,7 +8,6 @@
     faults/    deaths, cuts and restarts; faults that strike at a message
     oracle/    the invariants that are checked during a run and after it
     runs       one seed: a cluster, its work, its faults, and the verdict
-    main       the command `hoplite-mp simulate`
 
 A run is deterministic: nothing in it reads a clock or a random source of the system, except to
 measure the time that the planner takes, which has no influence on the run.

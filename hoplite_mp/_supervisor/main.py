@@ -1,6 +1,6 @@
 """The supervisor: a single-threaded template that forks node, manager and workers, and reaps them.
 
-Numpy is imported once, here, also for the node, so that every worker is a fork of 1 ms; and a
+NumPy is imported once, here, also for the node, so that every worker is a fork of 1 ms; and a
 parent that runs no user code and holds no lock can always fork, wait and kill. The node tells it
 when to fork a worker, and is told of every exit. It ends the host when the driver asks for that,
 when driver or node is gone, and when a manager has ended that it does not start again.

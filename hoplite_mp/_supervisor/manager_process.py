@@ -35,7 +35,7 @@ RETRY_MS = 50  # the longest time between two attempts
 
 
 class ManagerHost(Protocol):
-    """What this component asks of the supervisor."""
+    """What this module asks of the supervisor."""
 
     start: Start
     node: socket.socket

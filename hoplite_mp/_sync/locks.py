@@ -1,6 +1,6 @@
 """Lock, RLock, Semaphore, BoundedSemaphore and Event between all processes of a cluster.
 
-See the package.
+The docstring of the package says how they work.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Queue: first in, first out, between all processes of a cluster.
 
-See the package. Items are opaque to the actor: small ones are bytes that travel with the calls,
-larger ones are objects of the store, of which the queue holds a ref.
+The docstring of the package says how it works. Items are opaque to the actor: small ones are bytes
+that travel with the calls, larger ones are objects of the store, of which the queue holds a ref.
 """
 
 from __future__ import annotations

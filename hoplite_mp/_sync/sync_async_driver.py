@@ -1,4 +1,4 @@
-"""Steps: one piece of code for threads, which may block, and for event loops, which must not.
+"""One piece of code for threads, which may block, and for event loops, which must not.
 
 Each method of a queue or a lock is a few calls of an actor with a wait between them, and each of
 these may be interrupted, by Ctrl-C or by a cancelled `await`. The method is written once, as a

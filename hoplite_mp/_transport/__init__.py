@@ -4,5 +4,5 @@
                           <-  conversation  <-  listener, caller
 
 There are no threads or event loops in here: the loop of the process that uses a stream drives it,
-and passes the time in. Only `Caller.wait` and the reading of a token file wait by themselves.
+and passes the time in. Only `Dialer.wait` and the reading of a token file wait by themselves.
 """

@@ -5,7 +5,7 @@ long each may take, how many bytes this process holds for each. The loop that ow
 only authenticated connections.
 
 For any loop: watch `fileno()` for reading (it is an epoll in which the listening socket and the
-strangers are registered), call `turn(now)` when it is ready and at `deadline`.
+strangers are registered), call `turn(now)` when it is ready and at the time `deadline`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Listening sockets and connecting sockets; nothing here blocks.
 
-One place for the settings of every connection between hosts, and one clear error for each way in
-which listening fails.
+This file is the one place for the settings of every connection between hosts. It raises one clear
+error for each way in which listening fails.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Gives a worker what spawned processes get from their parent; a worker's parent is a template.
 
-See `_protocol/inherited_context.py`. Settings of multiprocessing are applied when user code first
-imports multiprocessing, if ever: the import costs 1.5 ms, and most workers never need it.
+`_protocol/inherited_context.py` lists what that is. Settings of multiprocessing are applied when
+user code first imports multiprocessing, if ever: the import costs 1.5 ms, and most workers never
+need it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class OutputRouting:
     """The two output pipes of this process."""
 
     def __init__(self, host_id: int, output_owner: int) -> None:
-        """output owner: the one that the node assumes before the first mark."""
+        """output_owner: the one that the node assumes before the first mark."""
         self.host_id = host_id
         self.output_owner = output_owner
         self._marked = False

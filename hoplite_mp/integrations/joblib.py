@@ -6,7 +6,7 @@
     with joblib.parallel_config(backend="hoplite_mp"):
         joblib.Parallel(n_jobs=2)(joblib.delayed(f)(x) for x in data)
 
-Scikit-learn, and many programs, use other processes through joblib alone. Where its loky backend
+Many programs, and scikit-learn, use other processes through joblib alone. Where its loky backend
 uses files in /dev/shm, this one uses objects of the store: large arrays are stored once and read in
 place, results come back without a pipe, workers may be on several hosts.
 """

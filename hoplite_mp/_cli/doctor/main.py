@@ -1,6 +1,6 @@
 """`hoplite-mp doctor` from its options to its exit code.
 
-The one place that knows the order of the checks, and which are worth trying.
+This file is the one place that knows the order of the checks, and which are worth trying.
 """
 
 from __future__ import annotations

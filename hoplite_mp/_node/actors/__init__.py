@@ -1,1 +1,1 @@
-"""Actors of this host, calls to actors of other hosts, and actors that move after a host's loss."""
+"""Actors of this host and of others, and their failover after the loss of a host."""

@@ -1,9 +1,9 @@
 """Backups: a second host keeps what an actor is restarted from after the loss of its host.
 
-An actor with restarts left must outlive its host. Its node tells one other host, its
-*backup*, what the actor was made from and the latest checkpoint of its process; the backup holds
-these objects with all that they name. This is primary-backup replication.
-When the actor's host is lost, the manager names the backup as the owner of the actor's identity
+An actor with restarts left must outlive its host. Its node tells one other host, its *backup*, what
+the actor was made from and the latest checkpoint of its process; the backup holds these objects
+with all that they name. This is primary-backup replication. When the actor's host is lost, the
+manager names the backup as the owner of the actor's identity
 (_node/objects/ownership_transfer.py), and the backup restarts the actor
 (_node/actors/actor_failover.py).
 

@@ -81,7 +81,7 @@ class LocalActorsEvents(Protocol):
         """No process here holds an object, perhaps the identity of an actor of another host."""
 
     def keep_backup(self, actor: ActorRecord, done: Callable[[], None] | None) -> None:
-        """Sends the actor's backup what a restart needs; `done`: see Backups.keep."""
+        """Sends the actor's backup what a restart needs; `done`: see ActorBackups.keep."""
 
     def has_ended(self, actor: ActorRecord) -> None:
         """The actor will not be restarted."""
@@ -256,7 +256,7 @@ class LocalActors:
             opening.asker.refused(why, self.leaving)
 
     def keep(self, actor: ActorRecord, done: Callable[[], None] | None = None) -> None:
-        """Updates the actor's backup; `done`: see Backups.keep."""
+        """Updates the actor's backup; `done`: see ActorBackups.keep."""
         self.events.keep_backup(actor, done)
 
     def _grant(self, asker: Asker, identity: bytes) -> None:

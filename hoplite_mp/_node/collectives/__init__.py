@@ -1,1 +1,1 @@
-"""Collectives on objects, and the execution of plans over several hosts."""
+"""Collectives on refs: operations, reductions in chunks, and their ends."""

@@ -1,7 +1,7 @@
 """Calls of a Group that this node expects, and for which it makes all cells before they are made.
 
-Between a member's call and its first byte on the control channel a node would make a dozen cells,
-lease the result's block, and ask other nodes for their parts. A program that makes the same call
+Between a member's call and its first byte on the link a node would make a dozen cells, lease the
+result's block, and ask other nodes for their parts. A program that makes the same call
 again and again, as training does, can have all of that done while the call before is on its way;
 MPI programs post their receives before they compute, and call it persistent collectives (MPI-4) if
 all of it is kept. Then a call only has to say where what its member gives lies.

@@ -49,8 +49,8 @@ class ControlChannel:
         shared: bool = False,
         traffic: Traffic | None = None,
     ) -> None:
-        """shared: another thread also writes to the stream (`beat`). traffic: what the
-        channel adds its bytes to."""
+        """shared: another thread also writes to the stream (`beat`). traffic:
+        counts the channel's bytes."""
         self._traffic = Traffic() if traffic is None else traffic
         self._loop = loop
         self._decoder = decoder

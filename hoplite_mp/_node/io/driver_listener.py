@@ -36,7 +36,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class DriverListener:
-    """The listener of one node; see DriverListener in _node/ports.py."""
+    """The listener of one node; see DriverListenerPort in _node/ports.py."""
 
     def __init__(self, loop: LoopPort, start: Start, lan: LanStart) -> None:
         self.loop = loop

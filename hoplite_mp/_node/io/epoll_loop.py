@@ -1,6 +1,6 @@
 """The loop of a node on a real host: epoll, a clock, timers, threads.
 
-It implements the port Loop (_node/ports.py) for one process.
+It implements LoopPort (_node/ports.py) for one process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class EpollLoop:
-    """See Loop in _node/ports.py. Its user calls `call_due`, `wait` and `serve` in turn."""
+    """See LoopPort in _node/ports.py. Its user calls `call_due`, `wait` and `serve` in turn."""
 
     def __init__(self) -> None:
         self.now = clock.monotonic

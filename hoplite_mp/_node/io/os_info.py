@@ -1,7 +1,7 @@
 """What components ask the operating system of this host without waiting for anything.
 
-Components have no way to the operating system but `io/`, so that whoever looks for system calls
-finds them in one folder.
+Components reach the operating system only through `io/`, so that all system calls are in one
+folder.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Worker processes of this host: started by the supervisor, killed and interrupted by signals.
 
-It implements the port Processes (_node/ports.py). The supervisor forks a worker. The worker's line
+It implements ProcessesPort (_node/ports.py). The supervisor forks a worker. The worker's line
 to the node and its output pipes are made here, and their other ends are sent to the supervisor.
 """
 
@@ -27,7 +27,7 @@ __all__ = ["SupervisedProcesses", "close", "open_for_reading", "read"]
 
 
 class SupervisedProcesses:
-    """See Processes in _node/ports.py."""
+    """See ProcessesPort in _node/ports.py."""
 
     def __init__(
         self,

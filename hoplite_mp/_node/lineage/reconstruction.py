@@ -57,7 +57,7 @@ class _Run:
     holds: list[Any] = field(default_factory=list)  # on what the task names, once all of it is here
     oid: int = 0  # the header of the second run; 0: it has not been submitted
     posted: bool = False
-    question: int = 0  # the round of the replica query about the first value
+    question: int = 0  # number of the replica query about the first value
     brought: bool = False  # the new value is being fetched from the host that ran the task
 
 
@@ -354,8 +354,8 @@ class Reconstruction:
         self.loop.call_later(0.0, self.poll)  # it may be an argument of another run
 
     def _is_kept(self, run: _Run) -> bool:
-        """Whether the query has found a host that still has the first value. If so, the first
-        value is used, and the second one is discarded."""
+        """Whether the replica query has found a host that still has the first value. If so, the
+        first value is used, and the second one is discarded."""
         remote, copies = self.remote_objects.by_oid.get(run.target), self.copies_of(run.target)
         if not copies or remote is None or remote.copies_failed >= COPIES_TRIED_MAX:
             return False

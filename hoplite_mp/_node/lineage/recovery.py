@@ -3,8 +3,8 @@ interface.
 
 `lineage` keeps what results of this host's tasks were made from, `reconstruction` computes them
 again when somebody asks for them, `replica_query` asks all hosts for the first value before a
-second one is used, and `owners` finds new owners for objects whose owner is dead. Other components
-of the node mostly use this file alone.
+second one is used, and `ownership_transfer` finds new owners for objects whose owner is dead. Other
+components of the node mostly use this file alone.
 """
 
 from __future__ import annotations
@@ -141,11 +141,13 @@ class Recovery:
     # -- deaths --------------------------------------------------------------------------------
 
     def begin(self, member: Member) -> None:
-        """A host is gone. It must be called before any room releases what it had from there."""
+        """A host is gone. It must be called before any component releases what it had from
+        there."""
         self.owners.begin(member.host_id, member.node)
 
     def came(self, host_id: int) -> None:
-        """A host whose loss may have begun here is a member; all other components know that."""
+        """A host whose loss may have begun here is a member; all other components know that
+        already."""
         self.owners.back(host_id)
 
     def report(self, number: int) -> None:

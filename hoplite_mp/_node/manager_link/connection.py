@@ -57,8 +57,9 @@ MANAGER_SILENCES = 5.0
 # host that is cut off from the manager joins anew sooner.
 MANAGER_ABSENT_S = 10.0
 # How many messages are kept to be repeated to the next manager: those in ONCE, which no report of a
-# room contains, and ends of operations, which the last manager may not have sent to every node.
-# Both kinds are small, and the limits exceed what a manager can have left unread when it dies.
+# component contains, and ends of operations, which the last manager may not have sent to every
+# node. Both kinds are small, and the limits exceed what a manager can have left unread when it
+# dies.
 SENT_MAX = 1024
 ENDED_MAX = 1024
 ONCE = (
@@ -102,7 +103,7 @@ class ManagerNetwork(Protocol):
     heartbeat_timeout_s: float
 
     def connect(self) -> Admission:
-        """The first connection. It blocks, and raises what `Calling.wait` raises."""
+        """The first connection. It blocks, and raises what `OutgoingConnection.wait` raises."""
 
     def call(self, done: Callable[[Admission | None], None], timeout_s: float) -> None:
         """`done` gets a connection to the manager that leads now, or None if none is found."""

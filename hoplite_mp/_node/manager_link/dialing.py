@@ -34,7 +34,7 @@ MANAGER_ROUNDS_MAX = 3
 
 
 class ManagerDialing:
-    """The implementation of `Network` in _node/manager_link/connection.py."""
+    """The implementation of `ManagerNetwork` in _node/manager_link/connection.py."""
 
     def __init__(
         self,

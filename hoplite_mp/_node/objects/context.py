@@ -1,6 +1,6 @@
 """The context that all components of a node are built from: ports, shared memory, table of objects.
 
-Components are built one after the other, each from this and from the components below it. A room
+Components are built one after the other, each from this and from the components below it. It
 takes what it needs from here in its constructor, and keeps no reference to the whole.
 """
 

@@ -32,8 +32,8 @@ __all__ = ["Leases"]
 
 PATIENCE_S = 0.2  # after this the answer is "full"
 RETRY_S = 0.01
-# Spare blocks take at most this part of the store. A larger part: calls of more members find the
-# block of their next part ready, but a large object that needs that room is refused.
+# Preallocated blocks take at most this part of the store. A larger part: calls of more members find
+# the block of their next part ready, but a large object that needs that room is refused.
 SPARES_SHARE = 16
 
 

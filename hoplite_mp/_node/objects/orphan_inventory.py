@@ -60,7 +60,8 @@ class OrphanInventory:
         self.lost: dict[int, Lost] = {}  # by host id
 
     def begin(self, host_id: int, number: int) -> None:
-        """A host is gone. It must be called before any room releases what it had from there."""
+        """A host is gone. It must be called before any component releases what it had from
+        there."""
         lost = self.lost[host_id] = Lost(host_id, number)
         self.hold(lost, self.of(host_id))
 

@@ -102,7 +102,8 @@ class OwnershipTransfer:
     # -- after a death -------------------------------------------------------------------------
 
     def begin(self, host_id: int, number: int) -> None:
-        """A host is gone. It must be called before any room releases what it had from there."""
+        """A host is gone. It must be called before any component releases what it had from
+        there."""
         self.numbers[host_id] = number
         self.orphan_inventory.begin(host_id, number)
 

@@ -118,7 +118,7 @@ class Replicas:
         return hold is not None and self.exports.only_ours(hold.oid)
 
     def lose_peer(self, peer: int) -> None:
-        """A host is gone: releases the replicas of its objects, on which node/lineage has taken
+        """A host is gone: releases the replicas of its objects, on which _node/lineage/ has taken
         holds of its own before."""
         for object_id in [one for one in self.holds if self.imports.owner_of(one) == peer]:
             del self.holds[object_id]

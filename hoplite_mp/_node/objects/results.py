@@ -83,8 +83,8 @@ class ResultWriter:
         return _serialize.payload_kind(memoryview(got)) == _serialize.ERROR
 
     def lease(self, nbytes: int, failed: bool = False, *, preallocated: bool = False) -> int | None:
-        """Leases a block. `failed`: for an error, for which some room is reserved. spare: see
-        `Store.lease`."""
+        """Leases a block. `failed`: for an error, for which some room is reserved.
+        preallocated: see `Store.lease`."""
         if failed and nbytes <= self.config.error_bytes_max:
             return self.store.lease_error(nbytes, NODE_SLOT)
         return self.store.lease(nbytes, NODE_SLOT, preallocated)

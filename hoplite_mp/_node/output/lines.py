@@ -15,7 +15,7 @@ Run = tuple[int, list[bytes]]
 
 
 class LineSplitter:
-    """The state of one pipe. `output_owner`: the output owner of the bytes that are read next;
+    """The state of one pipe. `output_owner`: that of the bytes that are read next;
     `served`: all that marks have named."""
 
     def __init__(self, host_id: int, line_bytes_max: int, output_owner: int = 0) -> None:

@@ -87,8 +87,8 @@ class Output:
     def add(
         self, fd: int, stream: int, slot: int, output_owner: int, ended: Callable[[int], None]
     ) -> None:
-        """Starts reading a worker's pipe. output owner: of the lines before its first mark. ended:
-        called after the pipe was closed here because nobody can write into it any more."""
+        """Starts reading a worker's pipe. output_owner: that of the lines before its first mark.
+        ended: called after the pipe was closed here because nobody can write into it any more."""
         processes.open_for_reading(fd)
         lines = LineSplitter(self.host_id, self.line_bytes_max, output_owner)
         self.pipes[fd] = pipe = Pipe(fd, slot, stream, lines, ended)

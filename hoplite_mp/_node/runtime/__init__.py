@@ -1,1 +1,1 @@
-"""The node's process, the construction of its components, and its connection to the manager."""
+"""The node's process, the construction of its components, and its tables of handlers."""

@@ -92,7 +92,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class ClusterNode:
-    """The components that a node only has in a cluster of several hosts."""
+    """The components that only a node in a cluster of several hosts has."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """Events that components of a node report upward, in a cluster of several hosts.
 
-Many events concern other hosts. This file connects
-these calls with components that only such a node has. It follows the order of
-_node/runtime/node_events.py, which connects all other calls.
+Many events concern other hosts. This file passes these events to components that only such a node
+has. It follows the order of _node/runtime/node_events.py, which passes on all other events.
 """
 
 from __future__ import annotations

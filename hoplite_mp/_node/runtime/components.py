@@ -1,4 +1,4 @@
-"""The components of one host's node, built each after those below it.
+"""The components of one host's node, each built after those below it.
 
 Each component gets only the components below it, as arguments of its constructor; this file builds
 all that a cluster of any size needs. Components for clusters of several hosts are built on top of

@@ -243,8 +243,8 @@ class NodeEvents:
     # -- _node/tasks/worker_broadcast.py -----------------------------------------------------------
 
     def output_owner_of(self, slot: int) -> int:
-        """The output owner of tasks that the client in that slot submits: the output owner of the
-        task that runs in the slot, or the client itself if it is a driver."""
+        """The output owner of tasks that the client in that slot submits: that of the task that
+        runs in the slot, or the client itself if it is a driver."""
         tasks = self.components.host.tasks
         running = tasks.running(slot)
         return (running and tasks.output_owner(running)) or self.driver_name(slot)

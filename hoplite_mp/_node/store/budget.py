@@ -104,8 +104,8 @@ class Store:
     # -- leasing -------------------------------------------------------------------------------
 
     def lease(self, nbytes: int, slot: int, preallocated: bool = False) -> int | None:
-        """Leases a big block; returns its payload offset. None: no room now. spare: it may never be
-        needed, so it takes no room from others."""
+        """Leases a big block; returns its payload offset. None: no room now. preallocated: it
+        may never be needed, so it takes no room from others."""
         self.take_returns()
         if (start := self._allocate(nbytes + HEAD, 4096, slot, preallocated)) is None:
             return None

@@ -1,8 +1,8 @@
 """The node's side of worker processes: starting, replacing, interrupting, deadlines.
 
-Pools.py counts; this file acts on the counts, on deadlines that workers wrote into their slots, and
-on requests to interrupt. It only kills a worker; the clean-up follows when the supervisor reports
-the exit.
+The module `pools` counts; this file acts on the counts, on deadlines that workers wrote into their
+slots, and on requests to interrupt. It only kills a worker; the clean-up follows when the
+supervisor reports the exit.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ COUNTS = (0, 1, 1, 1, 2, 2, 3, 5)
 # Three in ten faults wait for a transfer or a call of a Group (for at most HUNT_S_MAX, with a check
 # every HUNT_POLL_S), and strike within STRIKE_S_MAX of it.
 HUNT_S_MAX, HUNT_POLL_S, STRIKE_S_MAX = 0.1, 0.0005, 0.004
-# Four in ten wait for the n-th message of some kind, for at most TRAP_S_MAX, and strike at once or
-# shortly after it.
+# Four in ten wait for the n-th message of some kind, for at most MESSAGE_FAULT_S_MAX, and
+# strike at once or shortly after it.
 MESSAGE_FAULT_S_MAX = 2.0
 TRAPPED = 1, 1, 1, 2, 3, 6
 STRIKES = ("die sender", "die sender", "die receiver", "die receiver", "manager", "manager",

@@ -1,7 +1,7 @@
 """One simulated node: what its process asks for, and what the manager sends it.
 
-Thousands of real nodes, as in `virtual/`, do not fit into one process. This one reports sources as
-_node/collectives/operations.py does, and learns of objects of other nodes as
+Thousands of real nodes, as in _simulation/virtual/, do not fit into one process. This one reports
+sources as _node/collectives/operations.py does, and learns of objects of other nodes as
 _node/objects/imports.py does. It makes one request in its life.
 """
 

@@ -1,9 +1,9 @@
 """The cells of one node: pulls, serves and folds, by the rule of `transfer_model.py`.
 
 It is the compiled engine without bytes. Where blocks end, and when one may move, is decided by
-`rule.serve_goal` and `rule.fold_goal`, which tests compare with the engine; this file adds when
-things happen, because requests take time and blocks wait for their links. Nothing fails here. As in
-the engine, a request for a key that no cell has yet waits for one.
+`serve_goal` and `fold_goal` of that module, which tests compare with the engine; this file adds
+when things happen, because requests take time and blocks wait for their links. Nothing fails here.
+As in the engine, a request for a key that no cell has yet waits for one.
 
 Instead of bytes a cell has a place in a whole object, and a content, which tells what each of its
 bytes is made of. Each pull and each fold passes both on, so a cell that is filled from a wrong one

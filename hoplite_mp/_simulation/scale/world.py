@@ -2,7 +2,7 @@
 
 It replaces _manager/loop.py as far as plans need that, and counts messages, bytes and the planner's
 time. All links are alike and nothing fails; faults are simulated with real nodes, in
-simulation/cluster/.
+_simulation/virtual/.
 """
 
 from __future__ import annotations

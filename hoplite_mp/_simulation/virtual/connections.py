@@ -91,7 +91,7 @@ class Switchboard:
 
 
 class VirtualCalling:
-    """One connection attempt; see `Calling` in _node/ports.py."""
+    """One connection attempt; see `OutgoingConnection` in _node/ports.py."""
 
     starved = False
 

@@ -1,6 +1,6 @@
 """The compiled engine of a simulated host. The timeline steps it, the network carries its frames.
 
-It implements the port Engine (_node/ports.py) with the engine that ships, which plans blocks, fills
+It implements EnginePort (_node/ports.py) with the engine that ships, which plans blocks, fills
 cells and folds them as in production; only its thread and its sockets are replaced.
 """
 

@@ -80,8 +80,8 @@ class Supervised(Protocol):
 
 
 class VirtualWorkers:
-    """Worker processes of a host, and the supervisor that starts them; see `Processes` in
-    _node/ports.py."""
+    """Worker processes of a host, and the supervisor that starts them; see
+    `ProcessesPort` in _node/ports.py."""
 
     def __init__(self, timeline: Timeline, host: Supervised) -> None:
         self.by_pid: dict[int, tuple[int, VirtualProcess]] = {}
@@ -164,14 +164,15 @@ class VirtualDisk:
 
 
 class NoStacks:
-    """See `Stacks` in _node/ports.py; stacks are never asked for."""
+    """See `StacksPort` in _node/ports.py; stacks are never asked for."""
 
     def ask(self, done: Callable[[list[dict[str, Any]]], None]) -> None:
         done([])
 
 
 class NoDoor:
-    """See `DriverDoor` in _node/ports.py; programs are attached by `Host.attach` instead."""
+    """See `DriverListenerPort` in _node/ports.py; programs are attached by `VirtualHost.attach`
+    instead."""
 
     def open(self, drivers: AttachedDrivers, cluster: bytes, mine: Introduction) -> None: ...
 

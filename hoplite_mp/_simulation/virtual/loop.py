@@ -1,6 +1,6 @@
 """The loop of a simulated host: its time, timers and descriptors come from the timeline.
 
-It implements the port Loop (_node/ports.py), so a real node can run on it. Everything on a host
+It implements LoopPort (_node/ports.py), so a real node can run on it. Everything on a host
 happens in turns, and a host that is stopped has none.
 """
 

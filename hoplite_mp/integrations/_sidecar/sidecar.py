@@ -1,9 +1,9 @@
 """A cluster beside another engine (Dask, Ray): a node for each host, shared by its processes.
 
-    place = beside.begin()            # once, in a process that lives as long as the cluster
-    place = beside.begin_kept()       # or in one that may be killed and restarted
-    member = beside.take_part(place)  # in each process of the engine: then `current()` works
-    member.leave()                    # or the process ends
+    place = sidecar.begin()            # once, in a process that lives as long as the cluster
+    place = sidecar.begin_kept()       # or in one that may be killed and restarted
+    member = sidecar.take_part(place)  # in each process of the engine: then `current()` works
+    member.leave()                     # or the process ends
 
 An engine starts, restarts and kills the processes of a host as it likes, and the objects of that
 host must outlive them. So the node is a child of none of them: the first process that needs the
@@ -389,7 +389,7 @@ def _find_keeper(place: Place, wait_s: float, left: threading.Event) -> HopliteE
     except OSError as error:
         return errors.NodeLostError(f"no directory for names is fit: {error}")
     if sole is None:
-        return None  # another keeper is just starting, or leaving
+        return None  # another sidecar is just starting, or leaving
     sole.close()
     return _error_in(_start_keeper(place, wait_s, left=left))
 

@@ -4,7 +4,7 @@ The node must outlive each of those processes, so it is a child of none of them.
 used the node for Config.beside_idle_s, it leaves in order: other nodes first fetch the objects that
 only it holds. If several sidecars are started at once on a host, one stays. One sidecar of the
 cluster may have the manager; it stays as long as there is a node on another host, and ends the
-cluster when it leaves. With SIGTERM any keeper leaves at once.
+cluster when it leaves. With SIGTERM any sidecar leaves at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 def main(told: dict[str, Any]) -> None:
-    """Runs the sidecar: from its start by `beside` to the end of the node."""
+    """Runs the sidecar: from its start by `sidecar` to the end of the node."""
     # The process that waits for the sidecar's message reads until the pipe is closed, so processes
     # that are started from here on must not inherit it.
     answer = os.dup(1)

@@ -1,4 +1,4 @@
-"""A reduction of Dask's Futures, as it runs in one of Dask's workers; see `_reducing`."""
+"""A reduction of Dask's Futures in one of Dask's workers; see `_sidecar/reducing.py`."""
 
 from __future__ import annotations
 

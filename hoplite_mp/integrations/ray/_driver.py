@@ -1,7 +1,7 @@
 """init and shutdown: a driver of Ray begins the cluster beside Ray's, or takes part in it.
 
 All drivers of a Ray cluster share one cluster of this library, which lives as long as Ray's. So a
-detached Ray actor with a fixed name keeps it (`actors.Leader`).
+detached Ray actor with a fixed name keeps it (`_actors.Leader`).
 """
 
 from __future__ import annotations
