@@ -94,7 +94,8 @@ _Static_assert(SMALL_RECORD_BYTES >= SMALL_GIVEN_BYTES + 32 + MEMBERS * 16 + 64 
                SMALL_RECORD_BYTES % 64 == 0, "room for all parts of a call");
 
 /* What a node has given to a call. `plan`: of BEGUN and VOTES, which one, as the number of Python's
- * attempt at the call (_node/groups/group_state.py); nodes that name the same one have the same plan. */
+ * attempt at the call (_node/groups/group_decisions.py); nodes that name the same one have the same
+ * plan. */
 struct small_slot {
     bool here;
     uint8_t phase;

@@ -1,8 +1,8 @@
 """Simulated streams against the rule that is compared with the compiled engine.
 
-`tests/cext/test_engine_rule.py` lets random programs run in engines and in `rule.TransferModel`;
-here others run in `rule.TransferModel` and in simulated engines, on links that are slow or fast.
-Both must agree on how far each cell comes, which watermarks it may show, and who is in it, in
+`tests/cext/test_engine_rule.py` lets random programs run in engines and in `TransferModel`; here
+others run in `TransferModel` and in simulated engines, on links that are slow or fast. Both must
+agree on how far each cell comes, which watermarks it may show, and who is in it, in
 order.
 """
 
