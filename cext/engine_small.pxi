@@ -157,7 +157,7 @@ cdef class _SmallCalls:
 
     @cython.critical_section
     def small_look(self) -> None:
-        """Look at all boards: for an engine without a thread, which hears no bell."""
+        """Look at all boards: for an engine without a thread, which hears no doorbell."""
         engine_post_small(self.engine, self.request(SMALL_ASK_LOOK, 0))
 
     def is_quiet(self) -> bool:

@@ -1,8 +1,9 @@
-/* What small calls need of the world: boards and bells of members, links to nodes, news for Python.
+/* What small calls need of the world: boards and doorbells of members, links to
+ * nodes, news for Python.
  *
  * The machine of engine_small.c knows none of them. A member writes what it gives into its place on
- * the board and writes to its doorbell, an eventfd that the engine's thread watches; what comes of the
- * call goes back to the board, and the members are woken at their event words. A frame goes over
+ * the board and writes to its doorbell, an eventfd that the engine's thread watches; what comes of
+ * the call goes back to the board, and the members are woken at their event words. A frame goes over
  * any link to its node; without one Python carries it, and what may have been lost with a link is
  * sent again.
  */
@@ -32,7 +33,7 @@ struct small_world {
     char *control;
 };
 
-/* Between two looks for bells that epoll cannot watch. Lower: less delay for calls of such members,
+/* Between two looks for doorbells that epoll cannot watch. Lower: less delay for calls of such members,
  * and a processor that is woken more often. */
 enum { UNHEARD_LOOK_MS = 2 };
 

@@ -78,7 +78,7 @@ def imported(tree: ast.AST, names: Container[str]) -> set[str]:
 
 
 def in_circles() -> Counter[str]:
-    """Files from which imports lead back to them, by room."""
+    """Files from which imports lead back to them, by package."""
     paths = {
         ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
             ".__init__"

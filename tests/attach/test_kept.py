@@ -107,7 +107,7 @@ def test_its_keeper_is_killed() -> None:
 
 
 def test_who_has_left_looks_for_no_other_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way back leads through a keeper, which answers nothing here for a long time."""
+    """The way back leads through a sidecar, which answers nothing here for a long time."""
     place = begun(60.0)
     member = sidecar.take_part(place)
     looked = threading.Event()

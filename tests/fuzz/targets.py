@@ -16,7 +16,7 @@ compares it with the sources.
                                lines of workers                         here
                                words in shared memory                   cext/test_kill.py
     a file                     spilled payloads (as they were written)  as payloads, here
-                               tokens, limits of the kernel             _transport/, store/
+                               tokens, limits of the kernel             transport/, store/
 
 A target returns if the bytes are legal, and raises one of its `errors` if they are not. Whatever
 else comes out is a defect; so is memory beyond what the length of the bytes explains.
@@ -293,7 +293,7 @@ SOURCES: dict[str, str] = {
     "_client/trace_file.py": "traces",
     "_cli/doctor/trial.py": OWN + ": a program that it has started",
     "_common/ids.py": "frames; from nodes; from peers",
-    "integrations/_sidecar/sidecar.py": OWN + ": the keeper that it has started",
+    "integrations/_sidecar/sidecar.py": OWN + ": the sidecar that it has started",
     "integrations/torch/_own_cluster.py": "what a rank of this program has put into torch's store",
     "integrations/ray/_actors.py": "what a process of the same cluster of Ray has stored with Ray",
     "_cli/dump.py": "a member's answer to a person who asked: shown, and nothing else",

@@ -11,7 +11,7 @@ __all__ = ["ARGUED"]
 # Name of the mutant -> why nothing that is promised depends on that line.
 ARGUED: dict[str, str] = {
     "group-calls-frees-parts-of-the-dead": (
-        "An attempt pins what members of its node give (PlanRunner._pin) until after the commit, "
+        "An attempt pins what members of its node give (Pinning.pin) until after the commit, "
         "when the results have been made of it. A node commits an attempt only if it has begun it, "
         "or has no member whose part the result needs. A decision without a plan is that of one "
         "node, which leads, and decides again without a member that has died."
@@ -19,9 +19,9 @@ ARGUED: dict[str, str] = {
     "group-restart-overlooks-the-unheard": (
         "A node that never received a version has a member that the new planner does not know "
         "(else _give_back_unheard has found its request, and counts the node). Such a rank is "
-        "free, so the planner makes the next version at once (Groups._settled), and sends it to "
-        "that node as well, which is in Group.nodes. The node sees that it has missed versions, "
-        "and says by itself that nothing comes from ranks that are free "
+        "free, so the planner makes the next version at once (GroupRegistry._settled), and sends "
+        "it to that node as well, which is in GroupRecord.nodes. The node sees that it has missed "
+        "versions, and says by itself that nothing comes from ranks that are free "
         "(PointToPoint._say_unheard)."
     ),
 }

@@ -1,4 +1,4 @@
-"""A wire of the node's loop: what the other side has said last counts, however it ends."""
+"""A control channel of the node: what the other side has said last counts, however it ends."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def told(text: list[int | bytes]) -> bytes:
 
 
 def said(text: list[int | bytes]) -> list[tuple[int, bytes]]:
-    """(audience, line), by what the marks mean."""
+    """(output owner, line), by what the marks mean."""
     found, output_owner, rest = [], 0, b""
     for part in text:
         if isinstance(part, bytes):

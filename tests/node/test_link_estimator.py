@@ -36,7 +36,7 @@ class Wire:
     """A clock, counters, and one timer."""
 
     def __init__(self, backlogged_s: float | None = None) -> None:
-        """backlogged_s: of each burst, if something looks beside the meter."""
+        """backlogged_s: of each burst, if something looks beside the estimator."""
         self.loop = ManualLoop(0.0)
         beside = None if backlogged_s is None else Beside(backlogged_s)
         self.up = self.down = 0

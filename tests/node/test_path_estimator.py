@@ -79,7 +79,7 @@ def test_a_sender_with_pauses_is_not_held_up() -> None:
 
 
 def test_the_time_in_which_bytes_waited() -> None:
-    """For the meter of the host's own link (link_estimator.py)."""
+    """For the estimator of the host's own link (link_estimator.py)."""
     channel = Wire()
     channel.pairs.begin()
     channel.go_on(0.5, sent={2: 80e6, 3: NARROW})

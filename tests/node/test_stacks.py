@@ -16,7 +16,7 @@ SLOT, OTHER = 4, 5
 
 
 def ask() -> tuple[ManualLoop, list[Any]]:
-    """Of two workers: this process, and one whose birth has not been reported yet."""
+    """Of two workers: this process, and one whose start has not been reported yet."""
     loop = ManualLoop()
     tasks: Any = SimpleNamespace(running=lambda slot: 0)
     workers: Any = SimpleNamespace(

@@ -69,7 +69,7 @@ def check_served(plan: m.Distribute | m.ExecuteReduce, programs: Mapping[int, Pr
 
 
 def made_of(programs: Mapping[int, Program]) -> dict[tuple[int, Cell], list[tuple[int, Cell]]]:
-    """(node, cell) -> the (node, cell)s that it needs: over folds and over the wire."""
+    """(node, cell) -> the (node, cell)s that it needs: over folds and over links."""
     needs: dict[tuple[int, Cell], list[tuple[int, Cell]]] = {}
     for node, program in programs.items():
         for pull in program.pulls:

@@ -63,7 +63,7 @@ def test_a_name_goes_to_the_node_that_begins_the_actor_again() -> None:
 
 
 def test_a_spare_that_knows_of_no_name_releases_the_one_that_the_manager_has() -> None:
-    """Seed 500779: the actor's host had told its spare that the actor has no name any more, and a
+    """Seed 500779: the actor's host had told its backup that the actor has no name any more, and a
     manager that was just being replaced had not heard of it."""
     planner = joined(2)
     planner.step(ActorNameClaimed(1, 0, "ps", IDENTITY, True), 0.0)
@@ -107,7 +107,7 @@ def test_the_manager_dies_with_the_host() -> None:
 
 @pytest.mark.parametrize("lives", [False, True])
 def test_what_a_spare_says_counts_only_if_the_actors_node_does_not_report(lives: bool) -> None:
-    """Seed 1101627: the actor had ended, its spare had not heard of it, and then left."""
+    """Seed 1101627: the actor had ended, its backup had not heard of it, and then left."""
     members: tuple[Member, ...] = joined(2).membership.members
     planner = Planner(again=True, own=0)
     for node in (0, 1):

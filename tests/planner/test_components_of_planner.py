@@ -1,4 +1,4 @@
-"""The small rooms of the planner, where a scenario would say it less directly."""
+"""The small components of the planner, where a scenario would say it less directly."""
 
 from __future__ import annotations
 

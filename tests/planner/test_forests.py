@@ -1,4 +1,4 @@
-"""Forests that are kept for the next operation like this one."""
+"""Stripe plans that are kept for the next operation like this one."""
 
 from __future__ import annotations
 

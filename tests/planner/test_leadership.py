@@ -205,7 +205,7 @@ def test_a_newcomer_that_waits_and_is_silent_is_not_waited_for() -> None:
 
 
 def test_newcomers_do_not_wait_for_a_manager_that_may_not_decide_for_long(stage: Stage) -> None:
-    """They call again, as those do that the door refuses."""
+    """They call again, as those do that the listener refuses."""
     first, second, third = stage.join(near=True), stage.join(), stage.join()
     stage.beat(first, second, third)
     stage.wait(LEASE_S + BEAT_S)

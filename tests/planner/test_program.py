@@ -41,7 +41,7 @@ def topologies(draw: st.DrawFn, nodes: int) -> Topology:
 
 @st.composite
 def plans(draw: st.DrawFn) -> m.ExecuteReduce:
-    """Any collective between up to 12 nodes, as the planner's rooms would make it."""
+    """Any collective between up to 12 nodes, as the planner's components would make it."""
     nodes = draw(st.integers(1, 12))
     node = st.integers(0, nodes - 1)
     kind = draw(st.sampled_from(KINDS))

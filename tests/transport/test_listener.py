@@ -1,4 +1,4 @@
-"""Doors and callers over real sockets: who gets in, and how many may try."""
+"""Listeners and callers over real sockets: who gets in, and how many may try."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Doors and callers over real sockets: who does not get in, and what each is told."""
+"""Listeners and callers over real sockets: who does not get in, and what each is told."""
 
 from __future__ import annotations
 
