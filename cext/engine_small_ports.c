@@ -33,8 +33,8 @@ struct small_world {
     char *control;
 };
 
-/* Between two looks for doorbells that epoll cannot watch. Lower: less delay for calls of such members,
- * and a processor that is woken more often. */
+/* Between two looks for doorbells that epoll cannot watch. Lower: less delay for calls of such
+ * members, and a processor that is woken more often. */
 enum { UNHEARD_LOOK_MS = 2 };
 
 void small_play(void *play) { played = play; }
@@ -127,7 +127,7 @@ static void tell(void *context, struct small_group *group, int news, uint64_t nu
                       news == SMALL_MOVED && !group->awaited);
 }
 
-/* ---- Boards and bells --------------------------------------------------------------------------- */
+/* ---- Boards and doorbells ----------------------------------------------------------------------- */
 /* The seq is written last, and the member waits from then on, so what stands there is whole. */
 static void look_at(struct small_world *world, struct small_group *group, uint32_t rank) {
     const shm_small *small = group->board;

@@ -1,6 +1,6 @@
 """An ensemble of eight models that is served; batches go to all, one request after the other.
 
-Lists the cases of examples/applications/ensemble/.
+This module lists the cases of examples/applications/ensemble/.
 """
 
 from __future__ import annotations

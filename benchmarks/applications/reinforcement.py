@@ -1,6 +1,6 @@
 """Reinforcement learning: IMPALA and A3C, each with the first half of the samplers in a step.
 
-Lists the cases of examples/applications/impala/ and examples/applications/a3c/.
+This module lists the cases of examples/applications/impala/ and examples/applications/a3c/.
 """
 
 from __future__ import annotations

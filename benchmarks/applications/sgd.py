@@ -1,6 +1,6 @@
 """Asynchronous SGD with a parameter server, the first half of the gradients in each step.
 
-Lists the cases of examples/applications/asynchronous_sgd/.
+This module lists the cases of examples/applications/asynchronous_sgd/.
 """
 
 from __future__ import annotations

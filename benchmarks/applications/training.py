@@ -1,6 +1,6 @@
 """Training in equal steps: our DistributedDataParallel beside torch's own on Gloo.
 
-Lists the cases of examples/applications/synchronous_training/.
+This module lists the cases of examples/applications/synchronous_training/.
 """
 
 from __future__ import annotations

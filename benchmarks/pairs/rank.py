@@ -1,6 +1,6 @@
 """One rank of one build, on one emulated host: a timed call of a Group for each line that is read.
 
-As here.py, over hosts. benchmarks/lan/rounds.py says what is timed and checked.
+This is here.py over hosts. benchmarks/lan/rounds.py says what is timed and checked.
 """
 
 from __future__ import annotations

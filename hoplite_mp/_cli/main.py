@@ -81,7 +81,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _lazy(module: str, function: str) -> Callable[[argparse.Namespace], int]:
-    """A command whose module is imported when the command runs: none of them needs all."""
+    """A command whose module is imported when it runs, because no command needs all modules."""
 
     def run(arguments: argparse.Namespace) -> int:
         code: int = getattr(importlib.import_module(module), function)(arguments)

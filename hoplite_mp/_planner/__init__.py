@@ -1,7 +1,7 @@
 """Decides which node takes part in which operation, as a pure function of messages and time:
 `Planner.step(message, now)`.
 
-    membership topology  cost packing program     living nodes, their links; the model; edges
+    membership  topology  cost  packing  program   living nodes, their links; the model; edges
            ▲
     stripe_plan  directory  repair                 shapes of plans, holders of objects
            ▲

@@ -1,6 +1,6 @@
 """The messages between node and manager, and between nodes: their types, and the sans-io codec.
 
-fields  <-  stripes  <-  membership, copies, operations, groups  <-  messages  <-  codec
+fields  <-  membership, copies, operations, groups  <-  messages  <-  codec
 fields  <-  peers       objects and tasks between nodes
             local       between a client and its node
 

@@ -4,24 +4,33 @@ The layout is drawn in docs/architecture.md ("Payload of an object"). This packa
 heads; it never copies large data, and must never know the store, tasks or nodes. This file exports
 only what other packages may use. The modules:
 
-    layout    what stands where in a payload      arrays     one array, without pickle
-    values    any value: the choice of a kind     contributions  what a rank gives to a call
-    calls     the arguments of a task             numbers    one number, without pickle
-    errors    failures                            streams    pickle streams inside payloads
-    functions functions of tasks                  picklers   the picklers that write the streams
-    reading   what the streams' functions need    reducers   how objects are reduced
-    copies    for readers that may write          code       code by name or by value
-    classes   classes by value
-    blame     which part of a value cannot be pickled
-    imports   which modules readers can import
-    by_value  code by value, what it carries      namespaces the globals of such code
-    fingerprints  whether a value has changed
+    layout         what stands where in a payload
+    values         any value: the choice of a kind
+    arrays         one array, without pickle
+    numbers        one number, without pickle
+    calls          the arguments of a task
+    contributions  what a rank gives to a call of a Group
+    errors         failures
+    streams        pickle streams inside payloads
     pickle_stream  a stream while it is written
-    out_of_band  large arrays beside a function's stream
-    borrowed  large arrays that a task reads where they lie
-    tensors   tensors of torch
-    mains     the `__main__` of a worker
-    sources   source text of functions by value
+    picklers       the picklers that write the streams
+    reducers       how objects are reduced
+    reading        what the streams' functions need
+    copies         for readers that may write
+    blame          which part of a value cannot be pickled
+    functions      functions of tasks
+    code           code by name or by value
+    by_value       code by value, what it carries
+    namespaces     the globals of such code
+    fingerprints   whether a value has changed
+    classes        classes by value
+    annotations    the annotations of functions and classes by value
+    sources        source text of functions by value
+    imports        which modules readers can import
+    mains          the `__main__` of a worker
+    out_of_band    large arrays beside a function's stream
+    borrowed       large arrays that a task reads where they lie
+    tensors        tensors of torch
 """
 
 from __future__ import annotations

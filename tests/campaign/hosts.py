@@ -1,6 +1,6 @@
 """One program of a campaign on emulated hosts: `python -m tests.campaign.hosts SEED SECONDS`.
 
-As program.py, with `hoplite-mp up` and `join` on four hosts. Drivers on the first host outlive
+This is program.py with `hoplite-mp up` and `join` on four hosts. Drivers on the first host outlive
 everything; one on another host goes with it, or is told so, and is replaced. One that makes no
 calls counts before and after.
 """

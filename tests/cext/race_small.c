@@ -1,7 +1,7 @@
 /* Small calls without Python, for ThreadSanitizer: `make tsan`.
  *
- * Two engines' threads and their members meet at boards and bells, where one of them reads what the
- * other has just written. Each node has a memory and two members; a link is lost in the middle, and
+ * Two engines' threads and their members meet at boards and doorbells, where one of them reads what
+ * the other has just written. Each node has a memory and two members; a link is lost in the middle, and
  * frames without one are carried by the threads that hear events. Every third call is a large one,
  * for which the nodes vote.
  */

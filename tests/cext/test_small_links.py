@@ -1,4 +1,4 @@
-"""Small calls over real links and bells: engines with threads; and links that others drive."""
+"""Small calls over real links and doorbells: engines with threads; and links that others drive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALLGATHER, NONE = 6, 255
 
 
 class Node:
-    """An engine with a thread, a board, and the bell of the one member."""
+    """An engine with a thread, a board, and the doorbell of the one member."""
 
     def __init__(self, number: int) -> None:
         self.number = number
