@@ -1,4 +1,4 @@
-"""A reduction of Dask's Futures in one of Dask's workers; see `_sidecar/reducing.py`."""
+"""A reduction of Dask's Futures in a Dask worker; see `integrations/_sidecar/reducing.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions and broadcasts of the values of Ray's refs; see `_sidecar/reducing.py`."""
+"""Reductions and broadcasts of values of Ray's refs; see `integrations/_sidecar/reducing.py`."""
 
 from __future__ import annotations
 
