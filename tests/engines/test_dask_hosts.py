@@ -101,7 +101,7 @@ def test_nodes_are_shared_and_values_too(hosts: DaskHosts, lan: Lan) -> None:
     assert out[8] == "28.0 (0, 1, 2, 3, 4, 5, 6, 7)"
     assert out[9] == "3.0 (0, 1, 3)"
     assert out[10] == "[6.0, 6.0, 6.0]"
-    assert processes(lan[1], "integrations.keeper") != []
+    assert processes(lan[1], "sidecar_main") != []
 
 
 def test_workers_and_nodes_come_and_go(hosts: DaskHosts, lan: Lan) -> None:
@@ -130,7 +130,7 @@ def test_workers_and_nodes_come_and_go(hosts: DaskHosts, lan: Lan) -> None:
         until(lambda: all_in_part(2, victim.values()), "the worker is not back")
         say({*in_part(2).values()} == {node})
         say(client.submit(total_of, kept, workers=on(2)).result())
-        say("kill the keeper")
+        say("kill the sidecar")
         heard()
 
         # Workers whose node has ended take part through another one.
@@ -156,9 +156,9 @@ def test_workers_and_nodes_come_and_go(hosts: DaskHosts, lan: Lan) -> None:
     assert client.line() == "['h1', 'h2', 'h3']"
     assert client.line() == "True"
     assert client.line() == str(5 * 300_000.0)
-    assert client.line() == "kill the keeper"
-    (keeper,) = processes(lan[1], "integrations.keeper")
-    kill(lan[1], keeper)
+    assert client.line() == "kill the sidecar"
+    (sidecar,) = processes(lan[1], "sidecar_main")
+    kill(lan[1], sidecar)
     client.go_on()
     assert client.line() == f"True {6 * 300_000.0}"
     assert client.line() == "add a host"
@@ -168,7 +168,7 @@ def test_workers_and_nodes_come_and_go(hosts: DaskHosts, lan: Lan) -> None:
     assert client.line() == "100000.0"
     assert client.line() == "['h1', 'h2', 'h3']"
     assert client.end() == [f"7.0 {7 * 300_000.0}"]
-    until(lambda: not processes(lan[3], "integrations.keeper"), "a keeper is left")
+    until(lambda: not processes(lan[3], "sidecar_main"), "a sidecar is left")
 
 
 def test_a_host_is_killed_in_the_middle(hosts: DaskHosts, lan: Lan) -> None:
@@ -242,11 +242,11 @@ def test_the_scheduler_and_our_manager_are_killed(hosts: DaskHosts, lan: Lan) ->
         """,
     )
     assert client.line() == "4"
-    assert processes(lan[1], "integrations.keeper") != []
+    assert processes(lan[1], "sidecar_main") != []
     lan[0].kill()
     client.go_on()
     lines = client.end()
     assert lines[0].endswith(" True")
     assert lines[1:] == ["over", "499500.0"]
     for host in (host for host in lan if host.number in (2, 3)):
-        until(lambda host=host: not processes(host, "integrations.keeper"), "a keeper is left")  # type: ignore[misc]
+        until(lambda host=host: not processes(host, "sidecar_main"), "a sidecar is left")  # type: ignore[misc]

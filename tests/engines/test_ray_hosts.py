@@ -267,7 +267,7 @@ def test_the_leading_actor_is_killed(hosts: RayHosts, lan: Lan) -> None:
     assert program.line() == "ended"
     assert program.end() == []
     for host in lan:
-        until(lambda host=host: not processes(host, "integrations.keeper"), "a keeper is left")  # type: ignore[misc]
+        until(lambda host=host: not processes(host, "sidecar_main"), "a sidecar is left")  # type: ignore[misc]
 
 
 def test_the_manager_and_its_node_are_killed(hosts: RayHosts, lan: Lan) -> None:
@@ -306,8 +306,8 @@ def test_the_manager_and_its_node_are_killed(hosts: RayHosts, lan: Lan) -> None:
         """,
     )
     assert program.line() == "kill"
-    (keeper,) = processes(lan[0], "integrations.keeper")
-    kill(lan[0], keeper)
+    (sidecar,) = processes(lan[0], "sidecar_main")
+    kill(lan[0], sidecar)
     program.go_on()
     assert program.line() == "True 1000000.0"
     assert program.line() == "['h1', 'h2', 'h3'] False True"
@@ -348,7 +348,7 @@ def test_the_head_of_ray_is_killed_with_our_manager(hosts: RayHosts, lan: Lan) -
     assert first.endswith(" True")
     assert second == "over 1000000.0"
     for host in others:
-        until(lambda host=host: not processes(host, "integrations.keeper"), "a keeper is left")  # type: ignore[misc]
+        until(lambda host=host: not processes(host, "sidecar_main"), "a sidecar is left")  # type: ignore[misc]
 
 
 def test_a_node_is_killed_and_its_host_takes_part_again(hosts: RayHosts, lan: Lan) -> None:
