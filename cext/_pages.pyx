@@ -1,7 +1,7 @@
 """Which pages of this process's memory were written: the kernel's answer, for Python.
 
-`pages_written.h` says what is asked of the kernel; this file keeps the two descriptors that it
-takes, turns answers into lists, and gives the GIL back meanwhile.
+`pages_written.h` makes the system calls. This file keeps the two descriptors that they need, turns
+their answers into lists, and releases the GIL during the calls.
 """
 from libc.errno cimport ECHILD, ENODATA
 from libc.stdint cimport uint64_t, uintptr_t

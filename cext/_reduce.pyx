@@ -1,7 +1,7 @@
 """Reduction kernels for Python: names, addresses and buffers in; C loops without the GIL.
 
-`reduce_kernels.h` says what is computed and how; this file turns names into its numbers, checks
-what C cannot check, and gives the GIL back while memory is moved.
+`reduce_kernels.h` defines the operations. This file translates names into the numbers of that
+header, checks what C cannot check, and releases the GIL while a kernel runs.
 
 It imports neither hoplite_mp nor NumPy, and raises builtin errors only.
 """

@@ -1,7 +1,7 @@
 /* Cells: what is known under a key, how far it has come, and how it is let go.
  *
- * Raising a watermark is the one step from which everything else follows; and the memory of a
- * closed cell must be out of everybody's hands before its owner is told so.
+ * Every transfer and fold is triggered by a rising watermark. No thread may use the memory of a
+ * closed cell any more when the engine reports to the owner that the cell is closed.
  */
 #include "engine_state.h"
 

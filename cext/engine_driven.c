@@ -1,8 +1,8 @@
 /* Links whose bytes Python threads move, one thread for each direction, through TLS.
  *
- * TLS is Python's (its SSLSocket, no OpenSSL linked here), but what is sent next and where bytes go
- * is decided by the engine's thread alone. So that thread *gives*: a frame to send, a place to
- * receive into. Between giving and getting back, the memory is in the hands of the driving thread,
+ * Python's SSLSocket does the TLS (OpenSSL is not linked here), but only the engine's thread
+ * decides which frame is sent next and where received bytes go. So that thread *gives*: a frame to
+ * send, a place to receive into. Until the memory is given back, the driving thread may use it,
  * and a cell that is closed meanwhile says CLOSED only after it has come back. One exchange a frame
  * and two a block received: block_bytes_max of 1 MiB suits such links.
  */

@@ -1,7 +1,7 @@
 """What the documentation shows of the saved results: one file of JSON, which is committed.
 
-docs/applications.py draws pictures and writes tables where no results are, also in the tests of the
-documentation; and what was measured for a page should stand beside it.
+docs/applications.py draws the pictures and tables from this file, also in the tests of the
+documentation, where no benchmark results exist. The committed file is the record behind the page.
 """
 
 from __future__ import annotations

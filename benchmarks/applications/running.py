@@ -1,9 +1,8 @@
 """A program of examples/applications/ on a bed, from its start to its result.
 
-Every run has a deadline, and leaves what it has found beside what it has used. A program prints
-lines of JSON: {"event": "begun"} when what is measured begins, {"event": "ended"} when that is
-over, {"event": "result", ...} at last. Times are those of time.monotonic(), which is one clock for
-all emulated hosts.
+Every run has a deadline, and saves its results together with its parameters. A program prints lines
+of JSON: {"event": "begun"} at the start of the measured part, {"event": "ended"} at its end, and
+{"event": "result", ...} last. Times are those of time.monotonic(), one clock for all hosts.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
  * cores, and the kernel alone needs much of them. This program moves the same bytes over the same
  * flows as the library does (stripes, relays, folds in the order of ranks, block by block), with
  * plain sockets, one thread and nothing else: no framing, no agreement, no checksum, no copy, no
- * faults. What it needs, nobody who uses TCP on this machine does without.
+ * faults. Its processor time is a lower bound for every library that uses TCP on this machine.
  *
  *     floor ADDRESS,ADDRESS,... SIZE RANK kind:bytes:rounds...
  *

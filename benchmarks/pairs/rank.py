@@ -1,6 +1,6 @@
 """One rank of one build, on one emulated host: a timed call of a Group for each line that is read.
 
-This is here.py over hosts. benchmarks/lan/rounds.py says what is timed and checked.
+The counterpart of here.py over hosts. benchmarks/lan/rounds.py defines the timing and the checks.
 """
 
 from __future__ import annotations

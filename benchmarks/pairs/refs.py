@@ -1,8 +1,8 @@
 """The driver of one build on the first emulated host: a timed collective on refs for each line that
 is read.
 
-This is rank.py for what tasks on all hosts have made. benchmarks/lan/driver.py says what is timed
-and checked.
+The counterpart of rank.py for results of tasks on all hosts. benchmarks/lan/driver.py defines the
+timing and the checks.
 """
 
 from __future__ import annotations

@@ -46,11 +46,11 @@ def cpu_seconds(pid):
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
-def serve(listener, own):
+def serve(sock, own):
     """The manager's process."""
     config = Config()
-    door = Listener(
-        listener,
+    listener = Listener(
+        sock,
         key=KEY,
         service="manager",
         cluster=CLUSTER,
@@ -61,7 +61,7 @@ def serve(listener, own):
     )
     loop = ManagerLoop(Planner())
     loop.add(own)
-    loop.open(door, b"", Heartbeats(config.heartbeat_interval_s, config.heartbeat_timeout_s))
+    loop.open(listener, b"", Heartbeats(config.heartbeat_interval_s, config.heartbeat_timeout_s))
     loop.run()
 
 

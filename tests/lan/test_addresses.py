@@ -22,7 +22,7 @@ from hoplite_mp._transport.addresses import *
 manager = resolve(parse_address(sys.argv[2]))[0] if len(sys.argv) > 2 else None
 print(json.dumps(advertised_addresses(sys.argv[1], manager)))
 """
-DOOR = """
+LISTENER = """
 import select, sys, time
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.secret import Secret
@@ -30,14 +30,14 @@ from hoplite_mp._transport.certificates import Certificate
 from hoplite_mp._transport.listener import Listener
 from hoplite_mp._transport.sockets import listen
 pem = sys.stdin.buffer.read()
-door = Listener(listen("::", [7000]), key=Secret(b"k" * 32), service="node", cluster=b"c" * 16,
+listener = Listener(listen("::", [7000]), key=Secret(b"k" * 32), service="node", cluster=b"c" * 16,
     mine=Introduction(int(sys.argv[1]), {}), certificate=Certificate(pem), handshake_timeout_s=5,
     pending_handshakes_max=8)
 print("up", flush=True)
 let_in = []
 while not let_in:
-    select.select([door], [], [], 0.1)
-    let_in = door.turn(time.monotonic())
+    select.select([listener], [], [], 0.1)
+    let_in = listener.turn(time.monotonic())
 stream = let_in[0].stream
 stream.write(let_in[0].address.encode())
 while stream.wants_write:
@@ -69,19 +69,19 @@ def advertised(host: Host, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def start_door(host: Host, pem: bytes) -> subprocess.Popen[bytes]:
-    door = host.popen(
-        [sys.executable, "-c", DOOR, str(host.number)],
+def start_listener(host: Host, pem: bytes) -> subprocess.Popen[bytes]:
+    listener = host.popen(
+        [sys.executable, "-c", LISTENER, str(host.number)],
         env=HERE,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    assert door.stdin is not None
-    assert door.stdout is not None
-    door.stdin.write(pem)
-    door.stdin.close()
-    assert door.stdout.readline() == b"up\n"
-    return door
+    assert listener.stdin is not None
+    assert listener.stdout is not None
+    listener.stdin.write(pem)
+    listener.stdin.close()
+    assert listener.stdout.readline() == b"up\n"
+    return listener
 
 
 def call(host: Host, wanted: Host, *places: str) -> list[str]:
@@ -127,16 +127,16 @@ def test_a_call_over_several_addresses_finds_the_right_host(lan4: Lan) -> None:
     container_bridge(caller)
     container_bridge(callee)
     pem = certificate().pem
-    with start_door(caller, pem) as own_door, start_door(callee, pem) as door:
+    with start_listener(caller, pem) as own_listener, start_listener(callee, pem) as listener:
         lan4[2].cut()
         places = ["172.17.0.1:7000", f"{lan4[2].address}:7000", f"{callee.address}:7000"]
         seen, used, seconds = call(caller, callee, *places)
         assert seen.startswith(f"{caller.address}:")
         assert used == f"{callee.address}:7000"
         assert 2.0 <= float(seconds) < 18.0  # the dead one costs ARRIVE_S, not all the 20 s
-        assert door.wait(30) == 0
-        own_door.kill()
-    with start_door(callee, pem) as door:
+        assert listener.wait(30) == 0
+        own_listener.kill()
+    with start_listener(callee, pem) as listener:
         _, used, _ = call(caller, callee, f"[{callee.address6}]:7000")
         assert used == f"[{callee.address6}]:7000"
-        assert door.wait(30) == 0
+        assert listener.wait(30) == 0
