@@ -239,7 +239,6 @@ cdef class Engine(_SmallCalls):
         `key`: (operation 64 bits, epoch 32, stripe 32, part 32), under which peers may pull it, or
         None. `filled`: True if all bytes are there, or how many. Only a cell that is filled may
         lie in read-only memory. The buffer is held until CLOSED was taken from events().
-        `buffer` None: place() says later where its bytes are; `nbytes` is needed then.
         """
         self.check()
         cdef frame_key key_words
@@ -251,18 +250,12 @@ cdef class Engine(_SmallCalls):
             if key in self.keys:
                 raise ValueError(f"an open cell has the key {key!r}")
         cdef _Held held = _Held()
-        cdef char *data = NULL
-        if buffer is None:
-            if nbytes is None or nbytes < 0 or filled is not False:
-                raise ValueError("a cell without a buffer needs nbytes, and nothing of it is there")
-            size = nbytes
-        else:
-            held.hold(buffer, offset, filled is True)
-            whole = held.buffer.len
-            size = whole - offset if nbytes is None else nbytes
-            if not 0 <= size <= whole - offset:
-                raise ValueError(f"{size} bytes from {offset} on in a buffer of {whole} bytes")
-            data = <char *> held.buffer.buf + <Py_ssize_t> offset
+        held.hold(buffer, offset, filled is True)
+        whole = held.buffer.len
+        size = whole - offset if nbytes is None else nbytes
+        if not 0 <= size <= whole - offset:
+            raise ValueError(f"{size} bytes from {offset} on in a buffer of {whole} bytes")
+        cdef char *data = <char *> held.buffer.buf + <Py_ssize_t> offset
         cdef uint64_t number = self.next_number()
         held.cell = cell_new(self.engine, number, data, size, bytes_there(filled, size), key_pointer)
         held.key = key
@@ -272,28 +265,6 @@ cdef class Engine(_SmallCalls):
             self.keys[key] = number
         self.post(COMMAND_CELL, held.cell, NULL)
         return number
-
-    @cython.critical_section
-    def place(self, cell: int, buffer, offset: int = 0, filled: bool | int = True) -> None:
-        """Say where the bytes are of a cell that was made without a buffer; arguments as of cell().
-
-        Who pulled it meanwhile has waited. FILLED comes only if more has to be written.
-        """
-        self.check()
-        cdef _Held held = self.open_cell(cell)
-        if held.has_buffer:
-            raise ValueError(f"cell {cell} has a buffer already")
-        cdef uint64_t watermark = bytes_there(filled, held.cell.nbytes)
-        try:
-            held.hold(buffer, offset, filled is True)
-            if held.cell.nbytes > held.buffer.len - offset:
-                raise ValueError(f"{held.cell.nbytes} bytes from {offset} on in a buffer of "
-                                 f"{held.buffer.len} bytes")
-        except ValueError:
-            held.let_go()
-            raise
-        engine_post_place(self.engine, held.cell, <char *> held.buffer.buf + <Py_ssize_t> offset,
-                          watermark)
 
     @cython.critical_section
     def watermark(self, cell: int) -> int:
@@ -383,19 +354,17 @@ cdef class Engine(_SmallCalls):
             PyMem_Free(flags)
 
     @cython.critical_section
-    def close(self, cell: int, keep_requests: bool = False) -> None:
+    def close(self, cell: int) -> None:
         """Let go of a cell. Its key is free at once; its memory when CLOSED was taken.
 
         What fills it ends without a word; folds from it fail, and so do pulls of it at peers.
-        keep_requests: these wait for another cell with its key, as if this one had never been
-        made; that one has to give the same bytes.
         """
         self.check()
         cdef _Held held = self.open_cell(cell)
         held.open = False
         if held.key is not None:
             del self.keys[held.key]
-        engine_post(self.engine, COMMAND_CLOSE, held.cell, NULL, NULL, NULL, keep_requests)
+        self.post(COMMAND_CLOSE, held.cell, NULL)
 
     # ---- Many at once ----
 

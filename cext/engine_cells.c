@@ -181,14 +181,6 @@ void cell_raise(struct engine *engine, struct cell *cell, uint64_t watermark) {
     if (watermark == cell->nbytes) cell_tell_filled(engine, cell);
 }
 
-/* The memory of a cell that was made before it was known where its bytes would lie. Who asked for it
- * meanwhile has waited. Its owner is not told that it is full, as of one that was made full. */
-void cell_place(struct engine *engine, struct cell *cell, void *bytes, uint64_t watermark) {
-    cell->bytes = bytes;
-    if (watermark == cell->nbytes && !cell->batch) cell->told = true;
-    if (watermark) cell_raise(engine, cell, watermark);
-}
-
 /* The owner has written up to there himself. */
 void cell_advance(struct engine *engine, struct cell *cell, uint64_t watermark) {
     if (watermark > atomic_load_explicit(&cell->watermark, memory_order_relaxed))
@@ -200,9 +192,8 @@ void cell_let_go(struct engine *engine, struct cell *cell) {
     if (cell->closing && !cell->holds) engine_tell(engine, EVENT_CLOSED, cell->number, 0, "");
 }
 
-/* keep_requests: peers that pull it are not refused. They wait for another cell with its key, as if
- * this one had never been made; that one has to give the same bytes. */
-void cell_close(struct engine *engine, struct cell *cell, bool keep_requests) {
+/* Peers that pull it are refused. */
+void cell_close(struct engine *engine, struct cell *cell) {
     cell->closing = true;
     if (cell->batch) batch_end(engine, cell->batch);
     if (cell->pull) pull_cancel(engine, cell->pull);
@@ -210,13 +201,8 @@ void cell_close(struct engine *engine, struct cell *cell, bool keep_requests) {
     while (!chain_empty(&cell->feeds))
         fold_fail(engine, FROM(cell->feeds.next, struct fold_source, in_cell)->fold,
                   "a source was closed");
-    while (!chain_empty(&cell->serves)) {
-        struct serve *serve = FROM(cell->serves.next, struct serve, in_source);
-        if (keep_requests)
-            serve_detach(engine, serve, cell->spot);
-        else
-            serve_refuse(engine, serve, REASON_CLOSED);
-    }
+    while (!chain_empty(&cell->serves))
+        serve_refuse(engine, FROM(cell->serves.next, struct serve, in_source), REASON_CLOSED);
     if (cell->spot) {
         cell->spot->cell = NULL;
         spot_drop_if_unused(engine, cell->spot);

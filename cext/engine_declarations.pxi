@@ -95,7 +95,6 @@ cdef extern from "engine_state.h" nogil:
     void engine_post(engine_t *engine, int kind, cell_t *cell, link_t *link, fold_t *fold,
                      const frame_key *key, uint64_t amount)
     void engine_hold(engine_t *engine, bint hold)
-    void engine_post_place(engine_t *engine, cell_t *cell, void *data, uint64_t watermark)
     void engine_post_batch(engine_t *engine, batch_t *batch)
     event_t *engine_take(engine_t *engine)
     bint engine_step(engine_t *engine)

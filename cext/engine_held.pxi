@@ -31,7 +31,7 @@ cdef class _Held:
     cdef cell_t *cell
     cdef Py_buffer buffer
     cdef object key
-    cdef bint open, has_buffer  # no buffer: it is not placed yet
+    cdef bint open, has_buffer
 
     cdef int hold(self, object buffer, Py_ssize_t offset, bint only_read) except -1:
         """Holds the buffer from now on; checks that the offset lies in it."""
@@ -42,8 +42,6 @@ cdef class _Held:
         return 0
 
     cdef int check_writable(self) except -1:
-        if not self.has_buffer:
-            raise ValueError("the cell is not placed yet")
         if self.buffer.readonly:
             raise ValueError("the cell lies in read-only memory")
         return 0

@@ -45,8 +45,7 @@ static bool wakes(struct engine *engine) {
 }
 
 static bool may_be_held(int kind) {
-    return kind == COMMAND_CELL || kind == COMMAND_PLACE || kind == COMMAND_ADVANCE ||
-           kind == COMMAND_PULL || kind == COMMAND_FOLD || kind == COMMAND_CLOSE ||
+    return kind == COMMAND_CELL || kind == COMMAND_ADVANCE || kind == COMMAND_PULL || kind == COMMAND_FOLD || kind == COMMAND_CLOSE ||
            kind == COMMAND_BATCH;
 }
 
@@ -81,11 +80,6 @@ void engine_post(struct engine *engine, int kind, struct cell *cell, struct link
         .kind = kind, .cell = cell, .link = link, .fold = fold, .amount = amount};
     if (key) command.key = *key;
     post(engine, &command);
-}
-
-void engine_post_place(struct engine *engine, struct cell *cell, void *bytes, uint64_t watermark) {
-    post(engine, &(struct command){
-                     .kind = COMMAND_PLACE, .cell = cell, .bytes = bytes, .amount = watermark});
 }
 
 void engine_post_batch(struct engine *engine, struct batch *batch) {
@@ -195,13 +189,10 @@ static void connect_link(struct engine *engine, struct link *link) {
 static void execute(struct engine *engine, const struct command *command) {
     switch (command->kind) {
     case COMMAND_CELL: cell_open(engine, command->cell); break;
-    case COMMAND_PLACE:
-        cell_place(engine, command->cell, command->bytes, command->amount);
-        break;
     case COMMAND_ADVANCE: cell_advance(engine, command->cell, command->amount); break;
     case COMMAND_PULL: pull_begin(engine, command->cell, command->link, &command->key); break;
     case COMMAND_FOLD: fold_begin(engine, command->fold); break;
-    case COMMAND_CLOSE: cell_close(engine, command->cell, command->amount); break;
+    case COMMAND_CLOSE: cell_close(engine, command->cell); break;
     case COMMAND_BATCH: batch_begin(engine, command->batch); break;
     case COMMAND_CONNECT: connect_link(engine, command->link); break;
     case COMMAND_DISCONNECT: link_lose(engine, command->link, "disconnected"); break;

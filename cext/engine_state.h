@@ -107,7 +107,7 @@ struct fold;
 
 struct cell {
     uint64_t number;
-    char *bytes; /* NULL: it is not placed yet, and nothing of it has come */
+    char *bytes;
     uint64_t nbytes, block_bytes;
     _Atomic uint64_t watermark;
     struct frame_key key;
@@ -268,11 +268,10 @@ void event_free(struct event *event);
 
 enum command_kind {
     COMMAND_CELL,
-    COMMAND_PLACE,   /* cell, bytes, amount: its watermark */
     COMMAND_ADVANCE, /* cell, amount: the new watermark */
     COMMAND_PULL,    /* cell, link, key */
     COMMAND_FOLD,    /* fold */
-    COMMAND_CLOSE,   /* cell, amount: 1 if requests for it are kept, else 0 */
+    COMMAND_CLOSE,   /* cell */
     COMMAND_BATCH,   /* batch */
     COMMAND_CONNECT, /* link */
     COMMAND_DISCONNECT,
@@ -292,7 +291,6 @@ struct command {
     struct batch *batch;
     struct frame_key key;
     uint64_t amount;
-    void *bytes;
     struct small_request *small;
 };
 
@@ -329,7 +327,6 @@ struct engine *engine_new(uint64_t incarnation, uint32_t block_bytes_max,
                           uint32_t waiting_requests_max, bool threaded); /* NULL: errno */
 void engine_post(struct engine *engine, int kind, struct cell *cell, struct link *link,
                  struct fold *fold, const struct frame_key *key, uint64_t amount);
-void engine_post_place(struct engine *engine, struct cell *cell, void *bytes, uint64_t watermark);
 struct event *engine_take(struct engine *engine); /* a list, to be freed one by one */
 /* Begins (true) and ends a time in which commands about cells are collected; they are executed soon
  * after its end, or earlier. These times may be nested. */
@@ -353,11 +350,10 @@ uint64_t cell_goal(const struct cell *cell, uint64_t from);
 uint32_t cell_checksum(struct cell *cell, uint64_t from, uint32_t length);
 void cell_keep_checksum(struct cell *cell, uint64_t from, uint32_t length, uint32_t checksum);
 void cell_open(struct engine *engine, struct cell *cell);
-void cell_place(struct engine *engine, struct cell *cell, void *bytes, uint64_t watermark);
 void cell_raise(struct engine *engine, struct cell *cell, uint64_t watermark);
 void cell_advance(struct engine *engine, struct cell *cell, uint64_t watermark);
 void cell_tell_filled(struct engine *engine, struct cell *cell);
-void cell_close(struct engine *engine, struct cell *cell, bool keep_requests);
+void cell_close(struct engine *engine, struct cell *cell);
 void batch_begin(struct engine *engine, struct batch *batch);
 void cell_let_go(struct engine *engine, struct cell *cell);
 struct spot *spot_at(struct engine *engine, const struct frame_key *key);
@@ -374,7 +370,6 @@ void serve_attach(struct engine *engine, struct serve *serve, struct cell *cell)
 uint64_t serve_goal(const struct serve *serve);
 void serve_look(struct engine *engine, struct serve *serve);
 void serve_refuse(struct engine *engine, struct serve *serve, int reason);
-void serve_detach(struct engine *engine, struct serve *serve, struct spot *spot);
 void serve_cancel(struct engine *engine, struct link *link, uint32_t number);
 void serve_end(struct engine *engine, struct serve *serve);
 

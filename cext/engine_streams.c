@@ -186,20 +186,6 @@ void serve_refuse(struct engine *engine, struct serve *serve, int reason) {
     serve_end(engine, serve);
 }
 
-/* It waits for another cell under the key. */
-void serve_detach(struct engine *engine, struct serve *serve, struct spot *spot) {
-    if (serve->link->waiting_count >= engine->waiting_requests_max) {
-        serve_refuse(engine, serve, REASON_FULL);
-        return;
-    }
-    chain_remove(&serve->in_ready);
-    chain_remove(&serve->in_source);
-    serve->cell = NULL;
-    serve->spot = spot;
-    chain_append(&spot->waiting, &serve->in_source);
-    serve->link->waiting_count++;
-}
-
 /* A peer's CANCEL. Of what is over already it has been told, or is being told. */
 void serve_cancel(struct engine *engine, struct link *link, uint32_t number) {
     struct serve *serve = serve_of(link, number);

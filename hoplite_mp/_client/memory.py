@@ -569,21 +569,34 @@ class Memory:
             self.ended(oid)
         if failed:
             raise self.failure(mem)
-        return self.decode_value(mem, lambda: f"the value of {self._named(oid)}", writable)
+        try:
+            return _serialize.decode(mem, make_ref=self.make_ref, writable=writable)
+        except BaseException as error:
+            made = self._value_not_loaded(error, lambda: f"the value of {self._named(oid)}")
+            if made is error:
+                raise
+            raise made from _serialize.cause_of(made)
 
     def decode_value(
         self, mem: memoryview, what: str | Callable[[], str], writable: bool = False
     ) -> Any:
-        """As `serial.decode`. what: names the value if its own code fails while it is loaded."""
+        """As `_serialize.decode`. what: names the value in the error if its own code fails."""
         try:
             return _serialize.decode(mem, make_ref=self.make_ref, writable=writable)
-        except (KeyboardInterrupt, MemoryError):
-            raise
         except BaseException as error:
-            if is_interruption(error):
+            made = self._value_not_loaded(error, what)
+            if made is error:
                 raise
-            made = self.not_loaded(error, what if isinstance(what, str) else what())
             raise made from _serialize.cause_of(made)
+
+    def _value_not_loaded(
+        self, error: BaseException, what: str | Callable[[], str]
+    ) -> BaseException:
+        """The error to raise for a value that could not be loaded; `error` itself if it interrupts
+        the call."""
+        if isinstance(error, (KeyboardInterrupt, MemoryError)) or is_interruption(error):
+            return error
+        return self.not_loaded(error, what if isinstance(what, str) else what())
 
     def call_not_loaded(self, error: BaseException, what: str) -> BaseException:
         """The error to raise for the function or the arguments of a call that could not be loaded.

@@ -110,7 +110,6 @@ class Run:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.late = random.Random(program.seed)  # of its own, because it came later
         count = program.hosts
         self.hosts = [Host(i + 1, block_bytes_max=program.block_bytes_max) for i in range(count)]
         self.links: dict[tuple[int, int], list[int]] = {}
@@ -125,15 +124,9 @@ class Run:
         self.told = [0] * count
 
     def begin(self) -> None:
-        folded = {one for cell in self.program.cells for one in cell.sources}
-        unplaced: list[Cell] = []
         for cell in self.program.in_some_order():
             engine = self.hosts[cell.host].engine
             buffer, key = cell.array.view(np.uint8), (cell.number, 0, 0, 0)
-            if cell.pulled is None and not cell.sources and self.late.random() < 0.5:
-                unplaced.append(cell)
-                self.numbers[cell.number] = engine.cell(key, None, nbytes=buffer.nbytes)
-                continue
             number = self.numbers[cell.number] = engine.cell(key, buffer, filled=cell.filled)
             if cell.pulled is not None:
                 self.pull(cell)
@@ -145,15 +138,6 @@ class Run:
                 }
                 sources = [self.numbers[one] for one in cell.sources]
                 engine.fold(number, sources, OP, DTYPE, accumulated=partial, final=False)
-        self.late.shuffle(unplaced)
-        for cell in unplaced:
-            engine = self.hosts[cell.host].engine
-            buffer, key = cell.array.view(np.uint8), (cell.number, 0, 0, 0)
-            if cell.number not in folded and self.late.random() < 0.5:
-                engine.close(self.numbers[cell.number], keep_requests=True)
-                self.numbers[cell.number] = engine.cell(key, buffer, filled=cell.filled)
-            else:
-                engine.place(self.numbers[cell.number], buffer, filled=cell.filled)
 
     def pull(self, cell: Cell) -> None:
         """Over one of the links that are left; also if it is under way over another one."""

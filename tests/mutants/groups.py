@@ -213,13 +213,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "group-leading-passes-on-within-an-attempt",
+        "group-leading-narrows-within-an-attempt",
         "hoplite_mp/_node/groups/leader.py",
-        "self._ask_to_move(state, about.attempt, again.outcome, again, before=moving)",
-        "self._ask_to_move(state, moving.attempt, again.outcome, again, before=moving)",
+        "self._ask_to_move(state, attempt, outcome, slow=moving)",
+        "self._ask_to_move(state, moving.attempt, outcome, slow=moving)",
         (
             "What a host has received for one plan of a call never counts for another one; here a "
-            "plan whose stripes have passed to others has the number of the one before it."
+            "plan that takes the stripe of a slow host has the number of the one before it."
         ),
     ),
     Mutant(
@@ -251,20 +251,6 @@ MUTANTS = (
         (
             "What the engine has committed is its members'; here a node that has not heard of it "
             "yet gives it up when a member makes its next call."
-        ),
-    ),
-    Mutant(
-        "posted-calls-fit-whatever-comes",
-        "hoplite_mp/_node/groups/posted_calls.py",
-        (
-            "            if not isinstance(given, tuple) or given[1] != pieces[0].nbytes:\n"
-            "                return None\n"
-            "            if self.client.memory(given[0], len(posted.head)) != posted.head:\n"
-        ),
-        "            if not isinstance(given, tuple):\n",
-        (
-            "If one rank gives another shape than others, every rank raises that error; here its "
-            "node sends the beginning of it in the place of what it had expected."
         ),
     ),
 )

@@ -111,7 +111,7 @@ class Recorder:
     def pull(self, cell: int, link: int, key: Any) -> None:
         self.pulls.append((cell, key))
 
-    def close(self, cell: int, keep_requests: bool = False) -> None: ...
+    def close(self, cell: int) -> None: ...
 
 
 @pytest.mark.parametrize("found", ["our connection is made", "nobody answers"])

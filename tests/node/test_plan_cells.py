@@ -74,9 +74,7 @@ class Node1:
             imports=None,
             results=None,
         )
-        self.host.results = SimpleNamespace(
-            client=self.host.client, lease=lambda nbytes, preallocated: 3
-        )
+        self.host.results = SimpleNamespace(client=self.host.client, lease=lambda nbytes: 3)
         links: Any = SimpleNamespace(
             engine=self.engine,
             trace_events=SimpleNamespace(on=False),

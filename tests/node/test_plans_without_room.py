@@ -40,7 +40,7 @@ class Reduction:
         nobody: Any = None
         self.plans = PlanRunner(host, one.cells, nobody, nobody)
 
-    def lease(self, nbytes: int, *, preallocated: bool = False) -> int | None:
+    def lease(self, nbytes: int) -> int | None:
         if nbytes > self.left:
             return None
         self.left -= nbytes

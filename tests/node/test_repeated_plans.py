@@ -15,7 +15,6 @@ from hoplite_mp._node.groups.repeated_plans import (
     RepeatedPlans,
     named_by_all,
     repeat,
-    with_own_objects,
 )
 from hoplite_mp._planner import stripe_plan
 from hoplite_mp._planner.topology import HostRates
@@ -256,49 +255,6 @@ def steady(*calls: int) -> RepeatedPlans:
         go = made(call) if found is None else found[1]
         plans.committed(members(), commit(call), go, keeps=True, by_engines=found is not None)
     return plans
-
-
-@pytest.mark.parametrize(
-    ("calls", "expected"),
-    [((4,), None), ((4, 5), None), ((4, 5, 6), 7), ((4, 7, 10), 13), ((4, 5, 7), None),
-     ((4, 5, 6, 8), None), ((4, 5, 6, 8, 10), 12)],
-)  # fmt: skip
-def test_the_next_call_is_expected_at_a_steady_pace(
-    calls: tuple[int, ...], expected: int | None
-) -> None:
-    plans = steady(*calls)
-    upcoming = plans.upcoming(members(), part(1, calls[-1]))
-    if upcoming is None:
-        assert expected is None
-        return
-    assert upcoming.call == expected
-    found = plans.next(members(), part(1, upcoming.call))
-    assert found is not None
-    again = found[1]
-    assert upcoming != again, "what the member gives has no name yet"
-    assert with_own_objects(upcoming, part(1, upcoming.call).pieces) == again
-
-
-def test_an_expected_attempt_is_taken_as_it_is_if_it_is_the_right_one() -> None:
-    plans = steady(4, 5, 6)
-    upcoming = plans.upcoming(members(), part(1, 6))
-    assert upcoming is not None
-    right = with_own_objects(upcoming, part(1, 7).pieces)
-    found = plans.next(members(), part(1, 7), right)
-    assert found is not None
-    assert found[1] is right
-    found = plans.next(members(), part(1, 8), right)  # of another call
-    assert found is not None
-    assert (found[1].call, found[1].attempt) == (8, VERSION << ATTEMPT_BITS | REPEATED | 4)
-
-
-def test_nothing_is_expected_of_other_members_or_beyond_what_attempts_can_tell() -> None:
-    plans = steady(4, 5, 6)
-    plans.clear()
-    assert plans.upcoming(members(), part(1, 6)) is None
-    far = 4 + REPEATED // 2 - 1
-    plans = steady(4, far, 2 * far - 4)
-    assert plans.upcoming(members(), part(1, 2 * far - 4)) is None
 
 
 def test_one_in_so_many_calls_of_a_form_is_led() -> None:

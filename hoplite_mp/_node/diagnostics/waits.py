@@ -288,7 +288,6 @@ class WaitReports:
                 "epoch": execution.plan.epoch,
                 "seconds": self._seconds(execution.begun_ns),
                 "begun": execution.begun,
-                "posted": execution.posted,
                 "reported": execution.reported,
                 "missing": len(execution.missing) + execution.waiting,
             }

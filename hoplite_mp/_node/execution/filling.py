@@ -29,8 +29,6 @@ def fill_blocks(results: ResultWriter, execution: PlanState, cells: PlanCells) -
     `execution.blocks` has the block of each arriving object, by the member's index in the plan; 0
     for the one object of a Distribute."""
     plan = execution.plan
-    if execution.posted:
-        execution.memories = lambda: {index: (view, 0) for index, view in execution.views.items()}
     if isinstance(plan, Distribute):
         _spread(results, execution, cells, plan)
     else:
@@ -43,10 +41,7 @@ def _block(
     """The memory of a new block, or of the one that an earlier plan has begun to fill."""
     if index not in execution.blocks:
         begun = execution.carryover.copies.pop(object_id, None)
-        preallocated = execution.posted
-        payload = (
-            results.lease(nbytes, preallocated=preallocated) if begun is None else begun.payload
-        )
+        payload = results.lease(nbytes) if begun is None else begun.payload
         if payload is None:
             raise NotNow(
                 "the object that arrives does not fit into the store beside what is in use"
@@ -92,8 +87,7 @@ def _spread(
     program = execution.program
     memory: Any = None
     queued: dict[int, list[int]] = {}  # stripe -> its cells, in the order of the program's pulls
-    given = 0 in execution.views or (execution.posted and results.client.number in plan.sources)
-    if not given:
+    if 0 not in execution.views:
         memory = _block(results, execution, 0, plan.object, plan.nbytes)
         queued = {pull.cell.stripe: [] for pull in program.pulls}
     parents = {pull.cell.stripe: pull.parent for pull in program.pulls}
@@ -109,7 +103,7 @@ def _spread(
                 execution, cells, plan.object, memory, (begin, end), shown, pull
             )
         elif shown:
-            cells.own(execution, shown, 0, execution.views.get(0), begin, end - begin)
+            cells.own(execution, shown, 0, execution.views[0], begin, end - begin)
     execution.queue += chain.from_iterable(queued.values())
 
 
@@ -127,9 +121,8 @@ def _gather(
     for serve in program.serves:
         index = serve.cell.stripe
         member = plan.members[index]
-        view = None if execution.posted else execution.views[member]
-        nbytes = plan.sizes[index] if view is None else len(view)
-        cells.own(execution, execution.key(serve.cell), member, view, 0, nbytes)
+        view = execution.views[member]
+        cells.own(execution, execution.key(serve.cell), member, view, 0, len(view))
     for pull in program.pulls:
         index = pull.cell.stripe
         memory, whole = blocks[pull.cell], (0, plan.sizes[index])

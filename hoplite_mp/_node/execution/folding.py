@@ -15,7 +15,6 @@ from hoplite_mp._node.execution.local_reduce import check_alike
 from hoplite_mp._node.execution.plan_state import NotNow
 from hoplite_mp._node.execution.stripe_layout import StripeLayout
 from hoplite_mp._planner.program import Cell, Program, members_in
-from hoplite_mp._protocol.messages import Distribute
 
 if TYPE_CHECKING:
     from hoplite_mp._node.execution.plan_cells import PlanCells
@@ -62,7 +61,7 @@ class Folding:
 
     def member_cell(self, key: Key | None, index: int, stripe: int) -> int:
         """Makes a cell over a stripe of a member on this host."""
-        memory, at = self.arrays.get(index, (None, 0))  # of a posted plan they come later
+        memory, at = self.arrays[index]
         size = self.stripe_layout.member_itemsize
         begin, end = (element * size for element in self.stripe_layout.elements(stripe))
         return self.cells.own(self.execution, key, index, memory, begin, end - begin, at)
@@ -79,7 +78,7 @@ class Folding:
             if index in self.execution.blocks:
                 continue
             head, _, nbytes = self.stripe_layout.head(index)
-            payload = self.results.lease(nbytes, preallocated=self.execution.posted)
+            payload = self.results.lease(nbytes)
             if payload is None:
                 raise NotNow("its result does not fit into the store beside what is in use")
             self.execution.blocks[index] = payload, nbytes
@@ -97,10 +96,7 @@ class Folding:
         def key(cell: Cell) -> Key | None:
             return self.execution.key(cell) if cell in served else None
 
-        if self.execution.posted:
-            self.execution.memories = self._arrays
-        else:
-            self.arrays = self._arrays()
+        self.arrays = self._arrays()
         members = dict(program.given)
         for cell, index in program.given:
             if cell in served or not self.stripe_layout.is_empty(cell.stripe):
@@ -187,9 +183,7 @@ class Folding:
         """The elements of the members on this host, in C order, and where they begin in the
         member's payload."""
         found = {}
-        plan = self.execution.plan  # of a posted one, the members' names are known only now
-        assert not isinstance(plan, Distribute)
-        objects = dict(zip(plan.members, plan.objects, strict=True))
+        objects = dict(zip(self.plan.members, self.plan.objects, strict=True))
         for index, view in self.execution.views.items():
             info = check_alike(
                 index, objects[index], view, self.stripe_layout.shape, self.stripe_layout.dtype_name
@@ -210,7 +204,7 @@ class Folding:
         memory, and the payload is 0."""
         payload = None
         if nbytes > self.config.small_object_bytes_max:
-            payload = self.results.lease(nbytes, preallocated=self.execution.posted)
+            payload = self.results.lease(nbytes)
         if payload is None:
             memory: Any = np.empty(nbytes, np.uint8)
         else:

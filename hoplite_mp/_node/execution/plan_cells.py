@@ -114,27 +114,11 @@ class PlanCells:
         at: int = 0,
     ) -> int:
         """Makes a cell over the bytes of a member on this host, valid as far as they are written.
-        `at` is the offset of `memory` in the member. Of a posted plan, the cell is placed later."""
-        if execution.posted:
-            cell = self.make(execution, key, None, 0, nbytes, False)
-            execution.unplaced.append((cell, index, begin))
-            return cell
+        `at` is the offset of `memory` in the member."""
         there = execution.written(index, at + begin, nbytes)
         cell = self.make(execution, key, memory, begin, nbytes, there)
         execution.follow(index, cell, at + begin, nbytes)
         return cell
-
-    def place(self, execution: PlanState) -> None:
-        """The members here of a posted plan have given what its cells over them are to hold."""
-        memories = execution.memories()
-        execution.is_ahead = any(map(self.engine.watermark, execution.pulls))
-        for cell, index, begin in execution.unplaced:
-            (memory, at), nbytes = memories[index], execution.sizes[cell]
-            there = execution.written(index, at + begin, nbytes)
-            self.engine.place(cell, memory, begin, there)
-            execution.follow(index, cell, at + begin, nbytes)
-        execution.unplaced, execution.memories = [], dict
-        execution.placed = True
 
     def fold(
         self,
@@ -168,15 +152,7 @@ class PlanCells:
             execution.measured = True
             if execution.moved is None and execution.may_be_relieved:
                 execution.moved = self.link_estimator.moved()
-            fills = filled_links(execution.plan, self.client.number)
-            if execution.is_ahead:  # so its links carry less from now on than they could
-                fills = False, False
-            self.link_estimator.begin(fills)
-
-    def pull_posted(self, execution: PlanState) -> None:
-        """Starts the pulls of a posted plan before it is begun."""
-        self.by_cell.update(dict.fromkeys(execution.cells, execution))
-        self._pull_together(execution)
+            self.link_estimator.begin(filled_links(execution.plan, self.client.number))
 
     def _pull_together(self, execution: PlanState) -> None:
         most = execution.program.inbound_max
@@ -223,11 +199,11 @@ class PlanCells:
                 self.engine.together(stay)  # and no longer with those that are closed
             for cell, engine_buffer in execution.cells.items():
                 if cell not in stay:
-                    self.links.close(cell, engine_buffer, keep_requests=execution.posted)
+                    self.links.close(cell, engine_buffer)
                 self.by_cell.pop(cell, None)
         finally:
             self.engine.release()
-        execution.cells, execution.memories = {}, dict
+        execution.cells = {}
         if execution.measured:
             self.link_estimator.end()
         return carryover

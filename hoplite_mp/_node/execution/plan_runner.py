@@ -50,11 +50,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanRunner"]
 
-# A plan is posted only if the store has room for so many times the bytes that it is about: the
-# result, the parts of others that are folded, and what members put meanwhile. Higher: it is not
-# posted where it would have fit. Lower: members' parts are spilled, or wait.
-POSTED_SHARE = 4
-
 
 class PlanRunner:
     """All executions of plans on this node. Node numbers are those that plans use."""
@@ -104,7 +99,6 @@ class PlanRunner:
         vote: tuple[int, int, int] | None = None,
     ) -> bool:
         """As `execute`, for a call of a Group: the manager and the owners of objects are not told.
-        If the plan is posted, its cells are there already.
         `done` is called with "" when this node has everything it should receive, or with a reason
         why it cannot; `drop` must follow, perhaps after `take`. `wait_s`: for how long to wait for
         room; None: for `put_wait_s`. Returns whether `done` will be called: if this node receives
@@ -113,67 +107,10 @@ class PlanRunner:
         if program.is_empty:
             self.drop(plan.operation)
             return False
-        posted = self.executions.get(plan.operation)
-        if posted is not None and posted.posted and posted.plan.epoch == plan.epoch:
-            execution = posted
-            execution.plan, execution.done = plan, done
-            execution.begun_ns, execution.until = self.loop.now_ns(), self._until(wait_s)
-        else:
-            execution = self._part(plan, program, done, wait_s)
+        execution = self._part(plan, program, done, wait_s)
         execution.reports, execution.vote = program.reports or always, vote
         self._begin(execution)
         return execution.reports
-
-    def post(self, plan: Plan) -> None:
-        """Makes the cells of a plan that `execute_privately` will probably be asked for, before
-        the members here have given anything, as MPI programs post receives before they compute.
-        Does nothing if there is no room, because nothing is spilled for what may be in vain;
-        `drop_posted` must follow."""
-        program = self.programs.of(plan, self.client.number)
-        if program.is_empty or plan.operation in self.executions or self.links.trace_events.on:
-            return
-        needs = sum(plan.sizes) if isinstance(plan, ExecuteReduce) and plan.sizes else plan.nbytes
-        if self.store.arena.used + POSTED_SHARE * needs > self.store.limit:
-            return
-        execution = self._part(plan, program, _heard, 0.0)
-        execution.posted = True
-        self.cells.engine.hold()
-        try:
-            self._make_blocks(execution)
-            if _pulls_early(plan):
-                self.cells.pull_posted(execution)
-        except (NotNow, PlanError, ValueError):
-            self.drop(plan.operation)
-        finally:
-            self.cells.engine.release()
-
-    def place(self, plan: Plan) -> None:
-        """The members here have given what that posted plan names, so their bytes may leave.
-        Without effect if it is not posted any more, or has to be given up; then
-        `execute_privately` makes its cells anew, and reports if that fails."""
-        execution = self.executions.get(plan.operation)
-        if execution is None or not execution.posted or execution.plan.epoch != plan.epoch:
-            return
-        execution.plan = plan
-        self.cells.engine.hold()
-        try:
-            self.pinning.pin(execution)
-            self.cells.place(execution)
-            if not _pulls_early(plan):
-                self.cells.pull_posted(execution)
-        except (NotNow, SourcesGone, PlanError, ValueError):
-            self.drop(plan.operation)
-        finally:
-            self.cells.engine.release()
-
-    def drop_posted(self, plan: Plan) -> None:
-        """Ends a posted plan, unless it has been begun. Other nodes that have asked for its cells
-        wait until it is executed after all, or until their own plan ends."""
-        execution = self.executions.get(plan.operation)
-        if execution is None or not execution.posted or execution.plan.epoch != plan.epoch:
-            return
-        if execution.done is _heard:  # else it waits for room
-            self.drop(plan.operation)
 
     def _part(
         self,
@@ -185,16 +122,12 @@ class PlanRunner:
         """A new execution that replaces an earlier one of the operation and takes over what it can
         use."""
         loop, before = self.loop, self.executions.get(plan.operation)
-        # A call may be posted that nobody makes, so what has come of it is not the operation's: the
-        # names of slots and copies say nothing of the dtype, which is one for all plans of a call.
-        if before is not None and before.posted:
-            self.drop(plan.operation)
         execution = PlanState(
             plan,
             program,
             self,
             loop.now_ns(),
-            self._until(wait_s),
+            loop.now() + (self.config.put_wait_s if wait_s is None else wait_s),
             carryover=self._end(plan.operation),
             reports=program.reports,
             done=done,
@@ -202,9 +135,6 @@ class PlanRunner:
         )
         self.executions[plan.operation] = execution
         return execution
-
-    def _until(self, wait_s: float | None) -> float:
-        return self.loop.now() + (self.config.put_wait_s if wait_s is None else wait_s)
 
     def makes(self, object_id: bytes) -> bool:
         """Is this object the result of an operation whose commit this node is about to receive?"""
@@ -303,8 +233,8 @@ class PlanRunner:
         return carryover
 
     def _note(self, execution: PlanState) -> None:
-        """Adds this node's part of the plan to the trace, unless nobody has made that call."""
-        if self.links.trace_events.on and not execution.posted:
+        """Adds this node's part of the plan to the trace."""
+        if self.links.trace_events.on:
             plan = execution.plan
             copy = isinstance(plan, Distribute)
             kind = "broadcast" if copy else plan.kind  # type: ignore[union-attr]
@@ -350,12 +280,8 @@ class PlanRunner:
 
     def _make_cells(self, execution: PlanState) -> None:
         try:
-            if not execution.placed:
-                self.pinning.pin(execution)
-            if not execution.posted:
-                self._make_blocks(execution)
-            elif not execution.placed:
-                self.cells.place(execution)
+            self.pinning.pin(execution)
+            self._make_blocks(execution)
         except NotNow as why:
             if self.loop.now() > execution.until:
                 self._fail(execution, f"{why}; {self.store.full_message()}", (), "full")
@@ -369,7 +295,7 @@ class PlanRunner:
         except (PlanError, ValueError) as error:
             self._fail(execution, str(error), ())
             return
-        execution.begun, execution.posted = True, False
+        execution.begun = True
         execution.carryover.discard(self.links, self.client.give_back)
         self.cells.begin(execution)
 
@@ -467,14 +393,6 @@ class PlanRunner:
                 plan.operation, plan.epoch, self.client.number, reason[:1000], sources, error
             )
         )
-
-
-def _pulls_early(plan: Plan) -> bool:
-    """Do a posted plan's pulls begin before the members here have called? What a root sends is at a
-    late receiver then. Where everybody gives and receives, the engines of those that have called
-    would take the processors from members that are about to: of eight hosts on two processors,
-    every third reduce of 1 MiB took twice as long."""
-    return isinstance(plan, Distribute)
 
 
 def _heard(_: str, __: str) -> None:

@@ -7,7 +7,7 @@ copy an object and for collectives alike.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp._node.execution.carryover import CarriedCopy, Carryover
 from hoplite_mp._node.ranges import Ranges
@@ -81,17 +81,6 @@ class PlanState:
     waiting: int = 0  # number of copies that another execution is bringing
     scratch: list[int] = field(default_factory=list)  # blocks only for intermediate bytes
     begun: bool = False
-    # The plan is not begun; its cells are made before the members here have given anything, so that
-    # nothing else has to be done when they have (`PlanRunner.post`).
-    posted: bool = False
-    placed: bool = False  # they have given, and the bytes are on their way
-    is_ahead: bool = False  # bytes came while it was posted
-    # Cells over members on this host that are to be placed then: (cell, index of the member, where
-    # the cell begins in the memory of that member).
-    unplaced: list[tuple[int, int, int]] = field(default_factory=list)
-    # Of a posted plan: finds, once the members here are in `views`, by index: (the memory that
-    # cells lie in, where it begins in the member's payload).
-    memories: Callable[[], dict[int, tuple[Any, int]]] = dict
     reports: bool = True  # somebody is to be told when this node's part is complete
     reported: bool = False  # that has been done
     # (generation, call, plan): the engine votes for that call of a Group when `missing` is full.

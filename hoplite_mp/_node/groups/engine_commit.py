@@ -41,13 +41,10 @@ class EngineCommit:
         self.results = results
         self.small = small
 
-    def begin(
-        self, state: GroupState, part: GroupPart, expected: GroupGo | None = None
-    ) -> GroupGo | None:
+    def begin(self, state: GroupState, part: GroupPart) -> GroupGo | None:
         """The attempt by which this node begins to move `part`, which its one member has given to
-        the next call; the engine knows of it. None: the leading node has to be asked. expected: see
-        `RepeatedPlans.next`."""
-        found = state.plans.next(state.members, part, expected)
+        the next call; the engine knows of it. None: the leading node has to be asked."""
+        found = state.plans.next(state.members, part)
         if found is None or len(part.ranks) != 1:
             return None
         first, go, before = found

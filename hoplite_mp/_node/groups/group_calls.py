@@ -18,7 +18,6 @@ from hoplite_mp._node.groups.engine_commit import EngineCommit
 from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, lost
 from hoplite_mp._node.groups.group_state import GroupState, MemberCall
 from hoplite_mp._node.groups.leader import GroupLeader
-from hoplite_mp._node.groups.posted_calls import PostedCalls
 from hoplite_mp._node.groups.speculative_start import fill_in, lacks
 from hoplite_mp._protocol.group_calls import (
     GroupCommit,
@@ -64,7 +63,6 @@ class MultiHostCalls:
         self.states: dict[int, GroupState] = {}  # by generation
         self.leading = GroupLeader(host, small, self.states, self.send)
         self.voted = EngineCommit(host, results, small)
-        self.posted = PostedCalls(host, results.plan_executor, self.states)
         small.serve(self, self.states)
         # Messages from other nodes about groups of which the manager has not told this node yet.
         self.pending_messages: dict[int, list[tuple[int, GroupMessage]]] = {}
@@ -83,7 +81,6 @@ class MultiHostCalls:
             self._changed(state, members)
 
     def _changed(self, state: GroupState, members: GroupMembers) -> None:
-        self.posted.drop(state)
         state.plans.clear()
         state.members = members
         state.early = {}
@@ -144,7 +141,6 @@ class MultiHostCalls:
         if state is None:
             return
         self.small.forget(generation)
-        self.posted.drop(state)
         state.plans.clear()
         self._look_at_board(state)
         self._let_go(state)
@@ -213,15 +209,13 @@ class MultiHostCalls:
             return False
         # All members have made the calls before this one, which the engine has committed alone.
         state.calls = max(state.calls, ask.call)
-        part, go = self.posted.begin(state, ask) or (None, None)
-        part = part or self.results.part(state.members, ask.call, [ask])
-        go = self.voted.begin(state, part, go) if ask.call == state.calls else None
+        part = self.results.part(state.members, ask.call, [ask])
+        go = self.voted.begin(state, part) if ask.call == state.calls else None
         if go is None:
             return False
         state.member_calls[ask.rank] = called
         self._move(state, go)
         self.voted.prepare(state)
-        self.posted.note(state, part)
         return True
 
     def passed(self, state: GroupState, calls: int) -> None:
@@ -482,8 +476,6 @@ class MultiHostCalls:
         if not given.error:
             keeps = message.keeps or go is None
             state.plans.committed(state.members, message, go, keeps, by_engines=on_board)
-        if voting is not None and on_board:
-            self.posted.post_next(state, voting)
         # Other nodes may have begun the next call before this one has heard of the end of this one.
         state.early = {n: one for n, one in state.early.items() if one.call >= state.calls}
         self.results.unpin(state.left)

@@ -38,7 +38,6 @@ __all__ = [
     "InProgress",
     "Known",
     "MemberCall",
-    "Posted",
     "Voting",
 ]
 
@@ -74,11 +73,6 @@ class InProgress:
     links: SlowLinks[GroupSlow] = field(default_factory=SlowLinks)
     narrowed: bool = False  # stripes have been changed because a link is slow
     early: bool = False  # parts of some ranks were not known when it was decided
-    # When the first early attempt at the call began, if nodes own its stripes in the order in which
-    # they call. None: they do not, or all have called since.
-    early_since: float | None = None
-    last_came: float = 0.0  # when the newest part arrived, or when the first attempt began
-    passed_on: int = 0  # how often stripes of late nodes have been given to others since
 
 
 @dataclass(slots=True)
@@ -101,9 +95,6 @@ class Voting:
     prepared: Prepared | None = None  # the result, once its blocks are known
     # Rank -> (client slot, its generation) of the members here that are to read it.
     members: dict[int, tuple[int, int]] = field(default_factory=dict)
-    # If another call like this one is expected: (what the member here has given, the head of its
-    # payload).
-    expects: tuple[GroupPart, bytes] | None = None
 
     def is_for(self, version: int, call: int) -> bool:
         """Was it begun for that call of members of that version?"""
@@ -112,15 +103,6 @@ class Voting:
     def is_about(self, call: int, attempt: int) -> bool:
         """Is it about this attempt at that call?"""
         return (self.go.call, self.go.attempt) == (call, attempt)
-
-
-@dataclass(slots=True)
-class Posted:
-    """A call that this node expects, and for which its cells are made (posted_calls)."""
-
-    go: GroupGo
-    part: GroupPart  # of the call before, which it is expected to be like
-    head: bytes  # of what the member has given to that, up to the elements
 
 
 @dataclass(slots=True)
@@ -146,7 +128,6 @@ class GroupState:
     deferred_calls: list[MemberCall] = field(default_factory=list)  # those that `deferred` takes up
     go: GroupGo | None = None
     voting: Voting | None = None  # what `go` was begun for
-    posted: dict[int, Posted] = field(default_factory=dict)  # by call
     # An attempt at a later call, which has begun without this node, while it awaits a commit.
     ahead: GroupGo | None = None
     plans: RepeatedPlans = field(default_factory=RepeatedPlans)
@@ -167,10 +148,7 @@ class GroupState:
     )  # node -> link rates that it has measured
     # A cache of `expected`, valid once every rank takes part in all further calls.
     _known: tuple[GroupMembers, list[int]] | None = None
-    # Nodes in the order in which they have made the last call that this node has decided.
-    came: list[int | None] = field(default_factory=list)
-    # How long late members are waited for -> the call for which a timer is running.
-    timers: dict[float, int] = field(default_factory=dict)
+    late_timer: int = -1  # the call for whose last host a timer is running
     not_early: int = -1  # the call that must not begin early, because a node has had no room for it
     # A commit that another node passed on, while this node's share of the result is still on its
     # way from the node that decided it.

@@ -9,7 +9,7 @@ node has this component, because each may have to lead.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,11 +23,8 @@ from hoplite_mp._node.groups.group_decisions import (
 from hoplite_mp._node.groups.group_state import InProgress
 from hoplite_mp._node.groups.repeated_plans import named_by_all, repeat
 from hoplite_mp._node.groups.speculative_start import (
-    FEW_WAIT_SHARE,
     WAIT_SHARE,
-    Early,
     decide_speculatively,
-    is_better_anew,
     is_other,
     transfer_s,
 )
@@ -72,24 +69,9 @@ __all__ = ["GroupLeader"]
 # How old a report may be to count for the stripes of the next call. More than FRESH_S, because a
 # host may have sent all its bytes, and report no more, before it has received all.
 BELIEVED_S = 1.2
-# How often the stripes of one call pass to others before the last member is known. Higher: many
-# messages, if members are many and call in another order than the last time. Lower: one of the last
-# owns as much as those who have more time.
-PASSED_ON_MAX = 16
 # Calls that saturate every node's links in both directions, so that rates can be measured.
 FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
 _log = logging.getLogger("hoplite_mp")
-
-
-class _About(NamedTuple):
-    """What a decision rests on; the first arguments of `decide` and `decide_speculatively`."""
-
-    members: GroupMembers
-    call: int
-    attempt: int
-    ranks: Sequence[int]
-    given: dict[int, GroupPart]  # by rank, in the order in which the parts have come
-    rates: Mapping[int, HostRates]
 
 
 class GroupLeader:
@@ -164,15 +146,13 @@ class GroupLeader:
     def _leads(self, state: GroupState) -> bool:
         return not state.owned and state.leader == self.client.number
 
-    def lead(self, state: GroupState, late: float = 0.0) -> None:
-        """Decides the next call if all parts are here. late: how long others have been waited for,
-        in parts of the time of one transfer; if that is enough, it may begin without them."""
+    def lead(self, state: GroupState, late: bool = False) -> None:
+        """Decides the next call if all parts are here. late: the last host was waited for long
+        enough, so the call may begin without it."""
         if not self._leads(state):
             return
         moving = state.in_progress
-        if moving is not None and is_other(state, moving):
-            moving = None
-        if moving is not None and moving.early_since is None:
+        if moving is not None and not is_other(state, moving):
             return
         if not self._is_settled(state) or not state.members.formed:
             return
@@ -182,90 +162,52 @@ class GroupLeader:
         # Must differ from every attempt that an earlier leader made for other members, because
         # cells of those may still be served.
         attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
-        about = _About(state.members, state.calls, attempt, expected, given, state.rates)
-        if moving is not None and moving.missing:
-            self._pass_on(state, moving, about)
-            return
-        if moving is not None and not self._begins_anew(state, moving, about):
-            return
-        early = None
+        about = state.members, state.calls, attempt, expected, given, state.rates
+        missing: set[int] = set()
         if all(rank in given for rank in expected):
             begun = _begun_by_all(state, given)
             if begun is not None and repeat(outcome := _decided(*about), begun):
                 self._await_repeated(state, outcome)
                 return
             outcome = _decided(*about, before=state.attempted if moving is None else None)
-        elif late < WAIT_SHARE:
-            self._wait(state, about, WAIT_SHARE, late)
+        elif not late:
+            self._wait(state, given)
             return
-        elif (early := self._begun_early(state, about, late)) is not None:
-            outcome = early.outcome
         else:
-            return
+            early = None if state.not_early == state.calls else decide_speculatively(*about)
+            if early is None:
+                return
+            outcome, missing = early
         if outcome.waits:
-            self._ask_to_move(state, attempt, outcome, early)
+            self._ask_to_move(state, attempt, outcome, missing)
         else:
             self._tell(state, outcome)
-
-    def _begun_early(self, state: GroupState, about: _About, late: float) -> Early | None:
-        """The decision before all have called; None: not yet."""
-        if state.not_early == state.calls:
-            return None
-        few = late >= FEW_WAIT_SHARE
-        early = decide_speculatively(*about, few=few, likely=state.came)
-        if early is None and not few and len(about.given) > 1:
-            self._wait(state, about, FEW_WAIT_SHARE, late)
-        return early
-
-    def _pass_on(self, state: GroupState, moving: InProgress, about: _About) -> None:
-        """Nodes that have called meanwhile take over stripes of those that have not."""
-        before, moving.last_came = moving.outcome.plans[0].stripes, self.loop.now()
-        again = decide_speculatively(*about, likely=state.came, before=before)
-        if again is None or again.outcome.plans[0].stripes == before:
-            return
-        nodes = {state.members.nodes[rank] for rank in again.missing}
-        if moving.passed_on < PASSED_ON_MAX or len(nodes) == 1:  # the last one must own none
-            self._ask_to_move(state, about.attempt, again.outcome, again, before=moving)
-
-    def _begins_anew(self, state: GroupState, moving: InProgress, about: _About) -> bool:
-        """All have called. Does it take less time if they own as much as each other from now on?"""
-        since, moving.early_since = moving.early_since, None
-        one_s = transfer_s(next(iter(about.given.values())), about.rates)
-        if since is None or one_s is None:
-            return False
-        now = self.loop.now()
-        plan, moved, lag = moving.outcome.plans[0], now - since, now - moving.last_came
-        if not is_better_anew(plan.stripes, moved / one_s, lag / one_s):
-            return False
-        state.in_progress = None
-        return True
 
     def _ask_to_move(
         self,
         state: GroupState,
         attempt: int,
         outcome: Decision,
-        early: Early | None = None,
-        before: InProgress | None = None,
-        *,
-        narrowed: bool = False,
+        missing: Collection[int] = (),
+        slow: InProgress | None = None,
     ) -> None:
-        """Sends the plans to all nodes that take part in them. early: the decision, if not all have
-        called. before: the attempt at this call that is replaced, because stripes have passed to
-        others. narrowed: they have because a link is slow."""
+        """Sends the plans to all nodes that take part in them. missing: ranks that have not called.
+        slow: the attempt that this one replaces because a link is slow."""
         state.attempts = (state.attempts + 1) % MADE_ATTEMPTS
-        missing = early.missing if early is not None else set()
         # While a member is late, the others' links are idle for a time.
         fills = outcome.kind in FILLING and not missing
-        about = state.calls, attempt, outcome, set(outcome.waits), missing, fills
-        moving = state.in_progress = InProgress(*about, narrowed=narrowed)
-        if before is not None and narrowed:
-            moving.links = SlowLinks(before.links.slow, heard_at=before.links.heard_at)
-        if early is not None:
-            moving.early, moving.last_came = True, self.loop.now()
-            moving.early_since = moving.last_came if early.in_order else None
-        if early is not None and before is not None:
-            moving.early_since, moving.passed_on = before.early_since, before.passed_on + 1
+        moving = state.in_progress = InProgress(
+            state.calls,
+            attempt,
+            outcome,
+            set(outcome.waits),
+            set(missing),
+            fills=fills,
+            narrowed=slow is not None,
+            early=bool(missing),
+        )
+        if slow is not None:
+            moving.links = SlowLinks(slow.links.slow, heard_at=slow.links.heard_at)
         go = GroupGo(
             state.members.generation,
             state.calls,
@@ -285,21 +227,21 @@ class GroupLeader:
             if state.in_progress is not None:
                 self.done(state, node, report)
 
-    def _wait(self, state: GroupState, about: _About, share: float, late: float) -> None:
-        """Waits for the missing members of a call that may begin without them, until it has done
-        so for that part of the time of one transfer. late: for which part it has done so."""
-        call = about.call
-        one_s = transfer_s(next(iter(about.given.values())), about.rates)
-        if state.timers.get(share) == call or one_s is None:
+    def _wait(self, state: GroupState, given: Mapping[int, GroupPart]) -> None:
+        """Waits for the last host of a call that may begin without it, for WAIT_SHARE of the time
+        that one transfer takes."""
+        call, one_s = state.calls, transfer_s(next(iter(given.values())), state.rates)
+        late = {state.members.nodes[rank] for rank in state.expected() if rank not in given}
+        if state.late_timer == call or one_s is None or len(late) != 1:
             return
 
         def over() -> None:
             if state.calls == call and self.states.get(state.members.generation) is state:
-                state.timers.pop(share, None)  # the next part that arrives may begin another wait
-                self.lead(state, late=share)
+                state.late_timer = -1  # the next part that arrives may begin another wait
+                self.lead(state, late=True)
 
-        state.timers[share] = call
-        self.loop.call_later((share - late) * one_s, over)
+        state.late_timer = call
+        self.loop.call_later(WAIT_SHARE * one_s, over)
 
     def done(self, state: GroupState, node: int, message: GroupDone) -> None:
         """A node has its part of an attempt's results, or cannot have it."""
@@ -378,12 +320,11 @@ class GroupLeader:
         about = state.members, state.calls, attempt, ranks, given, state.rates
         outcome = _decided(*about, owners=owners, before=plan)
         if outcome.waits and not outcome.error:  # else the attempt goes on as it is
-            self._ask_to_move(state, attempt, outcome, before=moving, narrowed=True)
+            self._ask_to_move(state, attempt, outcome, slow=moving)
 
     def _tell(self, state: GroupState, outcome: Decision) -> None:
         """Sends the decision to all nodes."""
         members = state.members
-        state.came = list(dict.fromkeys(members.nodes[rank] for rank in state.given()))
         admitted = [r for r in outcome.ranks if members.joining >> r & 1]
         state.parts = {n: part for n, part in state.parts.items() if part.call > state.calls}
         opens = outcome.opens(members, state.last) if self.small.possible else 0

@@ -15,7 +15,7 @@ others did not repeat is never taken for something else.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
@@ -42,7 +42,6 @@ __all__ = [
     "member_of",
     "named_by_all",
     "repeat",
-    "with_own_objects",
 ]
 
 # A plan of a larger part is not repeated. Higher: a receiver of a broadcast, which cannot know how
@@ -65,27 +64,12 @@ T = TypeVar("T")
 Form: TypeAlias = tuple[str, str, int, tuple[int, ...], tuple[tuple[int, int, int, bytes], ...]]
 
 
-class Pace(NamedTuple):
-    """How often members give in one form."""
-
-    last: int  # the last call in that form
-    distance: int = 0  # how many calls after the one before it in that form
-    steady: bool = False  # the last two of these distances were equal
-
-    def after(self, call: int) -> Pace:
-        """With one more call."""
-        if call <= self.last:
-            return self
-        return Pace(call, call - self.last, call - self.last == self.distance)
-
-
 class RepeatedPlans:
     """The plans that one node may repeat, for one version of a Group's members."""
 
     def __init__(self) -> None:
         # (number of the call it was made for, it, the commit of that call)
         self._kept: dict[Form, tuple[int, GroupGo, GroupCommit]] = {}
-        self._paces: dict[Form, Pace] = {}
         # How many calls of that form the engines have committed since the leading node last did.
         self._by_engines: dict[Form, int] = {}
         self._last_given: tuple[int, Form | None] = 0, None  # the last call of this node's members
@@ -95,51 +79,25 @@ class RepeatedPlans:
     def clear(self) -> None:
         """Called when the members change: plans of other members are of no use."""
         self._kept.clear()
-        self._paces.clear()
         self._by_engines.clear()
         self._vain.clear()
         self._last_given, self._last_planned = (0, None), -1
 
     def next(
-        self, members: GroupMembers, part: GroupPart, expected: GroupGo | None = None
+        self, members: GroupMembers, part: GroupPart
     ) -> tuple[int, GroupGo, GroupCommit] | None:
         """(the call for which the plan was made, the attempt by which this node can begin to move
-        `part`, the commit of that call); None: it has to wait for a plan. expected: that attempt,
-        if `upcoming` and `with_own_objects` have made it."""
+        `part`, the commit of that call); None: it has to wait for a plan."""
         form = _form(part)
         self._last_given = part.call, form
-        if form is not None:
-            _put(self._paces, form, self._paces.get(form, Pace(part.call)).after(part.call))
         if form is None or form not in self._kept:
             return None
         first, _, commit = self._kept[form]
-        attempt = _attempt(members, part.call - first)
-        if expected is not None and (expected.call, expected.attempt) == (part.call, attempt):
-            again: GroupGo | None = expected
-        else:
-            again = self._again(members, form, part.call, part.pieces)
+        again = self._again(members, form, part.call, part.pieces)
         if again is None:
             return None
         self._last_planned = part.call
         return first, again, commit
-
-    def upcoming(self, members: GroupMembers, part: GroupPart) -> GroupGo | None:
-        """The attempt by which this node will probably begin to move what its members give next in
-        the form of `part`, which they have just given; what they give has no name yet. None: they
-        have not given in this form at a steady pace."""
-        given, form = self._last_given
-        if form is None or given != part.call or form not in self._kept:
-            return None
-        pace = self._paces[form]
-        if not pace.steady:
-            return None
-        return self._again(members, form, part.call + pace.distance, ())
-
-    @property
-    def is_steady(self) -> bool:
-        """Do members make calls of the form of the last one at a steady pace?"""
-        form = self._last_given[1]
-        return form is not None and self._paces[form].steady
 
     @property
     def is_led(self) -> bool:
@@ -199,12 +157,6 @@ def _form(part: GroupPart) -> Form | None:
         return None
     pieces = tuple((one.source, one.target, one.nbytes, one.layout) for one in part.pieces)
     return part.kind, part.op, part.root, part.ranks, pieces
-
-
-def with_own_objects(go: GroupGo, pieces: Sequence[Piece]) -> GroupGo:
-    """That attempt with the names of what members here give, which `upcoming` did not know."""
-    plans = tuple(_renamed(plan, plan.operation, plan.epoch, pieces) for plan in go.plans)
-    return msgspec.structs.replace(go, plans=plans)
 
 
 def _attempt(members: GroupMembers, distance: int) -> int:

@@ -82,12 +82,11 @@ class ResultWriter:
             return got not in AWAY
         return _serialize.payload_kind(memoryview(got)) == _serialize.ERROR
 
-    def lease(self, nbytes: int, failed: bool = False, *, preallocated: bool = False) -> int | None:
-        """Leases a block. `failed`: for an error, for which some room is reserved.
-        preallocated: see `Store.lease`."""
+    def lease(self, nbytes: int, failed: bool = False) -> int | None:
+        """Leases a block. `failed`: for an error, for which some room is reserved."""
         if failed and nbytes <= self.config.error_bytes_max:
             return self.store.lease_error(nbytes, NODE_SLOT)
-        return self.store.lease(nbytes, NODE_SLOT, preallocated)
+        return self.store.lease(nbytes, NODE_SLOT)
 
     def store_value(
         self,

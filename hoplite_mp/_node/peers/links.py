@@ -220,15 +220,14 @@ class Links:
             else:
                 self.engine.pull(cell, self.links[member.node], asked[1])
 
-    def close(self, cell: int, engine_buffer: EngineBuffer, *, keep_requests: bool = False) -> None:
-        """Closes a cell. engine_buffer: the memory that the cell is in. keep_requests: see
-        `EnginePort.close`."""
+    def close(self, cell: int, engine_buffer: EngineBuffer) -> None:
+        """Closes a cell. engine_buffer: the memory that the cell is in."""
         self.wanting.pop(cell, None)
         self.awaiting.pop(cell, None)
         self._note(cell, "given up")
         self.closing[cell] = engine_buffer
         engine_buffer.closing += 1
-        self.engine.close(cell, keep_requests)
+        self.engine.close(cell)
 
     def _closed(self, cell: int) -> None:
         engine_buffer = self.closing.pop(cell, None)

@@ -185,7 +185,6 @@ class ClusterNode:
         )
         node_events.drivers, node_events.remote_output = self.drivers, self.remote_output
         node_events.transfers, node_events.plan_executor = self.transfers, self.plan_executor
-        node_events.posted_calls = self.group_calls.posted
         node_events.recovery, node_events.receive_about_hosts = self.recovery, self.receive
         node_events.replicas = self.replicas
         # The node calls these, too; in a cluster of one host it has NoOtherHosts instead (node.py).

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from hoplite_mp._node.actors.remote_actors import RemoteActors
     from hoplite_mp._node.execution.plan_runner import PlanRunner
     from hoplite_mp._node.execution.transfers import Transfers
-    from hoplite_mp._node.groups.posted_calls import PostedCalls
     from hoplite_mp._node.lineage.recovery import Recovery
     from hoplite_mp._node.manager_link.membership import NodeMembership
     from hoplite_mp._node.objects.imports import ImportRecord
@@ -50,7 +49,6 @@ class ClusterNodeEvents(NodeEvents):
     missing: Suspects
     peers: Peers
     plan_executor: PlanRunner
-    posted_calls: PostedCalls
     recovery: Recovery
     replicas: Replicas
     backups: ActorBackups
@@ -60,7 +58,6 @@ class ClusterNodeEvents(NodeEvents):
 
     def make_room(self) -> None:
         self.recovery.lineage.make_room()
-        self.posted_calls.make_room()
 
     def freed(self, oid: int) -> None:
         self.components.actors.freed(oid)

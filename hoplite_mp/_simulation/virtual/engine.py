@@ -175,7 +175,6 @@ class VirtualEngine:
         self._told = False  # they may be taken
         self._is_over = False
         self._memory = CellMemory()
-        self._unplaced: dict[int, tuple[int, bool]] = {}  # cell -> (bytes, whether it has a key)
 
     @property
     def is_ready(self) -> bool:
@@ -269,29 +268,13 @@ class VirtualEngine:
     ) -> int:
         self.look_soon()
         cell = self._engine.cell(key, buffer, offset, nbytes, filled)
-        if buffer is None:
-            assert nbytes is not None
-            self._unplaced[cell] = nbytes, key is not None
-        else:
-            self._lies(cell, key is not None, buffer, offset, nbytes, filled)
-        return cell
-
-    def place(self, cell: int, buffer: Any, offset: int = 0, filled: bool | int = True) -> None:
-        self._engine.place(cell, buffer, offset, filled)
-        nbytes, served = self._unplaced.pop(cell)
-        self._lies(cell, served, buffer, offset, nbytes, filled)
-        self.look_soon()
-
-    def _lies(
-        self, cell: int, served: bool, buffer: Any, offset: int, nbytes: int | None,
-        filled: bool | int,
-    ) -> None:  # fmt: skip
         with memoryview(buffer) as view:
             size = (view.nbytes - offset) if nbytes is None else nbytes
             begin = np.asarray(view).ctypes.data + offset if view.nbytes else 0
         if size:
             whole = filled is True or (filled is not False and filled == size)
-            self._memory.make(cell, begin, begin + size, served=served, whole=whole)
+            self._memory.make(cell, begin, begin + size, served=key is not None, whole=whole)
+        return cell
 
     def check_free(self, begin: int, end: int) -> None:
         """AssertionError if the engine still uses that memory, which is to be freed."""
@@ -322,10 +305,9 @@ class VirtualEngine:
         self._memory.fold(cell, sources)
         self.look_soon()
 
-    def close(self, cell: int, keep_requests: bool = False) -> None:
-        self._unplaced.pop(cell, None)
+    def close(self, cell: int) -> None:
         self._memory.close(cell, self._engine.watermark(cell))
-        self._engine.close(cell, keep_requests)
+        self._engine.close(cell)
         self.look_soon()
 
     def hold(self) -> None:
