@@ -8,7 +8,6 @@ several.
 from __future__ import annotations
 
 import operator
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +28,6 @@ __all__ = [
     "TARGETED",
     "contribution",
     "contributors_of",
-    "early_shares",
     "into",
     "is_plain_array",
     "mask_of",
@@ -50,10 +48,6 @@ SMALL_KINDS = (
     "barrier", "allreduce", "reduce", "reduce_scatter", "broadcast", "gather", "allgather", "split",
 )  # fmt: skip
 SMALL_OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
-# Of a large allreduce that begins before all hosts have called: by how much of the time of one
-# transfer the last host is assumed to call after the last but one. Higher: the stripe of that one
-# is wider, and the call takes longer if the two call nearly together.
-LAST_LAG_SHARE = 0.45
 # The last words of errors about values that are not arrays.
 BY_FUNCTION = "; op=callable, a function of two values, reduces any values"
 NUMBERS = (bool, int, float, complex)
@@ -74,30 +68,15 @@ NOTHING = Nothing()
 def section_bounds(kind: str, size: int, nbytes: int) -> list[int]:
     """The offsets at which hosts may begin to read what a rank gives to a large call, and `nbytes`.
 
-    Each host that owns a stripe begins where its stripe does. Of an allreduce the last host owns
-    none if it has begun before all have called, so the others' stripes begin elsewhere.
+    Each host that owns a stripe begins where its stripe does. The last host of an allreduce owns
+    none if the call has begun without it, or if its link is slow.
     """
-    owners = max(1, size - 1) if kind in ("broadcast", "reduce") else size
-    bounds = {nbytes * i // owners for i in range(owners + 1)}
-    if kind == "allreduce" and size > 2:
-        bounds.update(round(nbytes * reached) for reached in accumulate(early_shares(size)[:-1]))
+    without_one = max(1, size - 1)
+    counts = {"broadcast": {without_one}, "reduce": {without_one}, "allreduce": {size, without_one}}
+    bounds = {0, nbytes}
+    for owners in counts.get(kind, {size}):
+        bounds.update(nbytes * i // owners for i in range(owners))
     return sorted(bounds)
-
-
-def early_shares(hosts: int) -> list[float]:
-    """The parts of the array that all hosts but the last one own, in the order in which they call.
-
-    A host that owns the part w sends (1 - w) of its array to the others, and its result to the
-    n - 1 others. Whoever calls long before the last one has sent the first by then, so all such
-    hosts own as much as each other. The last but one has sent only what moves in the lag between
-    the two, so it owns less: as much as makes what it then sends, (1 - w - lag) + (n - 1) w, equal
-    to what each of those others then receives, 1 + (1 - w - lag) / (n - 2).
-    """
-    if hosts < 3:
-        return [1.0]
-    others = hosts - 2
-    last = (LAST_LAG_SHARE + (1 - LAST_LAG_SHARE) / others) / (others + 1 / others)
-    return [(1 - last) / others] * others + [last]
 
 
 def contribution(kind: str, x: Any, size: int, *, gives: bool) -> list[Any]:

@@ -24,7 +24,7 @@ from hoplite_mp._protocol.fields import FOLDING, NO_OBJECT, SHARES
 from hoplite_mp._protocol.group_calls import GroupCommit, Piece
 from hoplite_mp._protocol.messages import Distribute, ExecuteReduce, Stripe
 from hoplite_mp._protocol.operations import GROUP_OPERATION
-from hoplite_mp._serialize.contributions import PREFIXES, ROOTED, TARGETED, early_shares, mask_of
+from hoplite_mp._serialize.contributions import PREFIXES, ROOTED, TARGETED, mask_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -43,7 +43,6 @@ __all__ = [
     "is_repeated",
     "lost",
     "operation_of",
-    "shared",
 ]
 
 # Numbers of attempts at a call. Cells of two attempts must never meet, so each attempt has its own
@@ -53,7 +52,6 @@ __all__ = [
 ATTEMPT_BITS = 8
 REPEATED = 1 << (ATTEMPT_BITS - 1)
 MADE_ATTEMPTS = REPEATED - 1  # attempts of one call for which the leading node makes plans
-EQUAL = 1e-6  # parts of an array that differ by less are the same
 
 
 def is_repeated(attempt: int) -> bool:
@@ -237,7 +235,7 @@ def _fold(
     elif outcome.kind == "allreduce":
         destinations = tuple(nodes)
         owning = [node for node in nodes if node in owners] or nodes
-        stripes = shared(members, owning, first.nbytes, rates)
+        stripes = _shared(members, owning, first.nbytes, rates)
     else:
         size = members.size
         destinations = tuple(
@@ -410,24 +408,15 @@ def _snapped(nodes: Sequence[int], rates: Mapping[int, HostRates]) -> list[HostR
     return [HostRates(rate, rate) for rate in level]
 
 
-def shared(
+def _shared(
     members: GroupMembers, nodes: Sequence[int], nbytes: int, rates: Mapping[int, HostRates]
 ) -> tuple[Stripe, ...]:
-    """Stripes of an allreduce; each of these nodes owns one, unless its link is too slow. If that
-    is one of all nodes, and the others' links are alike, their stripes begin where members begin to
-    write (section_bounds)."""
+    """Stripes of an allreduce; each of these nodes owns one, unless its link is too slow."""
     hosts = _snapped(nodes, rates)
     if hosts is None or len(nodes) < 2:
         return _weighted(members, nodes)
     _, shares = cost.allreduce(nbytes, hosts)
-    owning = [node for node, share in zip(nodes, shares, strict=True) if share]
-    idle = len(nodes) - len(owning)
-    even = max(shares) - sum(shares) / len(owning) < EQUAL
-    if idle == 1 and even and len(nodes) == members.size:
-        shares = early_shares(len(nodes))
-    else:
-        owning = [*nodes]
-    return cut(zip(owning, shares, strict=True))
+    return cut(zip(nodes, shares, strict=True))
 
 
 def _passed_on(

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hoplite_mp._node.groups.group_decisions import decide, shared
+from hoplite_mp._node.groups.group_decisions import decide
 from hoplite_mp._node.groups.repeated_plans import PART_BYTES_MAX
-from hoplite_mp._planner.stripe_plan import cut
 from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT
 from hoplite_mp._protocol.fields import NO_OBJECT
 from hoplite_mp._protocol.group_calls import GroupPart, Piece
 from hoplite_mp._protocol.messages import ExecuteReduce
-from hoplite_mp._serialize.contributions import early_shares
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.groups.group_state import GroupState, InProgress
     from hoplite_mp._planner.topology import HostRates
     from hoplite_mp._protocol.group_calls import GroupGo, Plan
-    from hoplite_mp._protocol.messages import GroupMembers, Stripe
+    from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = [
     "WAIT_SHARE",
@@ -94,17 +92,7 @@ def decide_speculatively(
     (plan,) = outcome.plans
     if not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
         return None
-    order = [*owners, *(node for node in nodes if node is not None and node not in owners)]
-    if _are_alike(shared(members, order, like.nbytes, rates), len(order)):
-        stripes = cut(zip(owners, early_shares(len(order)), strict=True))
-        outcome.plans = (msgspec.structs.replace(plan, stripes=stripes),)
     return outcome, set(missing)
-
-
-def _are_alike(stripes: Sequence[Stripe], hosts: int) -> bool:
-    """Would all these hosts own as much, because their links have the same rate?"""
-    widths = [stripe.end_share - stripe.begin_share for stripe in stripes]
-    return len(widths) == hosts and max(widths) - min(widths) <= 1
 
 
 def fits(part: GroupPart, plan: Plan) -> bool:
