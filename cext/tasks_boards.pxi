@@ -285,13 +285,16 @@ cdef class Board:
         finally:
             PyBuffer_Release(&view)
 
-    def outcome(self) -> tuple[int, int, int, int, int, tuple[int, ...], bool]:
-        """(ranks as a mask, kind, op, root, dtype, shape, do the parts lie in buffers?) of the latest
-        call that was committed without objects. The next call of all members replaces these."""
-        cdef shm_part *p = part_of(self.c, self.index, MEMBERS)
-        shape = tuple([p.form.shape[i] for i in range(p.form.ndim)])
-        return (p.mask, p.form.kind, p.form.op, p.form.root, p.form.dtype, shape,
-                p.form.buffered != 0)
+    def contributors(self) -> int:
+        """The ranks, as a mask, in the result of the latest call that was committed without objects.
+        The next call of all members replaces it."""
+        return part_of(self.c, self.index, MEMBERS).mask
+
+    def result_form(self) -> tuple[tuple[int, ...], int, int, bool]:
+        """(shape, dtype and operator of the parts, do they lie in buffers?) of that call."""
+        cdef shm_form *form = &part_of(self.c, self.index, MEMBERS).form
+        return (tuple([form.shape[i] for i in range(form.ndim)]), form.dtype, form.op,
+                form.buffered != 0)
 
     def result(self, out) -> None:
         """Fills `out`, a C-contiguous array, with a result that lies on the board."""

@@ -19,14 +19,13 @@ from hoplite_mp._client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp._client.in_place import InPlace, own_copy
 from hoplite_mp._client.memory import whole
 from hoplite_mp._common import clock
-from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp._common.operators import operation_name
 from hoplite_mp._common.reduction import prefix
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._group.combine import MISTAKE, Combiner, mistake_words
 from hoplite_mp._group.member_lifecycle import MemberLifecycle
 from hoplite_mp._group.multi_host import MultiHost
-from hoplite_mp._group.single_host import UNDECIDED, SingleHost
+from hoplite_mp._group.single_host import SingleHost
 from hoplite_mp._group.splitting import check_split
 from hoplite_mp._protocol.group_calls import error_kind, error_of
 from hoplite_mp._protocol.local import GroupAdmit
@@ -41,7 +40,13 @@ from hoplite_mp._serialize.contributions import (
     mask_of,
     outs_of,
 )
-from hoplite_mp.errors import HopliteError, HopliteTimeoutError, PeerLostError
+from hoplite_mp.errors import (
+    HopliteError,
+    HopliteTimeoutError,
+    PeerLostError,
+    ReduceError,
+    StoreFullError,
+)
 
 if TYPE_CHECKING:
     from hoplite_mp._client.runtime import Runtime
@@ -49,6 +54,10 @@ if TYPE_CHECKING:
 __all__ = ["CallProtocol"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+# The errors that calls document. After any other exception this rank is no member any more.
+DOCUMENTED = (ValueError, TypeError, StoreFullError, ReduceError, PeerLostError)
+REJOIN = "To go on, join it again with the same name and rank"
+LENT_POLL_S = 0.0005  # between two looks whether other ranks still read this rank's arrays
 
 
 class Retry(Exception):
@@ -73,12 +82,13 @@ class CallProtocol(MemberLifecycle):
         self._result: Any = None  # holds the result of a call that this member has led
         self._lends = True  # arrays that this rank gives may be read where they lie
         self._gets = True  # this rank gets new arrays, because the call has no `out`
-        self._failed_call = -1  # the latest call whose error all ranks raise
+        self._open = False  # a call has begun that is not over for this rank
         self._led = -1  # the latest call that this member has committed itself, as an object
         self._leading = Combiner(runtime, name)
         self._small = SingleHost(runtime, self._board, self._generation, self.rank, size)
         # This rank's own arrays, as far as other ranks read them in place.
         self._in_place = InPlace(self._memory)
+        self._place = self.rank, self._identity[1], self._generation
         about = board, self._generation, self.rank, size
         self._hosts = MultiHost(runtime, *about, self._in_place) if hosts else None
 
@@ -104,8 +114,18 @@ class CallProtocol(MemberLifecycle):
     # -- one call ------------------------------------------------------------------------------
 
     def _call(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
-        if not self._tasks.tracing:
+        self._check_member()
+        self._memory.check()
+        self._open = True
+        try:
+            if self._tasks.tracing:
+                return self._traced(kind, op, root, x, out)
             return self._make(kind, op, root, x, out)
+        except BaseException as error:
+            self._end_after(error)
+            raise
+
+    def _traced(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
         begun, failed = clock.monotonic_ns(), True
         try:
             result = self._make(kind, op, root, x, out)
@@ -115,25 +135,30 @@ class CallProtocol(MemberLifecycle):
             name = f"{kind} {self.name}".encode(errors="replace")
             self._tasks.note_group_call(name, (self.calls or 1) - 1, self.rank, begun, failed)
 
+    def _end_after(self, error: BaseException) -> None:
+        """Ends the membership after a call that was interrupted or timed out. A call that is over
+        for this rank, and raises an error that calls document, leaves the membership as it is."""
+        if isinstance(error, PeerLostError) or (not self._open and isinstance(error, DOCUMENTED)):
+            return
+        late = isinstance(error, HopliteTimeoutError)
+        what = "timed out" if late else f"ended by {type(error).__name__}"
+        self._timed_out = str(error) if late else ""
+        self._leave(True, why=f", because a call {what}. {REJOIN}")
+
     def _make(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
-        self._check_member()
-        self._memory.check()
-        deadline = FOREVER_NS if self._has_thread else deadline_ns(self._timeout)
-        call = self._begin(calls=True)
+        deadline = deadline_ns(self._timeout)
+        call = self._begin()
         mistake: Exception | None = None
         self._lends, self._gets = kind in REDUCTIONS, out is None
         try:
             part = self._part_of(kind, op, root, x)
-        except Exception as error:  # every rank gets it, else the others would wait for ever
-            if is_interruption(error):
-                raise
+        except DOCUMENTED as error:  # every rank gets it, else the others would wait for ever
             mistake = error
             part = self._mistake(error)
         mask = self._small.make(call, part, deadline) if self._hosts is None else None
-        if mask is not None and mask != UNDECIDED:
-            self.calls = call + 1
-            self._let_go(call)
-            return self._take_here(kind, part[2], call, out)
+        if mask:
+            self._over(call)
+            return self._take_here(kind, part[2], call, mask, out)
         if mask is None:
             mistake = self._publish(call, part) or mistake
         try:
@@ -146,8 +171,7 @@ class CallProtocol(MemberLifecycle):
             finally:
                 del part, result
                 if self._in_place.lends:
-                    # A call in the background has no deadline, but its result is there already.
-                    self._take_back(deadline_ns(self._timeout) if self._has_thread else deadline)
+                    self._take_back(deadline)
         finally:
             mistake = None  # no reference cycle through its traceback
 
@@ -160,9 +184,8 @@ class CallProtocol(MemberLifecycle):
         try:
             if self._hosts is not None:
                 self._hosts.finished()
-            self.calls = call + 1
             self._part = None
-            self._let_go(call)
+            self._over(call)
             if mistake is None:
                 found = self._take(kind, part[1], part[2], result, out)
                 taken = True
@@ -177,10 +200,10 @@ class CallProtocol(MemberLifecycle):
                 self._hosts.drop(None if result is None else self._data_of(result))
             del part, result, mistake
 
-    def _let_go(self, call: int) -> None:
+    def _over(self, call: int) -> None:
         """`call` is committed, so all members have finished the one before, whose result this
-        member may have made. If it has made that of `call`, and was interrupted then, the others
-        may still have to read it."""
+        member may have made."""
+        self.calls, self._open = call + 1, False
         if self._led != call:
             self._result = None
 
@@ -192,44 +215,35 @@ class CallProtocol(MemberLifecycle):
         with contextlib.suppress(HopliteTimeoutError):
             self._wait(self._in_place.take_back, deadline, lambda: "")
 
+    def _return_arrays(self) -> None:
+        """Waits until no other rank reads this rank's own arrays any more, after this rank has left
+        in the middle of a call. Those that read them let go when they have folded them, or see that
+        this rank has left, or die."""
+        while self._memory.client.usable and not self._in_place.take_back():
+            clock.sleep(LENT_POLL_S)
+
     def _mistake(self, error: Exception) -> tuple[str, str, int, Any]:
         return MISTAKE, mistake_words(f"rank {self.rank}: {error}"), 0, error_kind(error)
 
     def _publish(self, call: int, part: tuple[str, str, int, Any]) -> Exception | None:
-        """Publishes the part, or in its place a mistake if something prevents that. Returns what
-        did, which this rank raises when the call is over. What a signal handler raises is raised at
-        once."""
-        raised: BaseException | None = None
+        """Publishes the part, or in its place a mistake if an error prevents that. Returns that
+        error, which this rank raises when the call is over."""
+        raised: Exception | None = None
+        if self._hosts is not None:
+            try:
+                held = self._part = []
+                self._hosts.give(call, part, self._lends, self._gets, held)
+            except DOCUMENTED as error:
+                raised = error
+                self._hosts.give(call, self._mistake(error), False, False, [])
+            return raised
         try:
-            if self._hosts is not None:
-                # If an earlier try was interrupted, the node may still have to read what it gave.
-                held = self._part = self._part or []
-                raised = self._hosts.give(call, part, self._lends, self._gets, held)
-            else:
-                self._part = self._memory.put(self._stored(part))  # held until the commit
-        except Exception as error:
-            if is_interruption(error):
-                raise
-            wrong = self._mistake(error)
-            if self._hosts is not None:
-                raised = self._hosts.give(call, wrong, False, False, [])
-                try:
-                    if raised is not None:
-                        raise raised from error
-                    return error
-                finally:
-                    del raised  # no reference cycle through its traceback
-            self._part = self._memory.put_text(wrong, 1)
-            self._board.publish(self.rank, call, self._memory.local_id(self._part))
-            return error
-        try:
-            if raised is not None:
-                raise raised
-        finally:
-            del raised  # no reference cycle through its traceback
-        if self._hosts is None:
-            self._board.publish(self.rank, call, self._memory.local_id(self._part))
-        return None
+            self._part = self._memory.put(self._stored(part))  # held until the commit
+        except DOCUMENTED as error:
+            raised = error
+            self._part = self._memory.put_text(self._mistake(error), 1)
+        self._board.publish(self.rank, call, self._memory.local_id(self._part))
+        return raised
 
     def _stored(self, part: tuple[str, str, int, Any]) -> tuple[str, str, int, Any]:
         """The part with a ref in the place of each value that needs pickle, so that the leader,
@@ -311,9 +325,9 @@ class CallProtocol(MemberLifecycle):
 
         def late() -> str:
             limit = "" if self._timeout is None else f", after {self._timeout:g} s"
-            return f"{self._late(call)}{limit}. It is not over for this rank: make it again"
+            return f"{self._late(call)}{limit}. This rank has left the Group. {REJOIN}"
 
-        self._wait(look, deadline, late, calls=True)
+        self._wait(look, deadline, late)
         return found[0]
 
     def _late(self, call: int) -> str:
@@ -362,15 +376,12 @@ class CallProtocol(MemberLifecycle):
             data = self._leading.combine(dict(sorted(parts.items())), refs)
             parts.clear()  # after the commit their ranks may write to them
             committed = self._memory.put((mask_of(ranks), "", "", data))
-        except Exception as error:  # every rank gets it, so that none waits for ever
+        except DOCUMENTED as error:  # every rank gets it, so that none waits for ever
             parts.clear()
-            if is_interruption(error):
-                raise
             _serialize.drop_traceback(error)  # its frames refer to the parts
             failed = mask_of(ranks), error_kind(error), mistake_words(str(error)), None
             committed = self._memory.put_text(failed, 2)
-        # Held from before the commit, because the others read it even if this member is then
-        # interrupted.
+        # Held from before the commit, because the others read it even if this member leaves then.
         self._result, led = committed, self._result
         self._led = call
         self._board.commit(call, self._memory.local_id(committed))
@@ -398,10 +409,8 @@ class CallProtocol(MemberLifecycle):
             mask, failed, text, data = self._hosts.small.result()
         else:
             assert self.calls is not None
-            return self._take_here(kind, root, self.calls - 1, out)
+            return self._take_here(kind, root, self.calls - 1, self._board.contributors(), out)
         if failed:
-            assert self.calls is not None
-            self._failed_call = self.calls - 1
             self.contributors, self._last_mask = contributors_of(mask), mask
             raise error_of(failed, text)
         if self._hosts is not None:
@@ -431,34 +440,25 @@ class CallProtocol(MemberLifecycle):
             gathered[rank] = self._read(value, rank, outs[rank])
         return gathered
 
-    def _take_here(self, kind: str, root: int, call: int, out: Any) -> Any:
+    def _take_here(self, kind: str, root: int, call: int, mask: int, out: Any) -> Any:
         """What `_take` returns of a call without objects. PeerLostError: this member was given up,
         so the others may not have waited for it to read the result."""
         try:
-            found = self._read_here(kind, root, call, out)
+            self._check_contributors(mask)
+            found = self._small.take(kind, root, call, mask, out)
         except Exception:  # perhaps caused by bytes that other ranks have overwritten
             self._check_held()
             raise
-        self._check_held()
+        if self._board.holds(*self._place) <= 0:
+            self._check_held()
         return found
-
-    def _read_here(self, kind: str, root: int, call: int, out: Any) -> Any:
-        outcome = self._small.outcome()
-        self._check_contributors(outcome.mask)
-        if kind != "barrier" and not outcome.is_of(kind, root):
-            raise ValueError(
-                f"group {self.name!r}: call {call} was interrupted, and was made again as another "
-                f"call; the others have made it as {outcome.kind}"
-            )
-        return self._small.take(outcome, kind, call, out)
 
     def _check_held(self) -> None:
         """PeerLostError: the planner has taken this member out."""
-        place = self.rank, self._identity[1], self._generation
-        held = self._board.holds(*place)
+        held = self._board.holds(*self._place)
         if held < 0:
-            self._wait(lambda: self._board.holds(*place) >= 0, FOREVER_NS, str)
-            held = self._board.holds(*place)
+            self._wait(lambda: self._board.holds(*self._place) >= 0, FOREVER_NS, str)
+            held = self._board.holds(*self._place)
         if held == 0:
             self._admitted()
             raise PeerLostError(f"group {self.name!r}: this member was given up")

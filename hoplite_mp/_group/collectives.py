@@ -16,7 +16,7 @@ import numpy as np
 from hoplite_mp._group.background import Background, CallFuture
 from hoplite_mp._group.object_folds import ObjectFolds
 from hoplite_mp._serialize.contributions import NOTHING
-from hoplite_mp.errors import HopliteError
+from hoplite_mp.errors import HopliteTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,9 +38,10 @@ Returns
 concurrent.futures.Future
     Of what `{name}` returns or raises. `await` waits for it in an event loop; a cancelled `await`
     does not cancel the call, nor does `cancel()`: calls are matched by their order, so a rank that
-    left one out would give each later part to another call. A wait without a timeout of its own
-    raises HopliteTimeoutError after the Group's `timeout`, and the call goes on: wait for the same
-    Future again, and do not make the call again.
+    left one out would give each later part to another call. A wait that times out or is interrupted
+    leaves the call running, too. If the call itself takes longer than the Group's `timeout`,
+    counted from when the calls before it are over, this rank leaves the Group: this Future and all
+    later ones fail with HopliteTimeoutError.
 """
 
 
@@ -59,10 +60,6 @@ def _in_background(
     result = f"concurrent.futures.Future[{form.return_annotation}]"
     later.__signature__ = form.replace(return_annotation=result)  # type: ignore[attr-defined]
     return later
-
-
-def _nothing() -> None:
-    """In place of a Group that is gone."""
 
 
 class GroupCollectives(ObjectFolds):
@@ -85,9 +82,8 @@ class GroupCollectives(ObjectFolds):
             A name or a ufunc as for `Cluster.reduce`. Any other callable ``f(a, b)`` folds the
             values from left to right in the order of ranks, at the lowest living rank. If it
             raises, every rank raises that exception. It must have the same module and qualified
-            name on every rank. If the folding rank dies meanwhile, the others fold the values
-            themselves, so the function should give equal results for equal values. A rank whose
-            timeout passes during the fold leaves the Group. Default: "sum".
+            name on every rank. If the folding rank dies or leaves, the others fold the values
+            themselves, so the function should give equal results for equal values. Default: "sum".
         out : numpy.ndarray, optional
             A writable array of the result's shape and dtype that takes the result.
 
@@ -430,36 +426,31 @@ class GroupCollectives(ObjectFolds):
         """Gives the call to the Group's thread, which is started with its first call."""
         self._check_member()
         if self._background is None:
-            late, wake = weakref.WeakMethod(self._what_is_late), weakref.WeakMethod(self._wake_all)
-            background = Background(
-                self.name,
-                self._timeout,
-                lambda: (late() or str)(),
-                lambda: (wake() or _nothing)(),
-            )
+            background = Background(self.name)
             weakref.finalize(self, background.stop).atexit = False
-            self._background, self._has_thread = background, True
-        return self._background.begin(call)
+            self._background = background
+        return self._background.begin(self._make_queued, call)
 
-    def _what_is_late(self) -> str:
-        """What the call under way waits for."""
-        try:
-            if self.calls is None:
-                return self._not_full(self._whole_limit())
-            return self._late(self.calls)
-        except HopliteError:  # which the call itself will raise
-            return f"call {self.calls or 0} is not over"
+    def _make_queued(self, call: Callable[[], R]) -> R:
+        """A call whose turn has come. HopliteTimeoutError: an earlier one has timed out."""
+        if self._timed_out:
+            raise HopliteTimeoutError(self._timed_out)
+        return call()
 
     def _wake_all(self) -> None:
         """Makes all threads of this process look at what they wait for."""
         if self._memory.client.usable:
             self._tasks.wake(self._runtime.client.slot)
 
-    def _is_withdrawn(self) -> bool:
-        return self._background is not None and self._background.ends_now()
-
     def _here(self, call: Callable[..., Any], *args: Any) -> Any:
-        if self._background is not None and not self._background.is_here():
-            self._check_member()
-            return self._background.make(call, *args)
-        return call(*args)
+        if self._background is None or self._background.is_here():
+            return call(*args)
+        self._check_member()
+        future = self._background.begin(call, *args)
+        try:
+            future.wait()
+        except BaseException as error:  # this wait was interrupted
+            self._open = True
+            self._end_after(error)
+            raise
+        return future.outcome()

@@ -78,9 +78,6 @@ class EngineCalls:
         made through the node."""
         if not self._board.is_open():
             return False
-        if self._board.given(self._rank) > call:
-            self.ring()  # an earlier try was interrupted, perhaps before it rang
-            return True
         head, offset, elements = b"", 0, None
         name = None
         if encoded is not None:

@@ -58,12 +58,20 @@ class Group(GroupCollectives):
         The root is dead or, with `strict=True`, any rank is. In the first call, with or without
         `strict`: a rank left or died before all had joined, and its task is over.
     HopliteTimeoutError
-        The call took longer than `timeout` seconds, or the Group did not fill within
-        `Config.group_wait_s`. Make the call again. In the background: only the wait for the
-        Future has ended, and the call goes on. If a reduction by a function times out while the
-        leading rank folds, this rank has left the Group; see `allreduce`.
+        The call took longer than `timeout` seconds, or the Group did not fill within that time, or
+        within `Config.group_wait_s`. This rank has left the Group.
     ClosedError
         This rank has left the Group.
+
+    Notes
+    -----
+    A collective call that ends by HopliteTimeoutError, or by any other exception than the errors
+    above (Ctrl-C, or what a signal handler raises), ends this rank's membership, even if the call
+    had been decided. What the rank gave counts for all ranks or for none. The other ranks continue
+    as after a death; with `strict=True` they raise PeerLostError. `Cluster.group` with the same
+    name and rank joins again. When a call has raised, no other rank reads the arrays that were
+    given to it any more: the call waits until those that read them have finished. `send`, `recv`,
+    `sendrecv` and `probe` never end the membership.
 
     Examples
     --------
@@ -136,13 +144,17 @@ class Group(GroupCollectives):
         return self._here(self._split, color, key)  # type: ignore[no-any-return]
 
     def _split(self, color: Any, key: Any) -> Group | None:
-        call = self._begin(calls=True)
         given = self._call("split", "", 0, (color, key, self._identity), None)
         if color is None:
             return None
+        assert self.calls is not None
         peers = peers_of(given, color)
-        name = split_name(self.name, self._generation, call, color, peers)
-        return self._of_peers(name, peers)
+        name = split_name(self.name, self._generation, self.calls - 1, color, peers)
+        try:
+            return self._of_peers(name, peers)
+        except BaseException as error:
+            self._end_after(error)
+            raise
 
     def _of_peers(self, name: str, peers: list[tuple[int, Any]]) -> Group:
         """Joins a Group of members of this one, given as (rank, identity) in the order of the new
@@ -197,9 +209,7 @@ class Group(GroupCollectives):
         belong to the call. If one is written meanwhile, each byte of the change may be in the
         result or not, and between hosts the call may fail, because a block that was written while
         it was sent does not match its checksum. No other call is harmed. When the call has
-        returned, no other rank reads the array any more. If a plain call fails with a
-        HopliteTimeoutError or is interrupted, others may read the array until this rank has made
-        its next call.
+        returned or raised, no other rank reads the array any more.
 
         Examples
         --------
@@ -231,16 +241,23 @@ class Group(GroupCollectives):
 
     def _leave(self, failed: bool, with_task: bool = False, why: str = "") -> None:
         """Leaves the Group, after the calls that were begun in the background. `failed`: the task
-        has raised an exception, so those calls are given up: the other ranks may wait for what this
-        one would have done next, and these calls for the other ranks. with_task: the task has
-        ended. why: the reason that later calls name."""
+        has raised an exception, or a call has ended the membership, so those calls are given up:
+        the other ranks may wait for what this one would have done next, and these calls for the
+        other ranks. with_task: the task has ended. why: the reason that later calls name."""
         if self._left:
             return
         self._ended_with_task = with_task
         if failed:
-            self._give_up(why)
+            self._gave_up, self._closed = self._gave_up or why, True
+            self._wake_all()
         if self._background is not None:  # not waited for by one of its own calls' done-callbacks
-            self._background.end(self._give_up, wait=not self._background.is_here())
+            self._background.end(wait=not self._background.is_here())
+        self._depart(failed)
+
+    def _depart(self, failed: bool) -> None:
+        """Leaves, unless a call in the background has ended the membership meanwhile."""
+        if self._left:
+            return
         self._closed = True
         self._end_messages()
         self._small.leave()
@@ -256,11 +273,12 @@ class Group(GroupCollectives):
         self._result = self._part = None
         if self._hosts is not None:
             self._hosts.close()
+        self._return_arrays()
 
-    def _give_up(self, why: str = "") -> None:
-        """Fails the calls in the background that are not over."""
-        self._gave_up, self._closed = why, True
-        self._wake_all()
+    def _finish_leaving(self) -> None:
+        """Leaves, if an exception has interrupted an earlier attempt, so that this rank is free."""
+        if self._closed:
+            self._leave(True)
 
     def __enter__(self) -> Group:
         return self
@@ -287,6 +305,8 @@ def join(
     if not isinstance(strict, bool):
         raise TypeError(f"strict={strict!r}: it must be True or False")
     check_timeout(timeout)
+    for leave in list(runtime.task_leaves):  # Ctrl-C may have interrupted one
+        leave.__self__._finish_leaving()
     ask = GroupJoin(name, int(size), None if rank is None else int(rank), call=_own_call())
     place = runtime.channel.call(ask).value
     if isinstance(place, str):
@@ -334,8 +354,10 @@ class GroupCalls:
             True: a call in which a member is missing raises PeerLostError. Default: it completes
             among the survivors.
         timeout : float, optional
-            Seconds for each call, and for the Group to fill. Default: no limit for a call, as long
-            as the other members live, and `Config.group_wait_s` for the Group to fill.
+            Seconds for each call, and for the Group to fill; after that this rank leaves the Group.
+            In the background, a call's time begins when the calls before it are over. Default: no
+            limit for a call, as long as the other members live, and `Config.group_wait_s` for the
+            Group to fill.
 
         Returns
         -------

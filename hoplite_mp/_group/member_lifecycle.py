@@ -19,13 +19,9 @@ if TYPE_CHECKING:
 
     from hoplite_mp._client.runtime import Runtime
 
-__all__ = ["MemberLifecycle", "NotWholeError"]
+__all__ = ["MemberLifecycle"]
 
 BLOCKED_AFTER_NS = 2_000_000
-
-
-class NotWholeError(HopliteTimeoutError):
-    """The Group has not become whole in time. No user gets it: `background` raises another."""
 
 
 class MemberLifecycle:
@@ -45,12 +41,12 @@ class MemberLifecycle:
         self.size = size
         self._timeout = timeout
         self.calls = None
-        self._has_thread = False  # which makes all calls, and lets none of them time out
         self._first = locks.lock("group.first_call")  # guards the change of `calls` from None
         # Other hosts take longer than a spin lasts, and the node needs this core to serve them.
         self._spins = not hosts
         self._closed = False
-        self._gave_up = ""  # why calls were given up when this member left
+        self._gave_up = ""  # why this member has left, if a call has ended its membership
+        self._timed_out = ""  # the text of the error, if that call has timed out
         self._ended_with_task = False  # the task that has made it has ended
 
     def _check_member(self) -> None:
@@ -72,31 +68,17 @@ class MemberLifecycle:
         """Ends the membership; see `Group`."""
         raise NotImplementedError
 
-    def _is_withdrawn(self) -> bool:
-        """Whether the call that the Group's thread makes is to end instead of waiting."""
-        return False
-
     # -- the first call ---------------------------------------------------------------------------
 
-    def _begin(self, timeout: float | None = None, *, calls: bool = False) -> int:
+    def _begin(self, timeout: float | None = None) -> int:
         """The number of the next call. The first call waits until the group is whole, or has
-        admitted this member. calls: this is for a call, and not for a message."""
+        admitted this member."""
         if self.calls is not None:
             return self.calls
         wait_ns = self._whole_ns() if timeout is None else int(timeout * 1e9)
         limit = self._whole_limit() if timeout is None else f"timeout={timeout:.3g} s"
-        in_thread = calls and self._has_thread
-        wait_s = self._runtime.config.group_wait_s
-        if in_thread and self._timeout is not None and self._timeout < wait_s:
-            wait_ns, limit = int(min(wait_s, 1e9) * 1e9), f"group_wait_s={wait_s:g} s"
         until = clock.monotonic_ns() + wait_ns
-        try:
-            self._wait(self._admitted, until, lambda: self._not_full(limit), calls=calls)
-        except HopliteTimeoutError as error:
-            if not in_thread:
-                raise
-            if not self._admitted():  # otherwise it became whole while the error was made
-                raise NotWholeError(str(error)) from None
+        self._wait(self._admitted, until, lambda: self._not_full(limit))
         first = self._admitted() - 1
         with self._first:
             if self.calls is None:  # else another thread has made the first call meanwhile
@@ -155,11 +137,9 @@ class MemberLifecycle:
         deadline: int,
         why: Callable[[], str],
         counts: bool = True,
-        calls: bool = False,
     ) -> None:
         """Waits until the condition holds. A worker that waits long counts as blocked, unless
-        `counts` is False because its task goes on in another thread. calls: this wait is part of a
-        call, and ends if that is withdrawn."""
+        `counts` is False because its task goes on in another thread."""
         blocked = False
         in_worker = counts and self._runtime.submitter.waiting.run_in_place is not None
         blocked_at = clock.monotonic_ns() + BLOCKED_AFTER_NS
@@ -168,10 +148,10 @@ class MemberLifecycle:
                 seen = self._tasks.event()
                 if condition():
                     return
-                self._check_member()  # its task has failed, while this call is made in a thread
+                self._check_member()  # it has left, while this call is made in a thread
                 self._memory.check()
                 now = clock.monotonic_ns()
-                if now >= deadline or (calls and self._is_withdrawn()):
+                if now >= deadline:
                     raise HopliteTimeoutError(f"group {self.name!r}: {why()}")
                 if in_worker and not blocked and now >= blocked_at:
                     blocked = True

@@ -6,6 +6,7 @@ bytes, large ones as objects or blocks; the result of the call comes back as one
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,7 @@ from hoplite_mp._common import clock
 from hoplite_mp._common.reduction import prefix
 from hoplite_mp._group.combine import MISTAKE
 from hoplite_mp._group.engine_calls import EngineCalls
-from hoplite_mp._group.overlapped_copy import (
-    FAILURES_MAX,
-    WRITE_ROUND_BYTES,
-    OverlappedCopy,
-    is_node_lost,
-)
+from hoplite_mp._group.overlapped_copy import WRITE_ROUND_BYTES, OverlappedCopy
 from hoplite_mp._protocol.group_calls import PIECE_BYTES_MAX
 from hoplite_mp._protocol.local import GroupCall
 from hoplite_mp._serialize.contributions import (
@@ -90,12 +86,10 @@ class MultiHost:
 
     def give(
         self, call: int, part: tuple[str, str, int, Any], lends: bool, gets: bool, held: list[Any]
-    ) -> BaseException | None:
+    ) -> None:
         """Sends the part (kind, op, root, values) to the node. What must be held until the commit
-        is added to `held` before it is sent, because a signal handler may raise at any time
-        after that. `lends`: arrays in blocks of this process are read there; `gets`: this rank
-        wants new arrays. Returns what a signal handler has raised while the part, which is
-        complete, was handed over."""
+        is added to `held`. `lends`: arrays in blocks of this process are read there; `gets`: this
+        rank wants new arrays."""
         kind, op, root, values = part
         parts: list[bytes | int | tuple[int, int, int]] = []
         leases: list[_shm.Lease] = []  # of the blocks among them
@@ -112,7 +106,7 @@ class MultiHost:
                 and self.small.give(call, kind, op, root, early[0] if early else None)
             ):
                 self._keep_own(kind, root, values, parts, gets)
-                return None
+                return
             for one in values:
                 encoded = early.pop() if early else _serialize.encode(one, self._memory.keep, False)
                 ref = self._in_place.ref(one, lends) if is_plain_array(one) else None
@@ -128,51 +122,29 @@ class MultiHost:
         except BaseException:
             leases.clear()  # the node does not know of these blocks
             raise
-        interrupted = self._hand_over(ask, leases, writers)
-        try:
-            raised = self._next_block(parts)
-            if raised is not None:
-                interrupted = raised
-            if interrupted is None:
-                self._keep_own(kind, root, values, parts, gets)
-            return interrupted
-        finally:
-            interrupted = raised = None  # no reference cycle through its traceback
+        self._hand_over(ask, leases, writers)
+        self._next_block(parts)
+        self._keep_own(kind, root, values, parts, gets)
 
     def _hand_over(
         self, ask: GroupCall, leases: list[_shm.Lease], writers: list[OverlappedCopy]
-    ) -> BaseException | None:
+    ) -> None:
         """Sends the message by which these blocks become the node's, and writes what is left of
-        them. Returns what a signal handler has raised after that message was sent; if it was not,
-        that is raised here, and the blocks are given back."""
+        them. If the message was not sent, the blocks are given back."""
         sent: list[int] = []
-        interrupted: BaseException | None = None
-        failures = 0
         try:
-            while True:
-                try:
-                    if not sent:
-                        for lease in leases:
-                            lease.detach()
-                        self._channel.tell(ask, sent)
-                        self._begun = clock.monotonic()
-                        self._written = sum(writer.nbytes for writer in writers)
-                    for writer in writers:
-                        raised = writer.run()
-                        if raised is not None:
-                            interrupted = raised
-                    return interrupted
-                except BaseException as error:
-                    if not sent:
-                        for lease in leases:
-                            self._memory.client.give_back(lease.detach())
-                        raise
-                    failures += 1
-                    if failures > FAILURES_MAX or is_node_lost(error):
-                        raise
-                    interrupted = error
-        finally:
-            interrupted = raised = None  # no reference cycle through its traceback
+            for lease in leases:
+                lease.detach()
+            self._channel.tell(ask, sent)
+        except BaseException:
+            if not sent:
+                for lease in leases:
+                    self._memory.client.give_back(lease.detach())
+            raise
+        self._begun = clock.monotonic()
+        self._written = sum(writer.nbytes for writer in writers)
+        for writer in writers:
+            writer.run()
 
     def _keep_own(
         self, kind: str, root: int, values: list[Any], parts: Sequence[Any], gets: bool
@@ -230,22 +202,16 @@ class MultiHost:
         preallocated = None  # before this waits for room, which may be that of this block
         return self._memory.allocate(nbytes)
 
-    def _next_block(self, parts: Sequence[Any]) -> BaseException | None:
+    def _next_block(self, parts: Sequence[Any]) -> None:
         """Asks for memory for the next call, which is likely to be one like this, while the bytes
-        of this one travel: the answer takes half a millisecond. Returns what a signal handler has
-        raised meanwhile."""
+        of this one travel: the answer takes half a millisecond."""
         nbytes, preallocated = self._preallocated
         again, self._given = self._given == nbytes, nbytes
         given = len(parts) == 1 and isinstance(parts[0], tuple) and parts[0][1] == nbytes
         if not given or not again or preallocated is not None or nbytes > PREALLOCATED_BYTES_MAX:
-            return None
-        try:
+            return
+        with contextlib.suppress(HopliteError):  # the node is gone, which the call will see
             self._preallocated = nbytes, self._memory.preallocate(nbytes)
-        except HopliteError:
-            pass  # the node is gone, which the call will see
-        except BaseException as cause:
-            return cause
-        return None
 
     def _writer(self, kind: str, payload: int, encoded: _serialize.Encoded) -> OverlappedCopy:
         """Copies the elements of a part after the message to the node."""

@@ -2,10 +2,9 @@
 
 The call itself is an allgather of the pickled values. Its contributors are those of the reduction.
 The lowest contributing rank, the leader, folds the values from left to right in the order of ranks,
-and sends each rank its result by a message with a tag that no user has. If the leader dies before
-its message has arrived, or is interrupted, each rank folds the values itself; it has them from the
-allgather. A rank whose timeout passes before it has its result leaves the Group: the call
-has committed, so a retry would be matched with the next call of the other ranks.
+and sends each rank its result by a message with a tag that no user has. If the leader dies or
+leaves before its message has arrived, each rank folds the values itself; it has them from the
+allgather.
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ import numpy as np
 from hoplite_mp import _serialize
 from hoplite_mp._client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp._common import clock
-from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp._common.operators import function_name, is_function
+from hoplite_mp._group.call_protocol import REJOIN
 from hoplite_mp._group.inbox import Receive
 from hoplite_mp._group.messages import Messages
-from hoplite_mp._group.overlapped_copy import is_node_lost
 from hoplite_mp._protocol.local import RESULT_TAG
 from hoplite_mp._serialize.contributions import into
-from hoplite_mp.errors import HopliteTimeoutError, PeerLostError, StoreFullError, TaskError
+from hoplite_mp.errors import PeerLostError, StoreFullError, TaskError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,11 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["ObjectFolds"]
 
 RESULT, ERROR, FOLD_YOURSELF = "result", "error", "fold yourself"
-TIMED_OUT = (
-    ", because a reduction by a function timed out while the leading rank folded the values; join "
-    "the Group again with the same name and rank"
-)
-LET_FOLD_TRIES = 5
 NAME_CHARS_MAX = 40  # of an error's class: such a message fits into a header, beside the store
 
 
@@ -76,52 +69,41 @@ class Packed:
 class ObjectFolds(Messages):
     """The reductions of a member whose `op` is a function."""
 
+    # The error that all ranks raise, of the call under way.
+    _folded_error: BaseException | None = None
+
     def _call_by(self, op: Any) -> Callable[..., Any]:
         """The method that makes a reduction with this operator."""
         return self._fold if is_function(op) else self._call
 
     def _fold(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
-        deadline = FOREVER_NS if self._has_thread else deadline_ns(self._timeout)
+        deadline = deadline_ns(self._timeout)
         ended = self._ended_members()
-        call = self._begin(calls=True)
-        self._last_mask = 0  # until the contributors of this call are known
+        self._folded_error = None
         try:
-            found = self._committed_fold(call, kind, op, root, x, deadline, ended)
-        except BaseException:  # the other ranks may be waiting for this rank's message
-            if self._owes_fold(call):
-                self._let_fold(call)
+            found = self._committed_fold(kind, op, root, x, deadline, ended)
+        except BaseException as error:
+            if error is not self._folded_error:
+                self._end_after(error)
             raise
+        finally:
+            self._folded_error = None
         return found if found is None or out is None else into(found, out)
 
     def _committed_fold(
-        self,
-        call: int,
-        kind: str,
-        op: Any,
-        root: int,
-        x: Any,
-        deadline: int,
-        ended: tuple[int, ...],
+        self, kind: str, op: Any, root: int, x: Any, deadline: int, ended: tuple[int, ...]
     ) -> Any:
-        """This rank's result. An error of all ranks makes `call` the `_failed_call`."""
+        """This rank's result. An error of all ranks becomes the `_folded_error`."""
         name = f"{kind} by {function_name(op)}"
         parcels = self._call("allgather", name, root, Packed(x), None)
-        ranks = self.contributors
+        assert self.calls is not None
+        call, ranks = self.calls - 1, self.contributors
         if kind == "reduce" and root not in ranks:
-            self._failed_call = call
             raise PeerLostError(f"group {self.name!r}: the root, rank {root}, is lost")
         fold = lambda: self._results(kind, op, operator.index(root), parcels, ranks)  # noqa: E731
         if self.rank == ranks[0]:
             return self._lead_fold(call, fold, ranks)
         return self._led_fold(call, ranks[0], deadline, ended, fold)
-
-    def _owes_fold(self, call: int) -> bool:
-        """Must this rank, whose call has raised an error, still tell the others to fold? Only after
-        the commit, if it leads and the others do not have the error. A rank that does not know the
-        contributors may be the leader."""
-        if self.calls != call + 1 or self._failed_call == call:
-            return False
-        return not self._last_mask or self.rank == self.contributors[0]
 
     def _part_of(self, kind: str, op: Any, root: int, x: Any) -> tuple[str, str, int, Any]:
         if type(x) is Packed:
@@ -165,10 +147,8 @@ class ObjectFolds(Messages):
                     raise
                 ready.append((some, encoded, self._memory.put_encoded(encoded)))
         except Exception as error:
-            if is_interruption(error):
-                raise
             self._send_error(call, ranks, error)
-            self._failed_call = call
+            self._folded_error = error
             raise
         own = None
         for some, encoded, ref in ready:
@@ -188,24 +168,6 @@ class ObjectFolds(Messages):
             failed = _serialize.encode((call, ERROR, type(error).__name__[:NAME_CHARS_MAX]))
             ref = self._memory.put_encoded(failed)
         self._send_result(ranks, failed, ref)
-
-    def _let_fold(self, call: int) -> None:
-        """Tells the others to go on without this rank. A rank that has its result ignores it."""
-        raised: BaseException | None = None
-        try:
-            for _ in range(LET_FOLD_TRIES):  # the first ones may be interrupted
-                try:
-                    alone = _serialize.encode((call, FOLD_YOURSELF, None))
-                    self._send_result(range(self.size), alone, self._memory.put_encoded(alone))
-                    break
-                except BaseException as error:
-                    raised = error
-                    if is_node_lost(error):
-                        break
-            if raised is not None:
-                raise raised
-        finally:
-            raised = None  # no reference cycle through its traceback
 
     def _send_result(
         self, ranks: Sequence[int], encoded: _serialize.Encoded, ref: ObjectRef[Any]
@@ -238,31 +200,29 @@ class ObjectFolds(Messages):
             if self.strict:
                 raise
             state, value = FOLD_YOURSELF, None
-        except HopliteTimeoutError:  # the call has committed, so a retry would be another call
-            self._leave(True, why=TIMED_OUT)
-            raise
         if state == ERROR and isinstance(value, str):
             raise StoreFullError(
                 f"call {call}: folding the values failed at rank {leader}, whose store has no room "
                 f"for more than the class of the error, {value}; raise memory="
             )
         if state == ERROR:
-            raise self._memory.failure(memoryview(value))
+            self._folded_error = self._memory.failure(memoryview(value))
+            raise self._folded_error
         if state == RESULT:
             return value
-        for some, own in fold():
-            if self.rank in some:
-                return own
-        return None
+        try:
+            return next((own for some, own in fold() if self.rank in some), None)
+        except Exception as error:
+            self._folded_error = error
+            raise
 
     def _receive_result(
         self, call: int, leader: int, deadline: int, ended: tuple[int, ...]
     ) -> tuple[str, Any]:
         limit = "" if self._timeout is None else f" within {self._timeout:g} s"
         late = (
-            f"call {call}: rank {leader} has not folded the values{limit}. The call is over, and "
-            "this rank has left the Group. To go on, join the Group again with the same name and "
-            "rank"
+            f"call {call}: rank {leader} has not folded the values{limit}. This rank has left the "
+            f"Group. {REJOIN}"
         )
 
         def arrives() -> bool:
@@ -274,14 +234,14 @@ class ObjectFolds(Messages):
             try:
                 self._inbox.post(receive)
                 receive.ended = ended
-                self._wait(arrives, deadline, lambda: late, calls=True)
+                self._wait(arrives, deadline, lambda: late)
                 if receive.found is None:
                     return FOLD_YOURSELF, None
                 receive.deadline = FOREVER_NS if deadline < clock.monotonic_ns() else deadline
                 number, state, value = self._inbox.take(receive)
             finally:
                 self._inbox.withdraw(receive)
-            if number == call:  # otherwise the result of a call in which this rank was interrupted
+            if number == call:  # otherwise of a call before this rank had joined again
                 return state, value
 
 

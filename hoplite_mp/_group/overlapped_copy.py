@@ -1,8 +1,7 @@
 """Copies a large part of a Group's call into its block of the store while other hosts read it.
 
 Copying an array takes a good part of the time that sending it takes, so the node and the other
-hosts begin with the first bytes. What a signal handler raises meanwhile must not leave the part
-half written, because others wait for it.
+hosts begin with the first bytes.
 """
 
 from __future__ import annotations
@@ -11,9 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from hoplite_mp._common import clock
-from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp._protocol.local import GroupWritten
-from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,11 +18,8 @@ if TYPE_CHECKING:
     from hoplite_mp import _shm
     from hoplite_mp._client.channel import Channel
 
-__all__ = ["FAILURES_MAX", "WRITE_ROUND_BYTES", "OverlappedCopy", "is_node_lost"]
+__all__ = ["WRITE_ROUND_BYTES", "OverlappedCopy"]
 
-# How often signal handlers may raise during one write. What is raised more often than that is taken
-# for a failure of the write, and ends it.
-FAILURES_MAX = 100
 # Bytes of an array that are copied into the store before the first message to the node about them.
 # Less: the other hosts begin earlier. Each later round is twice as large, up to the maximum,
 # because copying is ahead of the network by then, and each message costs the node and its engine
@@ -75,25 +69,8 @@ class OverlappedCopy:
         self._due = 0.0
         self._ranges: list[tuple[int, int]] = []  # written, but not reported to the node yet
 
-    def run(self) -> BaseException | None:
-        """Writes what is left. Returns what a signal handler has raised meanwhile; it may be called
-        again if a handler has raised here nevertheless."""
-        interrupted: BaseException | None = None
-        failures = 0
-        try:
-            while True:
-                try:
-                    self._write()
-                    return interrupted
-                except BaseException as error:
-                    failures += 1
-                    if failures > FAILURES_MAX or is_node_lost(error):
-                        raise
-                    interrupted = error
-        finally:
-            interrupted = None  # no reference cycle through its traceback
-
-    def _write(self) -> None:
+    def run(self) -> None:
+        """Writes all of it."""
         while self._ranges or any(b < e for b, e in zip(self._at, self._ends, strict=True)):
             if not self._ranges:
                 if self._wait_s:
@@ -117,9 +94,3 @@ class OverlappedCopy:
                 os.sched_yield()  # threads that send the first bytes go first
             now.append(max(begin, upto))
         return ranges, now
-
-
-def is_node_lost(error: BaseException) -> bool:
-    """Does the error say that there is no node any more for which to write? A signal handler may
-    raise the same, which does not."""
-    return isinstance(error, HopliteError) and not is_interruption(error)

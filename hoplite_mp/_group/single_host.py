@@ -10,7 +10,7 @@ leader reads all parts, wherever they lie, as in any other call.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,18 +18,17 @@ from hoplite_mp import _tasks
 from hoplite_mp._client.in_place import new_result
 from hoplite_mp._common import clock
 from hoplite_mp._protocol.local import GroupBuffers
-from hoplite_mp._serialize.contributions import REDUCTIONS, ROOTED, into, outs_of
+from hoplite_mp._serialize.contributions import REDUCTIONS, into, outs_of
 
 if TYPE_CHECKING:
     from hoplite_mp._client.runtime import Runtime
 
-__all__ = ["UNDECIDED", "SingleHost"]
+__all__ = ["SingleHost"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # How long such a call waits in C. Meanwhile its worker does not count as blocked, and signals are
 # not handled.
 WAIT_NS = 2_000_000
-UNDECIDED = 0  # in place of the mask: the part is published, but the call is not over yet
 # Sizes of call buffers: so many bytes, and then four times as many each time. All the smaller
 # buffers of a Group together take a third of the memory of its largest ones.
 BUFFER_BYTES_MIN = 128 << 10
@@ -45,23 +44,11 @@ _DTYPES = {number: np.dtype(name) for name, number in _tasks.BOARD_DTYPES.items(
 # numbers mean int64, because C's long and long long both are.
 _NUMBERS = {np.dtype(name).num: number for name, number in _tasks.BOARD_DTYPES.items()}
 _NUMBERS |= {np.dtype(c).num: _tasks.BOARD_DTYPES[np.dtype(c).name] for c in "bBhHiIlLqQ"}
-_FLOAT64 = np.dtype(np.float64)
-
-
-class BoardOutcome(NamedTuple):
-    """A call that was committed without objects."""
-
-    mask: int  # the ranks in its result
-    kind: str
-    op: str
-    root: int
-    dtype: np.dtype[Any]  # of the parts
-    shape: tuple[int, ...]  # of the parts
-    buffered: bool  # the parts lie in call buffers
-
-    def is_of(self, kind: str, root: int) -> bool:
-        """Is it a call of that kind, with that root?"""
-        return self.kind == kind and (kind not in ROOTED or self.root == root)
+_RESULT_DTYPES = {
+    (op, number): np.dtype(np.float64) if name == "mean" and dtype.kind in "biu" else dtype
+    for op, name in _OPS.items()
+    for number, dtype in _DTYPES.items()
+}
 
 
 class SingleHost:
@@ -84,8 +71,8 @@ class SingleHost:
 
     def make(self, call: int, part: tuple[str, str, int, Any], deadline_ns: int) -> int | None:
         """Publishes the part, and waits for up to WAIT_NS. Returns the ranks in the result as a
-        mask, and then `take` reads the result; or UNDECIDED. None: nothing was published, because
-        the call is not one for the board."""
+        mask, and then `take` reads the result; 0: the call is not over yet. None: nothing was
+        published, because the call is not one for the board."""
         kind, op, root, values = part
         number = _tasks.BOARD_KINDS.get(kind)
         if number is None:
@@ -160,16 +147,9 @@ class SingleHost:
         array = np.frombuffer(data, _DTYPES[dtype]).reshape(shape)
         return kind, _OPS[op] if kind in REDUCTIONS else "", root, [array]
 
-    def outcome(self) -> BoardOutcome:
-        """What was decided about the latest call, whose commit names no object."""
-        mask, kind, op, root, dtype, shape, buffered = self._board.outcome()
-        about = mask, _KINDS[kind], _OPS[op], root, _DTYPES[dtype], shape, buffered
-        return BoardOutcome(*about)
-
-    def take(self, outcome: BoardOutcome, kind: str, call: int, out: Any) -> Any:
-        """What this rank gets of that call, which has this number. kind: "barrier" if it only waits
-        for the call."""
-        root = outcome.root
+    def take(self, kind: str, root: int, call: int, mask: int, out: Any) -> Any:
+        """What this rank gets of that call, whose commit names no object. kind: "barrier" if it
+        only waits for the call. mask: the ranks in the result."""
         if kind == "barrier" or (kind in ("reduce", "gather") and self._rank != root):
             return None
         if kind == "broadcast":
@@ -177,20 +157,18 @@ class SingleHost:
         if kind not in REDUCTIONS:
             outs = outs_of(kind, out, self._size)
             return [
-                self._copied(rank, call, outs[rank]) if outcome.mask >> rank & 1 else None
+                self._copied(rank, call, outs[rank]) if mask >> rank & 1 else None
                 for rank in range(self._size)
             ]
-        dtype, shape = outcome.dtype, outcome.shape
-        if outcome.op == "mean" and dtype.kind in "biu":
-            dtype = _FLOAT64
-        first = 0
+        shape, dtype_number, op, buffered = self._board.result_form()
+        dtype, first = _RESULT_DTYPES[op, dtype_number], 0
         if kind == "reduce_scatter":  # the sections of numpy.array_split
             each, more = divmod(shape[0], self._size)
             row = self._rank * each + min(self._rank, more)
             first = row * math.prod(shape[1:])
             shape = each + (self._rank < more), *shape[1:]
         result = self._room(shape, dtype, out)
-        if outcome.buffered:
+        if buffered:
             self._board.fold(call, first, result)
         else:
             self._board.result(result)

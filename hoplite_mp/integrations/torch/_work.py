@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from hoplite_mp._common import locks
-from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp.errors import HopliteTimeoutError
 
 if TYPE_CHECKING:
@@ -80,30 +79,18 @@ class Work(dist.Work):
                 self._done.add_done_callback(self._settle)
             return self._future
 
-    def finish(
-        self, call: Callable[[], int | None], leave: Callable[[], object] | None = None
-    ) -> None:
-        """Makes the call in this thread, and completes this Work with its outcome. leave: called
-        first if the call was not over in time, or was interrupted."""
+    def finish(self, call: Callable[[], int | None]) -> None:
+        """Makes the call in this thread, and completes this Work with its outcome."""
         try:
             source = call()
         except HopliteTimeoutError as error:  # programs for torch look for torch's text
             made = HopliteTimeoutError(f"torch.distributed: Timed out waiting: {error}")
             made.__cause__ = error
-            if leave is not None:
-                with contextlib.suppress(Exception):  # the cluster may be gone
-                    leave()
             self._done.set_exception(made)
-            return
         except BaseException as error:
-            # Ctrl-C, or what another signal handler has raised: the call is not over.
-            interrupted = not isinstance(error, Exception) or is_interruption(error)
-            if interrupted and leave is not None:
-                with contextlib.suppress(Exception):
-                    leave()
             self._done.set_exception(error)
-            return
-        self._done.set_result(-1 if source is None else source)
+        else:
+            self._done.set_result(-1 if source is None else source)
 
     def _settle(self, done: concurrent.futures.Future[int]) -> None:
         assert self._future is not None
@@ -132,13 +119,11 @@ class WorkThread:
         """Makes the call, or has the thread make it. opts: torch's options of the call, which say
         whether the program goes on meanwhile; None: it does. A call that comes from a callback of
         an earlier one, which runs in that thread, is made at once, because a callback that waits
-        for it would block the thread. If a call is not over in time, this rank leaves the Group,
-        because the next call would be made in its place, and would be matched with it by the other
-        ranks; torch's own backends, too, are not used again after that."""
+        for it would block the thread."""
         work = Work(outputs)
         if threading.current_thread() is self._thread:
-            work.finish(call, self._at_end)
-        elif getattr(opts, "asyncOp", True) or not self._queued.make_now(work, call, self._at_end):
+            work.finish(call)
+        elif getattr(opts, "asyncOp", True) or not self._queued.make_now(work, call):
             self._queued.put((work, call))
         return work
 
@@ -172,7 +157,7 @@ class Queued:
         """Is this thread in the middle of a call that it makes itself? A signal handler may ask."""
         return self._maker == threading.get_ident()
 
-    def make_now(self, work: Work, call: Callable[[], Any], at_end: Callable[[], object]) -> bool:
+    def make_now(self, work: Work, call: Callable[[], Any]) -> bool:
         """Makes a call in this thread; False: earlier ones are not over, so it has to be queued.
         RuntimeError: a signal handler makes a call while it interrupts another one."""
         if self.is_made_here():
@@ -184,7 +169,7 @@ class Queued:
                 return False
             try:
                 self._maker = threading.get_ident()
-                work.finish(call, at_end)
+                work.finish(call)
             finally:
                 self._maker = 0
         return True
@@ -192,14 +177,14 @@ class Queued:
     def _is_busy(self) -> bool:
         return self._left > 0
 
-    def serve(self, at_end: Callable[[], object]) -> bool:
+    def serve(self) -> bool:
         """Makes the next call; False: there is none, because the thread is to end."""
         one = self._calls.get()
         try:
             with self._turn:  # a program's thread finishes its call; `_left` keeps it from another
                 pass
             if one is not None:
-                one[0].finish(one[1], at_end)
+                one[0].finish(one[1])
         finally:
             with self._counting:
                 self._left -= 1
@@ -207,7 +192,7 @@ class Queued:
 
 
 def _serve(queued: Queued, at_end: Callable[[], object]) -> None:
-    while queued.serve(at_end):
+    while queued.serve():
         pass
     with contextlib.suppress(Exception):  # the cluster may be gone
         at_end()
