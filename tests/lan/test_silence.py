@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.lan import Host
 
 DETECTED_S_MAX = 4.0
-"""Silence of 1.5 s; the figures on a quiet machine are in docs/performance.md."""
+"""Silence of 1.5 s; the figures on a quiet machine are in docs/performance-notes.md."""
 ON_LOAD_S_MAX = 1.5 * PATIENCE_MOST + 8.0
 """On a loaded one, where hosts have been silent for a while before: that gives them more time."""
 
