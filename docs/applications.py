@@ -1,8 +1,9 @@
 """Draws what was measured of applications: `python docs/applications.py`.
 
-docs/applications.md shows what whole applications do on emulated hosts. Its pictures and its tables
-come from docs/applications/figures.json alone, so that none is out of date; `python -m
-benchmarks.applications --publish` writes that file.
+docs/applications.md compares whole applications on emulated hosts. Its pictures and its tables come
+from docs/applications/figures.json alone, so that none is out of date; `python -m
+benchmarks.applications --publish` writes that file. The file also has what each case used of the
+links, the processors and the memory, which the page leaves out.
 """
 
 from __future__ import annotations
@@ -101,7 +102,6 @@ def tables() -> str:
             f"![{found['pictures'][name]['title']}](applications/{name}.svg)"
             for name in table["pictures"]
         ]
-        parts.append(markdown(table["used_head"], table["used"]))
     return "\n\n".join(parts)
 
 
