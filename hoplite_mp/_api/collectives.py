@@ -351,7 +351,8 @@ class CollectiveCalls:
         op : str or numpy.ufunc, optional
             As for `reduce`. Default: "sum".
         to : list of Node or str, optional
-            Slice i is placed at to[i]. Default: the nodes of the refs, in their order.
+            Slice i is placed at to[i]; one node takes all slices. Default: the nodes of the refs,
+            in their order.
 
         Returns
         -------
@@ -397,7 +398,7 @@ class CollectiveCalls:
         matrix : iterable of iterables of ObjectRef or Future
             Rows of equal length.
         to : Node, str, or a list of them
-            matrix[i][j] is placed at to[j].
+            matrix[i][j] is placed at to[j]; one node takes all objects.
 
         Returns
         -------

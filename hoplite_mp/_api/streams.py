@@ -75,6 +75,10 @@ class StreamCalls(TaskExecutor):
         items that it had yielded before are computed and discarded, and one that was lost before it
         was taken is replaced. So it must yield the same each time, or have `options(retries=0)`.
 
+        A stream occupies a worker, or one of an actor's `concurrency` places, until it is read to
+        its end or closed; `shutdown` does not wait for it. It does not pickle, and a second thread
+        that reads it at the same moment gets a ValueError.
+
         Examples
         --------
         >>> def squares(n):

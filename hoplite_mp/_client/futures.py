@@ -226,7 +226,8 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
         """Calls `fn(future)` when the task has ended; as of `concurrent.futures.Future`.
 
-        Callbacks run one after another, in a thread of the library.
+        Callbacks run one after another, in a thread of the library; `cancel` runs them before it
+        returns.
 
         Parameters
         ----------
