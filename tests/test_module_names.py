@@ -21,7 +21,7 @@ PLANNED = {"ml", "testing"}
 READ = {".py", ".pyi", ".pyx", ".pxi", ".c", ".h", ".md", ".toml", ".json"}
 
 FOLDERS = ("hoplite_mp", "tests", "docs", "benchmarks", "examples", "cext")
-EXEMPT = ("docs/_build", "docs/decisions.md", "tests/test_module_names.py")
+EXEMPT = ("docs/_build", "tests/test_module_names.py")
 FILES = [
     path
     for path in (
