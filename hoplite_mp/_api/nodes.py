@@ -167,6 +167,8 @@ class NodeCalls:
     def add_workers(self, n: int, node: Any = None) -> None:
         """Starts more workers for the cluster's tasks, while work runs.
 
+        They stay when the program that has started them leaves.
+
         Parameters
         ----------
         n : int
@@ -196,9 +198,10 @@ class NodeCalls:
         A node that leaves takes no more tasks. Tasks that run there are run to their end, and
         objects that only this node holds, results or `put`, are fetched by the nodes whose
         processes hold refs to them. Objects to which no other node has refs are dropped with it.
-        Its actors finish the calls made so far; later calls raise ActorLostError. `hoplite-mp join`
-        ends there with exit code 0, and a program that is connected through that node loses its
-        cluster.
+        A generator that has yielded is not waited for: it runs again elsewhere, which counts
+        against its `retries`. Its actors finish the calls made so far; later calls raise
+        ActorLostError. `hoplite-mp join` ends there with exit code 0, and a program that is
+        connected through that node loses its cluster.
 
         Parameters
         ----------
