@@ -573,9 +573,12 @@ class Memory:
             return _serialize.decode(mem, make_ref=self.make_ref, writable=writable)
         except BaseException as error:
             made = self._value_not_loaded(error, lambda: f"the value of {self._named(oid)}")
-            if made is error:
-                raise
-            raise made from _serialize.cause_of(made)
+            try:
+                if made is error:
+                    raise
+                raise made from _serialize.cause_of(made)
+            finally:
+                del made  # no reference cycle through the traceback
 
     def decode_value(
         self, mem: memoryview, what: str | Callable[[], str], writable: bool = False
@@ -585,9 +588,12 @@ class Memory:
             return _serialize.decode(mem, make_ref=self.make_ref, writable=writable)
         except BaseException as error:
             made = self._value_not_loaded(error, what)
-            if made is error:
-                raise
-            raise made from _serialize.cause_of(made)
+            try:
+                if made is error:
+                    raise
+                raise made from _serialize.cause_of(made)
+            finally:
+                del made  # no reference cycle through the traceback
 
     def _value_not_loaded(
         self, error: BaseException, what: str | Callable[[], str]

@@ -264,7 +264,8 @@ class Group(GroupCollectives):
         self._left = True  # only now, because Ctrl-C may have interrupted an earlier attempt
         if self._memory.client.usable:
             try:
-                self._runtime.channel.call(GroupLeave(self.name, self._generation, self.rank))
+                place = self.name, self._generation, self.rank, self.calls or 0
+                self._runtime.channel.call(GroupLeave(*place))
             except errors.NodeLostError:  # made at its first use
                 if not failed:
                     raise  # otherwise the exception of the block or task goes on, and not this one
@@ -308,7 +309,13 @@ def join(
     for leave in list(runtime.task_leaves):  # Ctrl-C may have interrupted one
         leave.__self__._finish_leaving()
     ask = GroupJoin(name, int(size), None if rank is None else int(rank), call=_own_call())
-    place = runtime.channel.call(ask).value
+    try:
+        place = runtime.channel.call(ask).value
+    except ValueError as error:
+        own = [leave.__self__ for leave in runtime.task_leaves]
+        if any((one.name, one.rank) == (name, rank) for one in own):
+            raise ValueError(f"{error}, which is this program: close() that Group first") from None
+        raise
     if isinstance(place, str):
         raise PeerLostError(place)
     return Group(runtime, name, int(size), place, strict, timeout)

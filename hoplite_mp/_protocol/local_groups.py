@@ -126,6 +126,7 @@ class GroupLeave(msgspec.Struct, frozen=True, tag="GroupLeave", array_like=True)
     name: str
     generation: int
     rank: int
+    calls: int = 0  # how many calls are over for this member
 
 
 class GroupRefusal(msgspec.Struct, frozen=True, tag="GroupRefusal", array_like=True):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.groups.small_calls import EngineCallsOwner
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._protocol.group_calls import GroupMessage
-    from hoplite_mp._protocol.local import GroupCall
+    from hoplite_mp._protocol.local import GroupCall, GroupLeave
     from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = ["MultiHostCalls"]
@@ -148,6 +148,22 @@ class MultiHostCalls:
         state.deferred.clear()  # the engine says nothing of this Group any more
         for called in (*state.member_calls.values(), *state.deferred_calls):
             self.results.unpin(called.holds)
+
+    def member_left(self, ask: GroupLeave, slot: int) -> None:
+        """That member is leaving. It takes no result that it has not taken yet."""
+        state = self.states.get(ask.generation)
+        if state is None:
+            return
+        self._look_at_board(state)
+        for called in (*state.member_calls.values(), *state.deferred_calls):
+            if called.ask.rank == ask.rank and called.slot == slot:
+                called.slot = -1
+                self.results.abandon(called.holds)
+        if state.voting is not None:
+            state.voting.members.pop(ask.rank, None)
+        blocks = state.given_blocks.pop(ask.rank, ())
+        if ask.calls < state.calls:
+            self.results.take_untaken(blocks, slot)
 
     def lose_node(self, node: int) -> None:
         """That host is gone. The number of a Group that it alone has heard of may be given to
@@ -459,6 +475,7 @@ class MultiHostCalls:
             oid, state.result = self.voted.settle(voting)
         else:
             oid, state.result = self.results.commit(given, go, mine)
+        state.given_blocks = self.results.given
         state.calls = message.call + 1
         state.last = message
         state.last_part = None

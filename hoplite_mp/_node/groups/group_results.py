@@ -89,6 +89,8 @@ class GroupResults:
         self.plan_executor = plan_executor
         self.streaming_sources = plan_executor.streaming_sources
         # Operation -> holds on refs inside values that have arrived.
+        # The blocks of the latest result that each rank here was given.
+        self.given: dict[int, list[int]] = {}
         self.inner: dict[int, list[Any]] = {}
 
     def part(self, members: GroupMembers, call: int, asks: Sequence[GroupCall]) -> GroupPart:
@@ -185,6 +187,12 @@ class GroupResults:
                 self.streaming_sources.let_go(hold)
         holds.clear()
 
+    def abandon(self, holds: Iterable[Any]) -> None:
+        """The member that was writing these has left, perhaps before they were whole."""
+        for hold in holds:
+            if isinstance(hold, GrowingBlock):
+                self.streaming_sources.abandon(hold)
+
     def has_lent(self, holds: Iterable[Any]) -> bool:
         """Are there members' own arrays among these, to which they write again after the call?"""
         return any(not isinstance(hold, GrowingBlock) for hold in holds)
@@ -260,6 +268,7 @@ class GroupResults:
         """Makes the result of a call: (object that members read, holds on what it needs). `mine`:
         rank -> client slot of the members here."""
         holds: list[Any] = []
+        self.given = {}
         return self._made(message, go, mine, self._blocks(message, go, mine, holds), holds)
 
     def is_begun(self, message: GroupGo) -> bool:
@@ -292,6 +301,7 @@ class GroupResults:
         """The prepared result is committed; returns what `commit` does. slots: rank -> client slot
         of those who get blocks of it and are still there. `let_go` must follow when the engine does
         not use the blocks any more."""
+        self.given = {}
         for source in prepared.sources:
             self.streaming_sources.keep(source)
         for plan in go.plans:
@@ -299,9 +309,23 @@ class GroupResults:
             self.plan_executor.take(plan.operation, prepared.blocks)
         for payload, rank in prepared.blocks.items():
             keep_promise(self.store, payload, slots.get(rank, NODE_SLOT))
-            if rank not in slots:
+            if rank in slots:
+                self.given.setdefault(rank, []).append(payload)
+            else:
                 self.client.give_back(payload)
         return prepared.oid, prepared.holds
+
+    def _give(self, payload: int, slot: int, rank: int) -> None:
+        """Leases a block of the result to a member's process."""
+        self.store.leases[payload] = slot
+        self.given.setdefault(rank, []).append(payload)
+
+    def take_untaken(self, payloads: Iterable[int], slot: int) -> None:
+        """Frees blocks of a result that a member of that process did not take before it left."""
+        for payload in payloads:
+            if self.store.leases.get(payload) == slot:
+                self.store.leases[payload] = NODE_SLOT
+                self.client.give_back(payload)
 
     def let_go(self, prepared: Prepared) -> None:
         """Frees the blocks that members have returned already."""
@@ -372,7 +396,7 @@ class GroupResults:
                 takers = self._takers(message, plan, index, mine)
                 slot = mine[takers[0]] if len(takers) == 1 else 0
                 if slot and payload in self.store.leases:
-                    self.store.leases[payload] = slot
+                    self._give(payload, slot, takers[0])
                     found[index] = payload, nbytes, takers[0]
                 else:
                     found[index] = self._object(payload, nbytes, holds)
@@ -434,7 +458,8 @@ class GroupResults:
                     self._promise(prepared, source.payload, piece.source)
                 elif _comes_back(message, piece) and (slot := mine.get(piece.source)):
                     payload, nbytes = self.streaming_sources.keep(source)  # nobody else needs it
-                    self.store.leases[payload], got = slot, (payload, nbytes, piece.source)
+                    self._give(payload, slot, piece.source)
+                    got = payload, nbytes, piece.source
             elif got is None:
                 got = self._piece(piece, go, blocks)
             if got is not None:

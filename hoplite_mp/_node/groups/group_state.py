@@ -80,7 +80,7 @@ class MemberCall:
     """A member's undecided call, on its own node."""
 
     ask: GroupCall
-    slot: int  # client slot of the member's process
+    slot: int  # client slot of the member's process; -1: the member has left
     holds: list[Any]  # on what the member gives
 
 
@@ -119,6 +119,8 @@ class GroupState:
     last: GroupCommit | None = None
     handed: tuple[int, int] | None = None  # (leading node, `calls`) of the last large `last` sent
     result: list[Any] = field(default_factory=list)  # holds on the last result
+    # The blocks of the last result that each rank here was given.
+    given_blocks: dict[int, list[int]] = field(default_factory=dict)
     # Rank -> its first call: for ranks on this node, and on the leading node for all others, too.
     starts: dict[int, int] = field(default_factory=dict)
     # While the engine owns the calls (small_calls), `calls` and `last` may lag behind. The actions

@@ -121,6 +121,8 @@ class HostGroups:
         for known in self.known.values():
             if known.generation == ask.generation and known.here.get(ask.rank, (-1,))[0] == slot:
                 self._gone(known, ask.rank)
+        if self.hosts is not None:
+            self.hosts.member_left(ask, slot)
         self.given_up.get(slot, {}).pop((ask.generation, ask.rank), None)
         self.buffers.left(ask.generation, slot, ask.rank)
         generation = self.client.client_info(slot)["generation"]

@@ -112,7 +112,10 @@ class GroupLeader:
             in_progress, state.in_progress = state.in_progress, None
             if in_progress is not None:
                 _log.info("group %s: call %d begins again", state.members.name, in_progress.call)
+            call = state.calls
             self.lead(state)
+            if state.calls == call and state.in_progress is None:
+                self._withdraw(state)
 
     def _hand_on(
         self, state: GroupState, nodes: Iterable[int], calls: int, last: GroupCommit | None
@@ -123,6 +126,17 @@ class GroupLeader:
                 self.send(state, node, last)
             if last is None or last.call + 1 < calls:
                 self.send(state, node, GroupSkip(state.members.generation, calls))
+
+    def _withdraw(self, state: GroupState) -> None:
+        """Makes all nodes give up attempts for other members. Otherwise they would read what a
+        member that has left gave until all others have called."""
+        if not self._leads(state) or not state.members.formed:
+            return
+        attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
+        state.attempts = (state.attempts + 1) % MADE_ATTEMPTS
+        go = GroupGo(state.members.generation, state.calls, attempt, (), ())
+        for node in state.this_last(state.nodes, self.client.number):
+            self.send(state, node, go)
 
     def _start_new(self, state: GroupState) -> None:
         """New members start with the call after the next one, because the living may have begun

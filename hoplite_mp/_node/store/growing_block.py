@@ -61,7 +61,7 @@ class GrowingBlock:
 
     payload: int
     nbytes: int
-    slot: int  # of the process that writes it; NODE_SLOT: that process is dead
+    slot: int  # of the process that writes it; NODE_SLOT: that process is dead, or has left
     written: Ranges = field(default_factory=Ranges)
     cells: dict[int, tuple[int, int]] = field(default_factory=dict)  # cell -> (begin, bytes)
     needed: bool = True  # a call that is not over needs it
@@ -131,8 +131,12 @@ class GrowingBlocks:
     def lose(self, slot: int) -> None:
         """A process is gone, so the rest of its blocks will never be written."""
         for source in [one for one in self.blocks.values() if one.slot == slot]:
-            source.slot = NODE_SLOT
-            self.maybe_free(source)
+            self.abandon(source)
+
+    def abandon(self, source: GrowingBlock) -> None:
+        """Its writer has left the Group, so the rest of the block will never be written."""
+        source.slot = NODE_SLOT
+        self.maybe_free(source)
 
     def let_go(self, source: GrowingBlock) -> None:
         """No call needs the block any more."""
