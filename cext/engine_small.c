@@ -254,7 +254,6 @@ static void advance(struct small_calls *all, struct small_group *group) {
 static void give_if_all(struct small_calls *all, struct small_group *group) {
     for (uint32_t rank = 0; rank < group->size; rank++)
         if (group->here & bit(rank) && group->members[rank].seq != group->call + 1) return;
-    /* If Python moves this call, the member was interrupted, and its first try counts. */
     if (group->here && !is_current(group, slot_of(&group->own, group->call))) give(all, group);
 }
 

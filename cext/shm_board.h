@@ -10,8 +10,8 @@
  *   part 2 ──┘
  *
  * A slot is written again only for the next call, which its rank makes when this one is committed,
- * so when the leader has read it; a rank that is interrupted and makes its call anew, or another
- * member in a dead one's place, is noticed by `changes` and by the board's epoch before the commit.
+ * so when the leader has read it; another member in the place of one that is gone is noticed by
+ * `changes` and by the board's epoch before the commit.
  * The result's slot is written by the leader of the next call when all ranks have made that, so when
  * all have read this one.
  * Larger parts, and all parts of a broadcast, gather, allgather or reduce_scatter, lie in *call
@@ -24,9 +24,8 @@
  *
  * All folds have the order of ranks, so all results have the same bits. The buffer of call k is
  * written again for call k + 2. No rank begins that call before k + 1 is committed, and every rank
- * has read call k before it makes k + 1. There are two exceptions: a rank that joins may begin call
- * k + 2 earlier, and a rank that is interrupted makes its call anew while others may read its part.
- * These ranks do without a buffer (board_give).
+ * has read call k before it makes k + 1. A rank that joins may begin call k + 2 earlier, so it does
+ * without a buffer in its first call (board_give).
  */
 #ifndef HOPLITE_SHM_BOARD_H
 #define HOPLITE_SHM_BOARD_H

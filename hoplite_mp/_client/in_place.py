@@ -63,11 +63,8 @@ class InPlace:
 
     def _of_block(self, array: Array, block: _shm.Block) -> ObjectRef[Any] | None:
         """`ref` for an array in a block of this process's own, which is lent from here on."""
-        if block.is_lent:  # the call was interrupted, and is made again
-            known = self._lent.get(block.payload)
-            if known is None or not fills(self._memory, array, known[1]):
-                return None
-            return known[1]
+        if block.is_lent:  # to another call
+            return None
         found = self._memory.block_of(array)
         head = None if found is None else self._memory.block_head(array, found)
         if head is None:

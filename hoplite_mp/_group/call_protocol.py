@@ -359,7 +359,7 @@ class CallProtocol(MemberLifecycle):
             if not oid:
                 parts[rank] = self._small.part(rank)
                 if parts[rank] is None or self._board.member(rank)[2]:
-                    raise Retry  # that rank is publishing its part anew
+                    raise Retry  # the part is being published
                 continue
             ref = self._memory.make_ref(self._memory.public_id(oid))
             if ref._hold is None:

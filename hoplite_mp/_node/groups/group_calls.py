@@ -142,7 +142,7 @@ class MultiHostCalls:
             return
         self.small.forget(generation)
         state.plans.clear()
-        self._look_at_board(state)
+        self.look_at_board(state)
         self._let_go(state)
         state.result = []
         state.deferred.clear()  # the engine says nothing of this Group any more
@@ -154,7 +154,7 @@ class MultiHostCalls:
         state = self.states.get(ask.generation)
         if state is None:
             return
-        self._look_at_board(state)
+        self.look_at_board(state)
         for called in (*state.member_calls.values(), *state.deferred_calls):
             if called.ask.rank == ask.rank and called.slot == slot:
                 called.slot = -1
@@ -188,7 +188,7 @@ class MultiHostCalls:
         if state is None:
             self.results.refuse(slot, ask)
             return
-        self._look_at_board(state)  # before a block that came back by the last call is given again
+        self.look_at_board(state)  # before a block that came back by the last call is given again
         holds = []
         try:
             holds = self.results.pin(slot, ask)
@@ -216,11 +216,7 @@ class MultiHostCalls:
     def _begin_voting(self, state: GroupState, called: MemberCall) -> bool:
         """Begins a call that the engine owns by a repeated plan; False: there is none."""
         ask = called.ask
-        self.passed(state, ask.call)
-        # Else an earlier try of the same call was interrupted.
-        if ask.call < state.calls or state.voting is not None:
-            self.results.unpin(called.holds)
-            return True
+        self.look_at_board(state)
         if ask.mistake or not state.is_one_each:
             return False
         # All members have made the calls before this one, which the engine has committed alone.
@@ -234,18 +230,7 @@ class MultiHostCalls:
         self.voted.prepare(state)
         return True
 
-    def passed(self, state: GroupState, calls: int) -> None:
-        """The engine has committed all calls before this one. One of these may have been begun
-        here, but committed as a small one, because its member was interrupted and called anew."""
-        self._look_at_board(state)
-        if state.voting is None or state.voting.go.call >= calls:
-            return
-        self._let_go(state)
-        for rank in list(state.member_calls):
-            if state.member_calls[rank].ask.call < calls:
-                self.results.unpin(state.member_calls.pop(rank).holds)
-
-    def _look_at_board(self, state: GroupState) -> None:
+    def look_at_board(self, state: GroupState) -> None:
         """Concludes a call that the engine has committed, before the engine's word of it is read:
         its member may have gone on already."""
         voting = state.voting

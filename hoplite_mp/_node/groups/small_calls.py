@@ -43,8 +43,8 @@ class EngineCallsOwnerEvents(Protocol):
     def moved(self, state: GroupState, call: int) -> None:
         """The engines have committed a call for which all nodes had voted."""
 
-    def passed(self, state: GroupState, calls: int) -> None:
-        """The engine has committed all calls before this one."""
+    def look_at_board(self, state: GroupState) -> None:
+        """Concludes a call that the engine has committed, as the board shows."""
 
     def send(self, state: GroupState, node: int, message: GroupMessage) -> None:
         """Sends a message to a node."""
@@ -171,7 +171,7 @@ class EngineCallsOwner:
         """This process owns the calls from number `calls` on again. `record`: the call before that
         one, if the engine has committed it."""
         state.owned = False
-        self._events.passed(state, calls)
+        self._events.look_at_board(state)
         if record:  # else this process has made the last commit known, or has heard MOVED
             state.last = _commit_of(state.members.generation, self.client.number, record)
         if calls > state.calls:

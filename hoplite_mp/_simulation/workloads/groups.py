@@ -15,7 +15,12 @@ import numpy as np
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.oracle.values import Leaf, WrongBytes, contributors_in
 from hoplite_mp._simulation.workloads.programs import HANGS_S
-from hoplite_mp.errors import ObjectLostError, PeerLostError, StoreFullError
+from hoplite_mp.errors import (
+    HopliteTimeoutError,
+    ObjectLostError,
+    PeerLostError,
+    StoreFullError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +53,9 @@ OTHERS, INSIDE_ITEMS = 5, 1_500
 OPERATORS: tuple[tuple[Any, Any], ...] = (
     ("mean", np.uint8), (np.hypot, np.float64), ("max", np.int16),
 )  # fmt: skip
+# Members of Groups with salt % SPLIT == TIMED leave by a timeout (even ranks, after the first
+# call), or because a call is interrupted (every other odd rank), and write to their arrays at once.
+TIMED, TIMEOUT_S = 7, 0.004
 # Some Groups of so few members give values so large that the first bytes are sent while the member
 # still writes the rest (WRITE_ROUND_BYTES).
 FEW, LARGE_ITEMS = 3, 400_000
@@ -85,6 +93,8 @@ def begin_group(work: Programs) -> None:
         places = [*hosts[at:], *hosts[:at]][:size]
     holds = work.holds_on(*places)
     leave: list[int] = []  # ranks that leave before the last call
+    if salt % SPLIT == TIMED:
+        leave += range(0, size, 2)
     for rank in range(size):
         late = chance.choice([0.0, 0.0, 0.001, 0.1]) * chance.random()
         pauses = [chance.choice([0.0, 0.0, 0.0, 0.01]) * chance.random() for _ in calls]
@@ -128,12 +138,20 @@ def _member(
         for call, (kind, items, root) in enumerate(plan):
             if call == leaves_after:
                 return
+            if salt % SPLIT == TIMED:
+                _limit(g, salt, call)
             time.sleep(pauses[call % len(pauses)])
             oracle.world.calls_begun += 1
             try:
                 given = _given(g, _array(salt, call, rank, items), (salt + call + rank) % 2 == 0)
                 value = _call(c, g, kind, _operator(salt, call)[0], given, rank, root)
                 given[...] = 1  # allowed, because no other rank reads it after the call
+            except (HopliteTimeoutError, Interrupted):
+                given[...] = 1
+                if salt % SPLIT != TIMED:
+                    raise
+                c.group(f"group {salt}", size, rank).close()  # the rank is free
+                return
             except (PeerLostError, ObjectLostError) as error:
                 oracle.check_error(f"{kind} {call} of group {salt}", error, holds())
                 if isinstance(error, PeerLostError) and ITS_ROOT not in str(error):
@@ -142,6 +160,28 @@ def _member(
             _check(oracle, salt, call, kind, items, root, rank, size, value, g.contributors)
         if salt % SPLIT == 1:
             _split(oracle, g, Leaf(salt + len(plan), rank, 1), holds)
+
+
+class Interrupted(Exception):
+    """As a signal handler may raise."""
+
+
+def _limit(g: Any, salt: int, call: int) -> None:
+    """Before a call of a Group whose members leave by timeouts and interruptions."""
+    if g.rank % 2 == 0 and call:
+        g._timeout = TIMEOUT_S * (1 + g.rank)
+    if g.rank % 4 == 1 and call == 1 + salt // SPLIT % 2:
+        looks, wait = iter(range(salt // SPLIT % 5)), g._wait
+
+        def interrupted(condition: Callable[[], Any], *limits: Any) -> None:
+            def look() -> Any:
+                if next(looks, None) is None:
+                    raise Interrupted
+                return condition()
+
+            wait(look, *limits)
+
+        g._wait = interrupted
 
 
 def _split(oracle: Oracle, g: Any, leaf: Leaf, holds: Callable[[], bool]) -> None:

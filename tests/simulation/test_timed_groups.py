@@ -1,0 +1,46 @@
+"""Members of Groups leave by timeouts and interruptions, on simulated hosts, with and without
+faults; the others go on, and nothing is left at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hoplite_mp._group.group import Group
+from hoplite_mp._simulation import runs
+from hoplite_mp._simulation.workloads import groups
+from hoplite_mp._simulation.workloads.groups import SPLIT, TIMED, begin_group
+
+if TYPE_CHECKING:
+    from hoplite_mp._simulation.workloads.workload import Workload
+
+GROUPS = 4  # in each run
+
+
+def begin(work: Workload) -> None:
+    salts = iter(range(1, 1000))
+    work.salt = lambda: SPLIT * next(salts) + TIMED  # type: ignore[method-assign]
+    for _ in range(GROUPS):
+        begin_group(work)
+
+
+@pytest.mark.parametrize("faults", [False, True])
+def test_members_that_leave_in_calls_harm_no_other_member(
+    monkeypatch: pytest.MonkeyPatch, faults: bool
+) -> None:
+    ends: Counter[str] = Counter()
+    end_after = Group._end_after
+
+    def counted(group: Any, error: BaseException) -> None:
+        end_after(group, error)
+        if group._left:
+            ends[type(error).__name__] += 1
+
+    monkeypatch.setattr(Group, "_end_after", counted)
+    for seed in range(30):
+        outcome = runs.run_seed(4200 + seed, faults=faults, begin=begin)
+        assert not outcome.failure, f"seed {outcome.seed}: {outcome.failure}"
+    assert ends[groups.Interrupted.__name__] > 20
+    assert ends["HopliteTimeoutError"] > 20
