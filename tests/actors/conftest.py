@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import eventually
+from tests.support.waiting import eventually
 
 WORKERS = 2
 PROCESSES = WORKERS + 2  # and node and manager

@@ -12,8 +12,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import Actor
-from tests.actors.helpers import Counter, MadeWhen, Refuses
-from tests.tasks.helpers import eventually
+from tests.support.functions import Counter, MadeWhen, Refuses
+from tests.support.waiting import eventually
 
 
 def test_a_state_is_kept_between_calls(c: hoplite_mp.Cluster) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import Actor, ActorLostError
-from tests.actors.helpers import Counter
-from tests.tasks.helpers import eventually
+from tests.support.functions import Counter
+from tests.support.waiting import eventually
 
 
 class Kept(Counter):

@@ -14,8 +14,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import Actor, errors
-from tests.tasks.helpers import eventually
-from tests.tasks.test_streams import read_into
+from tests.support.functions import read_into
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import PATIENCE_S, add, eventually
+from tests.support.functions import add
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import Actor, ActorLostError, WorkerLostError
-from tests.actors.helpers import Counter, MadeWhen
-from tests.tasks.helpers import eventually
+from tests.support.functions import Counter, MadeWhen
+from tests.support.waiting import eventually
 
 
 def _gone(pid: int) -> bool:

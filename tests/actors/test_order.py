@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import hoplite_mp
-from tests.actors.helpers import Counter
-from tests.tasks.helpers import wait_for
+from tests.support.functions import Counter
+from tests.support.waiting import wait_for
 
 MORE_THAN_A_RING = 5000  # hints of one process to one pool
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 import hoplite_mp
 from hoplite_mp import Actor, ActorLostError
-from tests.actors.helpers import Journal
-from tests.tasks.helpers import eventually
+from tests.support.functions import Journal
+from tests.support.waiting import eventually
 
 STEPS = st.one_of(
     st.tuples(st.just("add"), st.integers(1, 20)),

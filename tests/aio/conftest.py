@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import hoplite_mp
 from hoplite_mp import Cluster
+from tests.support.waiting import PATIENCE_S, Run
 
-PATIENCE_S = 20
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +40,3 @@ def run(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Ite
     with caplog.at_level(logging.INFO):
         yield with_patience
     assert [record.getMessage() for record in caplog.records] == []
-
-
-async def longest_pause(done: asyncio.Event) -> float:
-    """How long the event loop stood still at most, until `done`."""
-    loop = asyncio.get_running_loop()
-    longest, last = 0.0, loop.time()
-    while not done.is_set():
-        await asyncio.sleep(0.005)
-        longest, last = max(longest, loop.time() - last), loop.time()
-    return longest

@@ -8,10 +8,10 @@ import pytest
 
 from hoplite_mp import Actor, Cluster
 from hoplite_mp._client.done_callbacks import _Call, watch, withdraw
-from tests.aio.test_awaiting import echo
+from tests.support.functions import echo
 
 if TYPE_CHECKING:
-    from tests.aio.conftest import Run
+    from tests.support.waiting import Run
 
 
 class Meddling:

@@ -20,27 +20,11 @@ import pytest
 import hoplite_mp
 from hoplite_mp import Cluster, ObjectLostError
 from hoplite_mp._client.thread_futures import ThreadFuture
-from tests.aio.conftest import PATIENCE_S, Run, longest_pause
+from tests.support.functions import echo, raise_error
+from tests.support.waiting import PATIENCE_S, Run, file_exists_in_time, longest_pause
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def echo(value: Any, seconds: float = 0.0) -> Any:
-    time.sleep(seconds)
-    return value
-
-
-def fail(error: BaseException) -> None:
-    raise error
-
-
-def opened(path: Path) -> bool:
-    """Until somebody makes the file."""
-    end = time.monotonic() + PATIENCE_S
-    while not path.exists() and time.monotonic() < end:
-        time.sleep(0.01)
-    return path.exists()
 
 
 def test_values_and_errors(cluster: Cluster, run: Run) -> None:
@@ -55,10 +39,10 @@ def test_values_and_errors(cluster: Cluster, run: Run) -> None:
         assert value.sum() == 499500
         assert not value.flags.writeable
         with pytest.raises(KeyError) as caught:
-            await cluster.submit(fail, KeyError("x"))
-        assert "in fail" in str(caught.value.__cause__)
+            await cluster.submit(raise_error, KeyError("x"))
+        assert "in raise_error" in str(caught.value.__cause__)
         with pytest.raises(ValueError, match="y"):
-            await cluster.submit(fail, ValueError("y")).ref
+            await cluster.submit(raise_error, ValueError("y")).ref
         cluster.delete(ref)
         with pytest.raises(ObjectLostError, match="deleted"):
             await ref
@@ -75,7 +59,7 @@ def test_its_error_does_not_keep_the_future(cluster: Cluster, run: Run, kind: st
     nbytes = 2 * cluster._runtime.config.await_read_bytes_max if kind == "large" else 1
 
     async def main() -> Any:
-        future: Any = cluster.submit(fail, ValueError("z" * nbytes))
+        future: Any = cluster.submit(raise_error, ValueError("z" * nbytes))
         if kind == "of a thread":
             future = ThreadFuture()
             future.set_exception(ValueError("z"))
@@ -101,7 +85,7 @@ def test_a_cancelled_await_cancels_nothing_else(cluster: Cluster, run: Run, tmp_
     async def main() -> None:
         for awaited in ("future", "ref"):
             path = tmp_path / f"{awaited}{id(run)}"
-            future = cluster.submit(opened, path)
+            future = cluster.submit(file_exists_in_time, path)
             others = [asyncio.ensure_future(future), asyncio.ensure_future(future.ref)]
             target: Any = future if awaited == "future" else future.ref
             with pytest.raises(TimeoutError):
@@ -125,7 +109,7 @@ def test_who_awaits_a_cancelled_task(cluster: Cluster, run: Run, tmp_path: Path)
     """As asyncio.wrap_future: CancelledError of asyncio."""
 
     async def main() -> None:
-        future = cluster.submit(opened, tmp_path / "never")
+        future = cluster.submit(file_exists_in_time, tmp_path / "never")
         waits = [asyncio.ensure_future(one) for one in (future, future.ref)]
         await asyncio.sleep(0.01)
         assert future.cancel(force=True)
@@ -136,7 +120,7 @@ def test_who_awaits_a_cancelled_task(cluster: Cluster, run: Run, tmp_path: Path)
             with pytest.raises(asyncio.CancelledError):
                 await one  # type: ignore[misc]
         with pytest.raises(concurrent.futures.CancelledError):
-            await cluster.submit(fail, concurrent.futures.CancelledError())
+            await cluster.submit(raise_error, concurrent.futures.CancelledError())
 
     run(main())
 
@@ -148,7 +132,7 @@ def test_asyncio_keeps_its_rule(cluster: Cluster, run: Run, tmp_path: Path) -> N
         loop = asyncio.get_running_loop()
         assert await loop.run_in_executor(cluster, echo, 7) == 7
         with hoplite_mp.Executor(1) as executor:
-            busy = loop.run_in_executor(executor, opened, tmp_path / f"go{id(run)}")
+            busy = loop.run_in_executor(executor, file_exists_in_time, tmp_path / f"go{id(run)}")
             queued = executor.submit(echo, 1)
             wrapped = asyncio.wrap_future(queued)
             await asyncio.sleep(0.05)
@@ -186,8 +170,8 @@ def test_the_loop_is_woken_once_for_what_ends_together(
     async def main() -> None:
         loop = asyncio.get_running_loop()
         submitter = cluster._runtime.submitter
-        gate = cluster.submit(opened, path)
-        many = [cluster.submit(fail, gate) for _ in range(200)]  # cancelled with the gate
+        gate = cluster.submit(file_exists_in_time, path)
+        many = [cluster.submit(raise_error, gate) for _ in range(200)]  # cancelled with the gate
         tasks = [asyncio.ensure_future(f) for f in many]
         await asyncio.sleep(0.05)
         wakes = 0
@@ -229,11 +213,11 @@ def test_task_group(cluster: Cluster, run: Run, tmp_path: Path) -> None:
             tasks = [group.create_task(value(cluster.submit(echo, i))) for i in range(10)]
         assert [task.result() for task in tasks] == list(range(10))
         path = tmp_path / f"go{id(run)}"
-        slow = cluster.submit(opened, path)
+        slow = cluster.submit(file_exists_in_time, path)
         with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
             async with asyncio.TaskGroup() as group:
                 group.create_task(value(slow))
-                group.create_task(value(cluster.submit(fail, OSError("z"))))
+                group.create_task(value(cluster.submit(raise_error, OSError("z"))))
         assert caught.group_contains(OSError, match="z")
         assert not slow.done()
         path.touch()
@@ -264,7 +248,7 @@ def test_a_loop_that_is_closed_meanwhile(
     cluster: Cluster, run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "go"
-    future = cluster.submit(opened, path)
+    future = cluster.submit(file_exists_in_time, path)
 
     async def begin() -> None:
         for one in (future, future.ref):
@@ -283,7 +267,7 @@ def test_a_loop_that_is_closed_meanwhile(
 def test_without_a_loop_that_ends_in_order(cluster: Cluster, tmp_path: Path) -> None:
     """Closed while a waiter stands there: nobody is disturbed, nothing is kept."""
     path = tmp_path / "go"
-    future = cluster.submit(opened, path)
+    future = cluster.submit(file_exists_in_time, path)
     loop = asyncio.new_event_loop()
     coroutine = future.__await__()
     loop.call_soon(lambda: next(coroutine))
@@ -415,6 +399,6 @@ def test_stop_iteration_of_a_task_is_a_runtime_error_where_it_is_awaited(
         # Values, errors and cancellation go through as before.
         assert await asyncio.wrap_future(cluster.submit(echo, 1)) == 1
         with pytest.raises(KeyError):
-            await asyncio.wrap_future(cluster.submit(fail, KeyError(1)))
+            await asyncio.wrap_future(cluster.submit(raise_error, KeyError(1)))
 
     run(main())

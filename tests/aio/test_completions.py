@@ -15,8 +15,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import Cluster, HopliteTimeoutError, as_completed
-from tests.aio.conftest import PATIENCE_S, Run
-from tests.aio.test_awaiting import echo, fail, opened
+from tests.support.functions import echo, raise_error
+from tests.support.waiting import PATIENCE_S, Run, file_exists_in_time
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 def test_futures_and_refs_in_the_order_of_their_ends(cluster: Cluster, tmp_path: Path) -> None:
     gates = [tmp_path / f"{i}" for i in range(2)]
-    ready, failed = cluster.put(1), cluster.submit(fail, KeyError())
+    ready, failed = cluster.put(1), cluster.submit(raise_error, KeyError())
     assert isinstance(failed.exception(), KeyError)
-    late = [cluster.submit(opened, gate) for gate in gates]
+    late = [cluster.submit(file_exists_in_time, gate) for gate in gates]
     seen: list[Any] = []
     items = [late[0], late[1].ref, ready, failed, ready]
     for item in as_completed(items, PATIENCE_S):
@@ -129,7 +129,7 @@ def test_a_cancelled_step_loses_nothing(cluster: Cluster, run: Run) -> None:
 
 
 def test_deadlines(cluster: Cluster, run: Run, tmp_path: Path) -> None:
-    never = cluster.submit(opened, tmp_path / "go")
+    never = cluster.submit(file_exists_in_time, tmp_path / "go")
     ready = cluster.put(1)
     running = as_completed([never, ready], 0.1)
     assert next(running) == ready
@@ -163,12 +163,16 @@ def test_what_is_neither(cluster: Cluster, wrong: Any) -> None:
 
 def test_futures_of_other_executors(cluster: Cluster) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        items = [threads.submit(echo, 1, 0.05), cluster.submit(echo, 2, 0.02), cluster.put(3)]
+        items = [
+            threads.submit(echo, 1, 0.05),
+            cluster.submit(echo, 2, 0.02),
+            cluster.put(3),
+        ]
         assert set(as_completed(items, PATIENCE_S)) == set(items)
 
 
 def test_dropped_it_keeps_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    future: Any = cluster.submit(opened, tmp_path / "go")
+    future: Any = cluster.submit(file_exists_in_time, tmp_path / "go")
     running = as_completed([future, cluster.put(1)])
     weak = weakref.ref(running)
     next(running)
@@ -216,7 +220,7 @@ def test_the_end_of_the_cluster_ends_it() -> None:
 
 
 def test_in_a_forked_child(cluster: Cluster, tmp_path: Path) -> None:
-    future = cluster.submit(opened, tmp_path / "go")
+    future = cluster.submit(file_exists_in_time, tmp_path / "go")
     running = as_completed([future])
     child = os.fork()
     if not child:

@@ -13,8 +13,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError, Cluster
-from tests.aio.conftest import PATIENCE_S, Run
-from tests.aio.test_awaiting import echo, opened
+from tests.support.functions import echo
+from tests.support.waiting import PATIENCE_S, Run, file_exists_in_time
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ def test_neither_opening_nor_leaving_blocks_the_loop(
             assert hoplite_mp.current() is c
             assert (await c.submit(echo, 1)) == 1
             path = tmp_path / f"go{id(run)}"
-            left = c.submit(opened, path)  # leaving waits for it, and it for the loop
+            left = c.submit(file_exists_in_time, path)  # leaving waits for it, and it for the loop
             loop.call_later(0.3, path.touch)
         assert left.done()
         assert await left is True
@@ -64,7 +64,7 @@ def test_an_exception_interrupts_what_runs(run: Run, tmp_path: Path) -> None:
     async def main() -> None:
         with pytest.raises(KeyError):  # noqa: PT012
             async with hoplite_mp.connect(1) as c:
-                running = c.submit(opened, tmp_path / "never")
+                running = c.submit(file_exists_in_time, tmp_path / "never")
                 waiting = c.submit(echo, 1)
                 while not running.running():
                     await asyncio.sleep(0.01)
@@ -81,7 +81,7 @@ def test_leaving_that_is_cancelled_does_not_wait_for_tasks(run: Run, tmp_path: P
 
     async def leave() -> None:
         async with hoplite_mp.connect(1) as c:
-            futures.append(c.submit(opened, tmp_path / "never"))
+            futures.append(c.submit(file_exists_in_time, tmp_path / "never"))
             while not futures[0].running():
                 await asyncio.sleep(0.01)
 

@@ -11,7 +11,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError, Cluster, PeerLostError
-from tests.aio.conftest import Run, longest_pause
+from tests.support.waiting import Run, longest_pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from hoplite_mp import Cluster, HopliteTimeoutError
-from tests.aio.test_awaiting import echo, opened
+from tests.support.functions import echo
+from tests.support.waiting import file_exists_in_time
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.aio.conftest import Run
+    from tests.support.waiting import Run
 
 
 def fail_at(i: int) -> int:
@@ -118,7 +119,9 @@ def test_timeout(cluster: Cluster, run: Run, tmp_path: Path) -> None:
         for ordered in (True, False):
             path = tmp_path / f"{ordered}{id(run)}"
             with pytest.raises(HopliteTimeoutError, match=r"within the .* s of map"):  # noqa: PT012
-                async for _ in cluster.map(opened, [path], timeout=0.05, ordered=ordered):
+                async for _ in cluster.map(
+                    file_exists_in_time, [path], timeout=0.05, ordered=ordered
+                ):
                     raise AssertionError
             path.touch()
 
@@ -128,7 +131,7 @@ def test_timeout(cluster: Cluster, run: Run, tmp_path: Path) -> None:
 def test_one_task_at_a_time(cluster: Cluster, run: Run, tmp_path: Path) -> None:
     async def main() -> None:
         paths = [tmp_path / f"{i}{id(run)}" for i in range(2)]
-        results = aiter(cluster.map(opened, paths, chunksize=1))
+        results = aiter(cluster.map(file_exists_in_time, paths, chunksize=1))
         first = asyncio.ensure_future(anext(results))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         with pytest.raises(RuntimeError, match="another task is waiting for the next result"):

@@ -7,12 +7,11 @@ import queue
 from typing import TYPE_CHECKING
 
 import hoplite_mp
-from tests.sync.helpers import waits
-from tests.tasks.helpers import eventually
+from tests.support.waiting import eventually, waiters_are
 
 if TYPE_CHECKING:
     from hoplite_mp import Cluster, Lock, Queue
-    from tests.aio.conftest import Run
+    from tests.support.waiting import Run
 
 
 def test_queue(cluster: Cluster, run: Run) -> None:
@@ -140,7 +139,7 @@ def test_async_tasks_wait_beside_one_another(cluster: Cluster, run: Run) -> None
     async def main() -> None:
         lock, event = hoplite_mp.Lock(), hoplite_mp.Event()
         holding = [cluster.submit(_hold, lock, event) for _ in range(3)]
-        await asyncio.to_thread(waits, lock, 2)
+        await asyncio.to_thread(waiters_are, lock, 2)
         await event.set_async()
         assert [await one for one in holding] == ["held"] * 3
         await asyncio.to_thread(eventually, lambda: not lock.locked())

@@ -10,10 +10,10 @@ import time
 from typing import TYPE_CHECKING
 
 from hoplite_mp import Actor
-from tests.actors.helpers import Counter
 from tests.attach.conftest import ROOT
-from tests.tasks.helpers import eventually
-from tests.tasks.test_trace import Timeline
+from tests.support.functions import Counter
+from tests.support.timeline import Timeline
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ import pytest
 
 import hoplite_mp
 from tests.attach.conftest import PATIENCE_S
-from tests.attach.test_ends import until
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ def test_it_is_one_client_more(up: Up) -> None:
         assert c.address == up.address
         c.add_workers(1)
         assert c.nodes[0].workers == 3
-        until(lambda: c.stats()["tasks_done"] >= 26, "not all tasks are counted")
+        eventually(lambda: c.stats()["tasks_done"] >= 26, "not all tasks are counted")
         with pytest.raises(ValueError, match="own node"):
             c.remove_node(node)
     with pytest.raises(hoplite_mp.ClosedError):
@@ -55,7 +55,7 @@ def test_it_is_one_client_more(up: Up) -> None:
     with up.attach() as c:  # the node lives on
         assert c.submit(abs, -3).result() == 3
         # That of the executor may still be ending.
-        until(lambda: c.nodes[0].workers == 3, "its workers are not those of before")
+        eventually(lambda: c.nodes[0].workers == 3, "its workers are not those of before")
 
 
 def test_groups_of_drivers_and_tasks(up: Up) -> None:

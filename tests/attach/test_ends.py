@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import hoplite_mp
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,13 +54,6 @@ def no_more(now: tuple[int, int], before: tuple[int, int]) -> bool:
     return all(a <= b for a, b in zip(now, before, strict=True))
 
 
-def until(reached: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + QUICK_S
-    while not reached():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("more", ["", FORKED], ids=["alone", "with a forked child"])
 def test_a_driver_is_killed(up: Up, more: str) -> None:
     """The child has its sockets, too, and lives on."""
@@ -76,8 +70,10 @@ def test_a_driver_is_killed(up: Up, more: str) -> None:
         victim.kill()
         # Its tasks held both workers.
         assert c.submit(abs, -2).result(QUICK_S) == 2
-        until(lambda: no_more(counts(c), before), f"{counts(c)} objects and bytes, not {before}")
-        until(lambda: not alive(pid), "the worker of its executor has not ended")
+        eventually(
+            lambda: no_more(counts(c), before), f"{counts(c)} objects and bytes, not {before}"
+        )
+        eventually(lambda: not alive(pid), "the worker of its executor has not ended")
         assert np.array_equal(view, np.arange(100_000.0))
         assert list(c.map(abs, range(-50, 0))) == list(range(50, 0, -1))
 
@@ -110,7 +106,7 @@ def test_arrays_are_read_after_the_end(up: Up) -> None:
         assert counts(other)[1] >= before + 7 * 8_000_000
         del view, views
         gc.collect()
-        until(lambda: counts(other)[1] <= before + (1 << 21), "the memory has not come back")
+        eventually(lambda: counts(other)[1] <= before + (1 << 21), "the memory has not come back")
 
 
 def test_an_exception_ends_the_own_tasks_only(up: Up) -> None:
@@ -120,7 +116,7 @@ def test_an_exception_ends_the_own_tasks_only(up: Up) -> None:
         try:
             with up.attach() as c:
                 mine = [c.submit(time.sleep, 600) for _ in range(4)]
-                until(lambda: any(future.running() for future in mine), "no task runs")
+                eventually(lambda: any(future.running() for future in mine), "no task runs")
                 raise KeyError("mine")
         except KeyError:
             pass
@@ -174,8 +170,8 @@ def test_many_drivers_come_and_go(up: Up) -> None:
                 assert c.submit(np.sum, ref).result() == 20_000 * i
             c.shutdown()
             del c, ref
-        until(lambda: counts(other)[0] <= before[0] + 1, "objects stay")
-        until(lambda: counts(other)[1] <= before[1] + (1 << 21), "memory stays")
+        eventually(lambda: counts(other)[0] <= before[0] + 1, "objects stay")
+        eventually(lambda: counts(other)[1] <= before[1] + (1 << 21), "memory stays")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -12,7 +12,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._common.ref import ForwardedHold, ObjectRef
-from tests.attach.test_ends import until
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,7 +111,7 @@ def test_never_loaded(short: Up) -> None:
         data = pickle.dumps(ref)
         assert bytes_used(c) > before
         del ref
-        until(lambda: bytes_used(c) == before, "the memory does not return")
+        eventually(lambda: bytes_used(c) == before, "the memory does not return")
         with pytest.raises(hoplite_mp.ObjectLostError, match=r"node h0 held it for 0\.5 s"):
             pickle.loads(data)
 
@@ -125,7 +125,7 @@ def test_the_time_of_a_node_is_that_of_the_node(short: Up) -> None:
         data, gone = pickle.dumps(kept), pickle.dumps(other)
         before = bytes_used(c)
         del other
-        until(lambda: bytes_used(c) < before, "the memory does not return")
+        eventually(lambda: bytes_used(c) < before, "the memory does not return")
         assert pickle.loads(data) == kept
         with pytest.raises(hoplite_mp.ObjectLostError, match="foreign_hold_s"):
             pickle.loads(gone)
@@ -175,7 +175,7 @@ def test_who_passes_refs_on_does_not_fail(short: Up) -> None:
         data = pickle.dumps(ref)
         before = bytes_used(c)
         del ref
-        until(lambda: bytes_used(c) < before, "the memory does not return")
+        eventually(lambda: bytes_used(c) < before, "the memory does not return")
         with short.attach() as passing:
             passing._runtime.work_for_an_engine(passes_on=True)
             assert pickle.dumps(pickle.loads(data)) == data

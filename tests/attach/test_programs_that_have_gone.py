@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp._node.tasks.worker_recycling import POLL_S
 from hoplite_mp._protocol.worker_broadcast import BeginRound
 from tests.attach.conftest import PATIENCE_S
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from tests.attach.conftest import Up
@@ -33,13 +34,6 @@ def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def until(reached: Any, what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-
-
 def run(up: Up) -> set[int]:
     """Plays the program; returns the processes in which its tasks were."""
     driver = up.driver(PROGRAM)
@@ -51,7 +45,7 @@ def run(up: Up) -> set[int]:
 
 
 def gone(pids: set[int]) -> None:
-    until(lambda: not any(map(is_there, pids)), "a worker of a program that has gone is left")
+    eventually(lambda: not any(map(is_there, pids)), "a worker of a program that has gone is left")
 
 
 def test_their_workers_are_replaced(up: Up) -> None:
@@ -62,8 +56,10 @@ def test_their_workers_are_replaced(up: Up) -> None:
         used, objects = c.stats()["bytes_used"], c.stats()["objects"]
         for _ in range(3):
             gone(run(up))
-        until(lambda: c.stats()["objects"] <= objects, "objects of its functions stay")
-        until(lambda: c.stats()["bytes_used"] <= used + (2 << 20), "memory of its globals stays")
+        eventually(lambda: c.stats()["objects"] <= objects, "objects of its functions stay")
+        eventually(
+            lambda: c.stats()["bytes_used"] <= used + (2 << 20), "memory of its globals stays"
+        )
         assert c.get(mine) == b"x" * 100_000
         assert c.stats()["workers_lost"] == 0
 

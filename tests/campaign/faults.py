@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from tests.tasks.test_manager_deaths import named
+from tests.support.processes import processes_named
 
 if TYPE_CHECKING:
     import random
@@ -82,7 +82,7 @@ class Faults:
             self.kill_driver()
 
     def _victim(self, name: str) -> psutil.Process | None:
-        found = named(name)
+        found = processes_named(name)
         return self.dice.choice(found) if found else None
 
     def _kill(self, name: str, kind: str) -> None:

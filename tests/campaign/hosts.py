@@ -27,7 +27,7 @@ from tests.campaign.watching import ANSWER_S, Failed, Watched, answer, command
 from tests.lan import Lan
 from tests.lan.test_cluster import UpCluster
 from tests.lan.test_silence import everything
-from tests.tasks.test_manager_deaths import named
+from tests.support.processes import processes_named
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -160,7 +160,7 @@ class HostsProgram(Company):
     def renew(self) -> None:
         """All workers are replaced: what they have kept for later is gone."""
         self.ask(self.counting, "work", "worked")
-        before = named("hoplite worker")
+        before = processes_named("hoplite worker")
         for one in before:
             with contextlib.suppress(psutil.NoSuchProcess):  # it was a surplus
                 one.kill()

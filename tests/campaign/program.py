@@ -23,7 +23,7 @@ from tests.campaign.company import Company
 from tests.campaign.faults import Faults
 from tests.campaign.leaks import Census, census, settled, steady
 from tests.campaign.watching import ANSWER_S, Failed, Watched, command
-from tests.tasks.test_manager_deaths import named
+from tests.support.processes import processes_named
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -107,7 +107,7 @@ class Program(Company):
     def renew(self) -> None:
         """All workers and the manager are replaced: what they have kept for later is gone."""
         self.ask(self.maker, "work", "worked")
-        before = [one for name in RENEWED for one in named(name)]
+        before = [one for name in RENEWED for one in processes_named(name)]
         for one in before:
             with contextlib.suppress(psutil.NoSuchProcess):  # it was a surplus
                 one.kill()

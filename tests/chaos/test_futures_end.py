@@ -19,9 +19,8 @@ import psutil
 import pytest
 
 import hoplite_mp
-from tests.chaos.test_host_kills import descriptors
-from tests.tasks.helpers import add
-from tests.tasks.test_manager_deaths import named
+from tests.support.functions import add
+from tests.support.processes import descriptors, processes_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -190,7 +189,7 @@ def sleep_rank(rank: int) -> None:
 def kill(c: Any, name: str) -> None:
     supervisor = psutil.Process(c._host.process.pid)
     while True:
-        found = [supervisor] if name == "supervisor" else named(name)
+        found = [supervisor] if name == "supervisor" else processes_named(name)
         if found:
             found[0].kill()
             return

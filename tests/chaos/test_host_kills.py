@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 import hoplite_mp
-from tests.chaos.test_one_host import array_of, double
-from tests.tasks.test_manager_deaths import named
+from tests.support.functions import double, integers
+from tests.support.processes import descriptors, processes_named
 
 ROUNDS = int(os.environ.get("HOPLITE_MP_KILLS", "2000"))
 SEED = int(os.environ.get("HOPLITE_MP_SEED", str(random.randrange(1 << 30))))
@@ -59,7 +59,7 @@ class Work(threading.Thread):
         self.read = [*self.read[-3:], (found, wanted)]
 
     def array(self) -> Any:
-        return array_of(self.dice.randrange(1 << 16), self.dice.choice((10, 1000, 30_000, 300_000)))
+        return integers(self.dice.randrange(1 << 16), self.dice.choice((10, 1000, 30_000, 300_000)))
 
     def put(self) -> None:
         value = self.array()
@@ -73,7 +73,7 @@ class Work(threading.Thread):
 
     def reduce(self) -> None:
         count = self.dice.choice((10, 30_000))
-        values = [array_of(i, count) for i in range(3)]
+        values = [integers(i, count) for i in range(3)]
         made = self.c.reduce([self.c.put(one) for one in values])
         self.keep(self.c.get(made), sum(values))
 
@@ -93,9 +93,9 @@ def kill_one(c: Any, dice: random.Random, fatal: bool) -> str:
     supervisor = psutil.Process(c._host.process.pid)
     while True:
         if fatal:
-            found = [supervisor, *named("hoplite node")]
+            found = [supervisor, *processes_named("hoplite node")]
         else:
-            found = [one for name in HARMLESS for one in named(name)]
+            found = [one for name in HARMLESS for one in processes_named(name)]
         if found:  # the host is just beginning, perhaps
             victim = dice.choice(found)
             with contextlib.suppress(psutil.NoSuchProcess):  # one that stood in has just gone
@@ -146,10 +146,6 @@ def kill(rounds: int) -> None:
         time.sleep(0.01)
     print(f"{rounds} rounds: {died}")
     assert rounds < 20 or len(died) == 2
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_shutdown_waits_for_a_task_when_the_host_is_killed() -> None:

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 import hoplite_mp
-from tests.tasks.test_manager_deaths import named
+from tests.support.functions import double, integers
+from tests.support.processes import processes_named
 
 PATIENCE_S = 60.0
 WORKERS = 3
@@ -49,14 +50,6 @@ class Stored:
     def may_be_lost(self) -> bool:
         """A task may have to be tried again when what it was given is deleted."""
         return self.deleted or (self.above is not None and self.above.may_be_lost())
-
-
-def array_of(seed: int, count: int) -> Any:
-    return np.random.default_rng(seed).integers(-1000, 1000, count).astype(np.float64)
-
-
-def double(array: Any) -> Any:
-    return array * 2
 
 
 def slow(array: Any) -> Any:
@@ -112,7 +105,7 @@ class Chaos(RuleBasedStateMachine):
 
     @rule(seed=SEEDS, count=COUNTS)
     def put(self, seed: int, count: int) -> None:
-        value = array_of(seed, count)
+        value = integers(seed, count)
         self.stored.append(Stored(self.c.put(value), value, False))
 
     @precondition(lambda self: self.stored)
@@ -183,7 +176,7 @@ class Chaos(RuleBasedStateMachine):
 
     @rule(number=PICKS)
     def kill_worker(self, number: int) -> None:
-        found = named("hoplite worker")
+        found = processes_named("hoplite worker")
         if found:
             victim = found[number % len(found)]
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -194,7 +187,7 @@ class Chaos(RuleBasedStateMachine):
     @rule(number=PICKS)
     def stop_worker(self, number: int) -> None:
         self.stops += 1
-        found = [one for one in named("hoplite worker") if one not in self.stopped]
+        found = [one for one in processes_named("hoplite worker") if one not in self.stopped]
         if found:
             victim = found[number % len(found)]
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -212,7 +205,7 @@ class Chaos(RuleBasedStateMachine):
     @rule()
     def kill_manager(self) -> None:
         self.manager_deaths += 1
-        for one in named("hoplite manager"):
+        for one in processes_named("hoplite manager"):
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
 

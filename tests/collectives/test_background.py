@@ -15,8 +15,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError
-from tests.collectives.helpers import eventually
 from tests.collectives.test_group_rules import impatient_and_patient
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,6 @@ import hoplite_mp
 from hoplite_mp import _tasks
 from hoplite_mp._group.single_host import BUFFER_BYTES_MIN, SingleHost
 from tests.cext.host import Host
-from tests.collectives.helpers import eventually, same
 from tests.collectives.test_small_calls import (
     DTYPES,
     OPS,
@@ -31,6 +30,8 @@ from tests.collectives.test_small_calls import (
     parts,
     pid_at,
 )
+from tests.support.values import same_array
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +106,7 @@ def test_where_large_parts_lie_changes_no_bit(
             assert (array is None) == (model is None)
             if array is not None:
                 assert array.flags.writeable or type(array) is not np.ndarray
-                assert same(array, model)
+                assert same_array(array, model)
 
 
 def test_ranks_that_give_other_shapes_and_values_to_an_allgather_get_all_of_them(
@@ -123,7 +124,7 @@ def test_ranks_that_give_other_shapes_and_values_to_an_allgather_get_all_of_them
                 if isinstance(model, dict):
                     assert found[rank] == model
                 else:
-                    assert same(found[rank], model)
+                    assert same_array(found[rank], model)
 
 
 def test_calls_that_differ_are_every_ranks_error(trio: Trio) -> None:
@@ -173,13 +174,13 @@ def test_out(trio: Trio, kind: str, out: str) -> None:
             assert isinstance(found, ValueError)
             assert "out has shape" in str(found)
         elif kind == "allgather":
-            assert all(same(one, base + r) for r, one in enumerate(found[0]))
+            assert all(same_array(one, base + r) for r, one in enumerate(found[0]))
         elif kind == "broadcast":
-            assert same(found[0], base + 1)
+            assert same_array(found[0], base + 1)
         else:
             total = 3 * base + 3
             section = total[rank * rows // SIZE : (rank + 1) * rows // SIZE]
-            assert same(found[0], section if kind == "reduce_scatter" else total)
+            assert same_array(found[0], section if kind == "reduce_scatter" else total)
     assert all(total == SIZE for total, _ in trio.call(lambda g: int(g.allreduce(1))))
 
 
@@ -359,8 +360,8 @@ def test_the_limit_of_a_buffer_is_the_one_that_was_set(limit: int) -> None:
         for nbytes, buffered in ((limit, True), (limit + 1, False)):
             x = np.arange(nbytes, dtype="u1")
             later = pair[1].allgather_async(x)
-            assert all(same(one, x) for one in pair[0].allgather(x))
-            assert all(same(one, x) for one in later.result(20))
+            assert all(same_array(one, x) for one in pair[0].allgather(x))
+            assert all(same_array(one, x) for one in later.result(20))
             assert (pair[0]._board.look()[5] == 0) == buffered
 
 

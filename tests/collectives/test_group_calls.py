@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from tests.collectives.helpers import bits
+from tests.support.values import bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

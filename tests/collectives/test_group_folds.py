@@ -19,8 +19,8 @@ import hoplite_mp
 from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError
 from hoplite_mp._group.inbox import Receive
 from hoplite_mp._protocol.local import RESULT_TAG
-from tests.collectives.helpers import Gate, eventually
 from tests.collectives.test_group_calls import in_threads
+from tests.support.waiting import Gate, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

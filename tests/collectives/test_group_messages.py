@@ -15,9 +15,9 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError, StoreFullError
-from tests.collectives.group_values import same, samples
-from tests.collectives.helpers import eventually
 from tests.collectives.test_group_calls import in_threads
+from tests.support.values import same_value, samples
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ def pair(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Pair]:
 @pytest.mark.parametrize("name", samples())
 def test_every_value_is_carried_as_itself(pair: Pair, name: str) -> None:
     pair.a.send(samples()[name], 1)
-    assert same(samples()[name], pair.b.recv(0))
+    assert same_value(samples()[name], pair.b.recv(0))
 
 
 def test_messages_of_a_source_do_not_overtake_each_other(pair: Pair) -> None:

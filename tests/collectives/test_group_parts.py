@@ -13,8 +13,9 @@ import hoplite_mp
 from hoplite_mp import PeerLostError
 from hoplite_mp._group.splitting import split_name
 from hoplite_mp._protocol.fields import NAME_CHARS_MAX
-from tests.collectives.helpers import Gate, bits, eventually
 from tests.collectives.test_group_calls import in_threads
+from tests.support.values import bits
+from tests.support.waiting import Gate, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError, StoreFullError
-from tests.collectives.helpers import Gate, eventually
 from tests.collectives.test_group_calls import in_threads
+from tests.support.waiting import Gate, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

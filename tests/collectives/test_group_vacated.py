@@ -12,7 +12,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import PeerLostError
-from tests.collectives.helpers import Gate, eventually
+from tests.support.waiting import Gate, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

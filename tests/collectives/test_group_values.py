@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import hoplite_mp
-from tests.collectives.group_values import Colour, named, reducible, same, samples
-from tests.collectives.helpers import eventually
 from tests.collectives.test_group_calls import in_threads
+from tests.support.values import Colour, named, reducible, same_value, samples
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,7 +73,7 @@ def test_every_value_is_carried_as_itself(pair: Pair, kind: str, name: str) -> N
     given_ = samples()[name]
     for got in pair.call(lambda g: CARRIERS[kind](g, given_)):
         assert isinstance(got, list), got
-        assert all(same(given_, one) for one in got), (given_, got)
+        assert all(same_value(given_, one) for one in got), (given_, got)
 
 
 @pytest.mark.parametrize("kind", REDUCTIONS)
@@ -130,10 +130,10 @@ def test_ranks_give_what_they_like(pair: Pair, kind: str, first: Any, second: An
     for got in pair.call(lambda g: CARRIERS[kind](g, both[g.rank])):
         assert isinstance(got, list), got
         if kind == "broadcast":
-            assert same(got[0], first)
+            assert same_value(got[0], first)
         elif len(got) == 2 and kind != "gather":
-            assert same(got[0], first)
-            assert same(got[1], second)
+            assert same_value(got[0], first)
+            assert same_value(got[1], second)
 
 
 def test_what_arrives_is_the_members_own(pair: Pair) -> None:

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 import hoplite_mp
 from tests.cext.host import POOL, STATE, Host
-from tests.collectives.helpers import bits, eventually
 from tests.collectives.test_group_deaths import check_survivors, part, pid_of, reached
 from tests.collectives.test_small_calls import Trio
+from tests.support.values import bits
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

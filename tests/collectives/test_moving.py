@@ -11,7 +11,9 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import HopliteTimeoutError, ObjectLostError, ReduceError
-from tests.collectives.helpers import Gate, after, bits, eventually, fail, failing_after
+from tests.support.functions import after, failing_after, raise_key_error
+from tests.support.values import bits
+from tests.support.waiting import Gate, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +47,7 @@ def test_allreduce_is_a_reduce_that_is_everywhere(cluster: Cluster, tmp_path: Pa
     gate.open()
     assert cluster.get(whole, timeout=20).tolist() == [4.0] * 4
     assert cluster.locations(whole) == [node.id for node in cluster.nodes]
-    bad = cluster.allreduce([refs[0], cluster.submit(fail, "x")])
+    bad = cluster.allreduce([refs[0], cluster.submit(raise_key_error, "x")])
     with pytest.raises(ReduceError) as caught:
         cluster.get(bad, timeout=20)
     assert type(caught.value.__cause__) is KeyError
@@ -196,7 +198,9 @@ def test_reduce_scatter_fails_in_every_slice(
     for part in cluster.reduce_scatter([cluster.put(v) for v in values()]):
         with pytest.raises(ValueError, match=r"source|dimension"):
             cluster.get(part, timeout=20)
-    for part in cluster.reduce_scatter([cluster.put(np.ones(2)), cluster.submit(fail, "x")]):
+    for part in cluster.reduce_scatter(
+        [cluster.put(np.ones(2)), cluster.submit(raise_key_error, "x")]
+    ):
         with pytest.raises(ReduceError) as caught:
             cluster.get(part, timeout=20)
         assert type(caught.value.__cause__) is KeyError

@@ -12,7 +12,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ObjectLostError, ReduceError, StoreFullError, WorkerLostError
-from tests.collectives.helpers import Gate, after, eventually, fail
+from tests.support.functions import after, raise_key_error
+from tests.support.waiting import Gate, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +28,7 @@ def baseline(cluster: Cluster, folder: Path) -> dict[str, int]:
     """What the store holds while nothing goes on; functions that were called once stay in it."""
     gate = Gate(folder, "open")
     gate.open()
-    cluster.wait([cluster.submit(fail, "warm"), cluster.submit(after, gate, 1)])
+    cluster.wait([cluster.submit(raise_key_error, "warm"), cluster.submit(after, gate, 1)])
     last: list[Any] = []
 
     def quiet() -> bool:
@@ -61,7 +62,7 @@ def test_dropping_everything_early_leaks_nothing(cluster: Cluster, tmp_path: Pat
         cluster.reduce_scatter(refs)
         cluster.gather(refs)
         cluster.reduce([refs[0], cluster.put(np.ones(3))])  # a ValueError that nobody reads
-        cluster.reduce([refs[0], cluster.submit(fail, "unread")])
+        cluster.reduce([refs[0], cluster.submit(raise_key_error, "unread")])
     del refs
     gate.open()
     late.result(timeout=20)
@@ -71,7 +72,7 @@ def test_dropping_everything_early_leaks_nothing(cluster: Cluster, tmp_path: Pat
 
 def test_an_error_holds_its_cause_and_no_longer(cluster: Cluster, tmp_path: Path) -> None:
     before = baseline(cluster, tmp_path)
-    result = cluster.reduce([cluster.put(1), cluster.submit(fail, "held")])
+    result = cluster.reduce([cluster.put(1), cluster.submit(raise_key_error, "held")])
     cluster.wait(result)
     with pytest.raises(ReduceError) as caught:
         cluster.get(result)

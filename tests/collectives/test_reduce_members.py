@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from hoplite_mp import HopliteTimeoutError, ObjectLostError, ReduceError
-from tests.collectives.helpers import Gate, after, bits, eventually, fail, failing_after
+from tests.support.functions import after, failing_after, raise_key_error
+from tests.support.values import bits
+from tests.support.waiting import Gate, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +128,7 @@ def test_too_many_failed_is_a_reduce_error_with_the_tasks_own_exception(
 def test_the_cause_is_found_in_workers_and_through_reductions_of_reductions(
     cluster: Cluster,
 ) -> None:
-    inner = cluster.reduce([cluster.put(1), cluster.submit(fail, "deep")])
+    inner = cluster.reduce([cluster.put(1), cluster.submit(raise_key_error, "deep")])
     outer = cluster.reduce([inner, cluster.put(1)])
 
     def look(refs: Any) -> tuple[str, ...]:
@@ -221,7 +223,7 @@ def test_enough_before_the_deadline_does_not_wait_for_it(cluster: Cluster) -> No
 
 
 def test_all_failed_by_the_deadline(cluster: Cluster) -> None:
-    refs = [cluster.submit(fail, str(k)) for k in range(3)]
+    refs = [cluster.submit(raise_key_error, str(k)) for k in range(3)]
     cluster.wait(refs)
     with pytest.raises(ReduceError) as caught:
         cluster.get(cluster.reduce(refs, deadline=0), timeout=20)

@@ -13,7 +13,7 @@ import hoplite_mp
 from hoplite_mp import ObjectLostError, StoreFullError
 from hoplite_mp._common.reduction import reduce_arrays, result_dtype
 from hoplite_mp._serialize import dtype_name, named_dtype
-from tests.collectives.helpers import eventually
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from tests.collectives.helpers import bits
+from tests.support.values import bits
 
 if TYPE_CHECKING:
     from hoplite_mp import Cluster

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.collectives.helpers import bits, same
+from tests.support.values import bits, same_array
 
 if TYPE_CHECKING:
     from hoplite_mp import Cluster
@@ -93,7 +93,7 @@ def test_every_op_has_the_bits_of_numpy(cluster: Cluster, dtype: np.dtype[Any]) 
             continue
         got = cluster.get(result)
         assert got.dtype == wanted.dtype, op
-        assert same(got, wanted), op
+        assert same_array(got, wanted), op
         assert result.contributors == (0, 1, 2, 3, 4)
 
 
@@ -135,9 +135,9 @@ def test_a_sum_of_bools_is_or_and_integers_wrap(cluster: Cluster) -> None:
 def test_nan_goes_through_min_and_max_as_in_numpy(cluster: Cluster) -> None:
     a, b = np.array([1.0, np.nan, 3.0]), np.array([np.nan, 2.0, -0.0])
     refs = [cluster.put(a), cluster.put(b)]
-    assert same(cluster.get(cluster.reduce(refs, "max")), np.maximum(a, b))
-    assert same(cluster.get(cluster.reduce(refs, "min")), np.minimum(a, b))
-    assert same(cluster.get(cluster.reduce(refs, np.fmax)), np.fmax(a, b))
+    assert same_array(cluster.get(cluster.reduce(refs, "max")), np.maximum(a, b))
+    assert same_array(cluster.get(cluster.reduce(refs, "min")), np.minimum(a, b))
+    assert same_array(cluster.get(cluster.reduce(refs, np.fmax)), np.fmax(a, b))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,8 @@ def test_other_operators_are_refused_at_the_call(cluster: Cluster, op: Any) -> N
 def test_reproducible_gives_the_same_bits_for_any_order_of_arrival(
     cluster: Cluster, tmp_path: Any
 ) -> None:
-    from tests.collectives.helpers import Gate, after
+    from tests.support.functions import after
+    from tests.support.waiting import Gate
 
     values = [np.full(9, v, np.float32) for v in (1e8, 1.0, -1e8, 0.3)]
     wanted = bits(functools.reduce(np.add, values))

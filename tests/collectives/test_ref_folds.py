@@ -14,7 +14,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import HopliteTimeoutError, ReduceError
-from tests.collectives.helpers import Gate, after, fail
+from tests.support.functions import after, raise_key_error
+from tests.support.waiting import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +97,7 @@ def test_fold_without_workers_is_an_error_that_names_reduce() -> None:
 
 
 def test_failed_sources_are_skipped_while_enough_are_left(cluster: Cluster) -> None:
-    refs = [cluster.put({0}), cluster.submit(fail, "source"), cluster.put({2})]
+    refs = [cluster.put({0}), cluster.submit(raise_key_error, "source"), cluster.put({2})]
     result = cluster.reduce(refs, op=operator.or_, num=2)
     assert cluster.get(result, timeout=30) == {0, 2}
     assert result.contributors == (0, 2)

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 import hoplite_mp
 from hoplite_mp import PeerLostError, _tasks
 from tests.cext.host import CLIENT_BYTES, OFF_CLIENTS, OFF_SPINNERS, POOL, Host
-from tests.collectives.helpers import eventually, same
 from tests.collectives.test_group_calls import in_threads
+from tests.support.values import same_array
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -123,7 +124,7 @@ def test_where_parts_lie_changes_no_bit(
         assert (one[0] is None) == (other[0] is None)
         if one[0] is not None:
             assert one[0].flags.writeable
-            assert same(one[0], other[0])
+            assert same_array(one[0], other[0])
 
 
 @pytest.mark.parametrize("nbytes", [MAX - 4, MAX, MAX + 4])
@@ -133,7 +134,7 @@ def test_the_largest_part_that_lies_on_the_board(trio: Trio, nbytes: int, mean: 
     wanted = sum(given_[1:], given_[0])
     wanted = sum(x.astype(float) for x in given_) / SIZE if mean else wanted
     for total, _ in trio.call(lambda g: g.allreduce(given_[g.rank], "mean" if mean else "sum")):
-        assert same(total, wanted)
+        assert same_array(total, wanted)
 
 
 @pytest.mark.parametrize("out", ["fits", "the part", "strided", "other dtype", "other shape"])

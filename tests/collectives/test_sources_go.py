@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 import hoplite_mp
-from tests.store.helpers import client, eventually, header, local_id
+from tests.support.store import client, header, local_id
+from tests.support.waiting import eventually
 
 
 def test_sources_go_when_the_result_is_read() -> None:

@@ -18,7 +18,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp._api.actor_method import ActorMethod
 from hoplite_mp._client.completions import Completions
-from tests.tasks.helpers import eventually
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,7 @@ import hoplite_mp.integrations.joblib as ours
 from hoplite_mp._client.captured_arrays import CapturedArrays
 from hoplite_mp.errors import NodeLostError
 from hoplite_mp.integrations import _joblib_pools
-from tests.tasks.helpers import announce, eventually
+from tests.support.waiting import announce, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

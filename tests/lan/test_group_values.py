@@ -21,13 +21,13 @@ PER_HOST = [pytest.param(1, marks=pytest.mark.soak), 2]
 
 
 VALUES = """
-    from tests.collectives.group_values import same, samples
+    from tests.support.values import same_value, samples
     names = list(samples())
     for at, name in enumerate(names):
         drawn = [samples()[names[(at + r) % len(names)]] for r in range(size)]
         mine = drawn[rank]
         def check(kind, got, expected):
-            if not all(map(same, got, expected)):
+            if not all(map(same_value, got, expected)):
                 say(kind, name, repr(got), repr(expected))
         root = at % size
         check("broadcast", [g.broadcast(mine, root=root)], [drawn[root]])
@@ -123,7 +123,7 @@ FOLDS = """
                     expected = {"allreduce": whole, "reduce": whole if rank == size - 1 else None,
                                 "reduce_scatter": np.array_split(whole, size)[rank],
                                 "scan": fold(name, drawn[: rank + 1]).astype(whole.dtype)}[kind]
-                    if not (got is expected or same(got, expected)):
+                    if not (got is expected or same_value(got, expected)):
                         say(kind, op, dtype, nbytes, "rank", rank, got, expected)
     say("all", g.calls)
 """
@@ -131,7 +131,7 @@ FOLDS = """
 
 @pytest.mark.parametrize("per_host", PER_HOST)
 def test_reductions_of_all_operators_and_sizes(cluster: UpCluster, lan: Lan, per_host: int) -> None:
-    program = "from tests.collectives.group_values import same\n" + textwrap.dedent(FOLDS)
+    program = "from tests.support.values import same_value\n" + textwrap.dedent(FOLDS)
     found = members(cluster, lan, f"folds {per_host}", program, per_host)
     assert found == [[found[0][0]]] * SIZE * per_host
     assert re.fullmatch(r"all \d{3,4}", found[0][0])
@@ -139,7 +139,7 @@ def test_reductions_of_all_operators_and_sizes(cluster: UpCluster, lan: Lan, per
 
 def test_reductions_refuse_on_every_rank(cluster: UpCluster, lan: Lan) -> None:
     program = """
-        from tests.collectives.group_values import reducible, samples
+        from tests.support.values import reducible, samples
         for name, x in samples().items():
             if reducible(x):
                 continue

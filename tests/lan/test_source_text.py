@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from tests.lan.test_leaving import WAIT_FOR_ALL
-from tests.tasks.test_source_text import CELLS, EXPECTED
+from tests.support.notebook_cells import CELLS, EXPECTED_OF_CELLS
 
 if TYPE_CHECKING:
     from tests.lan import Lan
@@ -15,4 +15,4 @@ if TYPE_CHECKING:
 
 def test_source_of_cell_on_another_host_is_shown(cluster: UpCluster, lan: Lan) -> None:
     text = textwrap.dedent(CELLS) + "tell(c.options(node=there))\n"
-    assert cluster.run(lan[0], WAIT_FOR_ALL + text).splitlines() == EXPECTED
+    assert cluster.run(lan[0], WAIT_FOR_ALL + text).splitlines() == EXPECTED_OF_CELLS

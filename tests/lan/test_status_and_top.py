@@ -12,8 +12,8 @@ import pytest
 
 from tests.lan import Lan
 from tests.lan.test_cluster import HOPLITE, PATIENCE_S, TLS_OR_PLAIN, UpCluster
-from tests.tasks.helpers import eventually
-from tests.tasks.test_trace import Timeline
+from tests.support.timeline import Timeline
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

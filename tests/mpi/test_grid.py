@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.collectives.helpers import same
 from tests.collectives.test_group_calls import in_threads
+from tests.support.values import same_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ def equal(a: Any, b: Any) -> bool:
     """Bit for bit, but a long double has bits that are no part of its value."""
     if a.dtype.char in "gG":
         return bool(a.dtype == b.dtype) and np.array_equal(a, b)
-    return same(a, b)
+    return same_array(a, b)
 
 
 def folded(op: str, parts: list[Any]) -> Any:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hoplite_mp import _serialize
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._serialize import ARRAY, PICKLE
-from tests.serial.helpers import ML_DTYPES, Boxed, Tagged, array_of, load, round_trip
+from tests.support.payloads import ML_DTYPES, Boxed, Tagged, array_of, load, round_trip
 
 
 def assert_same(ours: Any, theirs: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hoplite_mp import _serialize
 from hoplite_mp._common.ref import ByRef, ObjectRef, by_ref
 from hoplite_mp.errors import ObjectLostError
-from tests.serial.helpers import Boxed, FakeFuture, Point, a_ref, check_layout
+from tests.support.payloads import Boxed, FakeFuture, Point, a_ref, check_layout
 
 
 class TestCalls:

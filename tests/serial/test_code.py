@@ -19,8 +19,8 @@ import pytest
 from hoplite_mp import _serialize
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._serialize import code, imports
-from tests.serial.code_helpers import function_trip, run_python
-from tests.serial.helpers import round_trip
+from tests.support.payloads import function_trip, round_trip
+from tests.support.processes import run_python
 
 
 def importable_function(x: int) -> int:

@@ -17,7 +17,7 @@ from hoplite_mp._serialize import ERROR
 from hoplite_mp._serialize.errors import WHOLE_BYTES_MAX
 from hoplite_mp._serialize.layout import HAS_SHORT_FORM
 from hoplite_mp.errors import TaskError
-from tests.serial.helpers import round_trip
+from tests.support.payloads import round_trip
 
 
 def error_trip(exc: BaseException, text: str | None = "the text") -> BaseException:

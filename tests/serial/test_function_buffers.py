@@ -23,8 +23,7 @@ from hypothesis.extra import numpy as hnp
 
 from hoplite_mp import _serialize
 from hoplite_mp._serialize.fingerprints import fingerprint
-from tests.serial.code_helpers import function_trip
-from tests.serial.helpers import Tagged
+from tests.support.payloads import Tagged, function_trip
 
 if TYPE_CHECKING:
     from collections.abc import Callable

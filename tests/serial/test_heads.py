@@ -7,7 +7,7 @@ import pytest
 
 from hoplite_mp import _serialize
 from hoplite_mp._common.ref import ObjectRef
-from tests.serial.helpers import ML_DTYPES, array_of
+from tests.support.payloads import ML_DTYPES, array_of
 
 
 class TestHeads:

@@ -8,7 +8,7 @@ import pytest
 
 from hoplite_mp import _serialize
 from hoplite_mp._common.ref import ObjectRef
-from tests.serial.code_helpers import run_python
+from tests.support.processes import run_python
 
 # What a user's script defines; `check(decoded)` below is run in another process.
 SCRIPT = """

@@ -20,7 +20,7 @@ from hoplite_mp import _serialize
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._serialize import fingerprints, namespaces
 from hoplite_mp._serialize.fingerprints import TooLarge, fingerprint
-from tests.serial.code_helpers import ROOT
+from tests.support.processes import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp import _serialize
-from tests.serial.code_helpers import function_trip, run_python
-from tests.serial.helpers import round_trip
+from tests.support.payloads import function_trip, round_trip
+from tests.support.processes import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable

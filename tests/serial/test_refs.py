@@ -10,7 +10,7 @@ import pytest
 
 from hoplite_mp import _serialize
 from hoplite_mp._common.ref import ObjectRef, by_ref, runtime_hooks
-from tests.serial.helpers import Boxed, FakeFuture, a_ref, load, round_trip
+from tests.support.payloads import Boxed, FakeFuture, a_ref, load, round_trip
 
 
 class TestRefs:

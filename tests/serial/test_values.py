@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hoplite_mp import _serialize
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._serialize import BYTES, NUMBER, PICKLE, streams
-from tests.serial.helpers import Boxed, Point, a_ref, load, round_trip
+from tests.support.payloads import Boxed, Point, a_ref, load, round_trip
 
 PLAIN_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()

@@ -13,7 +13,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp import ClosedError, Config, ConfigError, StoreFullError
 from hoplite_mp._client.submitter import last_resort
-from tests.store.helpers import MIB
+from tests.support.values import MIB
 
 if TYPE_CHECKING:
     from pathlib import Path

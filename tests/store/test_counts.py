@@ -14,21 +14,10 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from tests.store.helpers import (
-    MIB,
-    client,
-    echo,
-    eventually,
-    falls_to,
-    header,
-    held,
-    local_id,
-    mib,
-    objects,
-    pid,
-    settles,
-    warm,
-)
+from tests.support.functions import echo, pid_of_worker
+from tests.support.store import client, header, held, local_id, objects, warm
+from tests.support.values import MIB, mib
+from tests.support.waiting import eventually, falls_to, settles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +79,18 @@ class Box:
 def one() -> Iterator[Cluster]:
     """A worker of one's own: which process a task runs in is certain, and it may be killed."""
     with hoplite_mp.Cluster(workers=1, memory="128MiB") as made:
-        warm(made, keep, drop_all, make_ref, raise_ref, echo, pid, read, time.sleep, keep_refs)
+        warm(
+            made,
+            keep,
+            drop_all,
+            make_ref,
+            raise_ref,
+            echo,
+            pid_of_worker,
+            read,
+            time.sleep,
+            keep_refs,
+        )
         made.wait(made.submit(read_inside, Box(made.put(1))))
         made.wait(made.submit(make_refs, 1, 1))
         made.submit(drop_all).result()
@@ -214,20 +214,20 @@ def test_a_dead_workers_refs_and_pins_go_with_it(one: Cluster) -> None:
     assert (one.get(ref) == mib(1)).all()
     del ref
     falls_to(lambda: objects(one), before)
-    assert one.submit(pid).result() != victim
+    assert one.submit(pid_of_worker).result() != victim
 
 
 @pytest.mark.parametrize("nbytes", [10, 5000, 200_000])
 def test_a_result_with_refs_whose_worker_dies_at_once(one: Cluster, nbytes: int) -> None:
     """Nobody has looked at the result when the worker dies: the refs in it were held by it."""
-    worker = one.submit(pid).result()
+    worker = one.submit(pid_of_worker).result()
     warm(one, echo)
     before = objects(one)
     future = one.submit(make_refs, 6, nbytes)
     oid = local_id(one, future.ref)
     eventually(lambda: client(one).inspect(oid)["state"] == "SEALED", "the result")
     os.kill(worker, signal.SIGKILL)
-    assert one.submit(pid).result() != worker
+    assert one.submit(pid_of_worker).result() != worker
     values = one.get(one.get(future))
     assert [(len(value), set(value.tolist())) for value in values] == [
         (nbytes, {number}) for number in range(6)

@@ -8,19 +8,10 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from tests.store.helpers import (
-    MIB,
-    StoreFile,
-    address,
-    checksum,
-    client,
-    echo,
-    header,
-    held,
-    mib,
-    objects,
-    settles,
-)
+from tests.support.functions import checksum, echo
+from tests.support.store import StoreFile, client, header, held, objects
+from tests.support.values import MIB, address, mib
+from tests.support.waiting import settles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

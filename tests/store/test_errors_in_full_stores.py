@@ -12,7 +12,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import Config, _serialize
-from tests.store.helpers import eventually
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

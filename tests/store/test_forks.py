@@ -13,18 +13,10 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._client import futures, runtime
-from tests.store.helpers import (
-    checksum,
-    client,
-    echo,
-    gone_or_closed,
-    header,
-    held,
-    mib,
-    objects,
-    settles,
-    warm,
-)
+from tests.support.functions import checksum, echo
+from tests.support.store import client, gone_or_closed, header, held, objects, warm
+from tests.support.values import mib
+from tests.support.waiting import settles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -3,7 +3,7 @@
 import numpy as np
 
 import hoplite_mp
-from tests.tasks.helpers import eventually
+from tests.support.waiting import eventually
 
 MIB = 1 << 20
 

@@ -15,17 +15,10 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import HopliteTimeoutError, ObjectLostError
-from tests.store.helpers import (
-    MIB,
-    checksum,
-    client,
-    echo,
-    eventually,
-    falls_to,
-    header,
-    mib,
-    settles,
-)
+from tests.support.functions import checksum, echo
+from tests.support.store import client, header
+from tests.support.values import MIB, mib
+from tests.support.waiting import eventually, falls_to, settles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import Config, _shm
-from tests.store.helpers import address, checksum, echo, mib
+from tests.support.functions import checksum, echo
+from tests.support.values import address, mib
 
 if TYPE_CHECKING:
     from hoplite_mp import Cluster

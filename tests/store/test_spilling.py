@@ -13,45 +13,29 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp import Config, ConfigError, HopliteTimeoutError, ObjectLostError, StoreFullError
-from tests.store.helpers import (
-    MIB,
-    checksum,
-    computed,
-    echo,
-    eventually,
-    header,
-    mib,
-    settles,
-)
-from tests.tasks.test_manager_deaths import named
+from hoplite_mp import ConfigError, HopliteTimeoutError, ObjectLostError, StoreFullError
+from tests.support.functions import checksum, echo
+from tests.support.processes import processes_named
+from tests.support.store import LIMIT, computed, header, open_spilling, spilled_array
+from tests.support.values import MIB, mib
+from tests.support.waiting import eventually, settles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hoplite_mp import Cluster
 
-LIMIT = 32 * MIB
 LONG_S = 300.0  # for room, where nobody should wait for it: longer than a test may take
-
-
-def opened(tmp_path: Path, put_wait_s: float = 10, **fields: Any) -> Cluster:
-    config = Config(populate_ahead_bytes=0, put_wait_s=put_wait_s, **fields)
-    return hoplite_mp.Cluster(1, memory=LIMIT, spill_dir=tmp_path, config=config)
 
 
 @pytest.fixture
 def c(tmp_path: Path) -> Iterator[Cluster]:
-    with opened(tmp_path) as made:
+    with open_spilling(tmp_path) as made:
         yield made
 
 
 def state(c: Cluster, ref: Any) -> str:
     return str(header(c, ref)["state"])
-
-
-def made(seed: int) -> Any:
-    return mib(4, seed)
 
 
 def next_stamp() -> None:
@@ -74,15 +58,15 @@ def test_the_limit_is_what_was_asked_for(memory: Any) -> None:
 
 
 def test_four_times_the_limit_comes_back_whole(c: Cluster, tmp_path: Path) -> None:
-    refs = [c.put(made(seed)) for seed in range(30)]
+    refs = [c.put(spilled_array(seed)) for seed in range(30)]
     stats = c.stats()
     assert stats["bytes_used"] <= LIMIT
     assert stats["bytes_spilled"] >= 30 * 4 * MIB - LIMIT
     assert os.listdir(tmp_path) == [], "the file has a name"
     for seed, ref in enumerate(refs):
-        assert (c.get(ref) == made(seed)).all()
+        assert (c.get(ref) == spilled_array(seed)).all()
     assert [f.result() for f in [c.submit(checksum, ref) for ref in refs]] == [
-        checksum(made(seed)) for seed in range(30)
+        checksum(spilled_array(seed)) for seed in range(30)
     ]
     assert all(c.locations(ref) for ref in refs)
     del ref, refs
@@ -90,13 +74,13 @@ def test_four_times_the_limit_comes_back_whole(c: Cluster, tmp_path: Path) -> No
 
 
 def test_the_least_recently_used_goes_first(c: Cluster) -> None:
-    refs = [c.put(made(seed)) for seed in range(6)]
+    refs = [c.put(spilled_array(seed)) for seed in range(6)]
     next_stamp()
-    refs.append(c.put(made(6)))
+    refs.append(c.put(spilled_array(6)))
     for index in (0, 2, 4):
         c.get(refs[index])
     next_stamp()
-    more = [c.put(made(seed)) for seed in range(3)]
+    more = [c.put(spilled_array(seed)) for seed in range(3)]
     assert [state(c, ref) for ref in refs] == [
         "SEALED" if index in (0, 2, 4, 6) else "SPILLED" for index in range(7)
     ]
@@ -104,17 +88,17 @@ def test_the_least_recently_used_goes_first(c: Cluster) -> None:
 
 
 def test_pinned_objects_stay(c: Cluster) -> None:
-    pinned = c.put(made(1))
+    pinned = c.put(spilled_array(1))
     array = c.get(pinned)
-    others = [c.put(made(seed)) for seed in range(20)]
+    others = [c.put(spilled_array(seed)) for seed in range(20)]
     assert state(c, pinned) == "SEALED"
-    assert (array == made(1)).all()
+    assert (array == spilled_array(1)).all()
     assert c.stats()["bytes_spilled"] > 0
     del others
 
 
 def test_spilled_objects_can_be_deleted_dropped_and_waited_for(c: Cluster) -> None:
-    refs = [c.put(made(seed)) for seed in range(20)]
+    refs = [c.put(spilled_array(seed)) for seed in range(20)]
     assert state(c, refs[0]) == state(c, refs[1]) == "SPILLED"
     assert c.wait(refs, timeout=0) == (refs, [])
     before = c.stats()["bytes_spilled"]
@@ -126,23 +110,23 @@ def test_spilled_objects_can_be_deleted_dropped_and_waited_for(c: Cluster) -> No
 
 
 def test_refs_inside_a_spilled_object_hold(c: Cluster) -> None:
-    nested = c.put([c.put(7), c.put(made(3)), made(9)])
-    fill = [c.put(made(seed)) for seed in range(20)]
+    nested = c.put([c.put(7), c.put(spilled_array(3)), spilled_array(9)])
+    fill = [c.put(spilled_array(seed)) for seed in range(20)]
     assert state(c, nested) == "SPILLED"
     inner = c.get(nested)
     assert c.get(inner[0]) == 7
-    assert (c.get(inner[1]) == made(3)).all()
+    assert (c.get(inner[1]) == spilled_array(3)).all()
     del fill
 
 
 def nested_refs() -> Any:
     me = hoplite_mp.current()
-    return me.put([me.put(5), made(1)])
+    return me.put([me.put(5), spilled_array(1)])
 
 
 def test_refs_inside_a_spilled_object_of_a_dead_worker_hold(c: Cluster) -> None:
     ref = c.submit(nested_refs).result()
-    fill = [c.put(made(seed)) for seed in range(20)]
+    fill = [c.put(spilled_array(seed)) for seed in range(20)]
     assert state(c, ref) == "SPILLED"
     arrays = [c.get(other) for other in fill[:7]]  # no room to bring it back while sweeping
     c.submit(os._exit, 1).exception()
@@ -152,9 +136,9 @@ def test_refs_inside_a_spilled_object_of_a_dead_worker_hold(c: Cluster) -> None:
 
 
 def test_results_of_tasks_over_the_limit(c: Cluster) -> None:
-    futures = [c.submit(made, seed) for seed in range(20)]
+    futures = [c.submit(spilled_array, seed) for seed in range(20)]
     # A Future keeps the value that result() returned, and so would pin them all.
-    assert all((c.get(future) == made(seed)).all() for seed, future in enumerate(futures))
+    assert all((c.get(future) == spilled_array(seed)).all() for seed, future in enumerate(futures))
 
 
 def test_many_small_objects_over_the_limit(c: Cluster) -> None:
@@ -181,13 +165,15 @@ def test_many_small_objects_come_back_one_by_one() -> None:
 
 
 def test_a_full_spill_file_is_purged_before_it_refuses(tmp_path: Path) -> None:
-    with opened(tmp_path, put_wait_s=0.3, spill_bytes_max=9 * MIB) as c:
-        refs = [c.put(made(seed)) for seed in range(9)]
+    with open_spilling(tmp_path, put_wait_s=0.3, spill_bytes_max=9 * MIB) as c:
+        refs = [c.put(spilled_array(seed)) for seed in range(9)]
         for seed in range(9, 30):
             del refs[0]  # on the disk
-            refs.append(c.put(made(seed)))
+            refs.append(c.put(spilled_array(seed)))
         del refs[3:5]
-        assert all((c.get(ref) == made(21 + seed)).all() for seed, ref in enumerate(refs[:3]))
+        assert all(
+            (c.get(ref) == spilled_array(21 + seed)).all() for seed, ref in enumerate(refs[:3])
+        )
 
 
 def test_small_objects_where_each_span_has_one_in_use(c: Cluster) -> None:
@@ -209,8 +195,8 @@ def test_a_large_object_displaces_small_ones(c: Cluster) -> None:
 
 
 def test_everything_pinned(tmp_path: Path) -> None:
-    with opened(tmp_path, put_wait_s=0.5) as c:
-        arrays = [c.get(c.put(made(seed))) for seed in range(7)]
+    with open_spilling(tmp_path, put_wait_s=0.5) as c:
+        arrays = [c.get(c.put(spilled_array(seed))) for seed in range(7)]
         value = mib(8)
         begun = time.monotonic()
         with pytest.raises(StoreFullError) as caught:
@@ -227,14 +213,14 @@ def test_everything_pinned(tmp_path: Path) -> None:
         with pytest.raises(StoreFullError, match=r"^result of 8.*pinned by arrays"):
             c.submit(mib, 8).result()
         assert c.submit(echo, 5).result() == 5
-        assert all((array == made(seed)).all() for seed, array in enumerate(arrays))
+        assert all((array == spilled_array(seed)).all() for seed, array in enumerate(arrays))
         del arrays
         assert checksum(c.get(c.put(mib(8)))) == checksum(mib(8))
 
 
 def test_what_is_larger_than_the_store_never_has_room(tmp_path: Path) -> None:
     why = r"4[08](\.0)? MiB: that is larger than the whole store of h0 \(32 MiB\): raise memory=$"
-    with opened(tmp_path) as c:
+    with open_spilling(tmp_path) as c:
         with pytest.raises(StoreFullError, match=f"^put of {why}"):
             c.put(mib(48))
         with pytest.raises(StoreFullError, match=f"^empty of {why}"):
@@ -245,7 +231,7 @@ def test_what_is_larger_than_the_store_never_has_room(tmp_path: Path) -> None:
 
 def test_a_few_small_arrays_in_every_span(tmp_path: Path) -> None:
     """They pin little, but no span is empty; the error tells where the room is."""
-    with opened(tmp_path, put_wait_s=0.3) as c:
+    with open_spilling(tmp_path, put_wait_s=0.3) as c:
         refs = [c.put(np.full(2000, seed)) for seed in range(1700)]
         kept = [c.get(ref) for ref in refs[::40]]
         del refs
@@ -255,20 +241,20 @@ def test_a_few_small_arrays_in_every_span(tmp_path: Path) -> None:
 
 
 def test_what_another_process_pins_is_named(tmp_path: Path) -> None:
-    with opened(tmp_path, put_wait_s=0.3) as c:
+    with open_spilling(tmp_path, put_wait_s=0.3) as c:
         gate = str(tmp_path / "gate")
-        task = c.submit(pin_and_wait, [c.put(made(s)) for s in range(6)], gate)
+        task = c.submit(pin_and_wait, [c.put(spilled_array(s)) for s in range(6)], gate)
         eventually(Path(gate + ".here").exists, "the task")
         worker = c.submit(echo, 1)  # queued behind it
         with pytest.raises(StoreFullError, match=r"24(\.0)? MiB pinned by arrays in process \d+"):
             c.put(mib(12))
         Path(gate).touch()
-        assert task.result() == checksum(made(0))
+        assert task.result() == checksum(spilled_array(0))
         assert worker.result() == 1
 
 
 def test_room_that_comes_while_waiting(c: Cluster) -> None:
-    arrays = [c.get(c.put(made(seed))) for seed in range(7)]
+    arrays = [c.get(c.put(spilled_array(seed))) for seed in range(7)]
     value, cleared = mib(16), []
 
     def clear() -> None:
@@ -285,7 +271,7 @@ def test_room_that_comes_while_waiting(c: Cluster) -> None:
 
 
 def test_larger_than_the_limit_fails_at_once(tmp_path: Path) -> None:
-    with opened(tmp_path, put_wait_s=LONG_S) as c:
+    with open_spilling(tmp_path, put_wait_s=LONG_S) as c:
         attempts_that_fail_at_once(c)
 
 
@@ -302,8 +288,8 @@ def attempts_that_fail_at_once(c: Cluster) -> None:
 
 
 def test_get_of_a_spilled_object_without_room(tmp_path: Path) -> None:
-    with opened(tmp_path, put_wait_s=0.3) as c:
-        refs = [c.put(made(seed)) for seed in range(12)]
+    with open_spilling(tmp_path, put_wait_s=0.3) as c:
+        refs = [c.put(spilled_array(seed)) for seed in range(12)]
         arrays = [c.get(ref) for ref in refs[-7:]]
         assert state(c, refs[0]) == "SPILLED"
         with pytest.raises(HopliteTimeoutError):
@@ -311,27 +297,27 @@ def test_get_of_a_spilled_object_without_room(tmp_path: Path) -> None:
         with pytest.raises(StoreFullError):
             c.get(refs[0])
         del arrays[:3]
-        assert (c.get(refs[0]) == made(0)).all()
+        assert (c.get(refs[0]) == spilled_array(0)).all()
 
 
 # -- disks that do not take it -------------------------------------------------------------------
 
 
 def test_spill_bytes_max(tmp_path: Path) -> None:
-    with opened(tmp_path, put_wait_s=0.3, spill_bytes_max=9 * MIB) as c:
-        refs = [c.put(made(seed)) for seed in range(9)]
+    with open_spilling(tmp_path, put_wait_s=0.3, spill_bytes_max=9 * MIB) as c:
+        refs = [c.put(spilled_array(seed)) for seed in range(9)]
         assert 0 < c.stats()["bytes_spilled"] <= 9 * MIB
         with pytest.raises(StoreFullError, match="spill_bytes_max"):
-            refs += [c.put(made(seed)) for seed in range(9, 12)]
+            refs += [c.put(spilled_array(seed)) for seed in range(9, 12)]
         del refs[3:5]
-        assert all((c.get(ref) == made(seed)).all() for seed, ref in enumerate(refs[:3]))
+        assert all((c.get(ref) == spilled_array(seed)).all() for seed, ref in enumerate(refs[:3]))
 
 
 def test_spill_bytes_max_0_means_none(tmp_path: Path) -> None:
-    with opened(tmp_path, put_wait_s=0.2, spill_bytes_max=0) as c:
-        refs = [c.put(made(seed)) for seed in range(7)]
+    with open_spilling(tmp_path, put_wait_s=0.2, spill_bytes_max=0) as c:
+        refs = [c.put(spilled_array(seed)) for seed in range(7)]
         with pytest.raises(StoreFullError):
-            c.put(made(8))
+            c.put(spilled_array(8))
         assert c.stats()["bytes_spilled"] == 0
         assert len(refs) == 7
 
@@ -340,9 +326,9 @@ def test_spill_bytes_max_0_means_none(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_used(tmp_path: Path, directory: str) -> None:
     (tmp_path / "a file").touch()
     with pytest.raises(ConfigError, match=rf"^spill_dir='.*/{directory}' is no directory of this"):
-        opened(tmp_path / directory)
-    with opened(tmp_path / directory, spill_bytes_max=0) as c:  # nothing is to be spilled
-        assert c.get(c.put(made(1))).nbytes == made(1).nbytes
+        open_spilling(tmp_path / directory)
+    with open_spilling(tmp_path / directory, spill_bytes_max=0) as c:  # nothing is to be spilled
+        assert c.get(c.put(spilled_array(1))).nbytes == spilled_array(1).nbytes
 
 
 def test_a_directory_that_may_not_be_written(
@@ -353,29 +339,29 @@ def test_a_directory_that_may_not_be_written(
         os, "access", lambda path, *how: path != str(tmp_path) and access(path, *how)
     )
     with pytest.raises(ConfigError, match="cannot be written by this process"):
-        opened(tmp_path)
+        open_spilling(tmp_path)
 
 
 def test_a_directory_that_goes_away(tmp_path: Path) -> None:
     directory = tmp_path / "going"
     directory.mkdir()
-    with opened(directory, put_wait_s=0.2) as c:
+    with open_spilling(directory, put_wait_s=0.2) as c:
         directory.rmdir()
-        refs = [c.put(made(seed)) for seed in range(7)]
+        refs = [c.put(spilled_array(seed)) for seed in range(7)]
         with pytest.raises(StoreFullError, match="going"):
-            c.put(made(8))
-        assert all((c.get(ref) == made(seed)).all() for seed, ref in enumerate(refs))
+            c.put(spilled_array(8))
+        assert all((c.get(ref) == spilled_array(seed)).all() for seed, ref in enumerate(refs))
 
 
 def test_a_disk_that_does_not_give_back(tmp_path: Path) -> None:
     """Its readers hear of it, on this and the other ways to a spilled object; the host lives on."""
-    with opened(tmp_path) as c:
-        refs = [c.put(made(seed)) for seed in range(12)]
+    with open_spilling(tmp_path) as c:
+        refs = [c.put(spilled_array(seed)) for seed in range(12)]
         spilled = [ref for ref in refs if state(c, ref) == "SPILLED"]
         assert len(spilled) > 2
         kept = [ref for ref in refs if ref not in spilled]
         del refs, kept  # there is room: nothing is written to the file any more
-        (node,) = named("hoplite node")
+        (node,) = processes_named("hoplite node")
         (file,) = [
             link for link in Path(f"/proc/{node.pid}/fd").iterdir()
             if os.readlink(link).startswith(str(tmp_path))
@@ -388,22 +374,22 @@ def test_a_disk_that_does_not_give_back(tmp_path: Path) -> None:
             c.get(spilled[0])
         with pytest.raises(ObjectLostError, match=lost):
             c.submit(checksum, spilled[1]).result()
-        again = c.put(made(1))
-        assert (c.get(again) == made(1)).all()
+        again = c.put(spilled_array(1))
+        assert (c.get(again) == spilled_array(1)).all()
 
 
 def test_a_full_disk(tiny_disk: Path) -> None:
-    with opened(tiny_disk, put_wait_s=0.3) as c:
+    with open_spilling(tiny_disk, put_wait_s=0.3) as c:
         refs: list[Any] = []
         with pytest.raises(StoreFullError, match="No space left"):
-            refs += (c.put(made(seed)) for seed in range(20))
+            refs += (c.put(spilled_array(seed)) for seed in range(20))
         assert len(refs) == 8, "what fits into memory, and one into the file"
         assert c.stats()["bytes_spilled"] == 4 * MIB + 4096
         with pytest.raises(StoreFullError, match="No space left"):
             c.get(refs[0])  # it is in the file, and nothing can leave the memory for it
         del refs[-1]
         for seed, ref in enumerate(refs):
-            assert (c.get(ref) == made(seed)).all()
-        assert c.submit(checksum, refs[0]).result() == checksum(made(0))
+            assert (c.get(ref) == spilled_array(seed)).all()
+        assert c.submit(checksum, refs[0]).result() == checksum(spilled_array(0))
         del ref, refs[:4]
-        assert (c.get(c.put(made(40))) == made(40)).all()
+        assert (c.get(c.put(spilled_array(40))) == spilled_array(40)).all()

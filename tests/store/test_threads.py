@@ -11,7 +11,10 @@ import numpy as np
 
 import hoplite_mp
 from hoplite_mp import Config, ObjectLostError
-from tests.store.helpers import MIB, checksum, falls_to, objects, warm
+from tests.support.functions import checksum
+from tests.support.store import objects, warm
+from tests.support.values import MIB
+from tests.support.waiting import falls_to
 
 if TYPE_CHECKING:
     from hoplite_mp import Cluster

@@ -11,8 +11,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import Actor, StateNotSavedError, StoreFullError
-from tests.store.test_spilling import made, opened
-from tests.tasks.helpers import PATIENCE_S, eventually
+from tests.support.store import open_spilling, spilled_array
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,7 @@ class Growing:
 def fill(c: Cluster) -> list[Any]:
     refs: list[Any] = []
     with pytest.raises(StoreFullError):
-        refs += (c.put(made(seed)) for seed in range(20))
+        refs += (c.put(spilled_array(seed)) for seed in range(20))
     return refs
 
 
@@ -55,7 +55,7 @@ def fill(c: Cluster) -> list[Any]:
 def test_call_whose_state_cannot_be_saved_raises_that_it_took_effect(
     tiny_disk: Path, method: str, retry: Any
 ) -> None:
-    with opened(tiny_disk, put_wait_s=0.3) as c:
+    with open_spilling(tiny_disk, put_wait_s=0.3) as c:
         view = c.options(
             restarts=2, checkpoint=1, retry_exceptions=retry, retries=1 if retry else 0
         )
@@ -78,7 +78,7 @@ def test_call_whose_state_cannot_be_saved_raises_that_it_took_effect(
 
 
 def test_death_before_the_state_is_saved_goes_back_to_the_last_one(tiny_disk: Path) -> None:
-    with opened(tiny_disk, put_wait_s=0.3) as c:
+    with open_spilling(tiny_disk, put_wait_s=0.3) as c:
         actor = c.options(restarts=2, checkpoint=1).actor(Growing)
         assert actor.grow().result(PATIENCE_S) == 1
         pid = actor.pid().result(PATIENCE_S)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.store.helpers import MIB
+from tests.support.values import MIB
 
 if TYPE_CHECKING:
     from hoplite_mp import Cluster

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import eventually
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,9 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ActorLostError
-from tests.sync.helpers import PATIENCE_S, Actor, Member, waits
-from tests.tasks.helpers import eventually
+from hoplite_mp._api.actor import Actor
+from tests.support.functions import Member
+from tests.support.waiting import PATIENCE_S, eventually, waiters_are
 
 if TYPE_CHECKING:
     from hoplite_mp import Barrier, Cluster, Condition, Queue, RLock
@@ -79,7 +80,7 @@ def test_the_rlock_of_a_dead_owner_is_released(c: Cluster) -> None:
     for _ in range(2):
         assert member.call("acquire").result(PATIENCE_S)
     waiting = c.submit(lock.acquire)
-    waits(lock, 1)
+    waiters_are(lock, 1)
     os.kill(pid, signal.SIGKILL)
     assert waiting.result(PATIENCE_S)
 
@@ -117,7 +118,7 @@ def test_condition_notifies_in_the_order_of_waiting(c: Cluster, kind: Any) -> No
     waiting = []
     for number in range(4):
         waiting.append(c.submit(wait_in, condition, order, number))
-        waits(condition, number + 1)
+        waiters_are(condition, number + 1)
     with condition:
         condition.notify(2)
         assert order.empty(), "they need the lock"
@@ -162,9 +163,9 @@ def test_a_notification_of_a_dead_waiter_goes_to_another(c: Cluster) -> None:
     member = c.actor(Waiter, condition)
     pid = member.pid().result()
     lost = member.wait()
-    waits(condition, 1)
+    waiters_are(condition, 1)
     waiting = c.submit(wait_in, condition, order, 1)
-    waits(condition, 2)
+    waiters_are(condition, 2)
     os.kill(pid, signal.SIGSTOP)
     with condition:
         condition.notify()

@@ -13,8 +13,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import Actor, ActorLostError, WorkerLostError
-from tests.sync.helpers import PATIENCE_S, Member, waits
-from tests.tasks.helpers import eventually
+from tests.support.functions import Member
+from tests.support.waiting import PATIENCE_S, eventually, waiters_are
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ def test_the_lock_of_a_dead_holder_is_released(c: Cluster, kind: type) -> None:
     assert member.call("acquire").result(PATIENCE_S)
     assert not lock.acquire(timeout=0.01)
     waiting = c.submit(lock.acquire)
-    waits(lock, 1)
+    waiters_are(lock, 1)
     os.kill(pid, signal.SIGKILL)
     assert waiting.result(PATIENCE_S)
     assert lock.locked()  # the worker has it now
@@ -50,7 +50,7 @@ def test_a_dead_waiter_does_not_get_the_lock(c: Cluster) -> None:
     member = c.actor(Member, lock)
     pid = member.pid().result()
     lost = member.call("acquire")
-    waits(lock, 1)
+    waiters_are(lock, 1)
     os.kill(pid, signal.SIGKILL)
     lock.release()  # perhaps before its death is known
     assert lock.acquire(timeout=PATIENCE_S)
@@ -73,7 +73,7 @@ def test_a_getter_that_dies_takes_nothing_along(c: Cluster) -> None:
     member = c.actor(Member, q)
     pid = member.pid().result()
     lost = member.call("get")
-    waits(q, 1)
+    waiters_are(q, 1)
     os.kill(pid, signal.SIGKILL)
     q.put(1)  # perhaps before its death is known
     assert q.get(timeout=PATIENCE_S) == 1
@@ -87,7 +87,7 @@ def test_a_getter_that_stops_does_not_hold_up_others(c: Cluster) -> None:
     member = c.actor(Member, q)
     pid = member.pid().result()
     member.call("get")
-    waits(q, 1)
+    waiters_are(q, 1)
     os.kill(pid, signal.SIGSTOP)
     q.put(1)
     q.put(2)
@@ -95,7 +95,7 @@ def test_a_getter_that_stops_does_not_hold_up_others(c: Cluster) -> None:
     with pytest.raises(queue.Empty):
         q.get(timeout=0.01)
     waiting = c.submit(q.get)
-    waits(q, 1)
+    waiters_are(q, 1)
     os.kill(pid, signal.SIGKILL)
     assert waiting.result(PATIENCE_S) == 2
 
@@ -106,7 +106,7 @@ def test_a_putter_that_dies_puts_nothing_more(c: Cluster) -> None:
     member = c.actor(Member, q)
     pid = member.pid().result()
     member.call("put", 2)
-    waits(q, 1)
+    waiters_are(q, 1)
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: q.actor.waiters().result() == 0)
     assert q.get() == 1
@@ -133,7 +133,7 @@ def test_join_does_not_wait_for_the_dead(c: Cluster) -> None:
     assert member.call("get").result(PATIENCE_S) == 1
     assert q.get() == 2
     joining = c.submit(q.join)
-    waits(q, 1)
+    waiters_are(q, 1)
     os.kill(pid, signal.SIGKILL)
     q.task_done()
     with pytest.raises(WorkerLostError, match="1 item of"):
@@ -146,7 +146,7 @@ def test_the_process_of_the_queue_dies(c: Cluster) -> None:
     q: Queue[int] = hoplite_mp.Queue()
     q.put(1)
     waiting = c.submit(q.join)
-    waits(q, 1)
+    waiters_are(q, 1)
     Actor.kill(q.actor)
     for call in (lambda: waiting.result(PATIENCE_S), q.get, lambda: q.put(2), q.qsize):
         with pytest.raises(ActorLostError):

@@ -8,7 +8,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ActorLostError
-from tests.sync.helpers import PATIENCE_S, Actor, waits
+from hoplite_mp._api.actor import Actor
+from tests.support.waiting import PATIENCE_S, waiters_are
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +58,7 @@ def test_who_has_waited_longest_gets_it(c: Cluster) -> None:
     futures = []
     for number in range(3):
         futures.append(c.submit(_take_turn, lock, order, number))
-        waits(lock, number + 1)
+        waiters_are(lock, number + 1)
     lock.release()
     c.wait(futures)
     assert [order.get(timeout=PATIENCE_S) for _ in range(3)] == [0, 1, 2]
@@ -84,7 +85,7 @@ def test_a_semaphore_as_a_signal(c: Cluster) -> None:
     signal = hoplite_mp.Semaphore(0)
     for _ in range(3):
         waiting = c.submit(signal.acquire)
-        waits(signal, 1)
+        waiters_are(signal, 1)
         signal.release()
         assert waiting.result(PATIENCE_S)
         assert signal.get_value() == 0
@@ -102,7 +103,7 @@ def test_event(c: Cluster) -> None:
     assert not event.wait(0)
     assert not event.wait(0.01)
     waiting = [c.submit(event.wait) for _ in range(3)]
-    waits(event, 1)
+    waiters_are(event, 1)
     event.set()
     assert all(f.result(PATIENCE_S) for f in waiting)
     assert event.is_set()
@@ -121,7 +122,7 @@ def test_who_waits_learns_of_the_end(c: Cluster, kind: type, how: object) -> Non
     if kind is hoplite_mp.Lock:
         used.acquire()
     waiting = c.submit(getattr(used, call))
-    waits(used, 1)
+    waiters_are(used, 1)
     how(used.actor)  # type: ignore[operator]
     with pytest.raises(ActorLostError):
         waiting.result(PATIENCE_S)
@@ -131,7 +132,7 @@ def test_handles_keep_it(c: Cluster) -> None:
     """Its actor ends with the last one, wherever that is."""
     event = hoplite_mp.Event()
     task = c.submit(event.wait)
-    waits(event, 1)
+    waiters_are(event, 1)
     other: Event = c.submit(_same, event).result(PATIENCE_S)
     del event
     other.set()

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import hoplite_mp
 from hoplite_mp import ActorLostError, ClosedError
+from hoplite_mp._api.actor import Actor
 from hoplite_mp._sync.sync_async_driver import Read
-from tests.sync.helpers import PATIENCE_S, Actor, waits
-from tests.tasks.helpers import eventually
+from tests.support.waiting import PATIENCE_S, eventually, waiters_are
 
 if TYPE_CHECKING:
     from hoplite_mp import Cluster, Queue
@@ -52,7 +52,7 @@ def test_a_full_one(c: Cluster) -> None:
         with pytest.raises(queue.Full):
             call()
     putting = c.submit(q.put, 3)
-    waits(q, 1)
+    waiters_are(q, 1)
     assert [q.get(), q.get(), q.get()] == [1, 2, 3]
     assert putting.result(PATIENCE_S) is None
 
@@ -186,9 +186,9 @@ def test_a_reader_whose_calls_are_cancelled_reads_in_order(c: Cluster) -> None:
 def test_getters_are_served_in_their_order(c: Cluster) -> None:
     q: Queue[int] = hoplite_mp.Queue()
     first = c.submit(q.get)
-    waits(q, 1)
+    waiters_are(q, 1)
     second = c.submit(q.get)
-    waits(q, 2)
+    waiters_are(q, 2)
     q.put(1)
     assert first.result(PATIENCE_S) == 1
     assert not second.done()
@@ -200,7 +200,7 @@ def test_waiting_workers_are_stood_in_for(c: Cluster) -> None:
     """More getters than workers, and the putter is a task, too."""
     q: Queue[int] = hoplite_mp.Queue()
     getting = [c.submit(q.get) for _ in range(6)]
-    waits(q, 6)
+    waiters_are(q, 6)
     putting = c.submit(_put_range, q, 6)
     assert sorted(f.result(PATIENCE_S) for f in getting) == list(range(6))
     putting.result(PATIENCE_S)
@@ -219,7 +219,7 @@ def test_join(c: Cluster) -> None:
     q.put(1)
     q.put(2)
     joining = c.submit(q.join)
-    waits(q, 1)
+    waiters_are(q, 1)
     q.get()
     q.task_done()
     assert not joining.done()
@@ -232,7 +232,7 @@ def test_shutdown(c: Cluster, immediate: bool) -> None:
     q: Queue[int] = hoplite_mp.Queue(1)
     q.put(1)
     putting = c.submit(q.put, 2)
-    waits(q, 1)
+    waiters_are(q, 1)
     q.shutdown(immediate)
     with pytest.raises(hoplite_mp.Queue.ShutDown):
         putting.result(PATIENCE_S)
@@ -249,7 +249,7 @@ def test_shutdown(c: Cluster, immediate: bool) -> None:
 def test_shutdown_while_one_waits(c: Cluster) -> None:
     q: Queue[int] = hoplite_mp.Queue()
     getting = c.submit(q.get)
-    waits(q, 1)
+    waiters_are(q, 1)
     q.shutdown()
     with pytest.raises(hoplite_mp.Queue.ShutDown):
         getting.result(PATIENCE_S)

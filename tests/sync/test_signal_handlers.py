@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import hoplite_mp
-from tests.sync.helpers import PATIENCE_S
-from tests.tasks.helpers import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._client import dirty_pages
-from tests.tasks.large_globals import WATCHES
+from tests.support.functions import WATCHES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from tests.tasks.helpers import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 SCRIPT = """
 import dataclasses, enum, functools, inspect, typing

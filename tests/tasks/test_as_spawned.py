@@ -14,7 +14,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._worker.inherited_context import _end_of
-from tests.tasks.helpers import PATIENCE_S, Program
+from tests.support.processes import Program
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path

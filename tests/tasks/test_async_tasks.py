@@ -16,7 +16,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import errors
-from tests.tasks.helpers import PATIENCE_S, add, eventually
+from tests.support.functions import add
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from hoplite_mp import Cluster

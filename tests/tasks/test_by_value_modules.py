@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.tasks.helpers import run
+from tests.support.processes import run_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,7 +73,7 @@ def ways():
 
 
 def program(body: str, cwd: Path) -> str:
-    return run(BEGIN + textwrap.dedent(body), cwd=cwd)
+    return run_program(BEGIN + textwrap.dedent(body), cwd=cwd)
 
 
 def test_module_registered_after_its_functions_were_sent_travels_by_value(tmp_path: Path) -> None:

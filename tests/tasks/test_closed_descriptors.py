@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import PATIENCE_S, Program, add
+from tests.support.functions import add
+from tests.support.processes import Program
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._worker.preimport import OBJECTS_MAX
-from tests.tasks.helpers import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path

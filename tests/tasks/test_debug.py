@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import PATIENCE_S, add
+from tests.support.functions import add
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,8 +22,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hoplite_mp._client import dirty_pages
-from tests.tasks.helpers import PATIENCE_S
-from tests.tasks.large_globals import MIB, WATCHES, expected, scope_of
+from tests.support.functions import WATCHES, expected_total, function_with_globals
+from tests.support.values import MIB
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,19 +41,19 @@ needs_watches = pytest.mark.skipif(not WATCHES, reason="the kernel does not tell
 
 def test_views_over_the_same_memory(cluster: Cluster) -> None:
     base = np.zeros(4 * MIB, np.int64)
-    one, sum_one = scope_of(x=base[: 3 * MIB])
-    two, sum_two = scope_of(x=base[MIB:])
-    three, sum_three = scope_of(x=base)
+    one, sum_one = function_with_globals(x=base[: 3 * MIB])
+    two, sum_two = function_with_globals(x=base[MIB:])
+    three, sum_three = function_with_globals(x=base)
     for place in (2 * MIB, 0, 4 * MIB - 1, 2 * MIB + 5, MIB):
         base[place] += place
         for _ in range(2):
             for scope, total in ((one, sum_one), (two, sum_two), (three, sum_three)):
-                assert cluster.submit(total).result(PATIENCE_S) == expected(scope["x"])
+                assert cluster.submit(total).result(PATIENCE_S) == expected_total(scope["x"])
     del two["x"]  # what watched a part is gone, the others see what is written there
     gc.collect()
     base[2 * MIB + 7] = 9
     for scope, total in ((one, sum_one), (three, sum_three)):
-        assert cluster.submit(total).result(PATIENCE_S) == expected(scope["x"])
+        assert cluster.submit(total).result(PATIENCE_S) == expected_total(scope["x"])
 
 
 @needs_watches
@@ -87,22 +88,22 @@ def test_what_a_function_that_is_not_sent_has_missed_is_bounded(kernel: str) -> 
 def test_memory_that_is_exchanged(cluster: Cluster) -> None:
     """The place of an array is taken by another one, or its pages by others."""
     x = np.ones(2 * MIB, np.int64)
-    scope, total = scope_of(x=x)
-    assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+    scope, total = function_with_globals(x=x)
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
     for n in (MIB, 2 * MIB, 2 * MIB + 513, 2 * MIB):
         x.resize(n, refcheck=False)  # moved, or cut, and filled with zeros
-        assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+        assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
     for n in range(6):  # the allocator gives the same place again
         scope["x"] = x = None
         scope["x"] = x = np.full(2 * MIB, n, np.int64)
-        assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+        assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
     memory = mmap.mmap(-1, 8 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     scope["x"] = x = np.frombuffer(memory, np.int64)
     x[:] = 1
     for advice in (mmap.MADV_DONTNEED, mmap.MADV_FREE):
-        assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+        assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
         memory.madvise(advice, 2 * MIB, 4 * MIB)  # zeros, without a write
-        assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+        assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
         x[:] = 2
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
@@ -110,15 +111,15 @@ def test_memory_that_is_exchanged(cluster: Cluster) -> None:
     fixed, anonymous = 0x10, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     place = x.ctypes.data
     assert libc.mmap(place, 4 * MIB, 3, fixed | anonymous, -1, 0) == place
-    assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
     x[3] = 4
-    assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
 
 
 def test_huge_pages_locked_pages_and_merged_ones(cluster: Cluster) -> None:
     memory = mmap.mmap(-1, 8 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     x = np.frombuffer(memory, np.int64)
-    _, total = scope_of(x=x)
+    _, total = function_with_globals(x=x)
     libc = ctypes.CDLL(None)
     collapse = 25
     steps: list[Callable[[], Any]] = [
@@ -132,17 +133,17 @@ def test_huge_pages_locked_pages_and_merged_ones(cluster: Cluster) -> None:
     for n, step in enumerate(steps):
         for _ in range(2):
             x[n * 1000] += 1
-            assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+            assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
         with contextlib.suppress(OSError):  # this kernel has no such thing
             step()
         x[-1] += 1
-        assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+        assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
 
 
 def test_a_fork_between_two_submits(cluster: Cluster) -> None:
     x = np.ones(MIB, np.int64)
-    _, total = scope_of(x=x)
-    assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+    _, total = function_with_globals(x=x)
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
     pid = os.fork()
     if pid == 0:  # writes to its own pages; what it asks of the kernel is about its own, too
         x[:] = 5
@@ -158,10 +159,10 @@ def test_a_fork_between_two_submits(cluster: Cluster) -> None:
         os._exit(0 if good else 1)
     x[5] = 2
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
     x[MIB // 2] = 3
-    assert cluster.submit(total).result(PATIENCE_S) == expected(x)
-    assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
 
 
 KERNEL_WRITES = """
@@ -263,7 +264,7 @@ def test_writes_by_the_kernel_work_and_are_seen(user: str, kernel: str, tmp_path
 def test_threads_that_submit_and_write_at_once(cluster: Cluster) -> None:
     """Whoever submits after a write sees it, whoever looks at the pages meanwhile."""
     x = np.zeros(MIB, np.int64)
-    _, total = scope_of(x=x)
+    _, total = function_with_globals(x=x)
     stop = threading.Event()
     wrong: list[Any] = []
 
@@ -291,8 +292,8 @@ def test_an_interrupt_in_the_middle_forgets_nothing(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = np.zeros(MIB, np.int64)
-    _, total = scope_of(x=x)
-    assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+    _, total = function_with_globals(x=x)
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
     for name in ("same", "look"):
         real = getattr(dirty_pages._pages, name)
 
@@ -305,7 +306,7 @@ def test_an_interrupt_in_the_middle_forgets_nothing(
             patch.setattr(dirty_pages._pages, name, interrupted)
             with contextlib.suppress(KeyboardInterrupt):
                 cluster.submit(total)
-        assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+        assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
 
 
 # -- a program of chance ----------------------------------------------------------------------

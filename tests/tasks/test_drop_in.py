@@ -20,7 +20,9 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import PATIENCE_S, add, eventually, run, wait_for
+from tests.support.functions import add
+from tests.support.processes import run_program
+from tests.support.waiting import PATIENCE_S, eventually, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -173,7 +175,7 @@ def test_the_last_function_and_what_it_holds_go_soon(tmp_path: Path) -> None:
         for number in range(3):
             cluster.submit(of_kind(number, TouchesAFile(str(tmp_path / str(number)))))
             gc.collect()
-            eventually(lambda n=number: len(list(tmp_path.glob(f"{n}-*"))) == 2, 10.0)
+            eventually(lambda n=number: len(list(tmp_path.glob(f"{n}-*"))) == 2, within=10.0)
         eventually(lambda: cluster.stats()["objects"] == 0)
 
 
@@ -314,7 +316,7 @@ def test_current_with_an_executor_open_in_a_task_stays_the_tasks_cluster() -> No
 
 
 def test_current_with_only_an_executor_open_is_a_closed_error() -> None:
-    out = run(
+    out = run_program(
         """
         with hoplite_mp.Executor(1) as pool:
             try:

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import PATIENCE_S, Program, eventually
+from tests.support.processes import Program
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ import hoplite_mp
 from hoplite_mp._cli import dump
 from hoplite_mp._node.diagnostics.waits import WAITS_MAX
 from hoplite_mp._protocol.local import Dump, Reply
-from tests.tasks.helpers import eventually, wait_for
+from tests.support.waiting import eventually, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

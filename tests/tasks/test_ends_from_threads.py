@@ -15,7 +15,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._client import retain_results
-from tests.tasks.helpers import PATIENCE_S, at_rest, eventually, host_of
+from tests.support.processes import at_rest, host_of
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from hoplite_mp import Cluster

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import eventually
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import HopliteTimeoutError, ObjectLostError, WorkerLostError
-from tests.tasks.helpers import PATIENCE_S, wait_for
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path

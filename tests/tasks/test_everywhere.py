@@ -14,7 +14,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import HopliteTimeoutError
-from tests.tasks.helpers import eventually, wait_for
+from tests.support.waiting import eventually, wait_for
 
 if TYPE_CHECKING:
     from hoplite_mp import Cluster

@@ -16,7 +16,7 @@ import hoplite_mp
 from hoplite_mp import TaskError
 from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp._serialize import RemoteTraceback
-from tests.tasks.helpers import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serial.code_helpers import ROOT
+from tests.support.processes import ROOT
 
 PROGRAM = Path(__file__).with_name("first_pickled.py")
 FRESH = 6

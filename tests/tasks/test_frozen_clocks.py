@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.tasks.helpers import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 # As freezegun: the functions of `time`, and every module attribute that refers to one of them,
 # except in the modules that it leaves out by default.

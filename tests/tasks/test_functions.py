@@ -14,7 +14,9 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import _serialize
-from tests.tasks.helpers import PATIENCE_S, add, eventually, run
+from tests.support.functions import add
+from tests.support.processes import run_program
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,7 +130,7 @@ def test_equal_callables_are_not_the_same(cluster: Cluster) -> None:
 
 
 def test_globals_of_a_script_change(cluster: Cluster) -> None:
-    out = run(
+    out = run_program(
         """
         scale = 2
         def inner(x): return x * scale
@@ -257,7 +259,7 @@ def test_what_cannot_travel_is_refused_at_the_call(cluster: Cluster) -> None:
 
 
 def test_classes_of_a_script_come_home_as_themselves() -> None:
-    out = run(
+    out = run_program(
         """
         import dataclasses, enum, typing
         class Color(enum.Enum):

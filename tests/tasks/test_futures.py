@@ -17,25 +17,12 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._client.futures import Future
+from tests.support.waiting import PATIENCE_S, eventually, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp import Cluster
-
-PATIENCE_S = 20.0
-
-
-def eventually(condition: Any) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.001)
-
-
-def wait_for(path: str) -> str:
-    eventually(Path(path).exists)
-    return path
 
 
 def announce_and_sleep(path: str, seconds: float) -> None:

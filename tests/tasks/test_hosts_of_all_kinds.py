@@ -14,7 +14,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp._client import launch
 from hoplite_mp._supervisor.environment import device_environment
-from tests.tasks.helpers import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path

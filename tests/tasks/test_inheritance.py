@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import PATIENCE_S, at_rest, eventually
+from tests.support.processes import at_rest
+from tests.support.waiting import PATIENCE_S, eventually
 
 SPAWN = multiprocessing.get_context("spawn")
 given: dict[str, Any] = {}

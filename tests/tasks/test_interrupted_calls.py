@@ -21,7 +21,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._protocol.local import OpenPool, Request
-from tests.tasks.helpers import PATIENCE_S, add
+from tests.support.functions import add
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import PATIENCE_S, add, announce, at_rest, eventually, wait_for
+from tests.support.functions import add
+from tests.support.processes import at_rest
+from tests.support.waiting import PATIENCE_S, announce, eventually, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

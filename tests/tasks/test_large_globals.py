@@ -20,8 +20,10 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._client import dirty_pages
-from tests.tasks.helpers import PATIENCE_S, eventually, run
-from tests.tasks.large_globals import MIB, arrays_of, expected, scope_of
+from tests.support.functions import captured_arrays, expected_total, function_with_globals
+from tests.support.processes import run_program
+from tests.support.values import MIB
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +36,8 @@ pytestmark = pytest.mark.usefixtures("kernel")
 
 
 def test_what_has_not_changed_is_neither_sent_nor_read(cluster: Cluster, kernel: str) -> None:
-    scope, total = scope_of(x=np.arange(4 * MIB, dtype=np.int32))
-    send, arrays = cluster._runtime.submitter._functions.send, arrays_of(cluster)
+    scope, total = function_with_globals(x=np.arange(4 * MIB, dtype=np.int32))
+    send, arrays = cluster._runtime.submitter._functions.send, captured_arrays(cluster)
     first = send(total)[0]
     before = arrays.bytes_compared
     assert all(send(total)[0] == first for _ in range(10))
@@ -52,35 +54,35 @@ def test_what_has_not_changed_is_neither_sent_nor_read(cluster: Cluster, kernel:
     if kernel == "watched":
         # Another array of this size is looked for, and found at the first difference.
         assert arrays.bytes_compared - before < 8 * mmap.PAGESIZE + 2 * scope["x"].nbytes
-    assert cluster.submit(total).result(PATIENCE_S) == expected(scope["x"])
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(scope["x"])
 
 
 def test_the_same_bytes_are_stored_once(cluster: Cluster) -> None:
     one = np.arange(4 * MIB, dtype=np.int32)
-    scope, total = scope_of(x=one)
-    other, also = scope_of(x=one.copy())
-    arrays = arrays_of(cluster)
-    assert cluster.submit(total).result(PATIENCE_S) == expected(one)
-    assert cluster.submit(also).result(PATIENCE_S) == expected(one)
+    scope, total = function_with_globals(x=one)
+    other, also = function_with_globals(x=one.copy())
+    arrays = captured_arrays(cluster)
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(one)
+    assert cluster.submit(also).result(PATIENCE_S) == expected_total(one)
     stored = arrays.copy_of(one)[0].ref
     assert arrays.copy_of(other["x"])[0].ref == stored
     for _ in range(3):
         scope["x"] = scope["x"].copy()
-        assert cluster.submit(total).result(PATIENCE_S) == expected(one)
+        assert cluster.submit(total).result(PATIENCE_S) == expected_total(one)
         assert arrays.copy_of(scope["x"])[0].ref == stored
     other["x"][0] += 1  # they were never one array
-    assert cluster.submit(also).result(PATIENCE_S) == expected(other["x"])
-    assert cluster.submit(total).result(PATIENCE_S) == expected(one)
+    assert cluster.submit(also).result(PATIENCE_S) == expected_total(other["x"])
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(one)
 
 
 def test_a_task_sees_its_arrays_as_they_were_at_its_call(cluster: Cluster) -> None:
     x = np.zeros(MIB, np.int64)
-    _, total = scope_of(x=x)
+    _, total = function_with_globals(x=x)
     futures = []
     for n in range(8):
         x[:: 1 << 17] = n
         x[-1] = -n
-        futures.append((cluster.submit(total), expected(x)))
+        futures.append((cluster.submit(total), expected_total(x)))
     assert [f.result(PATIENCE_S) for f, _ in futures] == [value for _, value in futures]
 
 
@@ -106,11 +108,11 @@ def kinds() -> dict[str, Callable[[], Array]]:
 @pytest.mark.parametrize("kind", kinds())
 def test_arrays_of_every_kind(cluster: Cluster, kind: str) -> None:
     x = kinds()[kind]()
-    _, total = scope_of(x=x)
-    assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+    _, total = function_with_globals(x=x)
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
     for place in (0, -1, x.shape[0] // 2, 0):
         x[place] += 1
-        assert cluster.submit(total).result(PATIENCE_S) == expected(x), place
+        assert cluster.submit(total).result(PATIENCE_S) == expected_total(x), place
     assert cluster.submit(lambda: (type(x), x.flags.writeable)).result(PATIENCE_S) == (
         type(x),
         True,
@@ -120,21 +122,21 @@ def test_arrays_of_every_kind(cluster: Cluster, kind: str) -> None:
 def test_what_the_store_keeps(cluster: Cluster) -> None:
     made = cluster.empty(MIB, np.int64)
     made[:] = 1
-    scope, total = scope_of(x=made)
-    assert cluster.submit(total).result(PATIENCE_S) == expected(made)
+    scope, total = function_with_globals(x=made)
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(made)
     made[7] = 7
-    assert cluster.submit(total).result(PATIENCE_S) == expected(made)
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(made)
     scope["x"] = cluster.get(cluster.put(np.full(MIB, 3, np.int64)))
-    assert cluster.submit(total).result(PATIENCE_S) == expected(scope["x"])
-    before = arrays_of(cluster).bytes_compared
-    assert cluster.submit(total).result(PATIENCE_S) == expected(scope["x"])
-    assert arrays_of(cluster).bytes_compared == before  # nobody can write to it
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(scope["x"])
+    before = captured_arrays(cluster).bytes_compared
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(scope["x"])
+    assert captured_arrays(cluster).bytes_compared == before  # nobody can write to it
     frozen = np.arange(MIB)
     scope["x"] = frozen.view()
     scope["x"].flags.writeable = False
-    assert cluster.submit(total).result(PATIENCE_S) == expected(frozen)
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(frozen)
     frozen[5] = 0  # read-only is the view alone
-    assert cluster.submit(total).result(PATIENCE_S) == expected(frozen)
+    assert cluster.submit(total).result(PATIENCE_S) == expected_total(frozen)
 
 
 def test_names_of_one_array_stay_names_of_one(cluster: Cluster) -> None:
@@ -150,7 +152,7 @@ def test_a_map_reads_once(cluster: Cluster, kernel: str) -> None:
     x = np.ones(4 * MIB, np.int8)
     scope: dict[str, Any] = {"x": x, "__name__": "a script"}
     exec("def at(i): return int(x[i])", scope)
-    arrays = arrays_of(cluster)
+    arrays = captured_arrays(cluster)
     for count, chunksize in ((16, 1), (64, 4)):
         assert list(cluster.map(scope["at"], range(count), chunksize=chunksize)) == [1] * count
         before = arrays.bytes_compared
@@ -187,22 +189,22 @@ def test_an_array_that_is_gone_leaves_nothing(cluster: Cluster, kernel: str) -> 
     before = cluster.stats()["bytes_used"]
     for n in range(4):
         x = np.full(8 * MIB, n, np.int8)
-        scope, total = scope_of(x=x)
-        assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+        scope, total = function_with_globals(x=x)
+        assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
         gone = weakref.ref(x)
         del x, scope, total
         gc.collect()
         assert gone() is None
-    _, total = scope_of(x=np.zeros(2 * MIB, np.int8))
+    _, total = function_with_globals(x=np.zeros(2 * MIB, np.int8))
     cluster.submit(total).result(PATIENCE_S)
-    assert len(arrays_of(cluster)._kept) <= 2  # this one, and what the last test has left
+    assert len(captured_arrays(cluster)._kept) <= 2  # this one, and what the last test has left
     eventually(lambda: cluster.stats()["bytes_used"] - before < 24 * MIB)
 
 
 def test_what_is_always_rewritten_is_not_watched(cluster: Cluster, kernel: str) -> None:
     x = np.zeros(MIB, np.int64)
-    _, total = scope_of(x=x)
-    arrays = arrays_of(cluster)
+    _, total = function_with_globals(x=x)
+    arrays = captured_arrays(cluster)
 
     def watched() -> bool:
         return bool(arrays._kept[id(x)].watch.watched)
@@ -211,7 +213,7 @@ def test_what_is_always_rewritten_is_not_watched(cluster: Cluster, kernel: str) 
     for n in range(1, 14):
         if n < 8:
             x[:] = n
-        assert cluster.submit(total).result(PATIENCE_S) == expected(x)
+        assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
         states.append(watched())
     if kernel == "watched":
         assert (states[0], states[6], states[-1]) == (True, False, True)
@@ -232,7 +234,7 @@ def test_the_warning_names_it_once(cluster: Cluster, caplog: pytest.LogCaptureFi
 
 
 def test_a_script_that_is_run_with_errors_for_warnings() -> None:
-    out = run(
+    out = run_program(
         """
         import warnings; warnings.simplefilter("error")
         big = np.ones(10_000_000)
@@ -248,23 +250,23 @@ def test_a_script_that_is_run_with_errors_for_warnings() -> None:
 
 def test_a_closed_cluster_watches_nothing(kernel: str) -> None:
     x = np.zeros(MIB, np.int64)
-    _, total = scope_of(x=x)
+    _, total = function_with_globals(x=x)
     before = len(dirty_pages._state.watches)
     with hoplite_mp.Cluster(workers=1) as one, hoplite_mp.Cluster(workers=1) as other:
         for n in range(4):
             x[n * 1000] = 1
-            assert one.submit(total).result(PATIENCE_S) == expected(x)
-            assert other.submit(total).result(PATIENCE_S) == expected(x)
+            assert one.submit(total).result(PATIENCE_S) == expected_total(x)
+            assert other.submit(total).result(PATIENCE_S) == expected_total(x)
             x[n * 2000] = 2
-            assert other.submit(total).result(PATIENCE_S) == expected(x)
-            assert one.submit(total).result(PATIENCE_S) == expected(x)
+            assert other.submit(total).result(PATIENCE_S) == expected_total(x)
+            assert one.submit(total).result(PATIENCE_S) == expected_total(x)
         assert len(dirty_pages._state.watches) == before + (2 if kernel == "watched" else 0)
     assert len(dirty_pages._state.watches) == before
 
 
 def test_scripts_whose_workers_change_their_globals() -> None:
     """As with small ones: what a task has set stays until the submitter changes it."""
-    out = run(
+    out = run_program(
         textwrap.dedent(
             """
             grid = np.zeros(300_000)
@@ -338,7 +340,7 @@ def test_large_global_set_in_a_worker_stays_until_the_driver_changes_it(
         say(c.submit(look).result()[0])
         c.shutdown()
         """.replace("CELLS", str(cells)).replace("RUN", KEPT_BY_WORKERS[case].strip())
-    out = run(body).splitlines()
+    out = run_program(body).splitlines()
     assert out == ["[(3.0, 3.0), (3.0, 3.0)]", "1.0"]
 
 
@@ -348,7 +350,7 @@ def test_array_of_a_module_that_is_bound_anew_leaves_no_copies(
     module = types.ModuleType("a_module_of_this_test")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec("total, other = lambda: int(x.sum()), lambda: x", module.__dict__)
-    arrays = arrays_of(cluster)
+    arrays = captured_arrays(cluster)
     for n in range(4):
         module.x = np.full(MIB, n, np.int64)  # type: ignore[attr-defined]
         assert cluster.submit(module.total).result(PATIENCE_S) == n * MIB

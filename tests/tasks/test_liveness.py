@@ -17,7 +17,8 @@ import pytest
 import hoplite_mp
 from hoplite_mp import _tasks
 from hoplite_mp._client import launch
-from tests.tasks.helpers import PATIENCE_S, add, eventually, wait_for
+from tests.support.functions import add
+from tests.support.waiting import PATIENCE_S, eventually, wait_for
 
 if TYPE_CHECKING:
     from hoplite_mp import Cluster

@@ -12,7 +12,7 @@ import pytest
 
 from hoplite_mp import _serialize
 from hoplite_mp._serialize import mains
-from tests.tasks.test_source_text import script
+from tests.support.processes import run_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,7 +120,7 @@ with hoplite_mp.Cluster(1) as c:
 
 
 def test_main_in_task_is_as_in_standard_pool(tmp_path: Path) -> None:
-    assert script(tmp_path, DEFINED + STANDARD + EACH).splitlines() == ["each"]
+    assert run_script(tmp_path, DEFINED + STANDARD + EACH).splitlines() == ["each"]
 
 
 EVERYWHERE = """
@@ -157,7 +157,7 @@ with hoplite_mp.Executor(1) as ex:
 
 
 def test_main_is_there_in_every_kind_of_task(tmp_path: Path) -> None:
-    out = script(tmp_path, DEFINED + STANDARD + EVERYWHERE)
+    out = run_script(tmp_path, DEFINED + STANDARD + EVERYWHERE)
     different = [line for line in out.splitlines() if not line.endswith(" same")]
     assert not different
     assert len(out.splitlines()) == 12
@@ -193,7 +193,7 @@ with hoplite_mp.Cluster(1) as c:
 
 
 def test_arguments_and_own_function_are_found_in_main(tmp_path: Path) -> None:
-    assert script(tmp_path, ARGUMENTS).splitlines() == [
+    assert run_script(tmp_path, ARGUMENTS).splitlines() == [
         "True",
         "Config(rate=3.0)",
         "True",
@@ -244,7 +244,7 @@ c.shutdown()
 
 
 def test_spawned_children_of_tasks_refuse_definitions_of_the_script(tmp_path: Path) -> None:
-    assert script(tmp_path, SPAWNED).splitlines() == [
+    assert run_script(tmp_path, SPAWNED).splitlines() == [
         "runs",
         *[
             f"{method} {line}"
@@ -278,7 +278,7 @@ if __name__ == "__main__":
 
 
 def test_driver_that_was_spawned_has_its_main_in_workers(tmp_path: Path) -> None:
-    assert script(tmp_path, MP_MAIN) == "(True, '__mp_main__', '__mp_main__')\n"
+    assert run_script(tmp_path, MP_MAIN) == "(True, '__mp_main__', '__mp_main__')\n"
 
 
 # -- in one process ------------------------------------------------------------------------------

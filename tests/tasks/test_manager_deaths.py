@@ -14,40 +14,24 @@ import psutil
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import at_rest
+from tests.support.processes import at_rest, processes_named
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from hoplite_mp import Cluster
 
-PATIENCE_S = 30.0
-
-
-def until(true: Callable[[], Any], why: str) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := true()):
-        assert time.monotonic() < deadline, why
-        time.sleep(0.005)
-    return found
-
-
-def named(name: str) -> list[psutil.Process]:
-    """Processes of this one's clusters."""
-    found = []
-    for one in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if one.name() == name and one.status() != psutil.STATUS_ZOMBIE:
-                found.append(one)
-    return found
-
 
 def kill_manager() -> None:
     """Returns when there is another one."""
-    (before,) = until(lambda: named("hoplite manager"), "there is no manager")
+    (before,) = eventually(lambda: processes_named("hoplite manager"), "there is no manager")
     before.kill()
-    until(lambda: [one for one in named("hoplite manager") if one != before], "no other one comes")
+    eventually(
+        lambda: [one for one in processes_named("hoplite manager") if one != before],
+        "no other one comes",
+    )
 
 
 def wait_for(path: Path, array: Any) -> Any:
@@ -104,14 +88,14 @@ def member(size: int, rank: int, calls: int, folder: Path) -> list[tuple[int, ..
             (folder / f"{rank}.{call}").touch()
             if call == 0 and rank == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
-            until((folder / "go").exists, "nobody goes on")
+            eventually((folder / "go").exists, "nobody goes on")
     return seen
 
 
 def test_a_group_whose_members_still_join(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     first = cluster.submit(member, 2, 0, 3, tmp_path)
-    until(first.running, "it does not run")
+    eventually(first.running, "it does not run")
     kill_manager()
     second = cluster.submit(member, 2, 1, 3, tmp_path)
     assert [one.result(PATIENCE_S) for one in (first, second)] == [[(0, 1)] * 3] * 2
@@ -120,7 +104,7 @@ def test_a_group_whose_members_still_join(cluster: Cluster, tmp_path: Path) -> N
 def test_a_group_that_is_at_work(cluster: Cluster, tmp_path: Path) -> None:
     """One member dies just when there is no manager to be told, another one leaves later."""
     futures = [cluster.options(retries=0).submit(member, 3, r, 4, tmp_path) for r in range(3)]
-    until(lambda: all((tmp_path / f"{r}.0").exists() for r in range(3)), "no call is over")
+    eventually(lambda: all((tmp_path / f"{r}.0").exists() for r in range(3)), "no call is over")
     kill_manager()
     (tmp_path / "go").touch()
     expected = [(0, 1, 2), (0, 1), (0, 1), (0, 1)]
@@ -136,7 +120,7 @@ def pair(value: float, leave: Path) -> tuple[tuple[int, ...], float]:
     with hoplite_mp.current().group("pair", 2, timeout=PATIENCE_S) as g:
         total = float(g.allreduce(np.full(4, value))[0])
         (leave.parent / f"{value} {g.rank}").touch()
-        until(leave.exists, "nobody leaves")
+        eventually(leave.exists, "nobody leaves")
         return g.contributors, total
 
 
@@ -145,23 +129,23 @@ def test_groups_of_one_name_that_follow_each_other(cluster: Cluster, tmp_path: P
     join, when it dies: those have a group of their own."""
     leave = tmp_path / "leave"
     first = [cluster.submit(pair, 1.0, leave) for _ in range(2)]
-    until(lambda: len(list(tmp_path.iterdir())) == 2, "they do not call")
-    (manager,) = named("hoplite manager")
+    eventually(lambda: len(list(tmp_path.iterdir())) == 2, "they do not call")
+    (manager,) = processes_named("hoplite manager")
     manager.send_signal(signal.SIGSTOP)
     leave.touch()
     assert [one.result(PATIENCE_S) for one in first] == [((0, 1), 2.0)] * 2
     second = [cluster.submit(pair, 3.0, leave) for _ in range(2)]
-    until(lambda: all(one.running() for one in second), "they do not run")
+    eventually(lambda: all(one.running() for one in second), "they do not run")
     time.sleep(0.1)  # they ask; if they are later than that there is less to be seen here
     kill_manager()
     assert [one.result(PATIENCE_S) for one in second] == [((0, 1), 6.0)] * 2
 
 
 def test_nothing_stays_open(cluster: Cluster) -> None:
-    (manager,) = until(lambda: named("hoplite manager"), "there is no manager")
+    (manager,) = eventually(lambda: processes_named("hoplite manager"), "there is no manager")
     supervisor = manager.parent()
     assert supervisor is not None
-    (node,) = until(lambda: named("hoplite node"), "there is no node")
+    (node,) = eventually(lambda: processes_named("hoplite node"), "there is no node")
 
     def descriptors() -> tuple[int, int]:
         return supervisor.num_fds(), node.num_fds()
@@ -185,7 +169,7 @@ def test_one_that_dies_all_the_time(capfd: pytest.CaptureFixture[str]) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not future.done():
             assert time.monotonic() < deadline
-            for one in named("hoplite manager"):
+            for one in processes_named("hoplite manager"):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     one.kill()
             time.sleep(0.01)
@@ -200,9 +184,9 @@ def test_a_rank_that_was_left_and_taken_again() -> None:
         calls = [first.allreduce_async(np.ones(1)), second.allreduce_async(np.ones(1))]
         assert [call.result(PATIENCE_S)[0] for call in calls] == [2.0, 2.0]
         second.close()
-        until(lambda: first.alive == (0,), "it has left")
+        eventually(lambda: first.alive == (0,), "it has left")
         second = c.group("again", 2, 1)
         kill_manager()
         calls = [first.allreduce_async(np.ones(1)), second.allreduce_async(np.ones(1))]
         assert [call.result(PATIENCE_S)[0] for call in calls] == [2.0, 2.0]
-        until(lambda: first.alive == (0, 1), "it is let in")
+        eventually(lambda: first.alive == (0, 1), "it is let in")

@@ -14,7 +14,7 @@ from hoplite_mp import Cluster, ObjectRef
 from hoplite_mp._client import futures as futures_module
 from hoplite_mp._client.channel import Channel
 from hoplite_mp._client.memory import Memory
-from tests.tasks.helpers import eventually
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

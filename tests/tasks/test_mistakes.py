@@ -16,7 +16,9 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._protocol.local import Collective, GroupJoin, OpenPool
-from tests.tasks.helpers import PATIENCE_S, add, eventually, run
+from tests.support.functions import add
+from tests.support.processes import run_program
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from hoplite_mp import Cluster
@@ -283,7 +285,7 @@ def report():
 
 
 def test_calls_in_a_forked_child_say_that_the_process_was_forked() -> None:
-    out = run(
+    out = run_program(
         AFTER_A_FORK
         + """
 if os.fork() == 0:
@@ -299,7 +301,7 @@ c.shutdown()
 
 
 def test_calls_after_shutdown_do_not_speak_of_a_fork() -> None:
-    out = run(AFTER_A_FORK + "c.shutdown()\nreport()")
+    out = run_program(AFTER_A_FORK + "c.shutdown()\nreport()")
     assert len(out.splitlines()) == 13
     for line in out.splitlines():
         assert line.startswith("ClosedError ")

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from tests.tasks.helpers import run
+from tests.support.processes import run_program
 
 OURS = "from hoplite_mp import Executor as Pool"
 FACE = """
@@ -177,11 +177,11 @@ def test_as_in_the_standard_library(pool: str, case: str) -> None:
         """
         )
     )
-    assert run(body).strip() == expected
+    assert run_program(body).strip() == expected
 
 
 def test_what_the_submitter_changes_is_seen() -> None:
-    out = run(
+    out = run_program(
         """
         number, table, gone = 0, {"n": 0}, "here"
         def plus(): global number; number += 1; return number
@@ -223,7 +223,7 @@ def test_what_the_submitter_changes_is_seen() -> None:
 
 
 def test_a_function_is_what_it_was_at_the_call_in_any_order() -> None:
-    out = run(
+    out = run_program(
         """
         import random
         x, shape = 0, [0]
@@ -245,7 +245,7 @@ def test_a_function_is_what_it_was_at_the_call_in_any_order() -> None:
 
 
 def test_an_unchanged_mutable_global_does_not_send_its_function_anew() -> None:
-    out = run(
+    out = run_program(
         """
         table, big = {"n": 0}, np.ones(1000)
         def look(): return table, big
@@ -279,7 +279,7 @@ def outer(): return c.submit(inner).result()
 
 
 def test_functions_sent_on_by_workers() -> None:
-    out = run(
+    out = run_program(
         NESTED
         + textwrap.dedent(
             """
@@ -315,7 +315,7 @@ def test_functions_sent_on_by_workers() -> None:
 
 def test_what_a_worker_has_not_changed_is_sent_on_as_it_came() -> None:
     """The counter of the other worker is not reset by functions that this one sends on."""
-    out = run(
+    out = run_program(
         """
         counter, helper_calls = {"n": 0}, []
         def helper(): helper_calls.append(1)
@@ -352,7 +352,7 @@ def test_what_a_worker_has_not_changed_is_sent_on_as_it_came() -> None:
 
 
 def test_what_a_worker_has_set_goes_with_what_it_sends() -> None:
-    out = run(
+    out = run_program(
         """
         x = 0
         def look(): return x
@@ -375,7 +375,7 @@ def test_what_a_worker_has_set_goes_with_what_it_sends() -> None:
 
 
 def test_executors_do_not_travel() -> None:
-    out = run(
+    out = run_program(
         """
         def task(): return ex.submit(abs, -1).result()
         def tell(call):
@@ -394,7 +394,7 @@ def test_executors_do_not_travel() -> None:
 
 
 def test_globals_with_refs_are_held_no_longer_than_a_run() -> None:
-    out = run(
+    out = run_program(
         """
         def look(): return int(hoplite_mp.current().get(data)[0])
         def has(): return "data" in globals()
@@ -424,7 +424,7 @@ def test_globals_with_refs_are_held_no_longer_than_a_run() -> None:
 
 def test_globals_that_came_in_an_object_pin_nothing() -> None:
     """Arrays are views of the store, but not those that become globals: they are the worker's."""
-    out = run(
+    out = run_program(
         """
         grid = np.zeros(200_000)
         def plus(): grid[0] += 1; return int(grid[0]), grid.flags.writeable
@@ -442,7 +442,7 @@ def test_globals_that_came_in_an_object_pin_nothing() -> None:
 
 
 def test_modules_registered_to_travel_and_globals_of_no_module() -> None:
-    out = run(
+    out = run_program(
         """
         import types
         mine = types.ModuleType("mine")
@@ -471,7 +471,7 @@ def test_modules_registered_to_travel_and_globals_of_no_module() -> None:
 
 
 def test_plain_cloudpickle_is_left_alone() -> None:
-    out = run(
+    out = run_program(
         """
         import cloudpickle
         x = 1

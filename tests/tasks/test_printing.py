@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import hoplite_mp
 from hoplite_mp._client import printing
-from tests.tasks.helpers import PATIENCE_S, run
+from tests.support.processes import run_program
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     import pytest
@@ -97,7 +98,7 @@ def test_lines_of_a_task_appear_before_its_result() -> None:
     body = (
         "with hoplite_mp.Cluster(workers=2) as c:\n    actor = c.actor(Printer)\n    report(200)\n"
     )
-    check_order(run(PRINTS + body), 200)
+    check_order(run_program(PRINTS + body), 200)
 
 
 def test_results_without_lines_send_no_request_to_the_node() -> None:
@@ -113,7 +114,7 @@ def test_results_without_lines_send_no_request_to_the_node() -> None:
 
 def test_results_are_given_out_although_nobody_reads_the_output() -> None:
     """The program's stdout is a pipe that is full."""
-    out = run(
+    out = run_program(
         """
         import select
         def prints():

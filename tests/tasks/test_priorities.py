@@ -12,7 +12,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp import _tasks
 from hoplite_mp._common.object_states import STATE
-from tests.tasks.helpers import eventually
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.tasks.helpers import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 PR_CAPBSET_DROP, CAP_SYS_ADMIN, CAP_SYS_RESOURCE = 24, 21, 24
 LEAST = 7  # the program, its thread, supervisor, node, manager, a worker, and one thread more

@@ -7,7 +7,8 @@ import signal
 import psutil
 import pytest
 
-from tests.tasks.helpers import PATIENCE_S, Program, eventually, gone, run
+from tests.support.processes import Program, gone, run_program
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 @pytest.mark.parametrize("opened", ["c = hoplite_mp.Cluster(2)", "c = hoplite_mp.Executor(2)"])
@@ -45,7 +46,7 @@ def test_an_error_that_ends_a_program_does_not_wait_for_tasks() -> None:
 
 
 def test_a_program_that_ends_in_order_waits_for_tasks() -> None:
-    out = run(
+    out = run_program(
         """
         import atexit
         c = hoplite_mp.Cluster(1)
@@ -107,7 +108,7 @@ def test_ctrl_c_at_many_moments_leaves_the_cluster_usable() -> None:
 
 def test_a_fork_in_the_driver_goes_its_own_way() -> None:
     """The child leaves as children do, through its parent's with block; the parent goes on."""
-    out = run(
+    out = run_program(
         """
         with hoplite_mp.Cluster(workers=1) as c:
             ref, future = c.put([1, 2]), c.submit(time.sleep, 0.3)
@@ -186,7 +187,7 @@ def test_lines_come_at_once_and_whole() -> None:
 
 
 def test_what_a_worker_said_before_it_died() -> None:
-    out = run(
+    out = run_program(
         """
         def last():
             print("last words")
@@ -203,7 +204,7 @@ def test_what_a_worker_said_before_it_died() -> None:
 
 def test_the_death_of_a_host_ends_every_wait() -> None:
     """The supervisor is killed: whoever waits, by whatever means, learns of it."""
-    out = run(
+    out = run_program(
         """
         import concurrent.futures as cf, logging
         logging.disable()
@@ -244,7 +245,7 @@ def test_environment_arguments_and_streams_of_workers() -> None:
 
 
 def test_processes_are_gone_when_shutdown_returns() -> None:
-    out = run(
+    out = run_program(
         """
         c = hoplite_mp.Cluster(workers=2)
         list(c.map(abs, range(10)))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import wait_for
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import _tasks, errors
-from tests.tasks.helpers import eventually
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp._cli.dump import collect, lines
 from hoplite_mp._node.tasks.pools import STUCK_PATIENCE_S
-from tests.tasks.helpers import PATIENCE_S, eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
 
 from hoplite_mp._serialize import sources
-from tests.tasks.helpers import run
+from tests.support.notebook_cells import CELLS, EXPECTED_OF_CELLS
+from tests.support.processes import run_program, run_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-# A cell as IPython runs it: its file does not exist, its text is in the driver's linecache only.
-CELL = """
-import linecache, textwrap, traceback, warnings
-def cell(text, name="/tmp/ipykernel_1/42.py"):
-    text = textwrap.dedent(text)
-    linecache.cache[name] = len(text), None, text.splitlines(True), name
-    exec(compile(text, name, "exec"), globals())
-"""
-
-
-def script(folder: Path, text: str, **env: str) -> str:
-    """Runs the text as a file `program.py`; returns its stdout."""
-    path = folder / "program.py"
-    path.write_text(textwrap.dedent(text))
-    done = subprocess.run(
-        [sys.executable, str(path)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-        env={**os.environ, **env},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 PROGRAM = """
@@ -79,7 +52,7 @@ print(len(expected[1]), expected[1][-1].strip())
 
 
 def test_traceback_of_script_function_is_that_of_standard_pool(tmp_path: Path) -> None:
-    assert script(tmp_path, PROGRAM).splitlines() == [
+    assert run_script(tmp_path, PROGRAM).splitlines() == [
         "True",
         "True",
         # Since Python 3.13 both lines of a call are shown.
@@ -87,88 +60,15 @@ def test_traceback_of_script_function_is_that_of_standard_pool(tmp_path: Path) -
     ]
 
 
-CELLS = (
-    CELL
-    + '''
-cell("""
-import functools, warnings, inspect
-
-def deco(f):
-    return f
-
-@deco
-def fail(x):
-    text = \'\'\'
-a text at the margin
-\'\'\'
-    return 1 / x
-
-class Model:
-    def step(self, x):
-        return fail(x)
-
-def warn():
-    warnings.warn("look here")
-
-def shown():
-    return inspect.getsource(fail), inspect.getsource(warn)
-
-async def wait(x):
-    return fail(x)
-
-def items(x):
-    yield fail(x)
-""")
-cell("def fail2(x):\\n    return 2 / x\\n", "/tmp/ipykernel_1/43.py")
-def where(call):
-    try:
-        call()
-    except ZeroDivisionError as error:
-        lines = str(error.__cause__).splitlines()
-        at = [k for k, line in enumerate(lines) if "ipykernel" in line][-1]
-        return lines[at].strip(), lines[at + 1].strip()
-def tell(c):
-    last = ('File "/tmp/ipykernel_1/42.py", line 12, in fail', "return 1 / x")
-    for call in (
-        lambda: c.submit(fail, 0).result(),
-        lambda: c.submit(functools.partial(Model().step, 0)).result(),
-        lambda: c.submit(abs, c.submit(fail, 0)).result(),
-        lambda: list(c.map(fail, [0, 0])),
-        lambda: c.submit(wait, 0).result(),
-        lambda: list(c.stream(items, 0)),
-        lambda: c.actor(Model).step(0).result(),
-        lambda: c.submit(lambda: hoplite_mp.current().submit(fail, 0).result()).result(),
-        lambda: c.submit(apply, fail, 0).result(),
-    ):
-        found = where(call)
-        print(found == last or found)
-    print(where(lambda: c.submit(fail2, 0).result()))
-    def apply_warn():
-        import io, contextlib
-        with contextlib.redirect_stderr(io.StringIO()) as err, warnings.catch_warnings():
-            warnings.simplefilter("always")
-            warn()
-        return err.getvalue()
-    print(c.submit(apply_warn).result().splitlines())
-    print(c.submit(shown).result()[1].splitlines())
-def apply(f, x):
-    return f(x)
-'''
-)
-EXPECTED = [
-    *["True"] * 9,
-    "('File \"/tmp/ipykernel_1/43.py\", line 2, in fail2', 'return 2 / x')",
-    "['/tmp/ipykernel_1/42.py:19: UserWarning: look here', '  warnings.warn(\"look here\")']",
-    "['def warn():', '    warnings.warn(\"look here\")']",
-]
-
-
 def test_source_of_cell_without_file_is_shown() -> None:
-    assert run(CELLS + "with hoplite_mp.Cluster(2) as c: tell(c)\n").splitlines() == EXPECTED
+    assert (
+        run_program(CELLS + "with hoplite_mp.Cluster(2) as c: tell(c)\n").splitlines()
+        == EXPECTED_OF_CELLS
+    )
 
 
 def test_source_of_initializer_and_stack_dump_is_shown(tmp_path: Path) -> None:
-    out = script(
+    out = run_script(
         tmp_path,
         """
         import hoplite_mp, sys, threading, time

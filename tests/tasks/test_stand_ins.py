@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import PATIENCE_S, eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,7 +24,8 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import PATIENCE_S, add, eventually, fail, wait_for
+from tests.support.functions import add, fail
+from tests.support.waiting import PATIENCE_S, eventually, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

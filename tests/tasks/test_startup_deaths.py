@@ -15,7 +15,9 @@ import psutil
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import PATIENCE_S, add, eventually, host_of
+from tests.support.functions import add
+from tests.support.processes import host_of
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -24,7 +24,9 @@ from hoplite_mp._protocol.local import LanStart, StartStandby
 from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._supervisor import manager_process
 from tests.prefork import preforked
-from tests.tasks.helpers import PATIENCE_S, add, at_rest, eventually, host_of
+from tests.support.functions import add
+from tests.support.processes import at_rest, host_of
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import errors
-from tests.tasks.helpers import add, eventually
+from tests.support.functions import add, read_into
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -57,11 +58,6 @@ def arrays(n: int, nbytes: int, in_place: bool = False) -> Iterator[Any]:
         else:
             made = np.full(nbytes, i, np.uint8)
         yield made
-
-
-def read_into(c: Cluster, found: list[Any], stream: Any) -> None:
-    for ref in stream:
-        found.append(c.get(ref))
 
 
 def then_raises(n: int, error: BaseException) -> Iterator[int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import hoplite_mp
-from tests.tasks.helpers import eventually
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

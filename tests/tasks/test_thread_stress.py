@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serial.code_helpers import ROOT
+from tests.support.processes import ROOT
 
 PROGRAM = Path(__file__).with_name("thread_stress.py")
 SHORT_S, LONG_S, LONG_RUNS = 1.0, 120.0, 5

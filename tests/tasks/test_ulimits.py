@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp._node.io.spill_file import SpillFile
-from tests.tasks.helpers import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path

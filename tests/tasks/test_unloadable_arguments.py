@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from hoplite_mp.errors import TaskError
-from tests.tasks.helpers import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp import _serialize
-from tests.tasks.helpers import PATIENCE_S, run
+from tests.support.processes import run_program
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,7 +188,7 @@ def test_result_that_cannot_be_pickled_names_the_place(cluster: Cluster) -> None
 
 
 def test_initializer_and_actor_that_cannot_be_pickled_name_the_global() -> None:
-    out = run(
+    out = run_program(
         """
         lock = threading.Lock()
         def init(): lock.acquire()

@@ -19,7 +19,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp._client import failures
 from hoplite_mp._client.retain_results import Unread
-from tests.tasks.helpers import PATIENCE_S, eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

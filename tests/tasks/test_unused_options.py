@@ -10,7 +10,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp._api.executor import Options
 from hoplite_mp._client.option_checks import UNUSED
-from tests.tasks.helpers import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._client.collector import Collector
-from tests.tasks.helpers import PATIENCE_S, add
+from tests.support.functions import add
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

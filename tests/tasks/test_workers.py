@@ -16,7 +16,9 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._common.machine_limits import cpu_count
-from tests.tasks.helpers import PATIENCE_S, add, announce, at_rest, eventually, run, wait_for
+from tests.support.functions import add
+from tests.support.processes import at_rest, run_program
+from tests.support.waiting import PATIENCE_S, announce, eventually, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -245,7 +247,7 @@ def test_current_is_there_in_tasks_alone(crew: Cluster) -> None:
     with hoplite_mp.Cluster(workers=1) as inner:
         assert hoplite_mp.current() is inner
     assert hoplite_mp.current() is not inner
-    out = run(
+    out = run_program(
         """
         try:
             hoplite_mp.current()
@@ -264,7 +266,7 @@ def test_current_is_there_in_tasks_alone(crew: Cluster) -> None:
 
 def test_threads_of_blas_and_what_sets_them() -> None:
     """Counted in the worker, after a product that is large enough for all of them."""
-    out = run(
+    out = run_program(
         """
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         def threads():

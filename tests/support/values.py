@@ -1,7 +1,6 @@
-"""Values of every kind, and when two of them are the same: type, value, and all that hangs on it.
+"""Values of every kind, and comparisons of type, value, and every attribute.
 
-What a Group carries is compared on one host and on several by the same words. It is imported by
-programs on emulated hosts, so it needs no test runner.
+Programs on emulated hosts import this module, so it needs no test runner.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def samples() -> dict[str, Any]:
     return {**found, **more, "timestamp": pd.Timestamp("2020-01-01", tz="UTC")}
 
 
-def same(a: Any, b: Any) -> bool:
+def same_value(a: Any, b: Any) -> bool:
     """Equal with types, through containers and attributes."""
     if type(a) is not type(b):
         return False
@@ -115,9 +114,9 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ma.MaskedArray):
         parts = "fill_value", "hardmask"
         return (
-            all(same(getattr(a, part), getattr(b, part)) for part in parts)
-            and same(np.ma.getmaskarray(a), np.ma.getmaskarray(b))
-            and same(np.asarray(a.data), np.asarray(b.data))
+            all(same_value(getattr(a, part), getattr(b, part)) for part in parts)
+            and same_value(np.ma.getmaskarray(a), np.ma.getmaskarray(b))
+            and same_value(np.asarray(a.data), np.asarray(b.data))
         )
     if isinstance(a, np.longdouble):  # of its 16 bytes 6 are padding, which nobody writes
         return bool(a == b)
@@ -126,17 +125,17 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, float):
         return a == b or (a != a and b != b)
     if isinstance(a, complex):
-        return same(a.real, b.real) and same(a.imag, b.imag)
+        return same_value(a.real, b.real) and same_value(a.imag, b.imag)
     if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
+        return len(a) == len(b) and all(map(same_value, a, b))
     if isinstance(a, dict):
         return [(type(k), k) for k in a] == [(type(k), k) for k in b] and all(
-            same(a[key], b[key]) for key in a
+            same_value(a[key], b[key]) for key in a
         )
     if isinstance(a, BaseException):
-        return same(a.args, b.args)
+        return same_value(a.args, b.args)
     if isinstance(a, Plain):
-        return same(a.__dict__, b.__dict__)
+        return same_value(a.__dict__, b.__dict__)
     if hasattr(a, "equals"):
         return bool(a.equals(b)) and repr(a) == repr(b)
     return bool(a == b)
@@ -153,7 +152,7 @@ def _same_array(a: Any, b: Any) -> bool:
     if getattr(a, "label", "") != getattr(b, "label", ""):
         return False
     if a.dtype.hasobject:
-        return same(a.tolist(), b.tolist())
+        return same_value(a.tolist(), b.tolist())
     return bool(np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes())
 
 
@@ -163,3 +162,32 @@ def reducible(x: Any) -> bool:
         return type(x) is not int or -(1 << 63) <= x < 1 << 64
     plain = type(x) is np.ndarray or (isinstance(x, np.generic) and x.dtype.type is type(x))
     return plain and x.dtype.kind in "biufcmM" and x.dtype.metadata is None
+
+
+def bits(array: Any) -> tuple[Any, ...]:
+    """Equal exactly when shape, dtype and every bit are."""
+    array = np.asarray(array)
+    return array.shape, array.dtype.str, array.dtype.name, np.ascontiguousarray(array).tobytes()
+
+
+def same_array(a: Any, b: Any) -> bool:
+    """Bit for bit, but any NaN is a NaN and its sign is nobody's promise."""
+    a, b = np.asarray(a), np.asarray(b)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.dtype.kind not in "fcV":
+        return bits(a) == bits(b)
+    nan = np.isnan(a)
+    return bool((nan == np.isnan(b)).all()) and bits(a[~nan]) == bits(b[~nan])
+
+
+MIB = 1 << 20
+
+
+def mib(number: float, seed: int = 0) -> np.ndarray[Any, Any]:
+    """So many MiB of bytes that tell from which seed they are."""
+    return np.random.default_rng(seed).integers(0, 256, int(number * MIB), np.uint8)
+
+
+def address(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])

@@ -1,4 +1,4 @@
-"""What the tests of payloads share: the way there and back, and values to send."""
+"""Encoding and decoding of payloads and functions, and values to encode."""
 
 from __future__ import annotations
 
@@ -79,3 +79,7 @@ _serialize.register_future_type(FakeFuture)
 
 
 Point = namedtuple("Point", "x y")
+
+
+def function_trip(function: Any) -> Any:
+    return _serialize.decode_function(_serialize.encode_function(function))

@@ -1,4 +1,4 @@
-"""What several files need: a deadline instead of a pause, and whole programs."""
+"""Programs and processes that tests start, inspect and wait for."""
 
 from __future__ import annotations
 
@@ -13,22 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from hoplite_mp import _serialize
+from tests.support.waiting import PATIENCE_S, eventually
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from hoplite_mp import Cluster
 
-PATIENCE_S = 30.0
+
 GONE_S = PATIENCE_S
 STILL_S = 0.05
-
-
-def eventually(condition: Callable[[], Any], within: float = PATIENCE_S) -> None:
-    """Returns when the condition holds; fails when it still does not."""
-    end = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.001)
 
 
 def host_of(cluster: Cluster) -> psutil.Process:
@@ -63,26 +58,6 @@ def at_rest(cluster: Cluster, workers: int | None = None) -> None:
         return before == look() and {status for _, _, status, *_ in before} == {"sleeping"}
 
     eventually(quiet)
-
-
-def wait_for(path: str | Path) -> str:
-    """A task that runs until somebody makes the file."""
-    eventually(Path(path).exists)
-    return str(path)
-
-
-def announce(path: str | Path, seconds: float = 60.0) -> None:
-    """A task that says that it runs, and sleeps."""
-    Path(path).touch()
-    time.sleep(seconds)
-
-
-def fail(text: str = "the reason") -> None:
-    raise LookupError(text)
-
-
-def add(*numbers: int) -> int:
-    return sum(numbers)
 
 
 HEAD = """
@@ -143,6 +118,53 @@ def gone(processes: Iterable[psutil.Process]) -> None:
     assert not alive, alive
 
 
-def run(body: str, code: int | None = 0, cwd: Path | None = None, **env: str) -> str:
+def run_program(body: str, code: int | None = 0, cwd: Path | None = None, **env: str) -> str:
     """A script from beginning to end; returns its stdout."""
     return Program(body, cwd=cwd, **env).end(code)[0]
+
+
+def processes_named(name: str) -> list[psutil.Process]:
+    """Processes of this one's clusters."""
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if one.name() == name and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one)
+    return found
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def run_script(folder: Path, text: str, **env: str) -> str:
+    """Runs the text as a file `program.py`; returns its stdout."""
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(text))
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env={**os.environ, **env},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+ROOT = Path(_serialize.__file__).parents[2]
+
+
+def run_python(source: str, *args: Any) -> str:
+    """Run `source` as a `__main__` of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source), *map(str, args)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,4 +1,4 @@
-"""What the tests of the store share: polling with an end, counts, and looks at real memory."""
+"""The state of a store as its clients and the operating system see it."""
 
 from __future__ import annotations
 
@@ -7,61 +7,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import psutil
 
 import hoplite_mp
+from hoplite_mp import Config
+from tests.support.functions import echo
+from tests.support.values import MIB, mib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hoplite_mp import Cluster, ObjectRef
 
-PATIENCE_S = 20.0
-MIB = 1 << 20
+
 BLOCK = 512  # the unit of st_blocks
-
-
-def eventually(condition: Callable[[], Any], what: str = "the condition") -> Any:
-    """Polls until the condition holds; fails the test when it does not in time."""
-    end = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < end, f"{what} did not come true in {PATIENCE_S} s"
-        time.sleep(0.002)
-    return found
-
-
-def settles(look: Callable[[], Any], wanted: Any) -> None:
-    """Polls until `look` returns what is wanted; shows what it returns instead if it never does."""
-    end = time.monotonic() + PATIENCE_S
-    while (found := look()) != wanted and time.monotonic() < end:
-        time.sleep(0.002)
-    assert found == wanted, f"still {found!r} after {PATIENCE_S} s, not {wanted!r}"
-
-
-def falls_to(look: Callable[[], int], most: int) -> None:
-    """Polls until `look` returns at most so much."""
-    end = time.monotonic() + PATIENCE_S
-    while (found := look()) > most and time.monotonic() < end:
-        time.sleep(0.002)
-    assert found <= most, f"still {found} after {PATIENCE_S} s, more than {most}"
-
-
-def mib(number: float, seed: int = 0) -> np.ndarray[Any, Any]:
-    """So many MiB of bytes that tell from which seed they are."""
-    return np.random.default_rng(seed).integers(0, 256, int(number * MIB), np.uint8)
-
-
-def echo(value: Any) -> Any:
-    return value
-
-
-def checksum(array: Any) -> int:
-    return int(np.asarray(array).sum(dtype=np.int64))
-
-
-def pid(*_: Any) -> int:
-    return os.getpid()
 
 
 def warm(cluster: Cluster, *functions: Any) -> None:
@@ -100,10 +57,6 @@ def held(cluster: Cluster, ref: ObjectRef[Any]) -> tuple[int, int]:
     return found
 
 
-def address(array: Any) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
 class StoreFile:
     """The store's memory, kept open beside the cluster; what it really occupies."""
 
@@ -132,3 +85,15 @@ def gone_or_closed(cluster: Cluster) -> None:
         except hoplite_mp.ClosedError:
             continue
         raise AssertionError("no ClosedError")
+
+
+LIMIT = 32 * MIB
+
+
+def open_spilling(tmp_path: Path, put_wait_s: float = 10, **fields: Any) -> Cluster:
+    config = Config(populate_ahead_bytes=0, put_wait_s=put_wait_s, **fields)
+    return hoplite_mp.Cluster(1, memory=LIMIT, spill_dir=tmp_path, config=config)
+
+
+def spilled_array(seed: int) -> Any:
+    return mib(4, seed)

@@ -1,0 +1,1 @@
+"""Helpers that several test modules share, by subject. No test module imports another one."""
