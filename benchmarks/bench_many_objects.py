@@ -111,8 +111,8 @@ def of_each_of_many(few, many):
 def bench_turns_beside_objects_of_other_hosts(benchmark, record):
     """A pass of the node over what has changed, with so many objects of other hosts in its care."""
     from hoplite_mp._common import ids
-    from tests.cext.host import STATE
-    from tests.node.pair import Network
+    from tests.support.node_hosts import Network
+    from tests.support.shm_host import STATE
 
     kind_task, node_slot = 2, 0
 
@@ -141,7 +141,7 @@ def bench_queued_tasks_beside_many_objects(benchmark, record):
     """What is asked when an actor begins or ends: which calls are queued for it. Ten are, beside so
     many objects, and as many tasks of another pool, of the same process."""
     from hoplite_mp import _tasks
-    from tests.cext.host import STATE, Host
+    from tests.support.shm_host import STATE, ShmHost
 
     kind_put, kind_task, calls, common, actor = 1, 2, 10, 0, 7
 
@@ -158,7 +158,7 @@ def bench_queued_tasks_beside_many_objects(benchmark, record):
         return lambda: host.node.queued_in(actor, True)
 
     def call():
-        hosts = [Host(), Host()]
+        hosts = [ShmHost(), ShmHost()]
         try:
             return of_each_of_many(*map(queued, hosts, (FEW, MANY)))
         finally:

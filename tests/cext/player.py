@@ -15,7 +15,7 @@ from typing import Any
 
 from hoplite_mp import _serialize, _shm, _tasks
 from hoplite_mp._common import ids
-from tests.cext.host import KIND_TASK, POOL, STATE
+from tests.support.shm_host import KIND_TASK, POOL, STATE
 
 BODY = struct.Struct("<QII")  # seed, bytes, checksum
 SHARED = 64  # ids that players show each other, without any care

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp import _tasks
-from tests.cext.host import CLIENT_BYTES, OFF_CLIENTS, POOL, STATE, Host
-from tests.cext.test_tasks import KIND_TASK, Party, ended, fork
+from tests.support.processes import exit_code_of, fork_child
+from tests.support.shm_host import CLIENT_BYTES, KIND_TASK, OFF_CLIENTS, POOL, STATE, Party, ShmHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +21,8 @@ OFF_WAITING = 160  # as in shm_layout.h: waiting_id of a client slot
 
 
 @pytest.fixture(name="host")
-def fixture_host() -> Iterator[Host]:
-    made = Host()
+def fixture_host() -> Iterator[ShmHost]:
+    made = ShmHost()
     yield made
     made.close()
 
@@ -30,7 +30,7 @@ def fixture_host() -> Iterator[Host]:
 class Sender(Party):
     """No worker, with a bag."""
 
-    def __init__(self, host: Host, here: bool = False) -> None:
+    def __init__(self, host: ShmHost, here: bool = False) -> None:
         super().__init__(host, host.node.register(0, 1, POOL))
         self.ranked = _tasks.Ranked(self.tasks)
         self.bag = self.ranked.open_bag(POOL, here)
@@ -49,7 +49,7 @@ def taken(worker: Party, count: int) -> list[int]:
     return [worker.tasks.next(POOL, 0) for _ in range(count)]
 
 
-def test_the_highest_first_and_equals_in_order(host: Host) -> None:
+def test_the_highest_first_and_equals_in_order(host: ShmHost) -> None:
     sender, worker = Sender(host), Party(host)
     low, first, plain, high, second = (
         sender.send(-1), sender.send(5), sender.task(), sender.send(7), sender.send(5),
@@ -58,13 +58,13 @@ def test_the_highest_first_and_equals_in_order(host: Host) -> None:
     assert taken(worker, 6) == [high, first, second, plain, low, 0]
 
 
-def test_of_several_senders(host: Host) -> None:
+def test_of_several_senders(host: ShmHost) -> None:
     one, two, worker = Sender(host), Sender(host), Party(host)
     oids = [one.send(1), two.send(3), one.send(2), two.send(-1), one.send(-2), two.task()]
     assert taken(worker, 7) == [oids[1], oids[2], oids[0], oids[5], oids[3], oids[4], 0]
 
 
-def test_what_a_task_has_sent_counts_as_much_as_it(host: Host) -> None:
+def test_what_a_task_has_sent_counts_as_much_as_it(host: ShmHost) -> None:
     """So a task that waits for what it has sent is not overtaken by others of its level for ever;
     and of those that it has sent the higher ones go first."""
     sender, worker = Sender(host), Party(host)
@@ -76,7 +76,7 @@ def test_what_a_task_has_sent_counts_as_much_as_it(host: Host) -> None:
     assert taken(worker, 4) == [nested, negative, plain, 0]
 
 
-def test_stale_hints_are_passed_over(host: Host) -> None:
+def test_stale_hints_are_passed_over(host: ShmHost) -> None:
     sender, worker = Sender(host), Party(host)
     gone, claimed, left = sender.send(9), sender.send(8), sender.send(1)
     assert sender.tasks.cancel(gone) == 1
@@ -85,7 +85,7 @@ def test_stale_hints_are_passed_over(host: Host) -> None:
     assert taken(worker, 2) == [left, 0]
 
 
-def test_a_full_bag_says_so_and_has_room_again(host: Host) -> None:
+def test_a_full_bag_says_so_and_has_room_again(host: ShmHost) -> None:
     sender, worker = Sender(host), Party(host)
     oids = [sender.send(-i) for i in range(_tasks.RANKED_HINTS_MAX)]
     one_more = sender.send(1, posts=False)
@@ -95,7 +95,7 @@ def test_a_full_bag_says_so_and_has_room_again(host: Host) -> None:
     assert taken(worker, len(oids)) == [one_more, *oids[2:], 0]
 
 
-def test_equals_stay_in_order_while_others_are_posted(host: Host) -> None:
+def test_equals_stay_in_order_while_others_are_posted(host: ShmHost) -> None:
     """One core for both: a consumer is stopped in the middle of its look at the bag, the producer
     fills places before and behind that one, and the consumer goes on."""
     sender, cores = Sender(host), os.sched_getaffinity(0)
@@ -105,16 +105,16 @@ def test_equals_stay_in_order_while_others_are_posted(host: Host) -> None:
             stale = [sender.send(-1) for _ in range(_tasks.RANKED_HINTS_MAX)]
             assert all(sender.tasks.cancel(oid) == 1 for oid in stale)
             oids = [sender.send(0, posts=False) for _ in stale]
-            pid = fork(partial(consume, host, oids))
+            pid = fork_child(partial(consume, host, oids))
             for oid in oids:
                 while not sender.ranked.post(oid, sender.bag):
                     os.sched_yield()
-            assert ended(pid) == 0
+            assert exit_code_of(pid) == 0
     finally:
         os.sched_setaffinity(0, cores)
 
 
-def consume(host: Host, oids: list[int]) -> None:
+def consume(host: ShmHost, oids: list[int]) -> None:
     worker = Party(host)
     found: list[int] = []
     while len(found) < len(oids):
@@ -126,7 +126,7 @@ def consume(host: Host, oids: list[int]) -> None:
     assert found == oids, [(i, oids.index(oid)) for i, oid in enumerate(found) if oid != oids[i]]
 
 
-def test_a_queue_that_was_a_bag_is_a_ring_again(host: Host) -> None:
+def test_a_queue_that_was_a_bag_is_a_ring_again(host: ShmHost) -> None:
     sender, worker = Sender(host), Party(host)
     left = sender.send(3)
     bag = sender.bag
@@ -142,7 +142,7 @@ def test_a_queue_that_was_a_bag_is_a_ring_again(host: Host) -> None:
     assert taken(worker, 2) == [again, 0]
 
 
-def test_what_a_blocked_worker_waits_for_goes_first(host: Host) -> None:
+def test_what_a_blocked_worker_waits_for_goes_first(host: ShmHost) -> None:
     """Whatever its level is: a higher one needs it."""
     sender, blocked, other = Sender(host), Party(host), Party(host)
     wanted, high = sender.send(-3), sender.send(7)
@@ -155,7 +155,7 @@ def test_what_a_blocked_worker_waits_for_goes_first(host: Host) -> None:
     assert taken(other, 3) == [higher, holds, 0]
 
 
-def test_async_tasks_with_a_rank_run_beside_others(host: Host) -> None:
+def test_async_tasks_with_a_rank_run_beside_others(host: ShmHost) -> None:
     sender, worker = Sender(host), Party(host)
     beside = _tasks.Beside(worker.tasks)
     flags = _tasks.ASYNC_FLAG | 3 << 16
@@ -168,7 +168,7 @@ def test_async_tasks_with_a_rank_run_beside_others(host: Host) -> None:
     assert taken(worker, 1) == [plain]
 
 
-def test_the_node_leaves_what_is_for_this_host(host: Host) -> None:
+def test_the_node_leaves_what_is_for_this_host(host: ShmHost) -> None:
     sender, here = Sender(host), Sender(host, here=True)
     node = _tasks.Tasks(host.node)
     kept, sent = here.send(9), sender.send(1)

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp import _tasks
-from tests.cext.host import OFF_POOLS, POOL, POOL_BYTES, STATE, Host
-from tests.cext.test_tasks import KIND_TASK, SECOND, Party
+from tests.support.shm_host import (
+    KIND_TASK,
+    OFF_POOLS,
+    POOL,
+    POOL_BYTES,
+    SECOND,
+    STATE,
+    Party,
+    ShmHost,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,8 +28,8 @@ NEVER = 30 * SECOND
 
 
 @pytest.fixture(name="host")
-def fixture_host() -> Iterator[Host]:
-    made = Host()
+def fixture_host() -> Iterator[ShmHost]:
+    made = ShmHost()
     yield made
     made.close()
 
@@ -35,7 +43,7 @@ def submit(party: Party, concurrency: int, output_owner: int = 0) -> int:
     return oid
 
 
-def test_it_takes_what_may_run_beside_so_many(host: Host) -> None:
+def test_it_takes_what_may_run_beside_so_many(host: ShmHost) -> None:
     sender, worker = Party(host), Party(host)
     beside = _tasks.Beside(worker.tasks)
     first, second, plain, third = (submit(sender, n) for n in (3, 2, 0, 3))
@@ -54,7 +62,7 @@ def test_it_takes_what_may_run_beside_so_many(host: Host) -> None:
     assert take(200, any_task=True) == more
 
 
-def test_a_cancelled_one_is_no_obstacle(host: Host) -> None:
+def test_a_cancelled_one_is_no_obstacle(host: ShmHost) -> None:
     sender, worker = Party(host), Party(host)
     beside = _tasks.Beside(worker.tasks)
     plain, wanted = submit(sender, 0), submit(sender, 4)
@@ -62,7 +70,7 @@ def test_a_cancelled_one_is_no_obstacle(host: Host) -> None:
     assert beside.next(POOL, 1, 0, False, beside.word(), 0) == wanted
 
 
-def test_who_waits_is_woken_by_a_post_and_by_an_end(host: Host) -> None:
+def test_who_waits_is_woken_by_a_post_and_by_an_end(host: ShmHost) -> None:
     sender, worker = Party(host), Party(host)
     beside = _tasks.Beside(worker.tasks)
     found: list[int] = []
@@ -89,7 +97,7 @@ def test_who_waits_is_woken_by_a_post_and_by_an_end(host: Host) -> None:
     assert beside.next(POOL, 1, 0, False, seen, 0) == 0
 
 
-def test_an_idle_worker_is_woken_rather_than_one_that_has_room(host: Host) -> None:
+def test_an_idle_worker_is_woken_rather_than_one_that_has_room(host: ShmHost) -> None:
     """The hint of a plain task must not be spent on a worker that cannot take it."""
     sender, idle, busy = Party(host), Party(host), Party(host)
     beside = _tasks.Beside(busy.tasks)
@@ -112,14 +120,14 @@ def test_an_idle_worker_is_woken_rather_than_one_that_has_room(host: Host) -> No
     assert found == [plain, wanted]
 
 
-def test_the_dead_wait_for_nothing(host: Host) -> None:
+def test_the_dead_wait_for_nothing(host: ShmHost) -> None:
     worker = Party(host)
     host.write_word(OFF_BESIDE + 8 * (worker.slot // 64), 1 << (worker.slot % 64))
     host.sweep(worker.slot)
     assert not host.word(OFF_BESIDE)
 
 
-def test_a_link_wakes_its_owner_when_a_hold_goes(host: Host) -> None:
+def test_a_link_wakes_its_owner_when_a_hold_goes(host: ShmHost) -> None:
     source, reader = Party(host), Party(host)
     slots = _tasks.Beside(source.tasks)
     oid = source.client.new(_tasks.STREAM_LINK, STATE["CLAIMED"], source.slot, 0)
@@ -136,7 +144,7 @@ def test_a_link_wakes_its_owner_when_a_hold_goes(host: Host) -> None:
     del own
 
 
-def test_what_ends_in_the_middle_leaves_the_others_on_the_stack(host: Host) -> None:
+def test_what_ends_in_the_middle_leaves_the_others_on_the_stack(host: ShmHost) -> None:
     sender, worker = Party(host), Party(host)
     slots, trace = _tasks.Beside(worker.tasks), _tasks.Trace(host.node_tasks)
     tasks = [submit(sender, 9) for _ in range(3)]

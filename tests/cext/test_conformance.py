@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hoplite_mp import _shm, _tasks
-from tests.cext.host import KIND_TASK, NODE, POOL, STATE, Host
 from tests.model.header import State
 from tests.model.reference import Id, Outcome, Reference
+from tests.support.shm_host import KIND_TASK, NODE, POOL, STATE, ShmHost
 
 CLIENTS = 4  # slots 0 (the node) to 3
 HEADERS = 3  # of each slot that the reference follows
@@ -28,7 +28,7 @@ which = st.integers(0, 10**6)
 class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.host = Host()
+        self.host = ShmHost()
         self.reference = Reference(dict.fromkeys(range(CLIENTS), HEADERS))
         self.clients: dict[int, Any] = {NODE: self.host.node}
         self.tasks: dict[int, _tasks.Tasks] = {NODE: self.host.node_tasks}

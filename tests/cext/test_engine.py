@@ -11,17 +11,13 @@ import numpy as np
 import pytest
 
 from hoplite_mp import _engine
-from tests.cext.engines import DATA, REQUEST, Frame, Host, Peer, join
+from tests.support.engine_hosts import DATA, REQUEST, EngineHost, Frame, Peer, join, random_bytes
 
 SMALL = [0, 1, 3, 63, 64, 65, 16383, 16384, 16385]
 LARGE = [262143, 262144, 262145, 2**21 + 1, 5_000_001]
 
 
-def content(nbytes: int, seed: int = 0) -> bytes:
-    return np.random.default_rng(seed).bytes(nbytes)
-
-
-def copy(server: Host, client: Host, link: int, data: bytes, key: int = 0) -> None:
+def copy(server: EngineHost, client: EngineHost, link: int, data: bytes, key: int = 0) -> None:
     """One cell over the link, compared, and closed on both sides."""
     source = server.engine.cell((1, 2, 3, key), data, filled=True)
     into = bytearray(len(data))
@@ -36,17 +32,17 @@ def copy(server: Host, client: Host, link: int, data: bytes, key: int = 0) -> No
 
 @pytest.mark.parametrize("nbytes", SMALL + LARGE)
 @pytest.mark.parametrize("checksum", [True, False])
-def test_copy(pair: tuple[Host, Host], nbytes: int, checksum: bool) -> None:
+def test_copy(pair: tuple[EngineHost, EngineHost], nbytes: int, checksum: bool) -> None:
     server, client = pair
     _, link = join(server, client, checksum)
-    copy(server, client, link, content(nbytes))
+    copy(server, client, link, random_bytes(nbytes))
 
 
 @pytest.mark.parametrize("tcp", [True, False])
-def test_copy_100_megabytes(pair: tuple[Host, Host], tcp: bool) -> None:
+def test_copy_100_megabytes(pair: tuple[EngineHost, EngineHost], tcp: bool) -> None:
     server, client = pair
     there, here = join(server, client, tcp=tcp)
-    copy(server, client, here, content(100_000_000))
+    copy(server, client, here, random_bytes(100_000_000))
     sent, received, backlogged_bytes, backlogged_ns = server.engine.counters(there)
     assert client.engine.counters(here)[:2] == (received, sent)
     assert sent > 100_000_000
@@ -56,14 +52,14 @@ def test_copy_100_megabytes(pair: tuple[Host, Host], tcp: bool) -> None:
 
 @pytest.mark.parametrize("block_bytes_max", [16384, 1 << 20])
 def test_the_longest_block_may_differ(block_bytes_max: int) -> None:
-    server, client = Host(1, block_bytes_max=block_bytes_max), Host(2)
+    server, client = EngineHost(1, block_bytes_max=block_bytes_max), EngineHost(2)
     _, link = join(server, client)
-    copy(server, client, link, content(20_000_000))
+    copy(server, client, link, random_bytes(20_000_000))
     server.engine.stop()
     client.engine.stop()
 
 
-def test_parts_of_buffers(pair: tuple[Host, Host]) -> None:
+def test_parts_of_buffers(pair: tuple[EngineHost, EngineHost]) -> None:
     server, client = pair
     _, link = join(server, client)
     data = np.arange(1000, dtype=np.int32)
@@ -77,11 +73,11 @@ def test_parts_of_buffers(pair: tuple[Host, Host]) -> None:
 
 @pytest.mark.parametrize("begin", [0, 1, 70_000])
 @pytest.mark.parametrize("end", [70_001, 300_000, 999_999])
-def test_a_gap_in_the_middle(pair: tuple[Host, Host], begin: int, end: int) -> None:
+def test_a_gap_in_the_middle(pair: tuple[EngineHost, EngineHost], begin: int, end: int) -> None:
     """A part of the peer's cell, of which some bytes come only after they were asked for."""
     server, client = pair
     _, link = join(server, client)
-    data = content(1_000_000)
+    data = random_bytes(1_000_000)
     source = server.engine.cell((1, 0, 0, 0), bytearray(data), filled=min(begin + 10, end))
     into = bytearray(1_000_000)
     cell = client.engine.cell(None, into, nbytes=end, filled=begin)
@@ -91,9 +87,9 @@ def test_a_gap_in_the_middle(pair: tuple[Host, Host], begin: int, end: int) -> N
     assert into == bytes(begin) + data[begin:end] + bytes(1_000_000 - end)
 
 
-def test_both_sides_pull_over_one_link(pair: tuple[Host, Host]) -> None:
+def test_both_sides_pull_over_one_link(pair: tuple[EngineHost, EngineHost]) -> None:
     links = join(*pair)
-    data = [content(3_000_000, 0), content(3_000_000, 1)]
+    data = [random_bytes(3_000_000, 0), random_bytes(3_000_000, 1)]
     into = [bytearray(3_000_000), bytearray(3_000_000)]
     for i, host in enumerate(pair):
         host.engine.cell((i, 0, 0, 0), data[i], filled=True)
@@ -105,26 +101,28 @@ def test_both_sides_pull_over_one_link(pair: tuple[Host, Host]) -> None:
     assert into == data[::-1]
 
 
-def test_a_request_waits_for_its_cell(pair: tuple[Host, Host]) -> None:
+def test_a_request_waits_for_its_cell(pair: tuple[EngineHost, EngineHost]) -> None:
     server, client = pair
     there, here = join(server, client)
     into = bytearray(100_000)
     cell = client.engine.cell((5, 0, 0, 0), into)
     client.engine.pull(cell, here)
     server.wait(lambda: server.engine.counters(there)[1] == _engine.HEADER_BYTES)
-    data = content(100_000)
+    data = random_bytes(100_000)
     server.engine.cell((5, 0, 0, 0), data, filled=True)
     client.filled(cell)
     assert into == data
 
 
-def test_forwarding_begins_at_the_watermark(three: tuple[Host, Host, Host]) -> None:
+def test_forwarding_begins_at_the_watermark(
+    three: tuple[EngineHost, EngineHost, EngineHost],
+) -> None:
     """C has what A has written so far, through B, before A has written the rest."""
     a, b, c = three
     _, ab = join(a, b)
     _, bc = join(b, c)
     nbytes, key = 8 * 262144, (9, 0, 0, 0)
-    data = content(nbytes)
+    data = random_bytes(nbytes)
     source = a.engine.cell(key, bytearray(data))
     into = [bytearray(nbytes), bytearray(nbytes)]
     at_c = c.engine.cell(key, into[1])
@@ -139,7 +137,7 @@ def test_forwarding_begins_at_the_watermark(three: tuple[Host, Host, Host]) -> N
     c.filled(at_c)
 
 
-def test_no_dust_is_sent(pair: tuple[Host, Host]) -> None:
+def test_no_dust_is_sent(pair: tuple[EngineHost, EngineHost]) -> None:
     """A frame is a whole block or the rest of the cell, however slowly the cell fills."""
     server, _ = pair
     peer = Peer(server)
@@ -158,11 +156,11 @@ def test_no_dust_is_sent(pair: tuple[Host, Host]) -> None:
     peer.close()
 
 
-def test_a_pull_goes_on_over_another_link(three: tuple[Host, Host, Host]) -> None:
+def test_a_pull_goes_on_over_another_link(three: tuple[EngineHost, EngineHost, EngineHost]) -> None:
     """The first source has half of it and is cut off; the second one sends the rest alone."""
     first, second, client = three
     nbytes, key = 2_000_000, (1, 1, 1, 1)
-    data = content(nbytes)
+    data = random_bytes(nbytes)
     first.engine.cell(key, bytearray(data), filled=1_000_000)
     there, spare = join(second, client)
     _, link = join(first, client)
@@ -181,12 +179,12 @@ def test_a_pull_goes_on_over_another_link(three: tuple[Host, Host, Host]) -> Non
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_cut_at_any_byte(pair: tuple[Host, Host], seed: int) -> None:
+def test_a_cut_at_any_byte(pair: tuple[EngineHost, EngineHost], seed: int) -> None:
     """A relay lets some bytes through and cuts; the pull goes on over the next relay."""
     server, client = pair
     chance = random.Random(seed)
     nbytes = chance.choice([1000, 50_000, 700_000])
-    data = content(nbytes, seed)
+    data = random_bytes(nbytes, seed)
     server.engine.cell((1, 0, 0, 0), data, filled=True)
     into = bytearray(nbytes)
     cell = client.engine.cell((1, 0, 0, 0), into)
@@ -211,10 +209,10 @@ def test_a_cut_at_any_byte(pair: tuple[Host, Host], seed: int) -> None:
     assert into == data
 
 
-def test_a_running_pull_moves_to_another_link(pair: tuple[Host, Host]) -> None:
+def test_a_running_pull_moves_to_another_link(pair: tuple[EngineHost, EngineHost]) -> None:
     server, client = pair
     links = [join(server, client)[1] for _ in range(3)]
-    data = content(20_000_000)
+    data = random_bytes(20_000_000)
     server.engine.cell((1, 0, 0, 0), data, filled=True)
     into = bytearray(len(data))
     cell = client.engine.cell((1, 0, 0, 0), into)
@@ -226,21 +224,21 @@ def test_a_running_pull_moves_to_another_link(pair: tuple[Host, Host]) -> None:
     assert not [event for event in client.told if event[0] == _engine.LINK_LOST]
 
 
-def test_a_peer_that_does_not_read_delays_only_itself(pair: tuple[Host, Host]) -> None:
+def test_a_peer_that_does_not_read_delays_only_itself(pair: tuple[EngineHost, EngineHost]) -> None:
     server, client = pair
     slow = Peer(server)
     source = server.engine.cell((1, 0, 0, 0), bytearray(50_000_000), filled=True)
     slow.send(Frame(REQUEST, (1, 0, 0, 0), end=50_000_000))
     server.wait(lambda: server.engine.counters(slow.link)[0] > 0)
     _, link = join(server, client)
-    copy(server, client, link, content(10_000_000), key=1)
+    copy(server, client, link, random_bytes(10_000_000), key=1)
     # Nor does it keep the memory: the rest of the block under way is copied.
     server.close(source)
     assert slow.receive().block == bytes(262144)
     slow.close()
 
 
-def test_streams_of_one_link_take_turns(pair: tuple[Host, Host]) -> None:
+def test_streams_of_one_link_take_turns(pair: tuple[EngineHost, EngineHost]) -> None:
     """A small cell that is asked for behind a large one does not wait for it."""
     server, client = pair
     _, link = join(server, client)
@@ -255,7 +253,7 @@ def test_streams_of_one_link_take_turns(pair: tuple[Host, Host]) -> None:
     client.filled(large)
 
 
-def test_closing_a_cell_that_is_pulled(pair: tuple[Host, Host]) -> None:
+def test_closing_a_cell_that_is_pulled(pair: tuple[EngineHost, EngineHost]) -> None:
     server, client = pair
     _, link = join(server, client)
     source = server.engine.cell((1, 0, 0, 0), bytearray(1_000_000), filled=500_000)
@@ -271,7 +269,7 @@ def test_closing_a_cell_that_is_pulled(pair: tuple[Host, Host]) -> None:
     client.filled(cell)
 
 
-def test_closing_the_cell_that_pulls(pair: tuple[Host, Host]) -> None:
+def test_closing_the_cell_that_pulls(pair: tuple[EngineHost, EngineHost]) -> None:
     """The memory is not written after CLOSED, and the link goes on."""
     server, client = pair
     _, link = join(server, client)
@@ -283,11 +281,11 @@ def test_closing_the_cell_that_pulls(pair: tuple[Host, Host]) -> None:
         client.wait(lambda cell=cell: client.engine.watermark(cell) > 0)
         client.close(cell)
         into[:] = 0
-    copy(server, client, link, content(1_000_000), key=1)
+    copy(server, client, link, random_bytes(1_000_000), key=1)
     assert not into.any()
 
 
-def test_the_buffer_is_free_after_closed(pair: tuple[Host, Host]) -> None:
+def test_the_buffer_is_free_after_closed(pair: tuple[EngineHost, EngineHost]) -> None:
     host, _ = pair
     buffer = bytearray(10)
     cell = host.engine.cell(None, buffer)
@@ -301,11 +299,11 @@ def test_the_buffer_is_free_after_closed(pair: tuple[Host, Host]) -> None:
         host.engine.close(cell)
 
 
-def test_ten_thousand_cells(pair: tuple[Host, Host]) -> None:
+def test_ten_thousand_cells(pair: tuple[EngineHost, EngineHost]) -> None:
     server, client = pair
     _, link = join(server, client)
     count, nbytes = 10_000, 40
-    data = content(count * nbytes)
+    data = random_bytes(count * nbytes)
     into = bytearray(count * nbytes)
     cells = []
     for i in range(count):
@@ -324,10 +322,10 @@ def test_ten_thousand_cells(pair: tuple[Host, Host]) -> None:
     server.wait(lambda: len(server.told) == count)
 
 
-def test_64_links(pair: tuple[Host, Host]) -> None:
+def test_64_links(pair: tuple[EngineHost, EngineHost]) -> None:
     server, client = pair
     links = [join(server, client)[1] for _ in range(64)]
-    data = content(300_000)
+    data = random_bytes(300_000)
     server.engine.cell((1, 0, 0, 0), data, filled=True)
     into = [bytearray(len(data)) for _ in links]
     for i, link in enumerate(links):
@@ -336,10 +334,10 @@ def test_64_links(pair: tuple[Host, Host]) -> None:
     assert all(one == data for one in into)
 
 
-def test_threads_may_call_at_any_time(pair: tuple[Host, Host]) -> None:
+def test_threads_may_call_at_any_time(pair: tuple[EngineHost, EngineHost]) -> None:
     server, client = pair
     links = [join(server, client)[1] for _ in range(4)]
-    data = content(200_000)
+    data = random_bytes(200_000)
     server.engine.cell((1, 0, 0, 0), data, filled=True)
     failures: list[BaseException] = []
 

@@ -10,7 +10,7 @@ import pytest
 
 from hoplite_mp import _engine
 from hoplite_mp._engine import CLOSED, FILLED
-from tests.cext.engines import Host
+from tests.support.engine_hosts import EngineHost
 
 NBYTES = 1000
 
@@ -106,7 +106,7 @@ def test_every_cell_is_told_once(engine: _engine.Engine, seed: int) -> None:
 
 
 def test_what_is_asked_while_commands_are_held_is_done_after_the_release() -> None:
-    host = Host()
+    host = EngineHost()
     host.engine.hold()
     host.engine.hold()
     cell = host.engine.cell(None, bytearray(NBYTES))
@@ -121,7 +121,7 @@ def test_what_is_asked_while_commands_are_held_is_done_after_the_release() -> No
 
 def test_links_do_not_wait_while_commands_are_held() -> None:
     """What is not about cells wakes the thread, and takes what was held along."""
-    host = Host()
+    host = EngineHost()
     host.engine.hold()
     cell = host.engine.cell(None, bytearray(NBYTES))
     host.engine.advance(cell, NBYTES)
@@ -134,7 +134,7 @@ def test_links_do_not_wait_while_commands_are_held() -> None:
 
 
 def test_an_engine_that_is_stopped_while_commands_are_held_ends() -> None:
-    host = Host()
+    host = EngineHost()
     host.engine.hold()
     cell = host.engine.cell(None, bytearray(NBYTES))
     host.engine.together([cell])
@@ -142,7 +142,7 @@ def test_an_engine_that_is_stopped_while_commands_are_held_ends() -> None:
 
 
 def test_holds_of_one_thread_keep_back_no_command_of_another_for_ever() -> None:
-    host = Host()
+    host = EngineHost()
     filled: list[int] = []
 
     def work() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import _engine
-from tests.cext.engines import REQUEST, Frame, Host, Peer, join
+from tests.support.engine_hosts import REQUEST, EngineHost, Frame, Peer, join
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,14 +22,14 @@ KEY = (1, 0, 0, 0)
 
 
 @pytest.fixture
-def hosts() -> Iterator[list[Host]]:
-    made = [Host(number, block_bytes_max=BLOCK) for number in (5, 6, 7)]
+def hosts() -> Iterator[list[EngineHost]]:
+    made = [EngineHost(number, block_bytes_max=BLOCK) for number in (5, 6, 7)]
     yield made
     for host in made:
         host.engine.stop()
 
 
-def blocks(host: Host, begin: int = 0) -> list[Frame]:
+def blocks(host: EngineHost, begin: int = 0) -> list[Frame]:
     """What a peer receives that asks for the cell from there on."""
     peer = Peer(host)
     nbytes = BLOCKS * BLOCK
@@ -49,7 +49,7 @@ def values() -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     return np.random.default_rng(1).integers(0, 256, BLOCKS * BLOCK, np.uint8)
 
 
-def test_a_relay_passes_on_the_checksum_that_it_has_verified(hosts: list[Host]) -> None:
+def test_a_relay_passes_on_the_checksum_that_it_has_verified(hosts: list[EngineHost]) -> None:
     source, relay, last = hosts
     given, copy, got = values(), np.zeros_like(values()), np.zeros_like(values())
     source.engine.cell(KEY, given, filled=True)
@@ -69,7 +69,7 @@ def test_a_relay_passes_on_the_checksum_that_it_has_verified(hosts: list[Host]) 
 
 
 def test_the_checksum_of_a_fold_is_that_of_its_bytes_when_they_were_first_sent(
-    hosts: list[Host],
+    hosts: list[EngineHost],
 ) -> None:
     host = hosts[0]
     parts = [np.full(BLOCKS * BLOCK // 4, i, np.float32) for i in (1, 2)]
@@ -85,7 +85,7 @@ def test_the_checksum_of_a_fold_is_that_of_its_bytes_when_they_were_first_sent(
     assert [fits(block) for block in blocks(host, BLOCK + 8)] == [True] * (BLOCKS - 1)
 
 
-def test_an_array_that_its_owner_gives_may_change(hosts: list[Host]) -> None:
+def test_an_array_that_its_owner_gives_may_change(hosts: list[EngineHost]) -> None:
     host, given = hosts[0], values()
     host.engine.cell(KEY, given, filled=True)
     for _ in range(2):
@@ -95,7 +95,7 @@ def test_an_array_that_its_owner_gives_may_change(hosts: list[Host]) -> None:
         given[BLOCK] ^= 1
 
 
-def test_links_without_checksums_keep_none(hosts: list[Host]) -> None:
+def test_links_without_checksums_keep_none(hosts: list[EngineHost]) -> None:
     source, relay, _ = hosts
     given, copy = values(), np.zeros_like(values())
     source.engine.cell(KEY, given, filled=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import _engine
-from tests.cext.engines import WAIT_S, Host
+from tests.support.engine_hosts import WAIT_S, EngineHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Driven:
     """A driver with its two threads, over a plain socket where TLS would be."""
 
-    def __init__(self, host: Host, end: socket.socket, peer: int = 0) -> None:
+    def __init__(self, host: EngineHost, end: socket.socket, peer: int = 0) -> None:
         self.host, self.end = host, end
         self.driver = host.engine.drive(peer)
         self.link = self.driver.link
@@ -65,14 +65,14 @@ class Driven:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Host, Host]]:
-    hosts = Host(1), Host(2, block_bytes_max=1 << 20)
+def pair() -> Iterator[tuple[EngineHost, EngineHost]]:
+    hosts = EngineHost(1), EngineHost(2, block_bytes_max=1 << 20)
     yield hosts
     for host in hosts:
         host.engine.stop()
 
 
-def test_copies_both_ways(pair: tuple[Host, Host]) -> None:
+def test_copies_both_ways(pair: tuple[EngineHost, EngineHost]) -> None:
     ends = socket.socketpair()
     links = [Driven(host, end) for host, end in zip(pair, ends, strict=True)]
     for nbytes in (0, 1, 65536, 5_000_001):
@@ -94,7 +94,7 @@ def test_copies_both_ways(pair: tuple[Host, Host]) -> None:
         host.wait_for(_engine.LINK_LOST, link.link)
 
 
-def test_a_driven_link_and_a_socket_agree(pair: tuple[Host, Host]) -> None:
+def test_a_driven_link_and_a_socket_agree(pair: tuple[EngineHost, EngineHost]) -> None:
     """What the threads move is what a plain link without checksums of blocks understands."""
     ends = socket.socketpair()
     driven = Driven(pair[0], ends[0])
@@ -109,7 +109,7 @@ def test_a_driven_link_and_a_socket_agree(pair: tuple[Host, Host]) -> None:
     driven.join()
 
 
-def test_closed_waits_for_the_frame_that_is_sent(pair: tuple[Host, Host]) -> None:
+def test_closed_waits_for_the_frame_that_is_sent(pair: tuple[EngineHost, EngineHost]) -> None:
     host = pair[0]
     one, other = host.engine.drive(0), pair[1].engine.drive(0)
     source = host.engine.cell((1, 0, 0, 0), bytes(1000), filled=True)
@@ -132,7 +132,7 @@ def test_closed_waits_for_the_frame_that_is_sent(pair: tuple[Host, Host]) -> Non
     host.wait_for(_engine.CLOSED, source)
 
 
-def test_closed_waits_for_the_place_that_is_written(pair: tuple[Host, Host]) -> None:
+def test_closed_waits_for_the_place_that_is_written(pair: tuple[EngineHost, EngineHost]) -> None:
     host = pair[0]
     one, other = host.engine.drive(0), pair[1].engine.drive(0)
     into = bytearray(1000)
@@ -168,7 +168,7 @@ def test_closed_waits_for_the_place_that_is_written(pair: tuple[Host, Host]) -> 
     assert into == b"x" * 1000
 
 
-def test_what_nobody_took_keeps_no_cell(pair: tuple[Host, Host]) -> None:
+def test_what_nobody_took_keeps_no_cell(pair: tuple[EngineHost, EngineHost]) -> None:
     """A frame and a place lie ready when the link ends; both cells can be closed."""
     host = pair[0]
     one, other = host.engine.drive(0), pair[1].engine.drive(0)
@@ -190,7 +190,7 @@ def test_what_nobody_took_keeps_no_cell(pair: tuple[Host, Host]) -> None:
     host.close(source)
 
 
-def test_the_end_reaches_who_waits(pair: tuple[Host, Host]) -> None:
+def test_the_end_reaches_who_waits(pair: tuple[EngineHost, EngineHost]) -> None:
     host = pair[0]
     driver = host.engine.drive(3)
     assert driver.next_frame(0.01) is None
@@ -213,7 +213,7 @@ def test_the_end_reaches_who_waits(pair: tuple[Host, Host]) -> None:
 
 
 def test_stop_reaches_who_waits() -> None:
-    host = Host(1)
+    host = EngineHost(1)
     driver = host.engine.drive(0)
     found: list[BaseException] = []
 
@@ -236,7 +236,7 @@ def test_stop_reaches_who_waits() -> None:
         driver.received(0)
 
 
-def test_a_driver_that_is_dropped_ends_its_link(pair: tuple[Host, Host]) -> None:
+def test_a_driver_that_is_dropped_ends_its_link(pair: tuple[EngineHost, EngineHost]) -> None:
     host = pair[0]
     driver = host.engine.drive(9)
     place = driver.receive_into(WAIT_S)
@@ -247,7 +247,7 @@ def test_a_driver_that_is_dropped_ends_its_link(pair: tuple[Host, Host]) -> None
     place[:] = bytes(len(place))  # still somebody's memory
 
 
-def test_mistakes(pair: tuple[Host, Host]) -> None:
+def test_mistakes(pair: tuple[EngineHost, EngineHost]) -> None:
     driver = pair[0].engine.drive(0)
     with pytest.raises(TypeError, match="drive"):
         _engine.Driver().sent()

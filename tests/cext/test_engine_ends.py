@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import _engine
-from tests.cext.engines import Host, join
-from tests.cext.test_engine import content
+from tests.support.engine_hosts import EngineHost, join, random_bytes
 
 # -- begin and end --------------------------------------------------------------------------------
 
@@ -39,7 +38,7 @@ def test_nothing_is_left_after_stop() -> None:
     gc.collect()  # what other tests have left open is closed now, not meanwhile
     threads, descriptors = threads_of_this_process(), set(os.listdir("/proc/self/fd"))
     buffer = bytearray(1_000_000)
-    one, other = Host(1), Host(2)
+    one, other = EngineHost(1), EngineHost(2)
     links = [join(one, other) for _ in range(5)]
     one.engine.cell((1, 0, 0, 0), buffer, filled=500_000)
     cell = other.engine.cell((1, 0, 0, 0), bytearray(1_000_000))
@@ -62,7 +61,7 @@ def test_nothing_is_left_after_stop() -> None:
 
 def test_an_engine_that_is_forgotten_ends() -> None:
     threads = threads_of_this_process()
-    host = Host(1)
+    host = EngineHost(1)
     cycle: list[object] = [host]
     cycle.append(cycle)
     host.engine.cell(None, bytearray(1000))
@@ -72,7 +71,7 @@ def test_an_engine_that_is_forgotten_ends() -> None:
     assert have_ended(threads)
 
 
-def test_a_forked_child_is_refused(pair: tuple[Host, Host]) -> None:
+def test_a_forked_child_is_refused(pair: tuple[EngineHost, EngineHost]) -> None:
     host, _ = pair
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -88,7 +87,7 @@ def test_a_forked_child_is_refused(pair: tuple[Host, Host]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_signals_reach_python(pair: tuple[Host, Host]) -> None:
+def test_signals_reach_python(pair: tuple[EngineHost, EngineHost]) -> None:
     """The engine's thread blocks them all."""
     hit: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: hit.append(number))
@@ -114,7 +113,7 @@ sys.stdin.read()
 """
 
 
-def test_a_peer_that_is_killed(pair: tuple[Host, Host]) -> None:
+def test_a_peer_that_is_killed(pair: tuple[EngineHost, EngineHost]) -> None:
     """All that it has sent arrives; then the link is lost, and the pull with it."""
     _, client = pair
     mine, theirs = socket.socketpair()
@@ -141,7 +140,7 @@ def test_a_peer_that_is_killed(pair: tuple[Host, Host]) -> None:
 # -- what callers do wrong -------------------------------------------------------------------------
 
 
-def test_mistakes_get_one_clear_error(pair: tuple[Host, Host]) -> None:
+def test_mistakes_get_one_clear_error(pair: tuple[EngineHost, EngineHost]) -> None:
     engine = pair[0].engine
     for arguments in [(0,), (2**64,), (1, 1000), (1, 16385), (1, 2**21), (1, 65536, -1)]:
         with pytest.raises(ValueError, match="must be"):
@@ -175,7 +174,7 @@ def test_checksums_by_all_ways() -> None:
     assert _engine.crc32c(b"123456789") == 0xE3069283  # the check value of CRC-32C
     sizes = [*range(100), *range(250, 700, 7), 767, 768, 769, 4096, 12287, 12288, 12289, 100_003]
     for nbytes in sizes:
-        data = content(nbytes)
+        data = random_bytes(nbytes)
         whole = _engine.crc32c(data)
         assert whole == _engine.crc32c(data, way="table")
         assert whole == _engine.crc32c(data, way="instruction")

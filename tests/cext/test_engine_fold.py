@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hoplite_mp import _engine
-from tests.cext.engines import Host, join
-from tests.cext.test_reduce import (
+from tests.support.engine_hosts import EngineHost, join
+from tests.support.reductions import (
     Array,
-    assert_same,
+    assert_same_fold,
     every_pair,
     numpy_dtype,
-    reference,
-    values,
+    random_values,
+    reference_fold,
 )
 
 if TYPE_CHECKING:
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[Host]:
-    made = Host(1)
+def host() -> Iterator[EngineHost]:
+    made = EngineHost(1)
     yield made
     made.engine.stop()
 
 
 @pytest.fixture
-def two() -> Iterator[tuple[Host, Host]]:
-    made = Host(1), Host(2)
+def two() -> Iterator[tuple[EngineHost, EngineHost]]:
+    made = EngineHost(1), EngineHost(2)
     yield made
     for one in made:
         one.engine.stop()
@@ -44,13 +44,13 @@ def two() -> Iterator[tuple[Host, Host]]:
 
 def some(dtype: str, count: int, inputs: int, seed: int = 0) -> list[Array]:
     rng = np.random.default_rng(seed)
-    return [values(dtype, count, rng) for _ in range(inputs)]
+    return [random_values(dtype, count, rng) for _ in range(inputs)]
 
 
 class Program:
     """Cells of one host over arrays, closed at the end."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: EngineHost) -> None:
         self.host = host
         self.arrays: dict[int, Array] = {}
 
@@ -78,14 +78,16 @@ class Program:
     inputs=st.integers(1, 7),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_as_numpy(host: Host, op: str, dtype: str, count: int, inputs: int, seed: int) -> None:
+def test_as_numpy(
+    host: EngineHost, op: str, dtype: str, count: int, inputs: int, seed: int
+) -> None:
     arrays = some(dtype, count, inputs, seed)
-    expected = reference(op, dtype, arrays)
+    expected = reference_fold(op, dtype, arrays)
     program = Program(host)
     total = program.room(count, expected.dtype.name)
     host.engine.fold(total, program.sources(arrays), op, dtype, inputs)
     host.filled(total)
-    assert_same(op, program.arrays[total], expected)
+    assert_same_fold(op, program.arrays[total], expected)
     program.close()
 
 
@@ -97,11 +99,11 @@ def test_as_numpy(host: Host, op: str, dtype: str, count: int, inputs: int, seed
     seed=st.integers(0, 2**32 - 1),
 )
 def test_partial_results(
-    host: Host, op: str, dtype: str, count: int, groups: list[int], seed: int
+    host: EngineHost, op: str, dtype: str, count: int, groups: list[int], seed: int
 ) -> None:
     """A chain of partial folds gives the bits of the one fold over all."""
     arrays = some(dtype, count, sum(groups), seed)
-    expected = reference(op, dtype, arrays)
+    expected = reference_fold(op, dtype, arrays)
     program = Program(host)
     sources = program.sources(arrays)
     partial: list[int] = []
@@ -113,7 +115,7 @@ def test_partial_results(
         host.engine.fold(total, mine, op, dtype, len(arrays), accumulated=partial, final=last)
         partial = [total]
     host.filled(total)
-    assert_same(op, program.arrays[total], expected)
+    assert_same_fold(op, program.arrays[total], expected)
     program.close()
 
 
@@ -122,12 +124,12 @@ def test_partial_results(
     [("sum", "float32"), ("mean", "float16"), ("mean", "int16"), ("prod", "complex64")],
 )
 @pytest.mark.parametrize("seed", range(5))
-def test_as_far_as_all_have_come(host: Host, op: str, dtype: str, seed: int) -> None:
+def test_as_far_as_all_have_come(host: EngineHost, op: str, dtype: str, seed: int) -> None:
     """Watermarks that stop anywhere, in the middle of an element too."""
     count, inputs = 60_000, 3
     arrays = some(dtype, count, inputs, seed)
     rng = np.random.default_rng(seed)
-    expected = reference(op, dtype, arrays)
+    expected = reference_fold(op, dtype, arrays)
     program = Program(host)
     sources = [program.cell(array) for array in arrays]
     total = program.room(count, expected.dtype.name)
@@ -146,18 +148,20 @@ def test_as_far_as_all_have_come(host: Host, op: str, dtype: str, seed: int) -> 
         done = host.engine.watermark(total)
         assert done <= least
         found = program.arrays[total][: done // expected.itemsize]
-        assert_same(op, found, expected[: found.size])
+        assert_same_fold(op, found, expected[: found.size])
     host.filled(total)
     program.close()
 
 
 @pytest.mark.parametrize(("op", "dtype"), [("sum", "float32"), ("mean", "bfloat16")])
-def test_a_reduction_between_two_hosts(two: tuple[Host, Host], op: str, dtype: str) -> None:
+def test_a_reduction_between_two_hosts(
+    two: tuple[EngineHost, EngineHost], op: str, dtype: str
+) -> None:
     """One adds its own and the other's partial result while that is still computed."""
     count = 300_001
     links = join(*two)
     arrays = some(dtype, count, 4)
-    expected = reference(op, dtype, arrays)
+    expected = reference_fold(op, dtype, arrays)
     far, near = Program(two[0]), Program(two[1])
     name = _engine.accumulator_dtype(op, dtype)
     partial = far.room(count, name, key=(1, 0, 0, 0))
@@ -171,11 +175,11 @@ def test_a_reduction_between_two_hosts(two: tuple[Host, Host], op: str, dtype: s
     far.host.engine.fold(partial, far.sources(arrays[:2]), op, dtype, final=False)
     far.host.filled(back)
     near.host.filled(total)
-    assert_same(op, near.arrays[total], expected)
-    assert_same(op, far.arrays[back], expected)
+    assert_same_fold(op, near.arrays[total], expected)
+    assert_same_fold(op, far.arrays[back], expected)
 
 
-def test_a_fold_goes_on_where_another_has_stopped(host: Host) -> None:
+def test_a_fold_goes_on_where_another_has_stopped(host: EngineHost) -> None:
     program = Program(host)
     arrays = some("float32", 50_000, 2)
     lost = program.cell(arrays[1], filled=4 * 25_024)  # blocks of an eighth, in whole lines
@@ -193,11 +197,11 @@ def test_a_fold_goes_on_where_another_has_stopped(host: Host) -> None:
     again = program.cell(arrays[1], filled=True)
     host.engine.fold(total, [first, again], "sum", "float32")
     host.filled(total)
-    assert_same("sum", program.arrays[total], reference("sum", "float32", arrays))
+    assert_same_fold("sum", program.arrays[total], reference_fold("sum", "float32", arrays))
     program.close()
 
 
-def test_closing_a_total_lets_its_sources_go_on(host: Host) -> None:
+def test_closing_a_total_lets_its_sources_go_on(host: EngineHost) -> None:
     program = Program(host)
     source = program.cell(np.ones(1000, np.float32), filled=400)
     totals = [program.room(1000, "float32") for _ in range(3)]
@@ -213,7 +217,7 @@ def test_closing_a_total_lets_its_sources_go_on(host: Host) -> None:
     program.close()
 
 
-def test_many_folds_take_turns(host: Host) -> None:
+def test_many_folds_take_turns(host: EngineHost) -> None:
     """A small fold that begins behind a large one is done before it."""
     program = Program(host)
     many = program.sources([np.ones(20_000_000, np.float32)] * 4)
@@ -227,7 +231,7 @@ def test_many_folds_take_turns(host: Host) -> None:
     program.close()
 
 
-def test_mistakes_get_one_clear_error(host: Host) -> None:
+def test_mistakes_get_one_clear_error(host: EngineHost) -> None:
     engine = host.engine
     program = Program(host)
     ten, total = program.cell(np.ones(10, np.float32), filled=True), program.room(10, "float32")

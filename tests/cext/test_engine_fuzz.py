@@ -18,7 +18,16 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hoplite_mp import _engine
-from tests.cext.engines import CANCEL, DATA, HEADER, REFUSED, REQUEST, Frame, Host, Peer
+from tests.support.engine_hosts import (
+    CANCEL,
+    DATA,
+    HEADER,
+    REFUSED,
+    REQUEST,
+    EngineHost,
+    Frame,
+    Peer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +83,7 @@ STEPS = st.builds(
 class Game:
     """One link with four cells that are pulled over it, and what the peer sends."""
 
-    host: Host
+    host: EngineHost
     checksum: bool
     cells: dict[int, int] = field(default_factory=dict)
     buffers: list[bytearray] = field(default_factory=list)
@@ -161,13 +170,13 @@ class Game:
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[Host]:
-    made = Host(5, waiting_requests_max=8)
+def host() -> Iterator[EngineHost]:
+    made = EngineHost(5, waiting_requests_max=8)
     yield made
     made.engine.stop()
 
 
-def run(host: Host, examples: int) -> None:
+def run(host: EngineHost, examples: int) -> None:
     @settings(
         max_examples=examples,
         deadline=None,
@@ -190,7 +199,7 @@ def run(host: Host, examples: int) -> None:
     still_works(host)
 
 
-def still_works(host: Host) -> None:
+def still_works(host: EngineHost) -> None:
     """Another peer of the same engine gets what it asks for."""
     peer = Peer(host)
     key = (9, 9, 9, 9)
@@ -201,19 +210,19 @@ def still_works(host: Host) -> None:
     peer.close()
 
 
-def test_any_frames(host: Host) -> None:
+def test_any_frames(host: EngineHost) -> None:
     run(host, EXAMPLES)
 
 
 @pytest.mark.soak
 @pytest.mark.sanitized
 @pytest.mark.timeout(600)
-def test_any_frames_for_long(host: Host) -> None:
+def test_any_frames_for_long(host: EngineHost) -> None:
     run(host, EXAMPLES_SOAK)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_driven_link(host: Host, seed: int) -> None:
+def test_a_driven_link(host: EngineHost, seed: int) -> None:
     """The same bytes by the hands of Python threads: the reason is the same kind of reason."""
     chance = random.Random(seed)
     driver: Any = host.engine.drive(3)

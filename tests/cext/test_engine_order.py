@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.cext.engines import DATA, REQUEST, Frame, Host, Peer
+from tests.support.engine_hosts import DATA, REQUEST, EngineHost, Frame, Peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,13 +18,13 @@ GIVEN, FOLDED = (1, 0, 0, 0), (1, 0, 0, 1)
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    made = Host(5, block_bytes_max=BLOCK)
+def host() -> Iterator[EngineHost]:
+    made = EngineHost(5, block_bytes_max=BLOCK)
     yield made
     made.engine.stop()
 
 
-def order(host: Host, given: int, folded: int) -> list[bool]:
+def order(host: EngineHost, given: int, folded: int) -> list[bool]:
     """Of the blocks in the order in which a peer receives them: whether each is of a fold's result.
     It has asked for both cells, of so many blocks, at once, and for the result first."""
     peer = Peer(host)
@@ -47,11 +47,11 @@ def order(host: Host, given: int, folded: int) -> list[bool]:
     return [block.key == FOLDED for block in blocks]
 
 
-def test_contributions_go_before_results(host: Host) -> None:
+def test_contributions_go_before_results(host: EngineHost) -> None:
     assert order(host, given=8, folded=8) == [False] * 8 + [True] * 8
 
 
-def test_no_result_is_kept_back_for_ever(host: Host) -> None:
+def test_no_result_is_kept_back_for_ever(host: EngineHost) -> None:
     found = order(host, given=3 * BEFORE_FOLDED_MAX, folded=8)
     turn = [False] * BEFORE_FOLDED_MAX + [True]
     assert found == 3 * turn + [True] * 5

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp import _engine
-from tests.cext.engines import (
+from tests.support.engine_hosts import (
     CANCEL,
     CANCELLED,
     CLOSED,
@@ -19,8 +19,8 @@ from tests.cext.engines import (
     REFUSED,
     REQUEST,
     SIZE,
+    EngineHost,
     Frame,
-    Host,
     Peer,
 )
 
@@ -33,8 +33,8 @@ MARGIN = 4096
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    made = Host(5)
+def host() -> Iterator[EngineHost]:
+    made = EngineHost(5)
     yield made
     made.engine.stop()
 
@@ -42,7 +42,7 @@ def host() -> Iterator[Host]:
 class Pulled:
     """A cell in the middle of a buffer, and the request for it as the peer has received it."""
 
-    def __init__(self, host: Host, peer: Peer) -> None:
+    def __init__(self, host: EngineHost, peer: Peer) -> None:
         self.host, self.peer = host, peer
         self.buffer = bytearray(b"\xa5" * (NBYTES + 2 * MARGIN))
         self.cell = host.engine.cell(KEY, self.buffer, MARGIN, NBYTES)
@@ -56,7 +56,7 @@ class Pulled:
         assert self.buffer[:MARGIN] == self.buffer[-MARGIN:] == b"\xa5" * MARGIN
 
 
-def lost(host: Host, peer: Peer) -> str:
+def lost(host: EngineHost, peer: Peer) -> str:
     """Why; and the peer sees the end."""
     reason: str = host.wait_for(_engine.LINK_LOST, peer.link)[3]
     try:
@@ -68,7 +68,7 @@ def lost(host: Host, peer: Peer) -> str:
     return reason
 
 
-def test_what_a_request_says(host: Host) -> None:
+def test_what_a_request_says(host: EngineHost) -> None:
     peer = Peer(host)
     request = Pulled(host, peer).request
     expected = Frame(REQUEST, KEY, request.pull, 0, NBYTES, length=0, block_crc=0, incarnation=5)
@@ -76,7 +76,7 @@ def test_what_a_request_says(host: Host) -> None:
     peer.close()
 
 
-def test_data_in_pieces_of_any_size(host: Host) -> None:
+def test_data_in_pieces_of_any_size(host: EngineHost) -> None:
     chance = random.Random(1)
     peer = Peer(host)
     pulled = Pulled(host, peer)
@@ -126,7 +126,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("change", "words"), MALFORMED)
-def test_malformed_frames(host: Host, change: dict[str, int], words: str) -> None:
+def test_malformed_frames(host: EngineHost, change: dict[str, int], words: str) -> None:
     peer = Peer(host)
     pulled = Pulled(host, peer)
     frame = pulled.data(0, bytes(1000))
@@ -142,7 +142,7 @@ def test_malformed_frames(host: Host, change: dict[str, int], words: str) -> Non
 
 @pytest.mark.parametrize("byte", range(HEADER.size))
 @pytest.mark.parametrize("checksum", [True, False])
-def test_every_flipped_header_byte(host: Host, byte: int, checksum: bool) -> None:
+def test_every_flipped_header_byte(host: EngineHost, byte: int, checksum: bool) -> None:
     peer = Peer(host, checksum)
     pulled = Pulled(host, peer)
     spoiled = bytearray(pulled.data(0, bytes(100)).pack())
@@ -159,7 +159,7 @@ def spoiled(frame: Frame) -> bytes:
     return bytes(found)
 
 
-def test_a_flipped_bit_of_a_block(host: Host) -> None:
+def test_a_flipped_bit_of_a_block(host: EngineHost) -> None:
     """What came before it stays; the block that is spoiled does not count, and the rest can be
     pulled anew over the same link."""
     peer = Peer(host)
@@ -183,7 +183,7 @@ def test_a_flipped_bit_of_a_block(host: Host) -> None:
     peer.close()
 
 
-def test_a_flipped_bit_of_the_last_block(host: Host) -> None:
+def test_a_flipped_bit_of_the_last_block(host: EngineHost) -> None:
     """Nothing is cancelled that is over: its number is free at once."""
     peer = Peer(host)
     pulled = Pulled(host, peer)
@@ -198,7 +198,7 @@ def test_a_flipped_bit_of_the_last_block(host: Host) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_garbage(host: Host, seed: int) -> None:
+def test_garbage(host: EngineHost, seed: int) -> None:
     peer = Peer(host)
     pulled = Pulled(host, peer)
     garbage = random.Random(seed).randbytes(1000)
@@ -208,7 +208,7 @@ def test_garbage(host: Host, seed: int) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65, 500])
-def test_truncated_frames(host: Host, nbytes: int) -> None:
+def test_truncated_frames(host: EngineHost, nbytes: int) -> None:
     peer = Peer(host)
     pulled = Pulled(host, peer)
     peer.socket.sendall(pulled.data(0, bytes(1000)).pack()[:nbytes])
@@ -217,7 +217,7 @@ def test_truncated_frames(host: Host, nbytes: int) -> None:
     assert host.engine.watermark(pulled.cell) == 0
 
 
-def test_the_incarnation_must_stay(host: Host) -> None:
+def test_the_incarnation_must_stay(host: EngineHost) -> None:
     peer = Peer(host)
     pulled = Pulled(host, peer)
     peer.send(pulled.data(0, bytes(1000)))
@@ -228,7 +228,7 @@ def test_the_incarnation_must_stay(host: Host) -> None:
     assert host.engine.watermark(pulled.cell) == 1000
 
 
-def test_the_incarnation_may_be_known(host: Host) -> None:
+def test_the_incarnation_may_be_known(host: EngineHost) -> None:
     ends = socket.socketpair()
     link = host.engine.connect(ends[0].fileno(), 3, True, 78)
     ends[1].sendall(Frame(CANCEL).pack())
@@ -239,7 +239,7 @@ def test_the_incarnation_may_be_known(host: Host) -> None:
         end.close()
 
 
-def test_more_than_all_is_too_much(host: Host) -> None:
+def test_more_than_all_is_too_much(host: EngineHost) -> None:
     peer = Peer(host)
     pulled = Pulled(host, peer)
     peer.send(pulled.data(0, bytes(NBYTES)))
@@ -249,7 +249,7 @@ def test_more_than_all_is_too_much(host: Host) -> None:
     pulled.check_margins()
 
 
-def test_data_crosses_a_cancel(host: Host) -> None:
+def test_data_crosses_a_cancel(host: EngineHost) -> None:
     """What was under way is swallowed, in the middle of a block too; then the number is free."""
     peer = Peer(host)
     pulled = Pulled(host, peer)
@@ -272,7 +272,7 @@ def test_data_crosses_a_cancel(host: Host) -> None:
     assert "nobody has asked" in lost(host, peer)
 
 
-def test_all_data_may_cross_a_cancel(host: Host) -> None:
+def test_all_data_may_cross_a_cancel(host: EngineHost) -> None:
     peer = Peer(host)
     pulled = Pulled(host, peer)
     host.close(pulled.cell)
@@ -285,7 +285,7 @@ def test_all_data_may_cross_a_cancel(host: Host) -> None:
     peer.close()
 
 
-def test_cancelled_data_is_judged_all_the_same(host: Host) -> None:
+def test_cancelled_data_is_judged_all_the_same(host: EngineHost) -> None:
     peer = Peer(host)
     pulled = Pulled(host, peer)
     host.close(pulled.cell)
@@ -296,7 +296,7 @@ def test_cancelled_data_is_judged_all_the_same(host: Host) -> None:
 # -- what a server makes of requests ---------------------------------------------------------------
 
 
-def test_a_cell_that_ends_before_what_is_asked_for(host: Host) -> None:
+def test_a_cell_that_ends_before_what_is_asked_for(host: EngineHost) -> None:
     peer = Peer(host)
     host.engine.cell(KEY, bytearray(100), filled=True)
     peer.send(Frame(REQUEST, KEY, 1, end=101))
@@ -309,7 +309,7 @@ def test_a_cell_that_ends_before_what_is_asked_for(host: Host) -> None:
 
 
 def test_requests_that_wait_are_bounded() -> None:
-    host = Host(5, waiting_requests_max=3)
+    host = EngineHost(5, waiting_requests_max=3)
     peer, other = Peer(host), Peer(host)
     for i in range(5):
         peer.send(Frame(REQUEST, (i, 0, 0, 0), i + 1, end=10))
@@ -331,7 +331,7 @@ def test_requests_that_wait_are_bounded() -> None:
     other.close()
 
 
-def test_waiting_requests_go_with_their_link(host: Host) -> None:
+def test_waiting_requests_go_with_their_link(host: EngineHost) -> None:
     peer = Peer(host)
     peer.send(Frame(REQUEST, KEY, 1, end=NBYTES))
     host.wait(lambda: host.engine.counters(peer.link)[1] == HEADER.size)
@@ -344,14 +344,14 @@ def test_waiting_requests_go_with_their_link(host: Host) -> None:
     second.close()
 
 
-def test_a_number_that_is_taken(host: Host) -> None:
+def test_a_number_that_is_taken(host: EngineHost) -> None:
     peer = Peer(host)
     for _ in range(2):
         peer.send(Frame(REQUEST, KEY, 1, end=NBYTES))
     assert "taken" in lost(host, peer)
 
 
-def test_a_cancel_of_nothing_is_ignored(host: Host) -> None:
+def test_a_cancel_of_nothing_is_ignored(host: EngineHost) -> None:
     peer = Peer(host)
     host.engine.cell(KEY, b"x" * 10, filled=True)
     peer.send(Frame(CANCEL, pull=65535))
@@ -360,7 +360,7 @@ def test_a_cancel_of_nothing_is_ignored(host: Host) -> None:
     peer.close()
 
 
-def test_disconnect(host: Host) -> None:
+def test_disconnect(host: EngineHost) -> None:
     peer = Peer(host)
     pulled = Pulled(host, peer)
     host.engine.disconnect(peer.link)

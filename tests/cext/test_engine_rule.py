@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from hoplite_mp import _engine
 from hoplite_mp._common import transfer_model
-from tests.cext.engines import Host, join
+from tests.support.engine_hosts import EngineHost, join
 
 Array = np.ndarray[Any, Any]
 OP, DTYPE = "sum", "float16"
@@ -111,7 +111,9 @@ class Run:
     def __init__(self, program: Program) -> None:
         self.program = program
         count = program.hosts
-        self.hosts = [Host(i + 1, block_bytes_max=program.block_bytes_max) for i in range(count)]
+        self.hosts = [
+            EngineHost(i + 1, block_bytes_max=program.block_bytes_max) for i in range(count)
+        ]
         self.links: dict[tuple[int, int], list[int]] = {}
         pairs = [(one, other) for one in range(count) for other in range(one)] * 2
         program.chance.shuffle(pairs)

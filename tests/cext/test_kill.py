@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cext.host import LEASED, NODE, POOL, STATE, Host, describe
 from tests.cext.player import BIG_BYTES, BLOCKS, Board, Player, check_payload
+from tests.support.shm_host import LEASED, NODE, POOL, STATE, ShmHost, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ def fork(run: Callable[[], None]) -> int:
 class Living:
     """The player that lives, in its own process, at the end of two pipes."""
 
-    def __init__(self, host: Host, board: Board, seed: int) -> None:
+    def __init__(self, host: ShmHost, board: Board, seed: int) -> None:
         self.slot = host.node.register(0, 2, POOL)
         to_read, self.to_write = os.pipe()
         self.from_read, from_write = os.pipe()
@@ -94,7 +94,7 @@ class Arena:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.board = Board()
-        self.host = Host()
+        self.host = ShmHost()
         self.living = Living(self.host, self.board, seed + 1)
         self.slot = self.host.node.register(0, 2, POOL)
         self.steps = 0

@@ -7,18 +7,17 @@ import os
 
 import pytest
 
-from tests.cext.host import CLIENT_BYTES, NODE, OFF_CLIENTS, POOL, STATE, Host
-from tests.cext.test_tasks import Party
+from tests.support.shm_host import CLIENT_BYTES, NODE, OFF_CLIENTS, POOL, STATE, Party, ShmHost
 
 KIND_FOREIGN = 4
 NBYTES = 5000
 
 
-def imported(host: Host) -> int:
+def imported(host: ShmHost) -> int:
     return host.node.new(KIND_FOREIGN, STATE["CLAIMED"], NODE, 0)
 
 
-def test_done_elsewhere_then_brought_here(host: Host) -> None:
+def test_done_elsewhere_then_brought_here(host: ShmHost) -> None:
     oid = imported(host)
     reader = Party(host)
     hold = reader.client.hold(oid)
@@ -38,7 +37,7 @@ def test_done_elsewhere_then_brought_here(host: Host) -> None:
     del hold, view
 
 
-def test_it_wakes_who_waits(host: Host) -> None:
+def test_it_wakes_who_waits(host: ShmHost) -> None:
     oid = imported(host)
     reader = Party(host)
     before = reader.tasks.event()
@@ -48,7 +47,7 @@ def test_it_wakes_who_waits(host: Host) -> None:
     reader.tasks.unpark(buckets)
 
 
-def test_deleted_before_it_was_done(host: Host) -> None:
+def test_deleted_before_it_was_done(host: ShmHost) -> None:
     oid = imported(host)
     reader = Party(host)
     hold = reader.client.hold(oid)
@@ -59,7 +58,7 @@ def test_deleted_before_it_was_done(host: Host) -> None:
     del hold
 
 
-def test_without_holders_it_goes(host: Host) -> None:
+def test_without_holders_it_goes(host: ShmHost) -> None:
     oid = imported(host)
     host.node.release(oid)
     assert host.node.finish_elsewhere(oid, NBYTES, False)
@@ -67,7 +66,7 @@ def test_without_holders_it_goes(host: Host) -> None:
     assert host.node.collect() == [oid]
 
 
-def test_the_node_takes_what_no_worker_is_idle_for(host: Host) -> None:
+def test_the_node_takes_what_no_worker_is_idle_for(host: ShmHost) -> None:
     sender, worker = Party(host), Party(host)
     event_fd = host.fds[2]
     host.node.set_sleeping(True)
@@ -91,12 +90,12 @@ def test_the_node_takes_what_no_worker_is_idle_for(host: Host) -> None:
     worker.finish(first)
 
 
-def task_word(host: Host, party: Party) -> int:
+def task_word(host: ShmHost, party: Party) -> int:
     """The futex on which an idle worker sleeps."""
     return host.word(OFF_CLIENTS + party.slot * CLIENT_BYTES + 128, 4)
 
 
-def test_an_idle_worker_is_woken_before_the_node(host: Host) -> None:
+def test_an_idle_worker_is_woken_before_the_node(host: ShmHost) -> None:
     sender, worker = Party(host), Party(host)
     host.node.set_sleeping(True)
     host.node_tasks.offer(POOL, True)

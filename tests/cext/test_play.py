@@ -7,7 +7,7 @@ import time
 import pytest
 
 from hoplite_mp import _tasks
-from tests.cext.host import Host
+from tests.support.shm_host import ShmHost
 
 
 class Interrupted(Exception):
@@ -19,7 +19,7 @@ def sleep(address: int, ns: int) -> None:
 
 
 def test_what_was_raised_in_a_sleep_that_nobody_looked_at_ends_with_its_run() -> None:
-    host = Host()
+    host = ShmHost()
     tasks = host.node_tasks
     board = _tasks.Board(tasks, 0)
     board.reset(2, 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp import _tasks
-from tests.cext.host import KIND_TASK, STATE, Host
+from tests.support.shm_host import KIND_TASK, STATE, ShmHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,13 +18,13 @@ PUT = 1
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    made = Host()
+def host() -> Iterator[ShmHost]:
+    made = ShmHost()
     yield made
     made.close()
 
 
-def looked_at(host: Host, pool: int, waiting_too: bool) -> set[int]:
+def looked_at(host: ShmHost, pool: int, waiting_too: bool) -> set[int]:
     """The same by a look at every header."""
     wanted = {"QUEUED", "WAITING"} if waiting_too else {"QUEUED"}
     return {
@@ -39,7 +39,7 @@ def submitted(tasks: Any, oid: int, queue: int, ready: bool) -> int:
     return oid
 
 
-def test_at_random(host: Host) -> None:
+def test_at_random(host: ShmHost) -> None:
     """Tasks that come, wait, are claimed and go, between objects that come and go."""
     dice = random.Random(7)
     parties = [host.client(), host.client()]
@@ -75,7 +75,7 @@ def test_at_random(host: Host) -> None:
     assert sum(len(host.node.queued_in(pool)) for pool in POOLS) > 100
 
 
-def test_in_the_order_of_their_submission(host: Host) -> None:
+def test_in_the_order_of_their_submission(host: ShmHost) -> None:
     party = host.client()
     tasks = _tasks.Tasks(party)
     queue = tasks.open_queue(3)

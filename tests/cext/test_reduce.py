@@ -7,128 +7,34 @@ definition of cext/reduce_kernels.h.
 
 import functools
 import os
-import platform
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hoplite_mp import _reduce
-
-Array = np.ndarray[Any, Any]
-
-INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
-HALVES = ["float16", "bfloat16"]
-FLOATS = ["float32", "float64"]
-COMPLEX = ["complex64", "complex128"]
-DTYPES = ["bool", *INTEGERS, *HALVES, *FLOATS, *COMPLEX]
-UFUNCS: dict[str, Callable[[Array, Array], Array]] = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "mean": np.add,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
-NUMERIC = ["sum", "prod", "min", "max", "mean"]
-OPS_OF = {
-    "bool": list(UFUNCS),
-    **{dtype: list(UFUNCS) for dtype in INTEGERS},
-    **{dtype: NUMERIC for dtype in HALVES + FLOATS},
-    **{dtype: ["sum", "prod"] for dtype in COMPLEX},
-}
-PAIRS = [(op, dtype) for dtype in DTYPES for op in OPS_OF[dtype]]
-every_pair = pytest.mark.parametrize(("op", "dtype"), PAIRS)
+from tests.support.reductions import (
+    DTYPES,
+    HALVES,
+    OPS_OF,
+    UFUNCS,
+    Array,
+    assert_same_fold,
+    every_pair,
+    numpy_dtype,
+    random_values,
+    reference_fold,
+)
 
 LINE_BYTES = 64
 CANARY = 0xA5
-# NumPy's minimum(0.0, -0.0) is the second argument on x86 and the smaller sign elsewhere.
-ZEROS_ARE_ORDERED_AS_ON_X86 = platform.machine() in ("x86_64", "AMD64")
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
-
-
-def times_by_parts(a: Array, b: Array) -> Array:
-    """The product of complex numbers with every step rounded: no fused multiply-add."""
-    product = np.empty_like(a)
-    product.real = a.real * b.real - a.imag * b.imag
-    product.imag = a.real * b.imag + a.imag * b.real
-    return product
-
-
-def reference(op: str, dtype: str, arrays: list[Array]) -> Array:
-    wide = np.dtype(dtype) if dtype not in HALVES else np.dtype(np.float32)
-    result = numpy_dtype(dtype)
-    if op == "mean" and dtype in ["bool", *INTEGERS]:
-        wide = result = np.dtype(np.float64)
-    fold = times_by_parts if op == "prod" and dtype in COMPLEX else UFUNCS[op]
-    with np.errstate(all="ignore"):
-        total = functools.reduce(fold, [array.astype(wide) for array in arrays])
-        if op == "mean":
-            total = total / wide.type(len(arrays))
-        return total.astype(result)
-
-
-def bits(array: Array, zeros_signed: bool) -> bytes:
-    """The bytes, with every NaN the same one."""
-    if array.dtype.kind == "c":
-        array = array.view(array.real.dtype)
-    if array.dtype.kind in "biu":
-        return array.tobytes()
-    found = array.view(f"u{array.itemsize}").copy()
-    with np.errstate(invalid="ignore"):  # bfloat16: a signalling NaN is reported by isnan
-        found[np.isnan(array)] = -1 % (1 << 8 * array.itemsize)  # a NaN
-        if not zeros_signed:
-            found[array == 0] = 0
-    return found.tobytes()
-
-
-def assert_same(op: str, found: Array, expected: Array) -> None:
-    zeros_signed = op not in ("min", "max") or ZEROS_ARE_ORDERED_AS_ON_X86
-    assert found.dtype == expected.dtype
-    if bits(found, zeros_signed) != bits(expected, zeros_signed):
-        with np.errstate(invalid="ignore"):
-            np.testing.assert_array_equal(found, expected)  # names the elements
-        raise AssertionError("the values agree, the bits do not: signs of zeros")
-
-
-def specials(dtype: np.dtype[Any]) -> Array:
-    if dtype.kind in "iu":
-        info = np.iinfo(dtype)
-        return np.array([info.min, info.max, info.max - 1, 0, 1, 2], dtype)
-    least, most = np.zeros(1, dtype), np.zeros(1, dtype)
-    least.view(f"u{dtype.itemsize}")[0] = 1  # the least subnormal
-    most[0] = ml_dtypes.finfo(dtype).max  # type: ignore[no-untyped-call]
-    rest = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 3.0], dtype)
-    return np.concatenate([least, -least, most, -most, rest])
-
-
-def values(dtype_name: str, count: int, rng: np.random.Generator) -> Array:
-    """A third any bits, a third ordinary numbers, a third extremes."""
-    dtype = numpy_dtype(dtype_name)
-    if dtype.kind == "b":
-        return rng.integers(0, 2, count).astype(bool)
-    if dtype.kind == "c":
-        return values(dtype.char.lower(), 2 * count, rng).view(dtype)
-    bits_of = f"u{dtype.itemsize}"
-    any_bits = np.frombuffer(rng.bytes(count * dtype.itemsize), bits_of)
-    ordinary = rng.integers(0, 9, count) if dtype.kind in "iu" else rng.normal(0, 3, count)
-    extreme = rng.choice(specials(dtype).view(bits_of), count)
-    choices = [any_bits, ordinary.astype(dtype).view(bits_of), extreme]
-    return np.choose(rng.integers(0, 3, count), choices).view(dtype)
 
 
 @functools.cache
@@ -136,7 +42,7 @@ def same_values(dtype_name: str, nbytes: int) -> list[Array]:
     """Three arrays that every test of a dtype shares, and none changes."""
     rng = np.random.default_rng(7)
     count = nbytes // numpy_dtype(dtype_name).itemsize
-    return [values(dtype_name, count, rng) for _ in range(3)]
+    return [random_values(dtype_name, count, rng) for _ in range(3)]
 
 
 class Place:
@@ -169,7 +75,7 @@ def check(
     """Reduce copies of `arrays` that lie at `offsets` (the last is the destination's)."""
     count = arrays[0].size
     places = [Place(a.nbytes, offset, a) for a, offset in zip(arrays, offsets, strict=False)]
-    expected = reference(op, dtype, arrays)
+    expected = reference_fold(op, dtype, arrays)
     if in_place is None or expected.itemsize != arrays[0].itemsize:
         in_place = None
         destination = Place(expected.nbytes, offsets[-1])
@@ -177,7 +83,7 @@ def check(
         destination = places[in_place]
     sources = [place.address for place in places]
     _reduce.reduce_addresses(op, dtype, sources, destination.address, count, threads)
-    assert_same(op, destination.read(expected.dtype), expected)
+    assert_same_fold(op, destination.read(expected.dtype), expected)
     destination.assert_surroundings_untouched()
     for i, (place, array) in enumerate(zip(places, arrays, strict=True)):
         assert i == in_place or place.bytes.tobytes() == array.tobytes()
@@ -204,7 +110,7 @@ def test_as_numpy(
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
-    arrays = [values(dtype, count, rng) for _ in range(inputs)]
+    arrays = [random_values(dtype, count, rng) for _ in range(inputs)]
     in_place = None if where is None else where % inputs
     check(op, dtype, arrays, offsets, threads, in_place)
 
@@ -273,7 +179,7 @@ def test_what_is_supported_is_what_is_documented() -> None:
 @every_pair
 def test_result_dtype(op: str, dtype: str) -> None:
     probe = np.ones(1, numpy_dtype(dtype))
-    expected = reference(op, dtype, [probe, probe]).dtype
+    expected = reference_fold(op, dtype, [probe, probe]).dtype
     assert numpy_dtype(_reduce.result_dtype(op, dtype)) == expected
 
 

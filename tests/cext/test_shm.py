@@ -4,48 +4,19 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hoplite_mp import _shm
-from tests.cext.host import STATE, Host
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.support.shm_host import STATE, ShmHost, put_bytes
 
 HEAD = _shm.BLOCK_HEAD_BYTES
 
 
-def put(client: _shm.Client, data: bytes, refs: bool = False) -> int:
-    """A sealed object in a small block."""
-    at = client.allocate(len(data))
-    assert at
-    client.write(at, data, [], [])
-    return client.publish(at, len(data), refs)
-
-
-def exit_code(run: Callable[[], None]) -> int:
-    """Of a forked child that does this."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            run()
-            code = 0
-        except BaseException as error:
-            print(repr(error), file=sys.__stderr__, flush=True)
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def test_nothing_else_is_in_the_gaps_of_a_payload(host: Host) -> None:
+def test_nothing_else_is_in_the_gaps_of_a_payload(host: ShmHost) -> None:
     """Buffers stand at multiples of 64; what lies before them was another object's, or the stack's,
     and would be read by other processes and sent to other hosts."""
     client = host.with_span(spans=8)
@@ -74,7 +45,7 @@ def test_nothing_else_is_in_the_gaps_of_a_payload(host: Host) -> None:
 # -- small blocks -----------------------------------------------------------------------------
 
 
-def test_blocks_are_aligned_and_apart(host: Host) -> None:
+def test_blocks_are_aligned_and_apart(host: ShmHost) -> None:
     client = host.with_span(spans=8)
     taken: list[tuple[int, int]] = []
     for size in (1, 64, 65, 128, 129, 300, 1000, 2000, 4095, 4096) * 4:
@@ -84,7 +55,7 @@ def test_blocks_are_aligned_and_apart(host: Host) -> None:
         taken.append((at - HEAD, at + size))
 
 
-def test_a_freed_block_is_the_next_of_its_class(host: Host) -> None:
+def test_a_freed_block_is_the_next_of_its_class(host: ShmHost) -> None:
     client = host.with_span(spans=2)
     first, _ = client.allocate(200), client.allocate(200)
     client.give_back(first)
@@ -93,9 +64,9 @@ def test_a_freed_block_is_the_next_of_its_class(host: Host) -> None:
     assert other & -(1 << 16) != first & -(1 << 16), "another class lies in another span"
 
 
-def test_an_object_gone_gives_its_block_back(host: Host) -> None:
+def test_an_object_gone_gives_its_block_back(host: ShmHost) -> None:
     client = host.with_span()
-    oid = put(client, b"x" * 500)
+    oid = put_bytes(client, b"x" * 500)
     at = client.inspect(oid)["block"]
     client.release(oid)
     assert client.news()
@@ -103,7 +74,7 @@ def test_an_object_gone_gives_its_block_back(host: Host) -> None:
     assert client.allocate(500) == at
 
 
-def test_without_room_the_answer_is_zero(host: Host) -> None:
+def test_without_room_the_answer_is_zero(host: ShmHost) -> None:
     client = host.client()
     assert client.allocate(100) == 0
     host.give_span(client)
@@ -114,7 +85,7 @@ def test_without_room_the_answer_is_zero(host: Host) -> None:
     assert client.allocate(4097) == 0, "larger ones are the node's"
 
 
-def test_others_return_small_blocks(host: Host) -> None:
+def test_others_return_small_blocks(host: ShmHost) -> None:
     """The owner of the table is not the lessee of the block: a task's result."""
     worker, owner = host.with_span(), host.client()
     got = []
@@ -143,7 +114,7 @@ def test_others_return_small_blocks(host: Host) -> None:
     assert worker.allocate(4000) == 0
 
 
-def test_the_lessee_finds_what_another_has_returned(host: Host) -> None:
+def test_the_lessee_finds_what_another_has_returned(host: ShmHost) -> None:
     lessee, other = host.with_span(), host.client()
     blocks = []
     while at := lessee.allocate(1000):
@@ -157,7 +128,7 @@ def test_the_lessee_finds_what_another_has_returned(host: Host) -> None:
     assert sorted(again) == sorted(blocks[::3])
 
 
-def test_empty_spans_go_back_even_the_last_of_a_class(host: Host) -> None:
+def test_empty_spans_go_back_even_the_last_of_a_class(host: ShmHost) -> None:
     client = host.client()
     spans = {host.give_span(client) for _ in range(4)}
     blocks = []
@@ -177,7 +148,7 @@ def test_empty_spans_go_back_even_the_last_of_a_class(host: Host) -> None:
     assert client.allocate(3000), "the place of a span that went is used again"
 
 
-def test_a_span_may_change_its_class(host: Host) -> None:
+def test_a_span_may_change_its_class(host: ShmHost) -> None:
     client = host.client()
     for _ in range(2):
         host.give_span(client)
@@ -194,7 +165,7 @@ def test_a_span_may_change_its_class(host: Host) -> None:
 
 
 def test_a_span_has_no_more_blocks_than_numbers() -> None:
-    host = Host(span_bytes=1 << 24, small_max=64)
+    host = ShmHost(span_bytes=1 << 24, small_max=64)
     client = host.with_span()
     blocks = set()
     while at := client.allocate(64):
@@ -205,7 +176,7 @@ def test_a_span_has_no_more_blocks_than_numbers() -> None:
 
 
 def test_the_largest_small_object_has_a_class() -> None:
-    host = Host(span_bytes=1 << 25, small_max=12 << 20)
+    host = ShmHost(span_bytes=1 << 25, small_max=12 << 20)
     client = host.with_span()
     assert client.allocate(12 << 20)
     assert client.allocate((12 << 20) + 1) == 0
@@ -223,13 +194,13 @@ def test_spans_that_cannot_be_are_refused(span: int, small: int) -> None:
 # -- big blocks and the ring of returns ---------------------------------------------------------
 
 
-def big(host: Host, client: _shm.Client, size: int = 10_000) -> tuple[int, int]:
+def big(host: ShmHost, client: _shm.Client, size: int = 10_000) -> tuple[int, int]:
     at = host.store.lease(size, client.slot)
     assert at is not None
     return at, client.publish(at, size, False)
 
 
-def test_big_blocks_come_back_through_the_ring(host: Host) -> None:
+def test_big_blocks_come_back_through_the_ring(host: ShmHost) -> None:
     client = host.client()
     for _ in range(10_000):  # two rounds of the ring, and more
         at, oid = big(host, client)
@@ -241,7 +212,7 @@ def test_big_blocks_come_back_through_the_ring(host: Host) -> None:
         assert at not in host.store.leases
 
 
-def test_an_overflow_of_the_ring_loses_nothing(host: Host) -> None:
+def test_an_overflow_of_the_ring_loses_nothing(host: ShmHost) -> None:
     client = host.client()
     blocks = [host.store.lease(5000, client.slot) for _ in range(4200)]
     assert host.node.returns() == []
@@ -257,7 +228,7 @@ def test_an_overflow_of_the_ring_loses_nothing(host: Host) -> None:
     assert not host.store.leases
 
 
-def test_a_return_that_was_not_written_means_looking_at_all(host: Host) -> None:
+def test_a_return_that_was_not_written_means_looking_at_all(host: ShmHost) -> None:
     client = host.client()
     at = host.store.lease(5000, client.slot)
     assert at is not None
@@ -269,7 +240,7 @@ def test_a_return_that_was_not_written_means_looking_at_all(host: Host) -> None:
     assert host.node.returns() == []
 
 
-def test_freed_bytes_can_be_reclaimed_before_their_owner_collects(host: Host) -> None:
+def test_freed_bytes_can_be_reclaimed_before_their_owner_collects(host: ShmHost) -> None:
     client = host.client()
     at, oid = big(host, client)
     client.release(oid)
@@ -280,7 +251,7 @@ def test_freed_bytes_can_be_reclaimed_before_their_owner_collects(host: Host) ->
     assert client.state(oid) == STATE["FREE"]
 
 
-def test_bytes_that_went_on_to_another_object_are_not_the_old_ones(host: Host) -> None:
+def test_bytes_that_went_on_to_another_object_are_not_the_old_ones(host: ShmHost) -> None:
     """A header that nobody has collected names a block which belongs to a newer object."""
     client = host.client()
     at, old = big(host, client)
@@ -295,7 +266,7 @@ def test_bytes_that_went_on_to_another_object_are_not_the_old_ones(host: Host) -
 # -- together -----------------------------------------------------------------------------------
 
 
-def test_threads_share_a_client(host: Host) -> None:
+def test_threads_share_a_client(host: ShmHost) -> None:
     client = host.with_span(spans=8)
     failures: list[BaseException] = []
 
@@ -305,7 +276,7 @@ def test_threads_share_a_client(host: Host) -> None:
         try:
             for _ in range(3000):
                 if rng.random() < 0.5 or not held:
-                    oid = put(client, bytes([seed]) * 300)
+                    oid = put_bytes(client, bytes([seed]) * 300)
                     held.append((client.hold(oid, False), client.view(oid)))
                 else:
                     _, view = held.pop(rng.randrange(len(held)))
@@ -327,7 +298,7 @@ def test_threads_share_a_client(host: Host) -> None:
     assert host.node.scan() == []
 
 
-def test_a_reader_and_the_last_releaser_race(host: Host) -> None:
+def test_a_reader_and_the_last_releaser_race(host: ShmHost) -> None:
     """Another process acquires what this one drops: it has it whole, or not at all."""
     client = host.with_span(spans=4)
     other = host.node.register(0, 2, 1)

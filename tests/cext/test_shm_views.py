@@ -8,15 +8,23 @@ from typing import Any
 import pytest
 
 from hoplite_mp import _shm
-from tests.cext.host import LEASED, OFF_HEADERS, STATE, TABLE_HEADERS, TABLES, Host
-from tests.cext.test_shm import exit_code, put
+from tests.support.processes import exit_code_in_child
+from tests.support.shm_host import (
+    LEASED,
+    OFF_HEADERS,
+    STATE,
+    TABLE_HEADERS,
+    TABLES,
+    ShmHost,
+    put_bytes,
+)
 
 # -- views and blocks ---------------------------------------------------------------------------
 
 
-def test_a_view_pins_and_outlives_the_last_ref(host: Host) -> None:
+def test_a_view_pins_and_outlives_the_last_ref(host: ShmHost) -> None:
     client, reader = host.with_span(), host.client()
-    oid = put(client, b"abc" * 300)
+    oid = put_bytes(client, b"abc" * 300)
     view = reader.view(oid)
     assert isinstance(view, _shm.View)
     assert len(view) == 900
@@ -32,9 +40,9 @@ def test_a_view_pins_and_outlives_the_last_ref(host: Host) -> None:
     assert client.inspect(oid)["state"] == "FREED"
 
 
-def test_views_are_readable_after_close(host: Host) -> None:
+def test_views_are_readable_after_close(host: ShmHost) -> None:
     client = host.with_span()
-    oid = put(client, b"abc" * 300)
+    oid = put_bytes(client, b"abc" * 300)
     view = client.view(oid)
     client.close()
     assert not client.usable
@@ -47,10 +55,10 @@ def test_views_are_readable_after_close(host: Host) -> None:
     assert host.node.inspect(oid)["state"] == "FREE"
 
 
-def test_private_pages_are_written_by_one_alone(host: Host) -> None:
+def test_private_pages_are_written_by_one_alone(host: ShmHost) -> None:
     """Copy on write: pages that nobody wrote to are the store's, and the object stays pinned."""
     client, reader = host.with_span(), host.client()
-    oid = put(client, b"abc" * 300)
+    oid = put_bytes(client, b"abc" * 300)
     view = reader.view(oid)
     assert isinstance(view, _shm.View)
     part = memoryview(view)[3:-3]
@@ -76,9 +84,9 @@ def test_private_pages_are_written_by_one_alone(host: Host) -> None:
     assert client.inspect(oid)["state"] == "FREED"
 
 
-def test_private_pages_outlive_the_cluster_and_are_not_made_after_it(host: Host) -> None:
+def test_private_pages_outlive_the_cluster_and_are_not_made_after_it(host: ShmHost) -> None:
     client = host.with_span()
-    oid = put(client, b"abc" * 300)
+    oid = put_bytes(client, b"abc" * 300)
     view = client.view(oid)
     assert isinstance(view, _shm.View)
     private = view.private(memoryview(view))
@@ -89,9 +97,9 @@ def test_private_pages_outlive_the_cluster_and_are_not_made_after_it(host: Host)
     assert bytes(memoryview(private)) == b"abc" * 300
 
 
-def test_a_forked_child_reads_and_lets_go_of_nothing(host: Host) -> None:
+def test_a_forked_child_reads_and_lets_go_of_nothing(host: ShmHost) -> None:
     client = host.with_span(spans=2)
-    oid = put(client, b"abc" * 300)
+    oid = put_bytes(client, b"abc" * 300)
     kept: dict[str, Any] = {"view": client.view(oid), "hold": client.hold(oid)}
     kept["block"] = client.block(client.allocate(100), 100)
 
@@ -102,13 +110,13 @@ def test_a_forked_child_reads_and_lets_go_of_nothing(host: Host) -> None:
         kept.clear()
         gc.collect()
 
-    assert exit_code(child) == 0
+    assert exit_code_in_child(child) == 0
     header = client.inspect(oid)
     assert (header["refs"], header["pins"]) == ([1], [1])
     assert bytes(kept["view"])[:3] == b"abc"
 
 
-def test_a_block_is_freed_or_becomes_an_object(host: Host) -> None:
+def test_a_block_is_freed_or_becomes_an_object(host: ShmHost) -> None:
     client = host.with_span()
     at = client.allocate(200)
     block = client.block(at, 200)
@@ -129,7 +137,7 @@ def test_a_block_is_freed_or_becomes_an_object(host: Host) -> None:
     assert client.state(oid) == STATE["FREED"]
 
 
-def test_a_result_that_did_not_count_leaves_the_block_to_its_writer(host: Host) -> None:
+def test_a_result_that_did_not_count_leaves_the_block_to_its_writer(host: ShmHost) -> None:
     client = host.with_span()
     oid = client.new(2, STATE["CLAIMED"], client.slot)
     at = client.allocate(200)
@@ -144,9 +152,9 @@ def test_a_result_that_did_not_count_leaves_the_block_to_its_writer(host: Host) 
     assert client.allocate(200) == at
 
 
-def test_a_hold_in_a_garbage_cycle_lets_go(host: Host) -> None:
+def test_a_hold_in_a_garbage_cycle_lets_go(host: ShmHost) -> None:
     client = host.with_span()
-    oid = put(client, b"x" * 300)
+    oid = put_bytes(client, b"x" * 300)
     cycle: dict[str, Any] = {"hold": client.hold(oid, False), "view": client.view(oid)}
     cycle["self"] = cycle
     del cycle
@@ -155,9 +163,9 @@ def test_a_hold_in_a_garbage_cycle_lets_go(host: Host) -> None:
     assert client.state(oid) == STATE["FREED"]
 
 
-def test_what_is_not_held_cannot_be_let_go(host: Host) -> None:
+def test_what_is_not_held_cannot_be_let_go(host: ShmHost) -> None:
     client, other = host.with_span(), host.client()
-    oid = put(client, b"x" * 300)
+    oid = put_bytes(client, b"x" * 300)
     with pytest.raises(ValueError, match="not held"):
         other.release(oid)
     with pytest.raises(ValueError, match="not pinned"):
@@ -170,7 +178,7 @@ def test_what_is_not_held_cannot_be_let_go(host: Host) -> None:
 # -- ids ----------------------------------------------------------------------------------------
 
 
-def test_the_id_zero_is_nobodys(host: Host) -> None:
+def test_the_id_zero_is_nobodys(host: ShmHost) -> None:
     client = host.client()
     oids = {client.new(1, STATE["WAITING"]) for _ in range(2 * TABLE_HEADERS)}
     assert len(oids) == 2 * TABLE_HEADERS
@@ -181,7 +189,7 @@ def test_the_id_zero_is_nobodys(host: Host) -> None:
 
 
 @pytest.mark.parametrize("oid", [TABLES << 48, TABLE_HEADERS << 32, (1 << 64) - 1])
-def test_what_is_no_id_is_refused(host: Host, oid: int) -> None:
+def test_what_is_no_id_is_refused(host: ShmHost, oid: int) -> None:
     client = host.client()
     for call in (client.acquire, client.release, client.hold, client.view, client.state):
         with pytest.raises(ValueError, match="no local id"):
@@ -191,7 +199,7 @@ def test_what_is_no_id_is_refused(host: Host, oid: int) -> None:
             call(oid)
 
 
-def test_generations_wrap(host: Host) -> None:
+def test_generations_wrap(host: ShmHost) -> None:
     client = host.client()
     oid = client.new(1, STATE["CLAIMED"], client.slot)
     word = OFF_HEADERS + 128 * (oid >> 32 & 0xFFFF)
@@ -210,7 +218,7 @@ def test_generations_wrap(host: Host) -> None:
     assert client.acquire(new)
 
 
-def test_all_tables_taken_is_an_error(host: Host) -> None:
+def test_all_tables_taken_is_an_error(host: ShmHost) -> None:
     for table in range(TABLES):
         host.write_word(host.table(table), 200, 4)
     client = host.client()
@@ -220,10 +228,10 @@ def test_all_tables_taken_is_an_error(host: Host) -> None:
     assert client.new(1, STATE["WAITING"]) >> 48 == 7
 
 
-def test_a_table_of_the_dead_is_used_again_when_empty(host: Host) -> None:
+def test_a_table_of_the_dead_is_used_again_when_empty(host: ShmHost) -> None:
     client = host.with_span()
-    oid = put(client, b"x" * 300)
-    stale = put(client, b"x" * 300)
+    oid = put_bytes(client, b"x" * 300)
+    stale = put_bytes(client, b"x" * 300)
     other = host.client()
     assert other.acquire(oid)
     client.close()
@@ -239,7 +247,7 @@ def test_a_table_of_the_dead_is_used_again_when_empty(host: Host) -> None:
     assert not other.acquire(stale)
 
 
-def test_slots_are_limited(host: Host) -> None:
+def test_slots_are_limited(host: ShmHost) -> None:
     slots = [host.node.register(0, 2, 1) for _ in range(255)]
     assert slots == list(range(1, 256))
     assert host.node.register(0, 2, 1) == -1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp import _engine, _tasks
-from tests.cext.host import Host
+from tests.support.shm_host import ShmHost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ class Node:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.host = Host(host_id=200 + number)
+        self.host = ShmHost(host_id=200 + number)
         self.engine = _engine.Engine(1 + number)
         board = _tasks.Board(self.host.node_tasks, BOARD)
         board.reset(2, GROUP)

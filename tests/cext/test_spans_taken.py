@@ -2,11 +2,10 @@
 
 import random
 
-from tests.cext.host import Host
-from tests.cext.test_shm import put
+from tests.support.shm_host import ShmHost, put_bytes
 
 
-def test_a_span_that_has_never_been_used(host: Host) -> None:
+def test_a_span_that_has_never_been_used(host: ShmHost) -> None:
     client = host.client()
     span = host.give_span(client)
     assert host.node.revoke_span(span)
@@ -15,7 +14,7 @@ def test_a_span_that_has_never_been_used(host: Host) -> None:
     assert client.allocate(100)
 
 
-def test_a_span_on_its_way_is_not_taken(host: Host) -> None:
+def test_a_span_on_its_way_is_not_taken(host: ShmHost) -> None:
     client = host.client()
     span = host.store.lease_span(client.slot)
     assert span is not None
@@ -24,14 +23,14 @@ def test_a_span_on_its_way_is_not_taken(host: Host) -> None:
     assert host.node.revoke_span(span)
 
 
-def test_a_span_that_goes_back_is_not_taken_as_well(host: Host) -> None:
+def test_a_span_that_goes_back_is_not_taken_as_well(host: ShmHost) -> None:
     client = host.client()
     span = host.give_span(client)
     assert client.take_empty_spans() == [span]
     assert not host.node.revoke_span(span)
 
 
-def test_a_span_that_was_taken_is_not_given_back(host: Host) -> None:
+def test_a_span_that_was_taken_is_not_given_back(host: ShmHost) -> None:
     client = host.client()
     span = host.give_span(client)
     client.give_back(client.allocate(3000))
@@ -39,7 +38,7 @@ def test_a_span_that_was_taken_is_not_given_back(host: Host) -> None:
     assert client.take_empty_spans() == []
 
 
-def test_a_block_in_use_keeps_its_span(host: Host) -> None:
+def test_a_block_in_use_keeps_its_span(host: ShmHost) -> None:
     client = host.client()
     span = host.give_span(client)
     blocks = [client.allocate(3000) for _ in range(5)]
@@ -51,10 +50,10 @@ def test_a_block_in_use_keeps_its_span(host: Host) -> None:
     assert client.allocate(3000) == 0
 
 
-def test_what_nobody_has_collected_yet_does_not_keep_it(host: Host) -> None:
+def test_what_nobody_has_collected_yet_does_not_keep_it(host: ShmHost) -> None:
     client = host.client()
     span = host.give_span(client)
-    oid = put(client, b"x" * 500)
+    oid = put_bytes(client, b"x" * 500)
     client.release(oid)
     assert not host.node.revoke_span(span)
     host.node.reclaim_freed()
@@ -63,7 +62,7 @@ def test_what_nobody_has_collected_yet_does_not_keep_it(host: Host) -> None:
     assert client.allocate(500) == 0
 
 
-def test_the_same_span_leased_again_to_the_same_client(host: Host) -> None:
+def test_the_same_span_leased_again_to_the_same_client(host: ShmHost) -> None:
     client = host.client()
     span = host.give_span(client)
     client.give_back(client.allocate(60))
@@ -76,7 +75,7 @@ def test_the_same_span_leased_again_to_the_same_client(host: Host) -> None:
     assert client.take_empty_spans() == [span]
 
 
-def test_at_random_no_block_is_two_clients(host: Host) -> None:
+def test_at_random_no_block_is_two_clients(host: ShmHost) -> None:
     dice = random.Random(7)
     clients = [host.client() for _ in range(3)]
     held: dict[int, tuple[int, int]] = {}  # payload -> client, bytes

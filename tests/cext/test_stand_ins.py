@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp import _tasks
-from tests.cext.host import POOL, Host
-from tests.cext.test_tasks import Party
+from tests.support.shm_host import POOL, Party, ShmHost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,7 +44,7 @@ def fixture_play() -> Iterator[Play]:
 class Pool:
     """Two workers of a pool's own, and two stand-ins."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ShmHost) -> None:
         self.host = host
         self.sender = Party(host, host.node.register(0, 1, POOL))
         self.own = [Party(host), Party(host)]
@@ -73,13 +72,13 @@ class Pool:
 
 
 @pytest.fixture(name="pool")
-def fixture_pool(host: Host) -> Pool:
+def fixture_pool(host: ShmHost) -> Pool:
     return Pool(host)
 
 
 @pytest.mark.parametrize("event", ["waits", "promoted", "retires", "called", "closes"])
 def test_stand_in_aside_sleeps_on_the_word_that_the_node_wakes(
-    host: Host, pool: Pool, play: Play, event: str
+    host: ShmHost, pool: Pool, play: Play, event: str
 ) -> None:
     stand_in = pool.stand_ins[0]
 
@@ -141,7 +140,7 @@ def test_stand_in_beyond_the_waiting_workers_steps_aside_for_one_that_runs(pool:
     assert pool.begun() == [0]
 
 
-def test_another_stand_in_begins_when_one_retires_or_ends(host: Host, pool: Pool) -> None:
+def test_another_stand_in_begins_when_one_retires_or_ends(host: ShmHost, pool: Pool) -> None:
     pool.sender.task()
     pool.wait(0)
     host.node.set_retire(pool.stand_ins[0].slot, RETIRES)
@@ -219,7 +218,7 @@ def test_own_workers_that_are_free_together_begin_one_task_beside_a_stand_in(poo
 
 
 def test_own_workers_begin_tasks_as_before_when_the_stand_ins_have_ended(
-    host: Host, pool: Pool
+    host: ShmHost, pool: Pool
 ) -> None:
     overfull(pool)
     for one in pool.stand_ins:

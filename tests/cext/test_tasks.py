@@ -5,77 +5,30 @@ from __future__ import annotations
 import os
 import signal
 import struct
-import sys
 import threading
 import time
-import warnings
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hoplite_mp import _tasks
-from tests.cext.host import (
-    KIND_TASK,
+from tests.support.processes import exit_code_of, fork_child
+from tests.support.shm_host import (
     OFF_QUEUES,
     POOL,
     QUEUE_BYTES,
     QUEUES,
+    SECOND,
+    SLICE_S,
     STATE,
-    Host,
+    Party,
+    ShmHost,
     kept_waiting,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-SECOND = 10**9
-SLICE_S = 0.5
-
-
-class Party:
-    """A client slot with its tasks and a queue."""
-
-    def __init__(self, host: Host, slot: int = 0) -> None:
-        self.client = host.client(slot)
-        self.slot = self.client.slot
-        self.tasks = _tasks.Tasks(self.client)
-        self.queue = self.tasks.open_queue(POOL)
-
-    def task(self, ready: bool = True, **options: int) -> int:
-        oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, POOL)
-        retries, timeout = options.get("retries", 0), options.get("timeout", 0)
-        self.tasks.submit(oid, 0, b"", 0, retries, timeout, 0, b"t", self.queue, ready)
-        return oid
-
-    def finish(self, oid: int) -> None:
-        self.client.bind_inline(oid, b"x" * 16, [], [], 16, False)
-        assert self.tasks.finish(oid, False)
-
-
-def fork(run: Callable[[], None]) -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        run()
-        code = 0
-    except BaseException as error:
-        print(repr(error), file=sys.__stderr__, flush=True)
-    finally:
-        os._exit(code)
-
-
-def ended(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
 
 # -- queues -------------------------------------------------------------------------------------
 
 
-def test_a_ring_fills_and_wraps(host: Host) -> None:
+def test_a_ring_fills_and_wraps(host: ShmHost) -> None:
     party = Party(host)
     for _ in range(3):
         oids = [party.task() for _ in range(_tasks.QUEUED_HINTS_MAX)]
@@ -92,7 +45,7 @@ def test_a_ring_fills_and_wraps(host: Host) -> None:
         party.client.collect()
 
 
-def test_a_hint_may_be_stale_or_doubled(host: Host) -> None:
+def test_a_hint_may_be_stale_or_doubled(host: ShmHost) -> None:
     party = Party(host)
     oids = [party.task() for _ in range(4)]
     assert party.tasks.post(oids[2], party.queue)
@@ -102,14 +55,14 @@ def test_a_hint_may_be_stale_or_doubled(host: Host) -> None:
     assert [party.tasks.next(POOL, 0) for _ in range(3)] == [oids[2], oids[3], 0]
 
 
-def test_only_the_pool_takes_its_hints(host: Host) -> None:
+def test_only_the_pool_takes_its_hints(host: ShmHost) -> None:
     party, other = Party(host), Party(host)
     oid = party.task()
     assert other.tasks.next(POOL + 1, 0) == 0
     assert other.tasks.next(POOL, 0) == oid
 
 
-def test_a_queue_that_was_closed_serves_another_pool(host: Host) -> None:
+def test_a_queue_that_was_closed_serves_another_pool(host: ShmHost) -> None:
     party, worker = Party(host), Party(host)
     for pool in (3, 4, 3, 5) * 5:
         oids = [party.task(ready=False) for _ in range(7)]
@@ -129,7 +82,7 @@ def test_a_queue_that_was_closed_serves_another_pool(host: Host) -> None:
         party.tasks.close_queue(again)
 
 
-def test_consumers_at_a_queue_that_closes(host: Host) -> None:
+def test_consumers_at_a_queue_that_closes(host: ShmHost) -> None:
     """The counts of a ring go on when it is closed: no consumer's CAS may spoil the next one's."""
     party = Party(host)
     slot = host.node.register(0, 2, POOL)
@@ -144,7 +97,7 @@ def test_consumers_at_a_queue_that_closes(host: Host) -> None:
                 worker.finish(oid)
         os.read(read, 1)
 
-    pid = fork(child)
+    pid = fork_child(child)
     os.close(read)
     end = time.monotonic() + 2
     while time.monotonic() < end:
@@ -160,10 +113,10 @@ def test_consumers_at_a_queue_that_closes(host: Host) -> None:
         party.client.collect()
     host.node.set_closing()
     os.close(write)
-    assert ended(pid) == 0
+    assert exit_code_of(pid) == 0
 
 
-def test_queues_are_limited(host: Host) -> None:
+def test_queues_are_limited(host: ShmHost) -> None:
     party = Party(host)
     opened = [party.tasks.open_queue(POOL) for _ in range(QUEUES - 2)]
     with pytest.raises(MemoryError, match="queues of this host are taken"):
@@ -176,7 +129,7 @@ def test_queues_are_limited(host: Host) -> None:
         party.tasks.open_queue(256)
 
 
-def test_no_task_is_claimed_twice(host: Host) -> None:
+def test_no_task_is_claimed_twice(host: ShmHost) -> None:
     """20 000 tasks, three worker processes and this one."""
     count, workers = 20_000, 3
     party = Party(host)
@@ -193,7 +146,7 @@ def test_no_task_is_claimed_twice(host: Host) -> None:
                 worker.finish(oid)
         os.write(write, struct.pack("Q", len(taken)))
 
-    pids = [fork(lambda slot=slot: work(slot)) for slot in slots]  # type: ignore[misc]
+    pids = [fork_child(lambda slot=slot: work(slot)) for slot in slots]  # type: ignore[misc]
     mine = done = 0
     pending: set[int] = set()
     while done < count:
@@ -211,7 +164,7 @@ def test_no_task_is_claimed_twice(host: Host) -> None:
         party.client.collect()
     host.node.set_closing()
     host.node_tasks.wake_pool_all()
-    assert [ended(pid) for pid in pids] == [0] * workers
+    assert [exit_code_of(pid) for pid in pids] == [0] * workers
     others = [struct.unpack("Q", os.read(read, 8))[0] for _ in pids]
     os.close(read)
     os.close(write)
@@ -222,12 +175,12 @@ def test_no_task_is_claimed_twice(host: Host) -> None:
 
 
 @pytest.mark.parametrize(("asked", "kept"), [(-1, 0), (3, 3), (70_000, 65_535)])
-def test_retries_are_not_cut(host: Host, asked: int, kept: int) -> None:
+def test_retries_are_not_cut(host: ShmHost, asked: int, kept: int) -> None:
     party = Party(host)
     assert party.client.inspect(party.task(retries=asked))["retries_left"] == kept
 
 
-def test_a_deadline_outlives_a_task_that_runs_inside(host: Host) -> None:
+def test_a_deadline_outlives_a_task_that_runs_inside(host: ShmHost) -> None:
     party = Party(host)
     outer, inner = party.task(timeout=SECOND), party.task()
     assert party.tasks.next(POOL, 0) == outer
@@ -245,7 +198,7 @@ def test_a_deadline_outlives_a_task_that_runs_inside(host: Host) -> None:
     assert (info["deadline_ns"], info["running"], info["tasks_done"]) == (0, 0, 2)
 
 
-def test_the_node_leaves_a_living_claimant_alone(host: Host) -> None:
+def test_the_node_leaves_a_living_claimant_alone(host: ShmHost) -> None:
     """A dead submitter's task that a worker has just claimed, and has written already."""
     submitter, worker = Party(host), Party(host)
     host.give_span(worker.client)
@@ -261,7 +214,7 @@ def test_the_node_leaves_a_living_claimant_alone(host: Host) -> None:
     assert worker.tasks.finish(oid, False)
 
 
-def test_drain_says_nothing_of_what_is_not_done(host: Host) -> None:
+def test_drain_says_nothing_of_what_is_not_done(host: ShmHost) -> None:
     party = Party(host)
     oid = party.task()
     host.node.announce(oid)  # a bit of an earlier life
@@ -275,7 +228,7 @@ def test_drain_says_nothing_of_what_is_not_done(host: Host) -> None:
 # -- waiting ------------------------------------------------------------------------------------
 
 
-def test_a_wait_ends_at_its_time(host: Host) -> None:
+def test_a_wait_ends_at_its_time(host: ShmHost) -> None:
     party = Party(host)
     oid = party.task(ready=False)
     assert party.tasks.wait([oid], 1, 0, False) == _tasks.TIMEOUT
@@ -291,7 +244,7 @@ def test_a_wait_ends_at_its_time(host: Host) -> None:
     assert 0.02 <= seconds < 0.3 + kept_waiting() - waited
 
 
-def test_a_wait_for_some_of_many(host: Host) -> None:
+def test_a_wait_for_some_of_many(host: ShmHost) -> None:
     party = Party(host)
     oids = [party.task(ready=False) for _ in range(50)]
     for oid in oids[::2]:
@@ -305,7 +258,7 @@ def test_a_wait_for_some_of_many(host: Host) -> None:
     assert party.tasks.wait([], 0, 0, False) == _tasks.DONE
 
 
-def test_waiters_are_woken_whoever_they_are(host: Host) -> None:
+def test_waiters_are_woken_whoever_they_are(host: ShmHost) -> None:
     """Several threads of the owner, and of a client that is parked on another's id."""
     owner, other = Party(host), Party(host)
     oids = [owner.task(ready=False) for _ in range(5)]
@@ -345,7 +298,7 @@ def test_waiters_are_woken_whoever_they_are(host: Host) -> None:
     assert not host.masks_with(other.slot), "parked no more"
 
 
-def test_events_wake(host: Host) -> None:
+def test_events_wake(host: ShmHost) -> None:
     party, other = Party(host), Party(host)
     seen = party.tasks.event()
     other.tasks.wake(party.slot)
@@ -366,7 +319,7 @@ def test_events_wake(host: Host) -> None:
     timer.join()
 
 
-def test_closing_ends_every_wait(host: Host) -> None:
+def test_closing_ends_every_wait(host: ShmHost) -> None:
     party = Party(host)
     oid = party.task(ready=False)
     results: list[int] = []
@@ -385,7 +338,7 @@ class Interrupted(Exception):
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_a_signal_reaches_a_waiter(host: Host, raises: bool) -> None:
+def test_a_signal_reaches_a_waiter(host: ShmHost, raises: bool) -> None:
     party = Party(host)
     oid = party.task(ready=False)
     handled: list[float] = []
@@ -420,7 +373,7 @@ def test_a_signal_reaches_a_waiter(host: Host, raises: bool) -> None:
     assert not host.masks_with(party.slot)
 
 
-def test_an_interrupt_ends_the_wait_for_a_task(host: Host) -> None:
+def test_an_interrupt_ends_the_wait_for_a_task(host: ShmHost) -> None:
     party = Party(host)
     ready, here = os.pipe()
 
@@ -436,11 +389,11 @@ def test_an_interrupt_ends_the_wait_for_a_task(host: Host) -> None:
 
     slot = host.node.register(0, 2, POOL)
     started = time.monotonic()
-    pid = fork(child)
+    pid = fork_child(child)
     assert os.read(ready, 1) == b"r"
     time.sleep(0.2)  # it sleeps by then; if not, it is interrupted before
     os.kill(pid, signal.SIGINT)
-    assert ended(pid) == 0
+    assert exit_code_of(pid) == 0
     assert time.monotonic() - started < 10
     os.close(ready)
     os.close(here)

@@ -8,7 +8,7 @@ import time
 
 from hoplite_mp import _tasks
 from hoplite_mp._protocol.diagnostics import EVENT
-from tests.cext.host import KIND_TASK, NODE, POOL, STATE, Host
+from tests.support.shm_host import KIND_TASK, NODE, POOL, STATE, ShmHost
 
 DONE, FAILED, CANCELLED = 1, 2, 3
 MOST = _tasks.TRACED_EVENTS_MAX
@@ -17,7 +17,7 @@ MOST = _tasks.TRACED_EVENTS_MAX
 class Party:
     """A client that runs tasks, and the node's look at it."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ShmHost) -> None:
         self.client = host.client()
         self.slot = self.client.slot
         self.tasks = _tasks.Tasks(self.client)
@@ -43,7 +43,7 @@ def test_events_have_the_size_that_the_vocabulary_says() -> None:
     assert EVENT.size == _tasks.EVENT_BYTES
 
 
-def test_nothing_is_written_while_nobody_traces(host: Host) -> None:
+def test_nothing_is_written_while_nobody_traces(host: ShmHost) -> None:
     party = Party(host)
     oid = party.task()
     assert not party.tasks.tracing
@@ -53,7 +53,7 @@ def test_nothing_is_written_while_nobody_traces(host: Host) -> None:
     assert party.ended() == []
 
 
-def test_tasks_inside_one_another(host: Host) -> None:
+def test_tasks_inside_one_another(host: ShmHost) -> None:
     party = Party(host)
     outer, inner = party.task(b"outer"), party.task(b"x" * 40)
     before = time.monotonic_ns()
@@ -71,7 +71,7 @@ def test_tasks_inside_one_another(host: Host) -> None:
     assert before <= second[1] <= first[1] <= first[2] <= second[2] <= time.monotonic_ns()
 
 
-def test_a_task_that_was_aborted_has_ended_as_cancelled(host: Host) -> None:
+def test_a_task_that_was_aborted_has_ended_as_cancelled(host: ShmHost) -> None:
     party = Party(host)
     party.trace.start()
     oid = party.task()
@@ -83,7 +83,7 @@ def test_a_task_that_was_aborted_has_ended_as_cancelled(host: Host) -> None:
     assert party.ended() == [(oid, CANCELLED, b"t")]
 
 
-def test_what_ended_before_a_trace_is_not_in_it(host: Host) -> None:
+def test_what_ended_before_a_trace_is_not_in_it(host: ShmHost) -> None:
     party = Party(host)
     party.trace.start()
     party.tasks.end(party.tasks.begin(party.task()), False)
@@ -92,7 +92,7 @@ def test_what_ended_before_a_trace_is_not_in_it(host: Host) -> None:
     assert party.ended() == []
 
 
-def test_the_oldest_go_when_nobody_takes_them(host: Host) -> None:
+def test_the_oldest_go_when_nobody_takes_them(host: ShmHost) -> None:
     party = Party(host)
     party.trace.start()
     oid = party.task()
@@ -108,7 +108,7 @@ def test_the_oldest_go_when_nobody_takes_them(host: Host) -> None:
     assert not party.trace.waits(party.slot)
 
 
-def test_deeper_than_the_stack_is_not_shown_but_counted_right(host: Host) -> None:
+def test_deeper_than_the_stack_is_not_shown_but_counted_right(host: ShmHost) -> None:
     party = Party(host)
     oids = [party.task() for _ in range(300)]
     for oid in oids:
@@ -121,7 +121,7 @@ def test_deeper_than_the_stack_is_not_shown_but_counted_right(host: Host) -> Non
     assert [one[0] for one in party.ended()] == oids[:256][::-1]
 
 
-def test_group_calls(host: Host) -> None:
+def test_group_calls(host: ShmHost) -> None:
     party = Party(host)
     party.tasks.note_group_call(b"allreduce g", 3, 1, 5, False)
     party.trace.start()
@@ -133,7 +133,7 @@ def test_group_calls(host: Host) -> None:
     assert name.rstrip(b"\0") == b"allreduce g"
 
 
-def test_a_reader_beside_a_writer_sees_each_event_once(host: Host) -> None:
+def test_a_reader_beside_a_writer_sees_each_event_once(host: ShmHost) -> None:
     """The writer is a process of its own, faster than the reader at times; what is not seen is
     counted, what is seen is whole: a task's name is made of its number."""
     slot = host.node.register(0, 2, POOL)
@@ -174,7 +174,7 @@ def test_a_reader_beside_a_writer_sees_each_event_once(host: Host) -> None:
     assert seen > 0
 
 
-def test_what_a_killed_client_ran_is_still_there(host: Host) -> None:
+def test_what_a_killed_client_ran_is_still_there(host: ShmHost) -> None:
     slot = host.node.register(0, 2, POOL)
     trace = _tasks.Trace(host.node_tasks)
     trace.start()
@@ -203,7 +203,7 @@ def test_what_a_killed_client_ran_is_still_there(host: Host) -> None:
     assert trace.open(slot) == b""
 
 
-def test_tasks_by_state(host: Host) -> None:
+def test_tasks_by_state(host: ShmHost) -> None:
     party = Party(host)
     waiting = [party.client.new(KIND_TASK, STATE["WAITING"], 0, POOL) for _ in range(3)]
     before = time.monotonic_ns()
@@ -216,7 +216,7 @@ def test_tasks_by_state(host: Host) -> None:
     assert before <= party.tasks.submitted_ns(waiting[0]) <= time.monotonic_ns()
 
 
-def test_a_sleeper_says_what_it_sleeps_for(host: Host) -> None:
+def test_a_sleeper_says_what_it_sleeps_for(host: ShmHost) -> None:
     slot = host.node.register(0, 2, POOL)
     oid = host.node.new(KIND_TASK, STATE["CLAIMED"], NODE, POOL)
     pid = os.fork()

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hoplite_mp import _engine, _tasks
-from tests.cext.test_small_calls import (
+from tests.support.engine_calls import (
     ALLREDUCE,
     BARRIER,
     BOARD,
@@ -23,9 +23,9 @@ from tests.cext.test_small_calls import (
     GROUP,
     PART,
     TAKEN,
-    Node,
-    Played,
-    World,
+    EngineNode,
+    EngineRun,
+    EngineWorld,
 )
 
 MOVED = _engine.SMALL_MOVED
@@ -34,10 +34,10 @@ PLAN, OTHER = 641, 642
 
 @pytest.fixture
 def world() -> Any:
-    made: list[World] = []
+    made: list[EngineWorld] = []
 
-    def make(*about: Any) -> World:
-        made.append(World(*about))
+    def make(*about: Any) -> EngineWorld:
+        made.append(EngineWorld(*about))
         return made[-1]
 
     yield make
@@ -45,25 +45,25 @@ def world() -> Any:
         one.close()
 
 
-def board(node: Node) -> tuple[int, int]:
+def board(node: EngineNode) -> tuple[int, int]:
     """(calls that are over, result of the last one) as members see them."""
     *_, calls, result = _tasks.Board(node.host.node_tasks, BOARD).look()
     return calls, result
 
 
-def begin(node: Node, call: int, plan: int = PLAN) -> None:
+def begin(node: EngineNode, call: int, plan: int = PLAN) -> None:
     node.engine.small_begin(GROUP, call, plan)
     node.step()
 
 
-def vote(node: Node, call: int, plan: int = PLAN, result: int = 0) -> None:
+def vote(node: EngineNode, call: int, plan: int = PLAN, result: int = 0) -> None:
     node.engine.small_vote(GROUP, call, plan)
     if result:
         node.engine.small_result(GROUP, call, result)
     node.step()
 
 
-def kinds(node: Node) -> list[int]:
+def kinds(node: EngineNode) -> list[int]:
     return [event[0] for event in node.told]
 
 
@@ -340,7 +340,7 @@ def test_what_cannot_be_said_is_refused(world: Any) -> None:
         engine.small_begin(GROUP, 0, 1 << 32)
 
 
-class Voted(Played):
+class Voted(EngineRun):
     """As Played; some calls are large. Python begins them, votes once all members' nodes have begun
     the same one, and makes the result before or after its vote; or it cannot go on, and yields. A
     result's number is the version of the members who are in it."""
@@ -355,7 +355,7 @@ class Voted(Played):
         self.committed = 0
         self.opened = dict.fromkeys(range(count), 1)  # the version with which each engine is open
 
-    def hear(self, node: Node) -> None:
+    def hear(self, node: EngineNode) -> None:
         for event in node.told:
             if event[0] == MOVED:
                 assert self.owned[node.number], "TAKEN came first"

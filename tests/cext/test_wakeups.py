@@ -8,12 +8,15 @@ import time
 import pytest
 
 from hoplite_mp import _shm, _tasks
-from tests.cext.host import (
+from tests.support.processes import exit_code_of, fork_child
+from tests.support.shm_host import (
     POOL,
-    Host,
+    SECOND,
+    SLICE_S,
+    Party,
+    ShmHost,
     kept_waiting,
 )
-from tests.cext.test_tasks import SECOND, SLICE_S, Party, ended, fork
 
 
 def idle(*children: int) -> float:
@@ -27,7 +30,7 @@ def idle(*children: int) -> float:
 @pytest.mark.parametrize("spin_us", [0, 50])
 def test_ping_pong_does_not_wait_for_slices(spin_us: int) -> None:
     """A lost wake-up costs a slice of half a second; none may be lost on the way to and fro."""
-    host = Host(spin_us=spin_us)
+    host = ShmHost(spin_us=spin_us)
     party = Party(host)
     slot = host.node.register(0, 2, POOL)
 
@@ -38,7 +41,7 @@ def test_ping_pong_does_not_wait_for_slices(spin_us: int) -> None:
             if oid:
                 worker.finish(oid)
 
-    pid = fork(child)
+    pid = fork_child(child)
     rounds = 2000
     slow = 0
     started = idle(pid)
@@ -54,13 +57,13 @@ def test_ping_pong_does_not_wait_for_slices(spin_us: int) -> None:
     assert slow <= 1, "the first round waits for the fork"
     host.node.set_closing()
     host.node_tasks.wake_pool_all()
-    assert ended(pid) == 0
+    assert exit_code_of(pid) == 0
     host.close()
 
 
 def test_every_hint_finds_an_idle_worker() -> None:
     """Two submitters, three workers that sleep: nothing lies while somebody is idle."""
-    host = Host(spin_us=30, cores=4)
+    host = ShmHost(spin_us=30, cores=4)
     slots = [host.node.register(0, 2, POOL) for _ in range(3)]
 
     def child(slot: int) -> None:
@@ -71,7 +74,7 @@ def test_every_hint_finds_an_idle_worker() -> None:
                 time.sleep(0.001)
                 worker.finish(oid)
 
-    pids = [fork(lambda slot=slot: child(slot)) for slot in slots]  # type: ignore[misc]
+    pids = [fork_child(lambda slot=slot: child(slot)) for slot in slots]  # type: ignore[misc]
     parties = [Party(host), Party(host)]
     time.sleep(0.1)
     slow = 0
@@ -87,11 +90,11 @@ def test_every_hint_finds_an_idle_worker() -> None:
     assert slow == 0
     host.node.set_closing()
     host.node_tasks.wake_pool_all()
-    assert [ended(pid) for pid in pids] == [0, 0, 0]
+    assert [exit_code_of(pid) for pid in pids] == [0, 0, 0]
     host.close()
 
 
-def test_a_worker_that_is_to_retire_does_not_sleep(host: Host) -> None:
+def test_a_worker_that_is_to_retire_does_not_sleep(host: ShmHost) -> None:
     party = Party(host)
     host.node.set_retire(party.slot, 1)
     started = idle()
@@ -100,7 +103,7 @@ def test_a_worker_that_is_to_retire_does_not_sleep(host: Host) -> None:
     assert idle() - started < SLICE_S / 2
 
 
-def test_blocked_and_pids_are_seen_by_the_node(host: Host) -> None:
+def test_blocked_and_pids_are_seen_by_the_node(host: ShmHost) -> None:
     party = Party(host)
     party.tasks.set_pid(party.slot, 4711)
     party.tasks.set_blocked(True)

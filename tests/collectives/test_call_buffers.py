@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 import hoplite_mp
 from hoplite_mp import _tasks
 from hoplite_mp._group.single_host import BUFFER_BYTES_MIN, SingleHost
-from tests.cext.host import Host
 from tests.collectives.test_small_calls import (
     DTYPES,
     OPS,
@@ -30,6 +29,7 @@ from tests.collectives.test_small_calls import (
     parts,
     pid_at,
 )
+from tests.support.shm_host import ShmHost
 from tests.support.values import same_array
 from tests.support.waiting import eventually
 
@@ -366,8 +366,8 @@ def test_the_limit_of_a_buffer_is_the_one_that_was_set(limit: int) -> None:
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    made = Host()
+def host() -> Iterator[ShmHost]:
+    made = ShmHost()
     yield made
     made.close()
 
@@ -378,7 +378,7 @@ def give(board: _tasks.Board, rank: int, call: int, value: float, buffer: int) -
     return board.make(*about, np.full(8, value), buffer, 0, time.monotonic_ns())
 
 
-def test_a_buffer_that_others_may_read_is_not_written(host: Host) -> None:
+def test_a_buffer_that_others_may_read_is_not_written(host: ShmHost) -> None:
     """A rank that makes its call again, and one whose call comes after one that is not over."""
     _, members = board_of(host, 2)
     payload = host.store.lease(1 << 16, 0)

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hoplite_mp
-from tests.cext.host import POOL, STATE, Host
 from tests.collectives.test_group_deaths import check_survivors, part, pid_of, reached
 from tests.collectives.test_small_calls import Trio
+from tests.support.shm_host import POOL, STATE, ShmHost
 from tests.support.values import bits
 from tests.support.waiting import eventually
 
@@ -329,13 +329,13 @@ def test_only_reductions_wait_for_their_readers(tmp_path: Path, dies: bool) -> N
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    found = Host()
+def host() -> Iterator[ShmHost]:
+    found = ShmHost()
     yield found
     found.close()
 
 
-def test_a_block_is_recalled_when_nobody_reads_it(host: Host) -> None:
+def test_a_block_is_recalled_when_nobody_reads_it(host: ShmHost) -> None:
     from hoplite_mp import _tasks
 
     owner = host.with_span(host.node.register(0, 2, POOL))

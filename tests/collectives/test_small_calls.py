@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import hoplite_mp
 from hoplite_mp import PeerLostError, _tasks
-from tests.cext.host import CLIENT_BYTES, OFF_CLIENTS, OFF_SPINNERS, POOL, Host
 from tests.collectives.test_group_calls import in_threads
+from tests.support.shm_host import CLIENT_BYTES, OFF_CLIENTS, OFF_SPINNERS, POOL, ShmHost
 from tests.support.values import same_array
 from tests.support.waiting import eventually
 
@@ -252,13 +252,13 @@ def test_members_are_killed_in_the_middle(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    made = Host()
+def host() -> Iterator[ShmHost]:
+    made = ShmHost()
     yield made
     made.close()
 
 
-def board_of(host: Host, size: int) -> tuple[_tasks.Board, list[_tasks.Board]]:
+def board_of(host: ShmHost, size: int) -> tuple[_tasks.Board, list[_tasks.Board]]:
     """The node's board of a Group that is whole, and those of its members."""
     node = _tasks.Board(host.node_tasks, 3)
     node.reset(size, 1)
@@ -278,7 +278,7 @@ def publish(board: _tasks.Board, rank: int, call: int, value: float, wait_ns: in
     return board.make(rank, call, *sums, 0, number, np.full(2, value), 0, wait_ns, until)
 
 
-def test_a_dead_members_part_counts_until_the_masks_change(host: Host) -> None:
+def test_a_dead_members_part_counts_until_the_masks_change(host: ShmHost) -> None:
     """The members change before the leader has decided: it decides for those of now."""
     node, members = board_of(host, 3)
     assert publish(members[1], 1, 0, 1.0) == 0
@@ -293,7 +293,7 @@ def test_a_dead_members_part_counts_until_the_masks_change(host: Host) -> None:
     assert members[2].look()[4:] == (1, 0)
 
 
-def test_a_rank_that_joins_is_let_in_by_the_ordinary_way(host: Host) -> None:
+def test_a_rank_that_joins_is_let_in_by_the_ordinary_way(host: ShmHost) -> None:
     node, members = board_of(host, 2)
     node.set_masks(0b01, 0b10, True)
     assert publish(members[1], 1, 0, 1.0) == 0
@@ -302,7 +302,7 @@ def test_a_rank_that_joins_is_let_in_by_the_ordinary_way(host: Host) -> None:
     assert members[0].look()[4] == 0
 
 
-def test_only_a_leader_is_woken_by_a_part(host: Host) -> None:
+def test_only_a_leader_is_woken_by_a_part(host: ShmHost) -> None:
     node, members = board_of(host, 3)
     tasks = [_tasks.Tasks(host.client(node.member(rank)[3])) for rank in range(3)]
     before = [one.event() for one in tasks]
@@ -315,7 +315,7 @@ def test_only_a_leader_is_woken_by_a_part(host: Host) -> None:
 def test_it_spins_only_if_there_is_a_core_for_each_that_it_waits_for(
     cores: int, size: int, spins: bool
 ) -> None:
-    host = Host(cores=cores, spin_us=5_000_000)
+    host = ShmHost(cores=cores, spin_us=5_000_000)
     try:
         node, members = board_of(host, size)
         slot = node.member(0)[3]
@@ -370,7 +370,7 @@ def test_member_given_up_while_it_reads_a_result_gets_an_error(
     assert in_threads(cluster, f"given up late {elements}", 2, body) == [5.0, True]
 
 
-def test_member_is_held_until_the_masks_or_the_client_change(host: Host) -> None:
+def test_member_is_held_until_the_masks_or_the_client_change(host: ShmHost) -> None:
     node, members = board_of(host, 2)
     client = members[1].member(1)[3]
     assert members[1].holds(1, client, 1) == 1
@@ -387,7 +387,7 @@ def test_member_is_held_until_the_masks_or_the_client_change(host: Host) -> None
 STORE_AT = 4096  # where a call buffer lies in the store
 
 
-def broadcast(host: Host, dtype: int) -> _tasks.Board:
+def broadcast(host: ShmHost, dtype: int) -> _tasks.Board:
     """The board of a Group of one member, which has made a broadcast."""
     _, (board,) = board_of(host, 1)
     board.set_store(host.node.store_address, host.node)
@@ -396,13 +396,13 @@ def broadcast(host: Host, dtype: int) -> _tasks.Board:
     return board
 
 
-def test_fold_without_a_kernel_is_refused(host: Host) -> None:
+def test_fold_without_a_kernel_is_refused(host: ShmHost) -> None:
     board = broadcast(host, 200)
     with pytest.raises(ValueError, match="cannot be folded"):
         board.fold(0, 0, np.zeros(2))
 
 
-def test_buffer_whose_memory_has_another_owner_is_refused(host: Host) -> None:
+def test_buffer_whose_memory_has_another_owner_is_refused(host: ShmHost) -> None:
     board = broadcast(host, _tasks.BOARD_DTYPES["float64"])
     assert board.buffered(0, 0)[1] == (2,)
     ctypes.memset(host.node.store_address + STORE_AT + 3, 255, 1)  # the number of dimensions

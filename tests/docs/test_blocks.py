@@ -11,38 +11,25 @@ Makefile.
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import os
 import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hoplite_mp._cli.main import parser
+from tests.support.documents import EXAMPLE_ADDRESS, PAGES, PROGRAMS, ROOT, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE_ADDRESS = re.compile(r"(?:192\.168\.1\.10|127\.0\.0\.1):7000")
 EXAMPLE_HOSTS = '["192.168.1.11", "user@192.168.1.12"]'
 SHELLS = ("sh", "console", "bash")
 TALK = ("{", "text", "")  # directives, drawings
-SEPARATE = "<!-- every block is a program -->"
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "SECURITY.md",
-    *sorted(
-        page
-        for page in (ROOT / "docs").rglob("*.md")
-        if "_build" not in page.parts and page.stem not in ("security", "changelog")
-    ),
-]
 # Commands of the pages that belong to others: pip, ssh and so on.
 OTHERS = {
     "cd", "chmod", "cp", "dask", "docker", "export", "git", "head", "kill", "pip", "pstree", "ray",
@@ -51,44 +38,6 @@ OTHERS = {
 }  # fmt: skip
 
 
-class Block(NamedTuple):
-    """What stands between two fences."""
-
-    language: str
-    line: int
-    text: str
-
-
-def blocks(page: Path) -> list[Block]:
-    text = page.read_text()
-    found = re.finditer(r"^( *)```([^\n]*)\n(.*?)^\1```", text, re.S | re.M)
-    return [Block(one[2].strip(), text[: one.start()].count("\n") + 2, one[3]) for one in found]
-
-
-def needs(block: Block) -> list[str]:
-    first = block.text.split("\n", 1)[0]
-    return first.removeprefix("# needs:").split() if first.startswith("# needs:") else []
-
-
-def programs(page: Path) -> list[tuple[str, str]]:
-    """Name and source; what is before a block is replaced by empty lines, so that tracebacks name
-    the line of the page."""
-    made: list[tuple[str, list[str]]] = []
-    separate = SEPARATE in page.read_text()
-    for block in blocks(page):
-        if block.language != "python":
-            continue
-        compile(block.text, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        if any(importlib.util.find_spec(name) is None for name in needs(block)):
-            continue
-        if separate or not made or needs(block):
-            made.append((f"{page.stem}-{block.line}", []))
-        lines = made[-1][1]
-        lines += [""] * (block.line - 1 - len(lines)) + block.text.splitlines()
-    return [(name, "\n".join(lines) + "\n") for name, lines in made]
-
-
-PROGRAMS = {name: (page, text) for page in PAGES for name, text in programs(page)}
 SHELL_LINES = [
     pytest.param(line, id=f"{page.stem}-{block.line}-{number}")
     for page in PAGES

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import doctest
-import importlib.util
 import inspect
 import re
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp._api.actor_method import ActorMethod
-from hoplite_mp._client.completions import Completions
+from tests.support.documents import PUBLIC
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -25,40 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECTION = re.compile(r"^([A-Z]\w+)\n-+\n(.*?)(?=^[A-Z]\w+\n-+\n|\Z)", re.M | re.S)
-# Calls that the standard library defines, and that only refuse here.
-REFUSING = {"set_result", "set_exception", "set_running_or_notify_cancel"}
-# What looks after a Future from inside, and methods of iterators that are described with them.
-INSIDE = {"unread", "take"}
 
 
-def members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties that this library defines."""
-    for name in dir(cls):
-        if name.startswith("_") or name in REFUSING | INSIDE:
-            continue
-        found = inspect.getattr_static(cls, name)
-        function = getattr(found, "fget", None) or getattr(found, "__func__", found)
-        if inspect.isfunction(function) and function.__module__.startswith("hoplite_mp"):
-            yield f"{cls.__name__}.{name}", function
-
-
-def public() -> Iterator[tuple[str, Any]]:
-    classes: list[type] = [ActorMethod, Completions]
-    if importlib.util.find_spec("joblib") is not None:
-        from hoplite_mp.integrations.joblib import HopliteBackend, shutdown
-
-        yield "HopliteBackend", HopliteBackend
-        yield "integrations.joblib.shutdown", shutdown
-    for name in hoplite_mp.__all__:
-        found = getattr(hoplite_mp, name)
-        yield name, found
-        if inspect.isclass(found) and not issubclass(found, BaseException):
-            classes.append(found)
-    for cls in classes:
-        yield from members(cls)
-
-
-PUBLIC = dict(public())
 CALLS = {
     name: found
     for name, found in PUBLIC.items()

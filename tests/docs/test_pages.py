@@ -14,7 +14,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._cli.main import parser
-from tests.docs.test_docstrings import PUBLIC
+from tests.support.documents import PUBLIC
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = (

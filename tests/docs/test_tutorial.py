@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.docs.test_blocks import EXAMPLE_ADDRESS, ROOT, blocks
+from tests.support.documents import EXAMPLE_ADDRESS, ROOT, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,35 +16,13 @@ from benchmarks.applications.beds import SYSTEMS, Bed
 from benchmarks.applications.cases import Application, Case, Comparison
 from benchmarks.applications.running import Failed, run
 from examples.applications import fashion_mnist
-from tests.lan import why_not
+from tests.support.applications import ROOT, needs_data, needs_hosts, result_of
 
-ROOT = Path(__file__).resolve().parents[2]
+if TYPE_CHECKING:
+    from pathlib import Path
+
 LONG = pytest.mark.long
 CASES = [case for application in APPLICATIONS for case in application.cases]
-
-needs_data = pytest.mark.skipif(
-    not fashion_mnist.FOLDER.exists(), reason="no Fashion-MNIST: apt install dataset-fashion-mnist"
-)
-needs_hosts = pytest.mark.skipif(why_not() is not None, reason="no emulated hosts")
-
-
-def here(module: str, **arguments: Any) -> dict[str, Any]:
-    """The program's result, on this host; an argument that is None is not given."""
-    told = {"hosts": 2, "seconds": 1.0} | arguments
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", f"examples.applications.{module}",
-         json.dumps({name: value for name, value in told.items() if value is not None})],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=100,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [line["event"] for line in lines] == ["begun", "ended", "result"]
-    found: dict[str, Any] = lines[-1]
-    return found
 
 
 @needs_data
@@ -57,7 +34,7 @@ def here(module: str, **arguments: Any) -> dict[str, Any]:
     ],
 )
 def test_asynchronous_sgd_learns(system: str) -> None:
-    found = here(f"asynchronous_sgd.{system}", seconds=3.0)
+    found = result_of(f"asynchronous_sgd.{system}", seconds=3.0)
     assert found["taken"] == 1
     assert len(found["steps"]) > 3
     assert found["steps"] == sorted(found["steps"])
@@ -76,7 +53,7 @@ def test_asynchronous_sgd_learns(system: str) -> None:
     ],
 )
 def test_an_ensemble_answers_also_when_a_replica_is_killed(system: str, killed: bool) -> None:
-    found = here(
+    found = result_of(
         f"ensemble.{system}", models=3, megabytes=1, seconds=3.0, kill_s=0.5 if killed else None
     )
     assert found["right"] > 0.7

@@ -15,7 +15,7 @@ from benchmarks.applications.beds import Bed
 from benchmarks.applications.running import run
 from benchmarks.applications.usage import link_bytes
 from examples.applications import policies
-from tests.engines.test_applications import here, needs_data, needs_hosts
+from tests.support.applications import needs_data, needs_hosts, result_of
 
 LONG = pytest.mark.long
 SYSTEMS = ["ours", *(pytest.param(name, marks=LONG) for name in
@@ -119,7 +119,7 @@ def test_a_step_with_gradients_is_a_step_with_their_rollouts() -> None:
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("algorithm", ["impala", "a3c"])
 def test_a_program_learns(algorithm: str, system: str) -> None:
-    found = here(f"{algorithm}.{system}", hosts=3, seconds=5.0, megabytes=0.2)
+    found = result_of(f"{algorithm}.{system}", hosts=3, seconds=5.0, megabytes=0.2)
     assert len(found["steps"]) == len(found["samples"]) == len(found["returns"])
     assert found["steps"] == sorted(found["steps"])
     assert set(found["samples"]) == {512}  # of one of two samplers
@@ -134,7 +134,7 @@ STEPS: dict[str, Any] = {"steps": 40, "megabytes": 1, "seconds": None}
 @needs_data
 @pytest.mark.parametrize("killed", [pytest.param(False, marks=LONG), True])
 def test_training_in_equal_steps(killed: bool) -> None:
-    found = here("synchronous_training.ours", hosts=3, kill_at=10 if killed else None, **STEPS)
+    found = result_of("synchronous_training.ours", hosts=3, kill_at=10 if killed else None, **STEPS)
     assert len(found["steps"]) == len(found["losses"]) == 40
     assert found["ranks"][:10] == [3] * 10
     assert found["ranks"][10] == (2 if killed else 3)
@@ -144,11 +144,11 @@ def test_training_in_equal_steps(killed: bool) -> None:
 @needs_data
 @LONG
 def test_gloo_makes_the_same_steps_and_ends_with_a_rank() -> None:
-    ours = here("synchronous_training.ours", hosts=3, **STEPS)
-    gloo = here("synchronous_training.gloo", hosts=3, **STEPS)
+    ours = result_of("synchronous_training.ours", hosts=3, **STEPS)
+    gloo = result_of("synchronous_training.gloo", hosts=3, **STEPS)
     assert gloo["losses"] == pytest.approx(ours["losses"], rel=1e-2)
     assert gloo["error"] is None
-    ended = here("synchronous_training.gloo", hosts=3, kill_at=10, **STEPS)
+    ended = result_of("synchronous_training.gloo", hosts=3, kill_at=10, **STEPS)
     assert ended["error"].startswith("in step 10: ")
     assert ended["losses"] == gloo["losses"][:10]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.docs.test_blocks import PROGRAMS, ROOT
+from tests.support.documents import PROGRAMS, ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -56,8 +56,8 @@ from hoplite_mp.errors import (
     TaskError,
 )
 from tests.fuzz.making import legal
-from tests.protocol.peer_samples import LAYOUT, PEER_SAMPLES
-from tests.protocol.samples import ADDRESSES, ID, SAMPLES, TERMS_TO_MANAGER, TERMS_TO_NODE
+from tests.support.messages import ADDRESSES, ID, SAMPLES, TERMS_TO_MANAGER, TERMS_TO_NODE
+from tests.support.peer_messages import LAYOUT, PEER_SAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hoplite_mp._protocol.peers import PeerMessage
 from tests.fuzz.mutating import near
 from tests.fuzz.targets import SOURCES, TARGETS, Target
-from tests.protocol.peer_samples import PEER_SAMPLES
+from tests.support.peer_messages import PEER_SAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES, EXAMPLES_SOAK = 40, 3_000

@@ -121,7 +121,7 @@ def test_the_address_of_the_interface_that_leads_to_the_manager(lan4: Lan) -> No
 
 def test_a_call_over_several_addresses_finds_the_right_host(lan4: Lan) -> None:
     """A bridge address that leads back to the caller's own host, then a dead host, then the way."""
-    from tests.transport.helpers import certificate
+    from tests.support.transport import certificate
 
     caller, callee = lan4[0], lan4[1]
     container_bridge(caller)

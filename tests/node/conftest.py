@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.node.losses import LossNetwork
+from tests.support.node_losses import LossNetwork
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,8 @@ from hoplite_mp._protocol.fields import NAME_CHARS_MAX
 from hoplite_mp._protocol.messages import ActorNameAsked, ActorNameClaimed, NodeLost
 from hoplite_mp._protocol.peers import DropActor
 from hoplite_mp.errors import ActorLostError
-from tests.cext.host import STATE
-from tests.node.actor_world import ActorNetwork, ActorSide
+from tests.support.node_actors import ActorNetwork, ActorSide
+from tests.support.shm_host import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from hoplite_mp._node.peers.peers import STARVED_S, PeerDialing, Peers
 from hoplite_mp._node.roster import Roster
 from hoplite_mp._protocol.messages import Member
 from hoplite_mp.errors import HopliteError
-from tests.node.manual_loop import ManualLoop
+from tests.support.node_ports import ManualLoop
 
 FD = 99
 ADMISSION: Any = "a connection"

@@ -10,7 +10,7 @@ import pytest
 from hoplite_mp._client.channel import seqpacket_pair
 from hoplite_mp._node.io.client_sockets import ClientSockets
 from hoplite_mp._protocol.local import Members, Reply, Request
-from tests.node.manual_loop import ManualLoop
+from tests.support.node_ports import ManualLoop
 
 if TYPE_CHECKING:
     import socket

@@ -15,7 +15,7 @@ from hoplite_mp._node.io.epoll_loop import EpollLoop
 from hoplite_mp._protocol.codec import Decoder, encode
 from hoplite_mp._protocol.peers import PeerMessage, Probe
 from hoplite_mp._transport.stream import TcpStream
-from tests.transport.helpers import tcp_pair
+from tests.support.transport import tcp_pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

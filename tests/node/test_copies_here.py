@@ -20,8 +20,8 @@ from hoplite_mp._node.ranges import Ranges
 from hoplite_mp._node.store.growing_block import EngineBuffer
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.reports import CopyHeld
-from tests.node.manual_loop import ManualLoop
-from tests.node.pair import Network, Side
+from tests.support.node_hosts import Network, Side
+from tests.support.node_ports import ManualLoop
 
 OBJECT = ids.pack_id(1000, 7)
 NBYTES = 100_000

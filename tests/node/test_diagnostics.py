@@ -16,7 +16,7 @@ from hoplite_mp._node.roster import Roster
 from hoplite_mp._protocol.diagnostics import DumpAsked, LookTold, TraceAsked, TraceRead
 from hoplite_mp._protocol.local import Dump, Request
 from hoplite_mp._protocol.messages import Member
-from tests.node.manual_loop import ManualLoop
+from tests.support.node_ports import ManualLoop
 
 NUMBER, OWNER, OTHER = 3, 1001, 2002
 SLOT = 5

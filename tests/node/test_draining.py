@@ -13,7 +13,7 @@ from hoplite_mp._node.roster import Roster
 from hoplite_mp._node.tasks.draining import POLL_S, Draining
 from hoplite_mp._protocol.messages import Member
 from hoplite_mp._protocol.peers import Leaving
-from tests.node.manual_loop import ManualLoop
+from tests.support.node_ports import ManualLoop
 
 NUMBER, OTHER = 3, 11
 DRIVER, WORKER = 1, 2

@@ -13,7 +13,7 @@ import pytest
 
 from hoplite_mp._node.io.driver_listener import DriverListener
 from hoplite_mp._protocol.local import Attached, NotAttached
-from tests.node.manual_loop import ManualLoop
+from tests.support.node_ports import ManualLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,11 +18,20 @@ from hoplite_mp._node.store.budget import PROMISED
 from hoplite_mp._node.store.growing_block import GrowingBlocks
 from hoplite_mp._protocol.group_calls import GroupCommit, GroupDone, GroupGo, GroupPart, GroupSync
 from hoplite_mp._protocol.local import GroupCall
-from tests.cext.host import Host
-from tests.node.test_group_commits import GENERATION, GONE, HERE, OTHER, VERSION, members
-from tests.node.test_small_calls import SLOT, Node, record
-from tests.node.test_speculative_start import members as of_one_rank_each
-from tests.node.test_speculative_start import part as large
+from tests.support.node_group_calls import (
+    GENERATION,
+    GONE,
+    HERE,
+    MEMBER_SLOT,
+    OTHER,
+    VERSION,
+    FollowingNode,
+    commit_record,
+    group_members,
+)
+from tests.support.node_group_calls import group_part as large
+from tests.support.node_group_calls import striped_members as of_one_rank_each
+from tests.support.shm_host import ShmHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +40,7 @@ MADE = VERSION << ATTEMPT_BITS | 1
 NODES = OTHER, HERE, GONE  # of ranks 0, 1, 2
 
 
-class Repeating(Node):
+class Repeating(FollowingNode):
     """A node of rank 1 of three, which has made call 0 by a plan of the leading node, so that its
     engine owns the calls from number 1 on."""
 
@@ -48,10 +57,10 @@ class Repeating(Node):
         self.results.plan_executor.streaming_sources.get.return_value = None
         self.results.plan_executor.link_estimator.moved.return_value = 0, 0
         self.count = 1 << 18
-        self.calls.clients[SLOT] = None
-        self.calls.member_called(SLOT, self.ask(0))
+        self.calls.clients[MEMBER_SLOT] = None
+        self.calls.member_called(MEMBER_SLOT, self.ask(0))
         given = {rank: large(rank, self.count) for rank in range(3)}
-        outcome = decide(members(*NODES), 0, MADE, (0, 1, 2), given, {})
+        outcome = decide(group_members(*NODES), 0, MADE, (0, 1, 2), given, {})
         self.calls.receive(OTHER, GroupGo(GENERATION, 0, MADE, outcome.plans, tuple(NODES)))
         about = GENERATION, 0, (0, 1, 2), "allreduce", "sum", 0, (), MADE
         commit = GroupCommit(*about, leader=OTHER, to=HERE, opens=VERSION, keeps=True)
@@ -69,7 +78,7 @@ class Repeating(Node):
 
     def moves(self, call: int) -> Any:
         """The member makes that call; returns what is to be called when all bytes are here."""
-        self.calls.member_called(SLOT, self.ask(call))
+        self.calls.member_called(MEMBER_SLOT, self.ask(call))
         done = self.results.go.call_args.args[1]
         self.results.when_written.side_effect = lambda holds, say: say()
         return done
@@ -119,7 +128,7 @@ def test_the_engine_does_not_vote_alone_while_the_member_still_writes(node: Repe
 
 def test_one_in_so_many_calls_is_led(node: Repeating) -> None:
     for call in range(1, 2 * LED_EVERY + 1):
-        node.calls.member_called(SLOT, node.ask(call))
+        node.calls.member_called(MEMBER_SLOT, node.ask(call))
         if call % LED_EVERY:
             node.says(_engine.SMALL_MOVED, GENERATION, call, b"")
             continue
@@ -143,7 +152,7 @@ def test_a_result_is_held_although_word_of_an_earlier_small_call_comes_after_it(
     node.results.settle.return_value = 77, ["hold"]
     node.moves(2)
     node.known.board.commit(2, 77)
-    node.calls.member_called(SLOT, node.ask(2))  # interrupted, and made again
+    node.calls.member_called(MEMBER_SLOT, node.ask(2))  # interrupted, and made again
     node.says(_engine.SMALL_FIRST, GENERATION, 2, b"")
     assert node.state.result == ["hold"]
     node.says(_engine.SMALL_FIRST, GENERATION, 4, b"")
@@ -158,8 +167,8 @@ def test_other_calls_are_given_back_to_the_leading_node(node: Repeating, why: st
     elif why == "a mistake":
         ask = msgspec.structs.replace(ask, mistake="no", error="value")
     else:
-        node.state.members = members(OTHER, HERE, HERE)
-    node.calls.member_called(SLOT, ask)
+        node.state.members = group_members(OTHER, HERE, HERE)
+    node.calls.member_called(MEMBER_SLOT, ask)
     node.engine.small_begin.assert_not_called()
     node.engine.small_yield.assert_called_once_with(GENERATION, 1)
 
@@ -209,7 +218,7 @@ def test_a_change_of_the_members_is_answered_with_what_the_engine_has_committed(
     node: Repeating,
 ) -> None:
     node.moves(1)
-    node.change(members(OTHER, HERE, None, version=VERSION + 1))
+    node.change(group_members(OTHER, HERE, None, version=VERSION + 1))
     assert not node.sent
     node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
     node.says(_engine.SMALL_TAKEN, GENERATION, 2, b"")
@@ -223,7 +232,7 @@ def test_what_another_node_has_seen_committed_is_committed_here_from_own_bytes(
 ) -> None:
     done = node.moves(1)
     done("", "")
-    node.change(members(OTHER, HERE, None, version=VERSION + 1))
+    node.change(group_members(OTHER, HERE, None, version=VERSION + 1))
     node.says(_engine.SMALL_TAKEN, GENERATION, 1, b"")
     about = GENERATION, 1, (0, 1, 2), "allreduce", "sum", 0, (), attempt(1)
     node.calls.receive(OTHER, GroupCommit(*about, leader=GONE, to=OTHER, whole=False))
@@ -235,7 +244,7 @@ def test_what_another_node_has_seen_committed_is_committed_here_from_own_bytes(
 def test_a_member_that_goes_on_is_ahead_of_the_engines_word(node: Repeating) -> None:
     node.moves(1)
     node.known.board.commit(1, 77)  # as the engine does
-    node.calls.member_called(SLOT, node.ask(2))
+    node.calls.member_called(MEMBER_SLOT, node.ask(2))
     node.results.settle.assert_called_once()
     assert node.state.voting.go.call == 2
     node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
@@ -267,7 +276,7 @@ def test_a_group_that_has_ended_holds_no_result(node: Repeating) -> None:
 
 def test_a_try_that_was_interrupted_counts_once(node: Repeating) -> None:
     node.moves(1)
-    node.calls.member_called(SLOT, node.ask(1))
+    node.calls.member_called(MEMBER_SLOT, node.ask(1))
     node.engine.small_begin.assert_called_once()
     node.engine.small_yield.assert_not_called()
 
@@ -276,7 +285,7 @@ def test_a_try_that_comes_again_after_the_commit_is_let_go(node: Repeating) -> N
     node.moves(1)
     node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
     node.results.unpin.reset_mock()
-    node.calls.member_called(SLOT, node.ask(1))
+    node.calls.member_called(MEMBER_SLOT, node.ask(1))
     node.results.unpin.assert_called_once()
     node.engine.small_yield.assert_not_called()
     assert not node.state.deferred_calls
@@ -289,11 +298,11 @@ def test_what_was_begun_and_then_made_as_a_small_call_is_dropped(
     """Its member was interrupted, and made a small call in its place."""
     node.moves(1)
     if heard == "of a later call":
-        node.calls.member_called(SLOT, node.ask(2))
+        node.calls.member_called(MEMBER_SLOT, node.ask(2))
         assert node.state.voting.go.call == 2
     else:
-        node.says(_engine.SMALL_TAKEN, GENERATION, 2, record())
-        node.calls.member_called(SLOT, node.ask(2))
+        node.says(_engine.SMALL_TAKEN, GENERATION, 2, commit_record())
+        node.calls.member_called(MEMBER_SLOT, node.ask(2))
         (part,) = (message for _, message in node.sent)
         assert (part.call, node.state.go.call) == (2, 2)
     node.results.take_back.assert_called_once()
@@ -342,7 +351,7 @@ class Blocks:
         """On an object."""
 
     def __init__(self) -> None:
-        self.node = Host()
+        self.node = ShmHost()
         self.payload = self.node.store.lease(1 << 20, NODE_SLOT)
         host = mock.Mock(client=self.node.node, store=self.node.store, results=self.node.results)
         self.executor = mock.Mock()
@@ -350,7 +359,7 @@ class Blocks:
         self.results = GroupResults(host, self.executor)
         self.commit = GroupCommit(1, 1, (0, 1), "allreduce", "sum", 0, (), attempt(1))
         self.go = GroupGo(1, 1, attempt(1), (mock.Mock(operation=9, kind="allreduce"),))
-        self.prepared = self.results.prepare(self.commit, self.go, {1: SLOT})
+        self.prepared = self.results.prepare(self.commit, self.go, {1: MEMBER_SLOT})
 
     @property
     def lessee(self) -> int | None:
@@ -369,9 +378,9 @@ def one() -> Iterator[Blocks]:
 def test_a_prepared_block_is_the_members_when_the_call_is_committed(one: Blocks) -> None:
     assert one.lessee == PROMISED
     one.executor.take.assert_not_called()
-    one.results.settle(one.prepared, one.go, {1: SLOT})
+    one.results.settle(one.prepared, one.go, {1: MEMBER_SLOT})
     one.results.let_go(one.prepared)
-    assert one.lessee == SLOT
+    assert one.lessee == MEMBER_SLOT
     one.executor.take.assert_called_once_with(9, {one.payload: 1})
 
 
@@ -387,13 +396,13 @@ def test_a_block_that_its_member_returns_before_the_engines_word_is_freed_after_
     """Until then the engine's cells lie in it."""
     one.node.node.give_back(one.payload)
     assert one.lessee == PROMISED
-    one.results.settle(one.prepared, one.go, {1: SLOT})
+    one.results.settle(one.prepared, one.go, {1: MEMBER_SLOT})
     one.results.let_go(one.prepared)
     assert one.lessee is None
 
 
 def test_a_block_is_promised_once(one: Blocks) -> None:
-    assert not one.results.prepare(one.commit, one.go, {1: SLOT}).blocks
+    assert not one.results.prepare(one.commit, one.go, {1: MEMBER_SLOT}).blocks
 
 
 def test_a_prepared_block_that_is_taken_back_is_the_plans(one: Blocks) -> None:
@@ -404,11 +413,11 @@ def test_a_prepared_block_that_is_taken_back_is_the_plans(one: Blocks) -> None:
 
 
 def test_a_block_that_is_given_again_before_it_has_come_back_stays() -> None:
-    store = mock.Mock(leases={4096: SLOT})
+    store = mock.Mock(leases={4096: MEMBER_SLOT})
     store.size_of.return_value = 1 << 20
     sources = GrowingBlocks(store, mock.Mock(host_id=1), mock.Mock())
-    first = sources.take(SLOT, 4096, 100, 100)
-    store.leases[4096] = SLOT
-    again = sources.take(SLOT, 4096, 100, 100)
+    first = sources.take(MEMBER_SLOT, 4096, 100, 100)
+    store.leases[4096] = MEMBER_SLOT
+    again = sources.take(MEMBER_SLOT, 4096, 100, 100)
     sources.keep(first)
     assert sources.blocks == {4096: again}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hoplite_mp._node.objects.foreign_leases import SLACK_S, Deadlines, ForeignLeases
 from hoplite_mp._protocol.local import HoldForeign, Reply, Request
-from tests.node.manual_loop import ManualLoop
+from tests.support.node_ports import ManualLoop
 
 SECONDS = 600.0
 SLOT = 3

@@ -28,23 +28,20 @@ from hoplite_mp._protocol.group_calls import (
     bytes_of,
 )
 from hoplite_mp._protocol.local import GroupCall
-from hoplite_mp._protocol.messages import GroupMembers
-from tests.node.no_small_calls import NoSmallCalls
-from tests.node.test_speculative_start import COUNT
-from tests.node.test_speculative_start import part as large
-from tests.protocol.samples import WHOLE
+from tests.support.node_group_calls import (
+    CALL,
+    GENERATION,
+    GONE,
+    HERE,
+    OTHER,
+    PART_ELEMENTS,
+    VERSION,
+    group_members,
+)
+from tests.support.node_group_calls import group_part as large
+from tests.support.node_ports import NoEngineCalls
 
-HERE, GONE, OTHER = 0, 5, 3
-GENERATION, VERSION, CALL = 7, 3, 1
 MADE_BEFORE, MADE_SINCE = 2 << 8 | 1, VERSION << 8 | 1  # attempts of the two leaders
-
-
-def members(
-    *nodes: int | None, version: int = VERSION, former: tuple[int, ...] = (), first: bool = False
-) -> GroupMembers:
-    alive = sum(1 << rank for rank, node in enumerate(nodes) if node is not None)
-    about = "g", GENERATION, 0, len(nodes), alive, 0, True, version, nodes, WHOLE, former, first
-    return GroupMembers(*about)
 
 
 def commit(attempt: int) -> GroupCommit:
@@ -56,7 +53,7 @@ def calls_of(results: mock.Mock, *others: int) -> MultiHostCalls:
     roster = mock.Mock(by_number={number: mock.Mock() for number in others})
     results.commit.return_value = 1, []
     host = mock.Mock(client=mock.Mock(number=HERE), clients={}, roster=roster)
-    small: Any = NoSmallCalls()
+    small: Any = NoEngineCalls()
     return MultiHostCalls(host, results, small)
 
 
@@ -73,7 +70,7 @@ def test_a_late_word_of_a_leader_that_is_gone_is_none() -> None:
     do now must not end by a decision whose bytes have been let go."""
     results = mock.Mock()
     calls = calls_of(results)
-    calls.changed(members(None, HERE, OTHER), mock.Mock())
+    calls.changed(group_members(None, HERE, OTHER), mock.Mock())
     state = begun(calls, MADE_SINCE)
     calls.receive(GONE, commit(MADE_BEFORE))
     assert state.calls == CALL
@@ -94,14 +91,14 @@ def test_a_leader_whose_members_have_finished_is_heard_first(says: str) -> None:
     that may come before the decision. Only what it does not know of is begun again."""
     results = mock.Mock()
     calls = calls_of(results, GONE)
-    before = members(GONE, HERE, version=VERSION - 1, first=True)
+    before = group_members(GONE, HERE, version=VERSION - 1, first=True)
     calls.changed(before, mock.Mock())
     state = begun(calls, MADE_BEFORE)
-    calls.changed(members(None, HERE, former=(GONE,)), mock.Mock())
+    calls.changed(group_members(None, HERE, former=(GONE,)), mock.Mock())
     calls.receive(HERE, part(VERSION))
     assert state.calls == CALL, "it has begun again without having asked"
     if says == "dies":
-        calls.changed(members(None, HERE, version=VERSION + 1), mock.Mock())
+        calls.changed(group_members(None, HERE, version=VERSION + 1), mock.Mock())
         calls.receive(HERE, part(VERSION + 1))
         assert state.calls == CALL + 1
         assert state.last.ranks == (1,)
@@ -129,7 +126,7 @@ def test_a_call_that_begins_again_has_another_attempt() -> None:
     }
     attempts = []
     for _ in range(3):
-        calls.changed(members(HERE, GONE, first=True), mock.Mock())
+        calls.changed(group_members(HERE, GONE, first=True), mock.Mock())
         calls.receive(GONE, GroupSync(GENERATION, VERSION, 0, None, ((1, 0),)))
         for node, given in parts.items():
             calls.receive(node, given)
@@ -149,7 +146,7 @@ def test_a_call_that_began_without_one_is_decided_anew_if_that_gives_something_e
 ) -> None:
     """Its node begins nothing with it, so nobody else would end the attempt."""
     calls = calls_of(mock.Mock(), 1, 2, 3)
-    calls.changed(members(HERE, 1, 2, 3, first=True), mock.Mock())
+    calls.changed(group_members(HERE, 1, 2, 3, first=True), mock.Mock())
     state = calls.states[GENERATION]
     state.rates[HERE] = HostRates(1e9, 1e9)
 
@@ -166,7 +163,7 @@ def test_a_call_that_began_without_one_is_decided_anew_if_that_gives_something_e
     over()
     assert state.in_progress is not None
     assert state.in_progress.missing == {2}
-    gives(2, count=COUNT if fits else COUNT + 1)
+    gives(2, count=PART_ELEMENTS if fits else PART_ELEMENTS + 1)
     if fits:
         assert state.in_progress is not None
         assert not state.in_progress.missing
@@ -182,7 +179,7 @@ def test_what_cannot_be_decided_fails_in_every_rank(
 ) -> None:
     """Members would wait for ever for a leading node that only logs why it cannot decide."""
     calls = calls_of(mock.Mock(), 1)
-    calls.changed(members(HERE, 1, first=True), mock.Mock())
+    calls.changed(group_members(HERE, 1, first=True), mock.Mock())
     monkeypatch.setattr(leader, "decide", mock.Mock(side_effect=MemoryError("no room")))
     calls.receive(1, GroupSync(GENERATION, VERSION, 0, None, ((1, 0),)))
     for rank in (0, 1):
@@ -217,7 +214,7 @@ def test_a_large_decision_is_told_once_to_each_leading_node() -> None:
     """Its members leave one after another: megabytes for each would fill the connection, and the
     node would be given up. Small ones are told each time."""
     calls = calls_of(mock.Mock(), GONE, OTHER)
-    calls.changed(members(GONE, HERE, OTHER), mock.Mock())
+    calls.changed(group_members(GONE, HERE, OTHER), mock.Mock())
     state = calls.states[GENERATION]
     for payload, times in ((b"x", 4), (b"x" * (PIECE_BYTES_MAX * 4), 2)):
         pieces = tuple(Piece(0, target, 9, payload) for target in range(3))
@@ -227,7 +224,7 @@ def test_a_large_decision_is_told_once_to_each_leading_node() -> None:
         for version, nodes in enumerate(
             ((GONE, HERE, OTHER), (GONE, HERE, None), (None, OTHER, HERE), (None, OTHER, None))
         ):
-            calls.changed(members(*nodes, version=VERSION + 1 + version), mock.Mock())
+            calls.changed(group_members(*nodes, version=VERSION + 1 + version), mock.Mock())
         told = [one.args[1] for one in calls.send_peer.call_args_list]  # type: ignore[attr-defined]
         synced = [one for one in told if isinstance(one, GroupSync)]
         assert len(synced) == 4
@@ -238,14 +235,14 @@ def test_a_decision_that_was_told_before_is_remembered() -> None:
     """The leading node hears of the members' version after the node that has told the decision."""
     results = mock.Mock()
     calls = calls_of(results, OTHER)
-    calls.changed(members(HERE, OTHER, first=True), mock.Mock())
+    calls.changed(group_members(HERE, OTHER, first=True), mock.Mock())
     state = calls.states[GENERATION]
     state.calls = CALL
     decided = msgspec.structs.replace(commit(0), pieces=(Piece(0, -1, 9, b"sum"),), to=OTHER)
     calls.receive(OTHER, GroupSync(GENERATION, VERSION + 1, CALL + 1, decided, ((1, 0),)))
     calls.receive(OTHER, GroupSync(GENERATION, VERSION + 2, CALL + 1, None, ((1, 0),)))
     results.commit.assert_not_called()
-    calls.changed(members(HERE, OTHER, version=VERSION + 2), mock.Mock())
+    calls.changed(group_members(HERE, OTHER, version=VERSION + 2), mock.Mock())
     assert state.calls == CALL + 1
     assert results.commit.call_args.args[0].pieces == decided.pieces
 
@@ -262,7 +259,7 @@ def test_parts_that_do_not_fit_into_a_message_are_a_mistake() -> None:
             GroupCall(GENERATION, CALL, rank, "alltoall", "", 0, (payload,) * size)
             for rank in range(ranks)
         ]
-        return results.part(members(*[HERE] * size), CALL, asks)
+        return results.part(group_members(*[HERE] * size), CALL, asks)
 
     fits = given(63)
     assert not fits.mistake
@@ -277,7 +274,7 @@ def test_a_decision_that_does_not_fit_into_a_message_is_an_error_of_every_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = calls_of(mock.Mock(), 1)
-    calls.changed(members(HERE, 1, first=True), mock.Mock())
+    calls.changed(group_members(HERE, 1, first=True), mock.Mock())
     calls.receive(1, GroupSync(GENERATION, VERSION, 0, None, ((1, 0),)))
     monkeypatch.setattr(leader, "too_large", lambda kind, pieces: f"{kind} is too large")
     for rank in (0, 1):

@@ -13,7 +13,7 @@ from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol import codec
 from hoplite_mp._protocol.group_calls import PIECE_BYTES_MAX, GroupCommit, GroupPart, Piece
 from hoplite_mp._serialize.contributions import REDUCTIONS
-from tests.node.test_speculative_start import members, part
+from tests.support.node_group_calls import group_part, striped_members
 
 SIZE = 4
 
@@ -23,9 +23,10 @@ SIZE = 4
 def test_the_others_fold_for_the_root(root: int, rates: dict[int, HostRates]) -> None:
     """Its link is the one that is full."""
     given = {
-        rank: msgspec.structs.replace(part(rank, kind="reduce"), root=root) for rank in range(SIZE)
+        rank: msgspec.structs.replace(group_part(rank, kind="reduce"), root=root)
+        for rank in range(SIZE)
     }
-    outcome = decide(members(SIZE), 0, 5, list(range(SIZE)), given, rates)
+    outcome = decide(striped_members(SIZE), 0, 5, list(range(SIZE)), given, rates)
     assert not outcome.error
     (plan,) = outcome.plans
     assert plan.destinations == (root,)  # type: ignore[union-attr]
@@ -45,7 +46,7 @@ def test_a_result_may_be_larger_than_the_parts(kind: str, dtype: str) -> None:
         assert len(payload) <= PIECE_BYTES_MAX
         piece = Piece(rank, -1, len(payload), payload, layout=payload_layout(memoryview(payload)))
         given[rank] = GroupPart(7, 3, 0, (rank,), kind, "mean", 0, (piece,))
-    group = members(SIZE)
+    group = striped_members(SIZE)
     outcome = decide(group, 0, 5, list(range(SIZE)), given, {})
     assert not outcome.error
     commit = outcome.commit(group, 0, 0, 0)

@@ -13,7 +13,7 @@ from hoplite_mp._node.groups import group_state, leader, repeated_plans, specula
 from hoplite_mp._node.groups.group_decisions import is_repeated
 from hoplite_mp._planner import slow_owners
 from hoplite_mp._protocol.messages import ExecuteReduce
-from tests.node.group_world import LARGE, World
+from tests.support.node_groups import LARGE, GroupWorld
 
 SEEDS = 300
 # Failed once: a rank's next process was taken for the one before; a newcomer's host was the only
@@ -27,7 +27,7 @@ GIVE_UP = 0.05  # of what nodes have begun without being asked to
 SLOW_LINKS = 0.2  # of the steps of a world in which links become slow
 
 
-def play(seed: int, repeats: int = 0, *, slows: bool = False, early: bool = False) -> World:
+def play(seed: int, repeats: int = 0, *, slows: bool = False, early: bool = False) -> GroupWorld:
     """A life: the group forms, calls, members go and come, in the end all is still. In half of
     them all decisions count as large, which are told once to each leading node."""
     repeated_bytes = -1 if seed % 4 >= 2 else group_state.DECISION_REPEATED_BYTES_MAX
@@ -35,10 +35,10 @@ def play(seed: int, repeats: int = 0, *, slows: bool = False, early: bool = Fals
         return live(seed, repeats, slows, early)
 
 
-def live(seed: int, repeats: int, slows: bool, early: bool) -> World:
+def live(seed: int, repeats: int, slows: bool, early: bool) -> GroupWorld:
     dice = random.Random(seed)
     few, many = (3 if slows else 2, 4) if not early else (4, 6)
-    world = World(
+    world = GroupWorld(
         dice, dice.randint(few, many + 1), dice.randint(few, many), seed % 2 == 1, repeats
     )
     world.slows, world.early = slows, early
@@ -54,7 +54,7 @@ def live(seed: int, repeats: int, slows: bool, early: bool) -> World:
     return world
 
 
-def step(world: World, dice: random.Random, faults: int) -> None:
+def step(world: GroupWorld, dice: random.Random, faults: int) -> None:
     """What happens next."""
     chance = dice.random()
     living = [m for m in world.members if not m.gone and m.rank >= 0]
@@ -71,7 +71,7 @@ def step(world: World, dice: random.Random, faults: int) -> None:
         go_on(world, dice)
 
 
-def go_on(world: World, dice: random.Random) -> bool:
+def go_on(world: GroupWorld, dice: random.Random) -> bool:
     """A message, a member's own step, or bytes that have moved; False: nothing can happen."""
     choices: list[tuple[object, ...]] = []
     waiting = [pair for pair, queue in sorted(world.queues.items()) if queue]
@@ -120,7 +120,7 @@ def go_on(world: World, dice: random.Random) -> bool:
     return True
 
 
-def settle(world: World, dice: random.Random) -> None:
+def settle(world: GroupWorld, dice: random.Random) -> None:
     """No more faults. While members wait to begin, ranks that nobody holds are given out."""
     for _ in range(SETTLE_STEPS):
         if go_on(world, dice):
@@ -202,7 +202,7 @@ def test_links_become_slow_at_any_step() -> None:
     assert len(narrowed) > SEEDS / 15
 
 
-def play_early(seed: int, repeats: int) -> World:
+def play_early(seed: int, repeats: int) -> GroupWorld:
     """A life in which all large allreduces may begin early, and none is repeated."""
     with (
         mock.patch.object(speculative_start, "BYTES_MIN", LARGE),

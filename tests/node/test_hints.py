@@ -11,20 +11,20 @@ import pytest
 from hoplite_mp import _tasks
 from hoplite_mp._client.submitter import FLAG_COPY, FLAG_HERE
 from hoplite_mp._node.tasks.hints import Hints
-from tests.cext.host import KIND_TASK, POOL, STATE, Host
+from tests.support.shm_host import KIND_TASK, POOL, STATE, ShmHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @pytest.fixture(name="host")
-def fixture_host() -> Iterator[Host]:
-    made = Host()
+def fixture_host() -> Iterator[ShmHost]:
+    made = ShmHost()
     yield made
     made.close()
 
 
-def test_tasks_without_a_priority_go_in_order_whatever_was_in_their_records(host: Host) -> None:
+def test_tasks_without_a_priority_go_in_order_whatever_was_in_their_records(host: ShmHost) -> None:
     context: Any = SimpleNamespace(loop=host.loop, client=host.node, tasks=host.node_tasks)
     hints = Hints(context, inbound_tasks={})  # type: ignore[arg-type]
     sender, worker = host.client(), _tasks.Tasks(host.client())
@@ -42,7 +42,7 @@ def test_tasks_without_a_priority_go_in_order_whatever_was_in_their_records(host
 
 @pytest.mark.parametrize("may_leave", [True, False])
 def test_a_task_is_bound_to_this_host_by_its_submitter_or_as_another_hosts(
-    host: Host, may_leave: bool
+    host: ShmHost, may_leave: bool
 ) -> None:
     context: Any = SimpleNamespace(loop=host.loop, client=host.node, tasks=host.node_tasks)
     inbound_tasks: set[int] = set()
@@ -62,7 +62,7 @@ def test_a_task_is_bound_to_this_host_by_its_submitter_or_as_another_hosts(
     assert [hints.is_bound(oid) for oid in found] == bound
 
 
-def test_a_host_whose_queues_are_all_taken(host: Host) -> None:
+def test_a_host_whose_queues_are_all_taken(host: ShmHost) -> None:
     """The task is announced when one is free again; the node had died of it."""
     context: Any = SimpleNamespace(loop=host.loop, client=host.node, tasks=host.node_tasks)
     hints = Hints(context, inbound_tasks={})  # type: ignore[arg-type]

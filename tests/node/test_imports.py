@@ -11,13 +11,11 @@ import pytest
 from hoplite_mp._common import ids
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp.errors import ObjectLostError
-from tests.cext.host import STATE
-from tests.node.pair import Network, Side, states_of
+from tests.support.node_hosts import BIG, Network, Side, assert_nothing_kept, remote_hold
+from tests.support.shm_host import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-BIG = np.arange(40_000, dtype=np.float64)
 
 
 @pytest.fixture
@@ -37,39 +35,16 @@ def away(network: Network) -> Side:
     return network.sides[1]
 
 
-def clean(network: Network) -> None:
-    """Nobody holds anything any more: nothing is kept anywhere."""
-    network.pump()
-    for side in network.sides:
-        if side.host_id in network.dead:
-            continue
-        side.party.collect()
-        network.pump()
-        assert states_of(side.node) == []
-        assert not side.imports.by_object
-        assert not side.imports.by_oid
-        assert not side.exports.exports
-        assert not any(side.exports._watched.values())
-        assert not side.remote_objects.by_oid
-
-
 def test_a_small_value_travels_at_once(network: Network, owner: Side, away: Side) -> None:
     object_id, mine = owner.put({"a": [1, 2, 3]})
-    (hold,) = away_hold(network, away, object_id)
+    (hold,) = remote_hold(network, away, object_id)
     assert away.value(hold) == {"a": [1, 2, 3]}
     del mine
     network.pump()
     owner.party.collect()
     assert owner.node.state(ids.unpack_id(object_id)[1]) != 0  # the other host holds it
     del hold
-    clean(network)
-
-
-def away_hold(network: Network, side: Side, object_id: bytes) -> list[object]:
-    found = side.hold(object_id)
-    network.pump()
-    assert len(found) == 1
-    return found
+    assert_nothing_kept(network)
 
 
 def test_nobody_is_answered_before_the_owner_has_heard_of_it(
@@ -84,14 +59,14 @@ def test_nobody_is_answered_before_the_owner_has_heard_of_it(
     network.pump()
     assert away.value(found[0]) == 1
     found.clear()
-    clean(network)
+    assert_nothing_kept(network)
 
 
 def test_a_big_value_is_fetched_when_it_is_wanted(
     network: Network, owner: Side, away: Side
 ) -> None:
     object_id, mine = owner.put(BIG)
-    (hold,) = away_hold(network, away, object_id)
+    (hold,) = remote_hold(network, away, object_id)
     assert away.value(hold) == "SPILLED"
     heard: list[int] = []
     oid = away.imports.by_object[object_id].oid
@@ -102,7 +77,7 @@ def test_a_big_value_is_fetched_when_it_is_wanted(
     assert heard == [1, 2]
     assert (away.value(hold) == BIG).all()
     del mine, hold
-    clean(network)
+    assert_nothing_kept(network)
 
 
 @pytest.mark.parametrize("failed", [False, True])
@@ -111,7 +86,7 @@ def test_a_payload_for_which_there_is_no_room(
 ) -> None:
     """A value stays where it is until it is asked for; an error is told in a few words."""
     object_id, mine = owner.pending()
-    (hold,) = away_hold(network, away, object_id)
+    (hold,) = remote_hold(network, away, object_id)
     owner.finish(object_id, ValueError("x" * 1000) if failed else "x" * 1000)
     lease, away.results.lease = away.results.lease, lambda *about: None  # type: ignore[method-assign]
     owner.poll()
@@ -127,7 +102,7 @@ def test_a_payload_for_which_there_is_no_room(
         away.bring()
         assert away.value(hold) == "x" * 1000
     del mine, hold
-    clean(network)
+    assert_nothing_kept(network)
 
 
 def test_two_importers_of_one_host_share_a_header(
@@ -143,7 +118,7 @@ def test_two_importers_of_one_host_share_a_header(
     assert away.value(second[0]) == "x"
     del mine
     second.clear()
-    clean(network)
+    assert_nothing_kept(network)
 
 
 def test_let_go_before_the_answer_and_taken_again(
@@ -160,13 +135,13 @@ def test_let_go_before_the_answer_and_taken_again(
         again.clear()
         found.clear()
     del mine
-    clean(network)
+    assert_nothing_kept(network)
 
 
 @pytest.mark.parametrize("outcome", [7, ValueError("no"), BIG[:50]])
 def test_pending_then_done(network: Network, owner: Side, away: Side, outcome: object) -> None:
     object_id, mine = owner.pending()
-    (hold,) = away_hold(network, away, object_id)
+    (hold,) = remote_hold(network, away, object_id)
     assert away.value(hold) == "CLAIMED"
     owner.finish(object_id, outcome)
     network.pump()
@@ -177,48 +152,48 @@ def test_pending_then_done(network: Network, owner: Side, away: Side, outcome: o
     else:
         assert np.array_equal(got, outcome)  # type: ignore[arg-type]
     del mine, hold
-    clean(network)
+    assert_nothing_kept(network)
 
 
 def test_cancelled(network: Network, owner: Side, away: Side) -> None:
     object_id, mine = owner.pending()
-    (hold,) = away_hold(network, away, object_id)
+    (hold,) = remote_hold(network, away, object_id)
     oid = ids.unpack_id(object_id)[1]
     assert owner.tasks.cancel(oid, True) == 2
     network.pump()
     assert isinstance(away.value(hold), CancelledError)
     assert owner.tasks.settle(oid)
     del mine, hold
-    clean(network)
+    assert_nothing_kept(network)
 
 
 def test_gone_before_it_was_asked_for(network: Network, owner: Side, away: Side) -> None:
     object_id, mine = owner.put(1)
     del mine
     owner.party.collect()
-    (hold,) = away_hold(network, away, object_id)
+    (hold,) = remote_hold(network, away, object_id)
     assert isinstance(away.value(hold), ObjectLostError)
     del hold
-    clean(network)
+    assert_nothing_kept(network)
 
 
 def test_of_a_host_that_nobody_knows(network: Network, away: Side) -> None:
-    (hold,) = away_hold(network, away, ids.pack_id(999, 1 << 32))
+    (hold,) = remote_hold(network, away, ids.pack_id(999, 1 << 32))
     assert isinstance(away.value(hold), ObjectLostError)
     del hold
-    clean(network)
+    assert_nothing_kept(network)
 
 
 def test_deleted_by_the_importer(network: Network, owner: Side, away: Side) -> None:
     object_id, mine = owner.put(1)
-    (hold,) = away_hold(network, away, object_id)
+    (hold,) = remote_hold(network, away, object_id)
     away.party.delete(hold.oid)
     away.imports.drop(hold.oid)
     network.pump()
     assert owner.value(mine) == "DELETED"
     assert away.value(hold) == "DELETED"
     del mine, hold
-    clean(network)
+    assert_nothing_kept(network)
 
 
 @pytest.mark.parametrize("chars", [50_000, 300_000])
@@ -234,23 +209,23 @@ def test_an_error_of_any_size_keeps_its_type(
     text, number = error.args
     assert (text[:6], text[-4:], number) == ("begins", "ends", 3)
     del found, hold
-    clean(network)
+    assert_nothing_kept(network)
 
 
 def test_an_error_for_which_there_is_no_room(
     network: Network, away: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(away.results, "lease", lambda nbytes, failed=False: None)
-    (hold,) = away_hold(network, away, ids.pack_id(999, 1 << 32))
+    (hold,) = remote_hold(network, away, ids.pack_id(999, 1 << 32))
     assert isinstance(away.value(hold), ObjectLostError)
     del hold
-    clean(network)
+    assert_nothing_kept(network)
 
 
 def test_the_owner_dies(network: Network, owner: Side, away: Side) -> None:
     pending, mine = owner.pending()
     big, theirs = owner.put(BIG)
-    (first,), (second,) = away_hold(network, away, pending), away_hold(network, away, big)
+    (first,), (second,) = remote_hold(network, away, pending), remote_hold(network, away, big)
     asked = away.hold(owner.put(3)[0])  # not answered yet
     heard: list[int] = []
     away.remote_objects.want(second.oid, lambda: heard.append(1))
@@ -263,16 +238,16 @@ def test_the_owner_dies(network: Network, owner: Side, away: Side) -> None:
     assert "h0" in str(away.value(second))
     del first, second, hold, mine, theirs
     asked.clear()
-    clean(network)
+    assert_nothing_kept(network)
 
 
 def test_the_importer_dies(network: Network, owner: Side, away: Side) -> None:
     object_id, mine = owner.put(1)
-    found = away_hold(network, away, object_id)
+    found = remote_hold(network, away, object_id)
     network.lose(away)
     assert not owner.exports.exports
     del mine
-    clean(network)
+    assert_nothing_kept(network)
     assert found
 
 
@@ -304,7 +279,7 @@ def test_many_in_random_order(network: Network) -> None:
     held.clear()
     objects.clear()
     found = []
-    clean(network)
+    assert_nothing_kept(network)
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -314,9 +289,9 @@ def test_a_ref_inside_what_a_dead_process_has_put(
     """Its node holds the other host's object from then on, as long as the outer one stays."""
     other = owner.put(0)  # or the object would have the same number on both hosts
     object_id, mine = owner.put(np.arange(10_000))
-    (inner,) = away_hold(network, away, object_id)
+    (inner,) = remote_hold(network, away, object_id)
     outer_id, outer = away.put({"x": ObjectRef(object_id, inner)})
-    found = away_hold(network, owner, outer_id) if held else []
+    found = remote_hold(network, owner, outer_id) if held else []
     del mine
     away.sweep(away.party.slot)  # with what the process held
     del inner, outer

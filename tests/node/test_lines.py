@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import select
 
 from hypothesis import given
@@ -12,6 +11,7 @@ from hoplite_mp._node.output.lines import LineSplitter
 from hoplite_mp._node.output.subscriber import Subscriber
 from hoplite_mp._protocol import output as words
 from hoplite_mp._protocol.output import MARK_BYTES, bytes_of, mark
+from tests.support.node_ports import split_in_pieces
 
 HOST_ID, ANNA, BERT = 0x1234_5678_9ABC_DEF0, 0x0A0A_0A0A_0A0A_0A0A, (1 << 64) - 1
 
@@ -46,25 +46,17 @@ def said(text: list[int | bytes]) -> list[tuple[int, bytes]]:
     return found + ([(output_owner, rest)] if rest else [])
 
 
-def fed(lines: LineSplitter, data: bytes, cuts: list[int]) -> list[tuple[int, bytes]]:
-    edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    found = []
-    for begin, end in itertools.pairwise(edges):
-        found += lines.feed(data[begin:end])
-    return [(to, line) for to, run in found + lines.finish() for line in run]
-
-
 @given(TEXTS, st.lists(st.integers(0, 1000), max_size=10))
 def test_lines_find_their_audience_wherever_reads_end(
     text: list[int | bytes], cuts: list[int]
 ) -> None:
-    assert fed(LineSplitter(HOST_ID, 10_000), told(text), cuts) == said(text)
+    assert split_in_pieces(LineSplitter(HOST_ID, 10_000), told(text), cuts) == said(text)
 
 
 @given(TEXTS, st.lists(st.integers(0, 1000), max_size=10))
 def test_long_lines_are_cut_and_lose_nothing(text: list[int | bytes], cuts: list[int]) -> None:
     lines = LineSplitter(HOST_ID, 7)
-    found = fed(lines, told(text), cuts)
+    found = split_in_pieces(lines, told(text), cuts)
     assert all(len(line) <= 7 for _, line in found)
     joined: dict[int, bytes] = {}
     for to, line in found:

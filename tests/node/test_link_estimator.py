@@ -10,7 +10,7 @@ from hoplite_mp._node.peers.link_estimator import (
     YOUNG_S,
     LinkEstimator,
 )
-from tests.node.manual_loop import ManualLoop
+from tests.support.node_ports import ManualLoop
 
 STEP_S = 0.001
 

@@ -12,9 +12,8 @@ import pytest
 from hoplite_mp import _engine
 from hoplite_mp._node.peers.links import UNREACHABLE, Links
 from hoplite_mp._node.trace_events import TraceEvents
-from tests.node.manual_loop import ManualLoop
-from tests.node.no_events import NobodyAbove
-from tests.transport.helpers import tcp_pair
+from tests.support.node_ports import ManualLoop, UnhandledEvents
+from tests.support.transport import tcp_pair
 
 NBYTES = 100_000
 
@@ -76,7 +75,7 @@ def test_the_next_cell_is_asked_for_when_its_link_is_lost() -> None:
     node: Any = SimpleNamespace(
         client=SimpleNamespace(host_id=1),
         loop=ManualLoop(),
-        trace_events=TraceEvents(ManualLoop(), NobodyAbove()),
+        trace_events=TraceEvents(ManualLoop(), UnhandledEvents()),
     )
     peers: Any = SimpleNamespace(
         start=SimpleNamespace(tls=False), is_near=lambda number: False, by_number={}
@@ -130,7 +129,7 @@ def test_a_later_plan_s_pull_replaces_one_that_waits_for_a_connection(found: str
     node: Any = SimpleNamespace(
         client=SimpleNamespace(host_id=1),
         loop=ManualLoop(),
-        trace_events=TraceEvents(ManualLoop(), NobodyAbove()),
+        trace_events=TraceEvents(ManualLoop(), UnhandledEvents()),
     )
     engine: Any = Recorder()
     links = Links(node, peers, engine)

@@ -10,7 +10,7 @@ from hoplite_mp._node.roster import Roster
 from hoplite_mp._protocol.local import GoneNodes
 from hoplite_mp._protocol.messages import Member
 from hoplite_mp._protocol.peers import WorkersNow
-from tests.node.manual_loop import ManualLoop
+from tests.support.node_ports import ManualLoop
 
 OTHERS = {11: 1, 22: 2}
 

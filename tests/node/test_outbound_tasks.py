@@ -12,8 +12,7 @@ from hoplite_mp._common import ids
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._protocol.peers import TaskEnded
 from hoplite_mp.errors import NodeLostError, StoreFullError, WorkerLostError
-from tests.node.pair import COMMON, Network, Side
-from tests.node.test_imports import BIG, away_hold, clean
+from tests.support.node_hosts import BIG, COMMON, Network, Side, assert_nothing_kept, remote_hold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +38,7 @@ def runner_of(network: Network, oid: int) -> Side:
 
 def done(network: Network) -> None:
     network.sides[0].sent.clear()
-    clean(network)
+    assert_nothing_kept(network)
     for side in network.sides:
         if side.host_id in network.dead:
             continue
@@ -234,7 +233,7 @@ def test_refs_among_the_arguments(network: Network) -> None:
 def test_the_runner_that_holds_the_arguments_is_preferred(network: Network) -> None:
     sender, _, second = network.sides
     argument, theirs = second.put(BIG)
-    (mine,) = away_hold(network, sender, argument)
+    (mine,) = remote_hold(network, sender, argument)
     for _ in range(3):
         oid = sender.submit((ObjectRef(argument, mine),), holds=mine)
         network.pump()
@@ -332,7 +331,7 @@ def test_a_recalled_task_whose_result_is_held_where_it_was_to_run(
     network.pump()
     first = runner.take_task()
     assert sorted(map(sender.outbound_tasks.where.get, oids), key=str).count(None) == 0
-    holds = {oid: away_hold(network, runner, ids.pack_id(sender.host_id, oid))[0] for oid in oids}
+    holds = {oid: remote_hold(network, runner, ids.pack_id(sender.host_id, oid))[0] for oid in oids}
     known = sender.outbound_tasks.runners[runner.host_id]
     known.workers = 0
     known.changed()
@@ -402,7 +401,7 @@ def test_the_sender_dies(network: Network) -> None:
     network.pump()
     assert oids
     sender.sent.clear()
-    clean(network)
+    assert_nothing_kept(network)
 
 
 def test_a_pool_for_one_host(network: Network) -> None:

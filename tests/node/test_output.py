@@ -24,8 +24,8 @@ from hoplite_mp._protocol.peers import PeerMessage
 from hoplite_mp._worker.output_routing import OutputRouting
 from hoplite_mp.config import Config
 from hoplite_mp.errors import ConfigError
-from tests.cext.test_tasks import ended, fork
-from tests.node.test_lines import fed
+from tests.support.node_ports import split_in_pieces
+from tests.support.processes import exit_code_of, fork_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -381,17 +381,17 @@ def test_a_voice_is_heard_whatever_becomes_of_1_and_2() -> None:
         voice.turn_to(BERT)
         os.write(2, b"yours\n")
 
-    pid = fork(speak)
+    pid = fork_child(speak)
     os.close(write)
     data = b""
     while piece := os.read(read, 4096):
         data += piece
     os.close(read)
-    assert ended(pid) == 0
+    assert exit_code_of(pid) == 0
     marks = [2 * mark(HOST_ID, output_owner) for output_owner in (0, ANNA, BERT)]
     assert data == b"mine\nhalf" + b"".join(marks) + b"yours\n"
     lines = LineSplitter(HOST_ID, 100)
-    assert fed(lines, data, []) == [(0, b"mine"), (0, b"half"), (BERT, b"yours")]
+    assert split_in_pieces(lines, data, []) == [(0, b"mine"), (0, b"half"), (BERT, b"yours")]
     assert lines.served == {0, ANNA, BERT}
 
 

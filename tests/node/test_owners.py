@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from hoplite_mp._protocol.messages import OwnersNamed
-from tests.node.test_imports import away_hold
-from tests.node.test_reconstruction import clean
+from tests.support.node_hosts import remote_hold
+from tests.support.node_losses import assert_no_lineage_kept
 
 if TYPE_CHECKING:
-    from tests.node.losses import LossNetwork
+    from tests.support.node_losses import LossNetwork
 
 BIG = np.arange(40_000, dtype=np.float64)
 
@@ -24,8 +24,8 @@ def test_a_copy_that_is_kept_is_read_by_others_and_goes_with_the_last_ref(
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)
     network.pump()
-    (hold,) = away_hold(network, reader, object_id)
-    (further,) = away_hold(network, other, object_id)
+    (hold,) = remote_hold(network, reader, object_id)
+    (further,) = remote_hold(network, other, object_id)
     network.lose(owner)
     network.settle()
     assert network.planner.owners.named[object_id] == keeper.number
@@ -35,7 +35,7 @@ def test_a_copy_that_is_kept_is_read_by_others_and_goes_with_the_last_ref(
     assert (other.read(further) == BIG).all()
     assert len(keeper.store.leases) == 1
     del further, mine
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named
 
 
@@ -47,7 +47,7 @@ def test_nobody_uses_it_any_more(network: LossNetwork) -> None:
     network.pump()
     network.lose(owner)
     del mine
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named
 
 
@@ -55,7 +55,7 @@ def test_who_has_fetched_it_gives_it_to_the_others(network: LossNetwork) -> None
     """The lowest one that has it whole counts, and its own process's hold counts, too."""
     owner, first, second, third = network.living
     object_id, mine = owner.put(BIG)
-    holds = [away_hold(network, side, object_id)[0] for side in (first, second, third)]
+    holds = [remote_hold(network, side, object_id)[0] for side in (first, second, third)]
     assert (second.read(holds[1]) == BIG).all()
     assert (third.read(holds[2]) == BIG).all()
     network.lose(owner)
@@ -70,15 +70,15 @@ def test_who_has_fetched_it_gives_it_to_the_others(network: LossNetwork) -> None
     assert (third.read(holds[2]) == BIG).all()
     holds.clear()
     del mine
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_nobody_has_it(network: LossNetwork) -> None:
     owner, first, second, _ = network.living
     object_id, mine = owner.put(BIG)
     pending, running = owner.pending()
-    holds = [away_hold(network, side, object_id)[0] for side in (first, second)]
-    (waits,) = away_hold(network, first, pending)
+    holds = [remote_hold(network, side, object_id)[0] for side in (first, second)]
+    (waits,) = remote_hold(network, first, pending)
     network.lose(owner)
     network.settle()
     for side, hold in zip((first, second), holds, strict=True):
@@ -86,14 +86,14 @@ def test_nobody_has_it(network: LossNetwork) -> None:
     assert "node h0 had it" in str(first.value(waits))
     holds.clear()
     del hold, waits, mine, running
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_who_waits_when_the_owner_dies(network: LossNetwork) -> None:
     """It is being fetched from the owner; a copy elsewhere is what it gets in the end."""
     owner, keeper, reader, _ = network.living
     object_id, mine = owner.put(BIG)
-    (hold,) = away_hold(network, reader, object_id)  # before there was a copy
+    (hold,) = remote_hold(network, reader, object_id)  # before there was a copy
     keeper.keep(object_id, owner)
     network.pump()
     heard: list[int] = []
@@ -108,7 +108,7 @@ def test_who_waits_when_the_owner_dies(network: LossNetwork) -> None:
     assert heard == [1]
     assert (reader.value(hold) == BIG).all()
     del hold, mine
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 @pytest.mark.parametrize("early", [True, False])
@@ -118,7 +118,7 @@ def test_let_go_between_the_report_and_the_answer(network: LossNetwork, early: b
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)
     network.pump()
-    (hold,) = away_hold(network, reader, object_id)
+    (hold,) = remote_hold(network, reader, object_id)
     network.held_back = []
     network.lose(owner)
     del hold
@@ -130,14 +130,14 @@ def test_let_go_between_the_report_and_the_answer(network: LossNetwork, early: b
         network.sides[number].recovery.receive(answer)  # type: ignore[attr-defined]
         network.pump()
     del mine
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_a_ref_that_is_met_after_the_death_of_its_owner(network: LossNetwork) -> None:
     owner, keeper, late, other = network.living
     object_id, mine = owner.put(BIG)
     unknown, gone = owner.put(BIG)
-    (hold,) = away_hold(network, keeper, object_id)
+    (hold,) = remote_hold(network, keeper, object_id)
     assert (keeper.read(hold) == BIG).all()
     network.lose(owner, report=False)
     found = late.hold(object_id)  # while it is being found out
@@ -157,13 +157,13 @@ def test_a_ref_that_is_met_after_the_death_of_its_owner(network: LossNetwork) ->
     further.clear()
     lost.clear()
     del mine, gone
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_a_reporter_dies_before_all_have_reported(network: LossNetwork) -> None:
     owner, first, second, reader = network.living
     object_id, mine = owner.put(BIG)
-    (hold,) = away_hold(network, reader, object_id)
+    (hold,) = remote_hold(network, reader, object_id)
     first.keep(object_id, owner)
     second.keep(object_id, owner)
     network.pump()
@@ -176,7 +176,7 @@ def test_a_reporter_dies_before_all_have_reported(network: LossNetwork) -> None:
     assert (reader.read(hold) == BIG).all()
     assert network.planner.owners.named[object_id] == second.number
     del hold, mine
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 @pytest.mark.parametrize("told", [0, 1, 2])
@@ -186,8 +186,8 @@ def test_the_manager_dies_with_it(network: LossNetwork, told: int) -> None:
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)
     network.pump()
-    (hold,) = away_hold(network, reader, object_id)
-    (further,) = away_hold(network, other, object_id)
+    (hold,) = remote_hold(network, reader, object_id)
+    (further,) = remote_hold(network, other, object_id)
     network.held_back = []
     network.lose(owner)
     said, network.held_back = network.held_back[3 - told :], None
@@ -202,7 +202,7 @@ def test_the_manager_dies_with_it(network: LossNetwork, told: int) -> None:
     assert (other.read(further) == BIG).all()
     assert len(keeper.store.leases) == 1
     del further, mine
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named
 
 
@@ -211,7 +211,7 @@ def test_another_manager_knows_the_owners_that_were_named(network: LossNetwork) 
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)
     network.pump()
-    (hold,) = away_hold(network, reader, object_id)
+    (hold,) = remote_hold(network, reader, object_id)
     network.lose(owner)
     network.settle()
     network.restart_manager()
@@ -221,5 +221,5 @@ def test_another_manager_knows_the_owners_that_were_named(network: LossNetwork) 
     assert (late.read(found[0]) == BIG).all()
     found.clear()
     del hold, mine
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named

@@ -11,11 +11,10 @@ import pytest
 from hoplite_mp._common import ids
 from hoplite_mp._planner import owners
 from hoplite_mp._protocol.messages import NodeLost
-from tests.node.losses import LossNetwork
-from tests.node.test_reconstruction import clean
+from tests.support.node_losses import LossNetwork, assert_no_lineage_kept
 
 if TYPE_CHECKING:
-    from tests.node.losses import LossSide
+    from tests.support.node_losses import LossSide
 
 
 class _Story:
@@ -161,6 +160,6 @@ def test_at_random(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     story.settle()
     story.values.clear()
     story.holds.clear()
-    clean(story.network)
+    assert_no_lineage_kept(story.network)
     assert not story.network.planner.owners.named
     story.network.close()

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.node.test_imports import away_hold
-from tests.node.test_reconstruction import clean
+from tests.support.node_hosts import remote_hold
+from tests.support.node_losses import assert_no_lineage_kept
 
 if TYPE_CHECKING:
-    from tests.node.losses import LossNetwork, LossSide
+    from tests.support.node_losses import LossNetwork, LossSide
 
 BIG = np.arange(40_000, dtype=np.float64)
 
@@ -28,7 +28,7 @@ def test_a_ref_that_was_met_when_its_owner_was_given_up(network: LossNetwork, me
     """Seed 1200041. met: before that host was given up, which had not answered, or after it."""
     owner, reader, _, other = network.living
     object_id, mine = owner.put(BIG)
-    (known,) = away_hold(network, other, object_id)
+    (known,) = remote_hold(network, other, object_id)
     found = reader.hold(object_id) if met == "before" else []
     network.lines.clear()
     give_up(network, owner)
@@ -45,14 +45,14 @@ def test_a_ref_that_was_met_when_its_owner_was_given_up(network: LossNetwork, me
     assert {peer for peer, _ in importers} == {reader.host_id, other.host_id}
     found.clear()
     del hold, known, mine
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_a_value_that_was_asked_for_when_its_owner_was_given_up(network: LossNetwork) -> None:
     """The only host that had it has died, and nobody is left but its owner who can name another."""
     owner, reader, runner, _ = network.living
     oid = owner.submit()
-    (hold,) = away_hold(network, reader, owner.imports.public(oid))
+    (hold,) = remote_hold(network, reader, owner.imports.public(oid))
     owner.outbound_tasks.set_runner(runner.host_id, runner.number, 1)
     network.pump()
     runner.answer(runner.take_task(), BIG)
@@ -85,5 +85,5 @@ def test_a_copy_that_was_kept_when_its_owner_was_given_up(network: LossNetwork) 
     network.settle()
     assert owner.exports.copies_of(owner.imports.own(object_id)) == (keeper.number,)
     del mine
-    clean(network)
+    assert_no_lineage_kept(network)
     assert object_id not in keeper.imports.by_object

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.cext.host import STATE
-from tests.node.test_imports import away_hold
-from tests.node.test_reconstruction import clean
+from tests.support.node_hosts import remote_hold
+from tests.support.node_losses import assert_no_lineage_kept
+from tests.support.shm_host import STATE
 
 if TYPE_CHECKING:
-    from tests.node.losses import LossNetwork, LossSide
+    from tests.support.node_losses import LossNetwork, LossSide
 
 BIG = np.arange(40_000, dtype=np.float64)
 
@@ -35,7 +35,7 @@ def test_a_broadcast_goes_on_from_who_has_it(network: LossNetwork, when: str, as
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)
     network.pump()
-    (hold,) = away_hold(network, other, object_id)
+    (hold,) = remote_hold(network, other, object_id)
     expect(receiver, object_id, owner, keeper)
     there = receiver.imports.by_object[object_id].oid
     network.held_back = []
@@ -56,7 +56,7 @@ def test_a_broadcast_goes_on_from_who_has_it(network: LossNetwork, when: str, as
         assert (receiver.read(found[0]) == BIG).all()
         found.clear()
     del hold, mine
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named
 
 
@@ -70,7 +70,7 @@ def test_a_broadcast_that_nobody_can_go_on_with(network: LossNetwork) -> None:
     assert "is lost" in receiver.read(found[0])
     found.clear()
     del mine
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_a_copy_that_is_asked_for_while_nobody_has_it_whole(network: LossNetwork) -> None:
@@ -85,7 +85,7 @@ def test_a_copy_that_is_asked_for_while_nobody_has_it_whole(network: LossNetwork
     assert "is lost" in receiver.read(found[0])
     found.clear()
     del mine
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_what_is_being_fetched_may_still_come(network: LossNetwork) -> None:
@@ -93,7 +93,7 @@ def test_what_is_being_fetched_may_still_come(network: LossNetwork) -> None:
     owner, first, second, _ = network.living
     object_id, mine = owner.put(BIG)
     value = bytes(owner.node.view(owner.imports.own(object_id)))  # type: ignore[arg-type]
-    holds = [away_hold(network, side, object_id)[0] for side in (first, second)]
+    holds = [remote_hold(network, side, object_id)[0] for side in (first, second)]
     remote_objects = []
     for side in (first, second):
         oid = side.imports.by_object[object_id].oid
@@ -113,7 +113,7 @@ def test_what_is_being_fetched_may_still_come(network: LossNetwork) -> None:
     holds.clear()
     remote_objects.clear()
     del hold, mine
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_a_copy_that_is_placed_after_the_death_goes_with_the_last_ref(
@@ -124,14 +124,14 @@ def test_a_copy_that_is_placed_after_the_death_goes_with_the_last_ref(
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)
     network.pump()
-    (hold,) = away_hold(network, reader, object_id)
+    (hold,) = remote_hold(network, reader, object_id)
     network.lose(owner)
     network.settle()
     late.keep(object_id, keeper)
     network.settle()
     assert keeper.exports.exports[keeper.imports.own(object_id)].copies == {late.host_id}
     del hold, mine
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named
 
 
@@ -144,7 +144,7 @@ def test_a_copy_is_told_to_an_owner_that_has_not_heard_yet_that_it_is_one(
     keeper.keep(object_id, owner)
     second.keep(object_id, owner)
     network.pump()
-    (hold,) = away_hold(network, reader, object_id)
+    (hold,) = remote_hold(network, reader, object_id)
     network.held_back = []
     network.lose(owner)
     held, network.held_back = network.held_back, None
@@ -156,5 +156,5 @@ def test_a_copy_is_told_to_an_owner_that_has_not_heard_yet_that_it_is_one(
     assert [*second.replicas.holds] == [object_id]
     assert keeper.exports.copies_of(keeper.imports.own(object_id)) == (second.number,)
     del hold, mine
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named

@@ -13,11 +13,11 @@ from hoplite_mp._planner import owners
 from hoplite_mp._protocol.messages import NodeLost
 from hoplite_mp._protocol.peers import Acquire, Release
 from hoplite_mp._protocol.reports import Reported
-from tests.node.test_imports import away_hold
-from tests.node.test_reconstruction import clean
+from tests.support.node_hosts import remote_hold
+from tests.support.node_losses import assert_no_lineage_kept
 
 if TYPE_CHECKING:
-    from tests.node.losses import LossNetwork
+    from tests.support.node_losses import LossNetwork
 
 BIG = np.arange(40_000, dtype=np.float64)
 
@@ -38,7 +38,7 @@ def test_a_copy_here_is_asked_for_when_its_owner_cannot_answer(network: LossNetw
     assert (keeper.read(found[0]) == BIG).all()
     found.clear()
     del mine
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named
 
 
@@ -61,7 +61,7 @@ def test_a_copy_here_is_asked_for_while_there_is_no_manager(network: LossNetwork
     found.clear()
     others.clear()
     del mine
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named
 
 
@@ -73,7 +73,7 @@ def test_asked_before_the_manager_knows_of_the_death(network: LossNetwork) -> No
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)
     network.pump()
-    (hold,) = away_hold(network, other, object_id)
+    (hold,) = remote_hold(network, other, object_id)
     network.notice(owner)
     found = late.hold(object_id)
     network.pump()
@@ -85,7 +85,7 @@ def test_asked_before_the_manager_knows_of_the_death(network: LossNetwork) -> No
     assert (other.read(hold) == BIG).all()
     found.clear()
     del hold, mine
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_a_ref_of_a_host_that_is_not_known_yet(network: LossNetwork) -> None:
@@ -102,7 +102,7 @@ def test_a_ref_of_a_host_that_is_not_known_yet(network: LossNetwork) -> None:
     assert (late.read(found[0]) == BIG).all()
     found.clear()
     del mine
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_a_ref_that_is_met_when_all_have_reported(network: LossNetwork) -> None:
@@ -111,7 +111,7 @@ def test_a_ref_that_is_met_when_all_have_reported(network: LossNetwork) -> None:
     object_id, mine = owner.put(BIG)
     known, further = owner.put(BIG)
     keeper.keep(object_id, owner)
-    (hold,) = away_hold(network, late, known)
+    (hold,) = remote_hold(network, late, known)
     network.held_back = []
     network.lose(owner)
     found = late.hold(object_id)
@@ -121,7 +121,7 @@ def test_a_ref_that_is_met_when_all_have_reported(network: LossNetwork) -> None:
     assert (late.read(found[0]) == BIG).all()
     found.clear()
     del hold, further, mine
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 # -- two headers of one object ---------------------------------------------------------------------
@@ -132,8 +132,8 @@ def test_who_has_waited_before_the_task_was_sent_here(network: LossNetwork, done
     """A process waits with a header of its own; the task then runs under another one."""
     owner, runner, other, _ = network.living
     task = ids.pack_id(owner.host_id, owner.submit())
-    (waits,) = away_hold(network, runner, task)
-    (far,) = away_hold(network, other, task)
+    (waits,) = remote_hold(network, runner, task)
+    (far,) = remote_hold(network, other, task)
     owner.outbound_tasks.set_runner(runner.host_id, runner.number, 1)
     network.pump()
     oid = runner.take_task()
@@ -158,7 +158,7 @@ def test_who_has_waited_before_the_task_was_sent_here(network: LossNetwork, done
     late.clear()
     assert isinstance(other.read(far), np.ndarray) == done
     del far, hold, got
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named
 
 
@@ -166,8 +166,8 @@ def test_who_has_waited_where_another_host_has_it(network: LossNetwork) -> None:
     """Both headers follow: the one that is waited with, and that of the task's result."""
     owner, reader, runner, _ = network.living
     task = ids.pack_id(owner.host_id, owner.submit())
-    (waits,) = away_hold(network, runner, task)
-    (far,) = away_hold(network, reader, task)
+    (waits,) = remote_hold(network, runner, task)
+    (far,) = remote_hold(network, reader, task)
     owner.outbound_tasks.set_runner(runner.host_id, runner.number, 1)
     network.pump()
     runner.answer(runner.take_task(), BIG)
@@ -181,7 +181,7 @@ def test_who_has_waited_where_another_host_has_it(network: LossNetwork) -> None:
     network.settle()
     assert (reader.read(far) == BIG).all()
     del far
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named
 
 
@@ -189,8 +189,8 @@ def test_the_owner_has_counted_two_headers(network: LossNetwork) -> None:
     """The task goes back, and somebody asks before its header here has gone."""
     owner, runner, reader, _ = network.living
     task = ids.pack_id(owner.host_id, owner.submit())
-    (waits,) = away_hold(network, runner, task)
-    (far,) = away_hold(network, reader, task)
+    (waits,) = remote_hold(network, runner, task)
+    (far,) = remote_hold(network, reader, task)
     owner.outbound_tasks.set_runner(runner.host_id, runner.number, 1)
     network.pump()
     runner.inbound_tasks.recall(owner.host_id, [task])
@@ -214,7 +214,7 @@ def test_the_owner_has_counted_two_headers(network: LossNetwork) -> None:
     assert (reader.read(late[0]) == BIG).all()
     late.clear()
     del waits
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named
 
 
@@ -228,7 +228,7 @@ def test_a_ref_that_is_met_while_there_is_no_manager(network: LossNetwork, copy:
     if copy:
         keeper.keep(object_id, owner)
     network.pump()
-    (hold,) = away_hold(network, other, object_id)
+    (hold,) = remote_hold(network, other, object_id)
     network.notice(owner)
     network.no_manager = True
     found = late.hold(object_id)
@@ -244,7 +244,7 @@ def test_a_ref_that_is_met_while_there_is_no_manager(network: LossNetwork, copy:
         assert (got == BIG).all() if copy else "is lost" in got
     found.clear()
     del hold, mine, one, got
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named
 
 
@@ -261,7 +261,7 @@ def test_a_ref_that_is_met_when_its_new_owner_has_taken_over(
     known, further = owner.put(BIG)
     keeper.keep(object_id, owner)
     keeper.keep(known, owner)
-    (hold,) = away_hold(network, late, known)
+    (hold,) = remote_hold(network, late, known)
     network.held_back = []
     network.lose(owner)
     held, network.held_back = network.held_back, []
@@ -289,7 +289,7 @@ def test_a_ref_that_is_met_when_its_new_owner_has_taken_over(
     found.clear()
     assert (late.read(hold) == BIG).all()
     del hold, further, mine
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named
 
 
@@ -301,7 +301,7 @@ def test_a_ref_that_is_let_go_before_its_new_owner_knows_its_office(network: Los
     known, further = owner.put(BIG)
     keeper.keep(object_id, owner)
     keeper.keep(known, owner)
-    (hold,) = away_hold(network, late, known)
+    (hold,) = remote_hold(network, late, known)
     network.notice(owner)
     network.held_back = []
     network.to_manager(NodeLost(owner.number, 0))
@@ -319,7 +319,7 @@ def test_a_ref_that_is_let_go_before_its_new_owner_knows_its_office(network: Los
     network.settle()
     assert (late.read(hold) == BIG).all()
     del hold, further, mine
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named
 
 
@@ -334,7 +334,7 @@ def test_a_manager_dies_between_two_messages_about_new_owners(
     some = [owner.put(BIG + at) for at in range(2)]
     for object_id, _ in some:
         keeper.keep(object_id, owner)
-    holds = [away_hold(network, late, one)[0] for one, _ in some]
+    holds = [remote_hold(network, late, one)[0] for one, _ in some]
     network.held_back = []
     network.lose(owner)
     held, network.held_back = network.held_back, None
@@ -350,7 +350,7 @@ def test_a_manager_dies_between_two_messages_about_new_owners(
     del hold
     holds.clear()
     some.clear()
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named
 
 
@@ -362,7 +362,7 @@ def test_more_than_one_report_can_name(
     monkeypatch.setattr(orphan_inventory, "HOLDINGS_MAX", 1)
     owner, first, *_ = network.living
     tasks = [owner.pending() for _ in range(3)]
-    waits = [away_hold(network, first, task)[0] for task, _ in tasks]
+    waits = [remote_hold(network, first, task)[0] for task, _ in tasks]
     if asked:  # nobody hears it
         network.notice(owner)
         network.no_manager = True
@@ -380,7 +380,7 @@ def test_more_than_one_report_can_name(
     waits.clear()
     tasks.clear()
     del hold
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 # -- the next owner dies, too ----------------------------------------------------------------------
@@ -395,7 +395,7 @@ def test_who_lets_go_between_its_two_reports_to_a_manager_is_not_made_the_owner(
     object_id, mine = owner.put(BIG)
     second.keep(object_id, owner)
     network.pump()
-    holds = [away_hold(network, third, object_id)[0]]
+    holds = [remote_hold(network, third, object_id)[0]]
     network.lose(owner)
     network.settle()
     assert network.planner.owners.named[object_id] == second.number
@@ -414,7 +414,7 @@ def test_who_lets_go_between_its_two_reports_to_a_manager_is_not_made_the_owner(
     network.settle()
     assert object_id not in network.planner.owners.named
     del mine
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_the_owner_that_is_named_is_lost_here_already(network: LossNetwork) -> None:
@@ -423,7 +423,7 @@ def test_the_owner_that_is_named_is_lost_here_already(network: LossNetwork) -> N
     first.keep(object_id, owner)
     second.keep(object_id, owner)
     network.pump()
-    (hold,) = away_hold(network, reader, object_id)
+    (hold,) = remote_hold(network, reader, object_id)
     network.held_back = []
     network.lose(owner)
     held, network.held_back = network.held_back, None
@@ -435,7 +435,7 @@ def test_the_owner_that_is_named_is_lost_here_already(network: LossNetwork) -> N
     assert network.planner.owners.named[object_id] == second.number
     assert (reader.read(hold) == BIG).all()
     del hold, mine
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named
 
 
@@ -451,7 +451,7 @@ def test_the_owner_that_is_named_is_found_dead_when_it_is_spoken_to(
         second.keep(object_id, owner)
         reader.keep(object_id, owner)
     network.pump()
-    holds = [] if met else [away_hold(network, reader, one)[0] for one, _ in some]
+    holds = [] if met else [remote_hold(network, reader, one)[0] for one, _ in some]
     network.held_back = []
     network.lose(owner)
     held, network.held_back = network.held_back, None
@@ -486,5 +486,5 @@ def test_the_owner_that_is_named_is_found_dead_when_it_is_spoken_to(
     del hold
     holds.clear()
     some.clear()
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named

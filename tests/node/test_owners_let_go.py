@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from hoplite_mp._protocol.messages import NodeLost
-from tests.node.test_imports import away_hold
-from tests.node.test_reconstruction import clean
+from tests.support.node_hosts import remote_hold
+from tests.support.node_losses import assert_no_lineage_kept
 
 if TYPE_CHECKING:
-    from tests.node.losses import LossNetwork
+    from tests.support.node_losses import LossNetwork
 
 BIG = np.arange(40_000, dtype=np.float64)
 
@@ -31,7 +31,7 @@ def test_a_ref_is_let_go_after_the_manager_that_had_it_counted_has_died(
     keeper.keep(object_id, owner)
     keeper.keep(known, owner)
     network.pump()
-    (hold,) = away_hold(network, late, known)
+    (hold,) = remote_hold(network, late, known)
     network.notice(owner)
     network.held_back = []
     network.to_manager(NodeLost(owner.number, 0))
@@ -57,7 +57,7 @@ def test_a_ref_is_let_go_after_the_manager_that_had_it_counted_has_died(
         found.clear()
     network.settle()
     del export, further, mine, hold
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named
 
 
@@ -70,7 +70,7 @@ def test_a_replica_comes_after_a_ref_was_let_go(network: LossNetwork) -> None:
     keeper.keep(object_id, owner)
     keeper.keep(known, owner)
     network.pump()
-    (hold,) = away_hold(network, late, known)
+    (hold,) = remote_hold(network, late, known)
     network.notice(owner)
     network.held_back = []
     network.to_manager(NodeLost(owner.number, 0))
@@ -86,4 +86,4 @@ def test_a_replica_comes_after_a_ref_was_let_go(network: LossNetwork) -> None:
     network.say([one for one in held if one[0] != keeper.number])
     network.pump()
     del hold, further, mine
-    clean(network)
+    assert_no_lineage_kept(network)

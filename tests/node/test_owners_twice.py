@@ -15,11 +15,11 @@ import pytest
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._protocol.messages import Member
 from hoplite_mp._protocol.reports import NodeReturned, Reported
-from tests.node.test_imports import away_hold
-from tests.node.test_reconstruction import clean
+from tests.support.node_hosts import remote_hold
+from tests.support.node_losses import assert_no_lineage_kept
 
 if TYPE_CHECKING:
-    from tests.node.losses import LossNetwork, LossSide
+    from tests.support.node_losses import LossNetwork, LossSide
 
 BIG = np.arange(40_000, dtype=np.float64)
 LATER = 1000.0  # when the planner no longer waits for reports
@@ -39,7 +39,7 @@ class Twice:
         for side in (self.second, getattr(self, copies)):
             side.keep(self.object_id, self.first)
         network.pump()
-        self.holds = [away_hold(network, side, self.object_id)[0] for side in self.holders]
+        self.holds = [remote_hold(network, side, self.object_id)[0] for side in self.holders]
         network.held_back = []
         network.lose(self.first)
         held, network.held_back = network.held_back, None
@@ -103,7 +103,7 @@ class Twice:
     def end(self) -> None:
         self.holds.clear()
         del self.mine
-        clean(self.network)
+        assert_no_lineage_kept(self.network)
         assert not self.network.planner.owners.named
 
 

@@ -10,7 +10,7 @@ from hoplite_mp._node.peers.path_estimator import (
     Flow,
     PathEstimator,
 )
-from tests.node.manual_loop import ManualLoop
+from tests.support.node_ports import ManualLoop
 
 LINK = 100e6  # bytes per second of each link, as its node knows it
 NARROW = 10e6

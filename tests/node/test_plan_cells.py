@@ -10,109 +10,25 @@ import pytest
 from hoplite_mp._common import ids
 from hoplite_mp._node.execution.carryover import CarriedCopy, Carryover
 from hoplite_mp._node.execution.filling import fill_blocks
-from hoplite_mp._node.execution.plan_cells import NOBODY, PULL_TRIES_MAX, PlanCells
+from hoplite_mp._node.execution.plan_cells import NOBODY, PULL_TRIES_MAX
 from hoplite_mp._node.execution.plan_runner import PlanRunner
 from hoplite_mp._node.execution.plan_state import PlanState
 from hoplite_mp._node.peers.links import UNREACHABLE
 from hoplite_mp._node.ranges import Ranges
 from hoplite_mp._planner.program import INBOUND_PARENTS_MAX, program_of
 from hoplite_mp._protocol import messages as m
-from tests.node.manual_loop import ManualLoop
+from tests.support.node_plans import NBYTES, OBJECT, PlanNode, copy_plan
 
-OBJECT = ids.pack_id(1000, 7)
-NBYTES = 100_000
 GROUP = 1 << 62  # its operations are of no other node that could give the bytes as well
-
-
-class Engine:
-    """Cells whose watermarks are set by the test."""
-
-    def __init__(self) -> None:
-        self.made: list[tuple[Any, ...]] = []
-        self.come: dict[int, int] = {}
-
-    def cell(self, key: Any, memory: Any, begin: int, nbytes: int, filled: Any) -> int:
-        self.made.append((key, begin, nbytes, filled))
-        number = len(self.made)
-        self.come[number] = nbytes if filled is True else int(filled)
-        return number
-
-    def hold(self) -> None:
-        """It has no thread."""
-
-    release = hold
-
-    def together(self, cells: Any, vote: Any = None) -> None:
-        """Each cell of the test is filled by itself."""
-
-    def watermark(self, cell: int) -> int:
-        return self.come[cell]
-
-    def advance(self, cell: int, come: int) -> None:
-        self.come[cell] = come
-
-
-class Node1:
-    """Node 1 of several, as far as cells need one; it is told how they fare."""
-
-    def __init__(self) -> None:
-        self.loop = ManualLoop()
-        self.engine = Engine()
-        self.pulled: list[tuple[Any, ...]] = []
-        self.closed: list[int] = []
-        self.failures: list[tuple[int, str]] = []
-        self.host: Any = SimpleNamespace(
-            config=None,
-            client=SimpleNamespace(
-                number=1, memory=lambda payload, nbytes: memoryview(bytearray(nbytes))
-            ),
-            loop=self.loop,
-            remote_objects=SimpleNamespace(remote_objects={}),
-            send_manager=None,
-            roster=None,
-            store=None,
-            imports=None,
-            results=None,
-        )
-        self.host.results = SimpleNamespace(client=self.host.client, lease=lambda nbytes: 3)
-        links: Any = SimpleNamespace(
-            engine=self.engine,
-            trace_events=SimpleNamespace(on=False),
-            close=lambda cell, engine_buffer, **_: self.closed.append(cell),
-            moved=lambda near: (0, 0),
-            flows=dict,
-            pull=lambda *about: self.pulled.append(about[:3]),
-            peers=SimpleNamespace(by_number={0: None, 2: None}),
-        )
-        self.cells = PlanCells(self.host, links)
-
-    def execution(self, plan: Any) -> PlanState:
-        return PlanState(plan, program_of(plan, 1), self, 0)
-
-    def filled(self, execution: PlanState, cell: int) -> None:
-        raise NotImplementedError
-
-    def failed(self, execution: PlanState, node: int, reason: str) -> None:
-        self.failures.append((node, reason))
-
-    def arrived(self, execution: PlanState) -> Ranges | None:
-        plan = execution.copied
-        return execution.arrived(plan.object, self.engine.watermark) if execution.missing else None
-
-
-def a_copy(operation: int, rule: str = "stripes") -> m.Distribute:
-    stripes = (m.Stripe(0, 0, m.SHARES),)
-    receivers = (1,) if rule == "stripes" else (1, 2)
-    return m.Distribute(operation, OBJECT, 5, NBYTES, (0,), receivers, stripes, rule)
 
 
 @pytest.mark.parametrize("operation", [GROUP, 1 << 63])
 def test_only_what_is_missing_is_pulled(operation: int) -> None:
     """Of a copy that is planned anew with holes in it; whoever reads it from here reads one cell,
     which grows with those that fill the holes."""
-    one = Node1()
+    one = PlanNode()
     come = Ranges([(0, 10), (20, 30)])
-    plan = a_copy(operation, "tree:1")
+    plan = copy_plan(operation, "tree:1")
     execution = one.execution(plan)
     execution.carryover = Carryover(copies={OBJECT: CarriedCopy(3, NBYTES, come)})
     fill_blocks(one.host.results, execution, one.cells)
@@ -140,8 +56,8 @@ def test_only_what_is_missing_is_pulled(operation: int) -> None:
 @pytest.mark.parametrize("operation", [GROUP, 1 << 63])
 def test_a_pull_is_tried_again(operation: int) -> None:
     """As often for a Group as for a copy, but only a copy has other nodes that might be reached."""
-    one = Node1()
-    execution = one.execution(a_copy(operation))
+    one = PlanNode()
+    execution = one.execution(copy_plan(operation))
     fill_blocks(one.host.results, execution, one.cells)
     one.cells.begin(execution)
     asked = (1, 0, (operation, 5, 0, 0))
@@ -158,8 +74,8 @@ def test_a_pull_is_tried_again(operation: int) -> None:
 
 
 def test_a_pull_is_not_tried_again_when_its_plan_is_over() -> None:
-    one = Node1()
-    execution = one.execution(a_copy(GROUP))
+    one = PlanNode()
+    execution = one.execution(copy_plan(GROUP))
     fill_blocks(one.host.results, execution, one.cells)
     one.cells.begin(execution)
     one.cells.failed(1, "reset")
@@ -169,8 +85,8 @@ def test_a_pull_is_not_tried_again_when_its_plan_is_over() -> None:
 
 
 def test_a_fold_that_ends_early_is_not_tried_again() -> None:
-    one = Node1()
-    execution = one.execution(a_copy(GROUP))
+    one = PlanNode()
+    execution = one.execution(copy_plan(GROUP))
     cell = one.cells.make(execution, None, memoryview(bytearray(8)), 0, 8, False)
     one.cells.failed(cell, "a source was closed")
     assert one.failures == [(NOBODY, "a source was closed")]
@@ -178,7 +94,7 @@ def test_a_fold_that_ends_early_is_not_tried_again() -> None:
 
 def test_pulls_that_wait_for_their_turn_begin_when_others_are_given_up() -> None:
     """All those under way may be deleted at once: the others waited for ever."""
-    one = Node1()
+    one = PlanNode()
     count = INBOUND_PARENTS_MAX + 2
     members = tuple(range(count))
     plan = m.ExecuteReduce(
@@ -218,8 +134,8 @@ def test_pulls_that_wait_for_their_turn_begin_when_others_are_given_up() -> None
 
 def test_of_a_member_that_is_being_written_a_cell_has_what_is_written_of_its_own_bytes() -> None:
     """They lie behind the head of the member's payload, and behind the stripes before."""
-    one = Node1()
-    execution = one.execution(a_copy(GROUP))
+    one = PlanNode()
+    execution = one.execution(copy_plan(GROUP))
     source: Any = SimpleNamespace(written=Ranges([(0, 140)]), cells={})
     execution.streaming[0] = source
     elements = memoryview(bytearray(200))

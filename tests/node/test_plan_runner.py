@@ -12,7 +12,7 @@ from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import STATE
 from hoplite_mp._node.execution.plan_runner import ROOM_POLL_S, PlanRunner
 from hoplite_mp._protocol import messages as m
-from tests.node.test_plan_cells import OBJECT, Node1, a_copy
+from tests.support.node_plans import OBJECT, PlanNode, copy_plan
 
 FIRST, SECOND = (ids.pack_id(1000, number) for number in (7, 8))
 NBYTES = 8
@@ -22,7 +22,7 @@ class Gather:
     """Node 1 is to have two objects of node 0; the first one is being brought already."""
 
     def __init__(self, *, room: bool) -> None:
-        self.node = one = Node1()
+        self.node = one = PlanNode()
         self.loop = one.loop
         self.room = room
         self.state = STATE["SEALED"]
@@ -151,8 +151,8 @@ def test_the_manager_is_told_of_rates_that_are_known() -> None:
 @pytest.mark.parametrize("known", [False, True])
 def test_a_pull_says_of_which_object_and_from_which_byte(known: bool) -> None:
     """What was here before is not counted again."""
-    one = Node1()
-    execution = one.execution(a_copy(1 << 63))
+    one = PlanNode()
+    execution = one.execution(copy_plan(1 << 63))
     cell = one.cells.make(execution, None, memoryview(bytearray(50)), 30, 50, False)
     if known:
         execution.fills[cell] = OBJECT, 30, 40

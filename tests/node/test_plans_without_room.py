@@ -8,7 +8,7 @@ from typing import Any
 from hoplite_mp._common import ids
 from hoplite_mp._node.execution.plan_runner import ROOM_POLL_S, PlanRunner
 from hoplite_mp._protocol import messages as m
-from tests.node.test_plan_cells import Node1
+from tests.support.node_plans import PlanNode
 
 ITEMS = 1000
 SLOT = 8 * ITEMS
@@ -22,7 +22,7 @@ class Reduction:
     what the first plan needs, and for a little more."""
 
     def __init__(self) -> None:
-        self.node = one = Node1()
+        self.node = one = PlanNode()
         self.left = 3 * SLOT + 2 * MORE
         self.leased: dict[int, int] = {}  # payload -> bytes
         self.taken: set[int] = set()  # payloads whose bytes others take as soon as they are free

@@ -13,7 +13,7 @@ from hoplite_mp._node.groups.point_to_point import PointToPoint
 from hoplite_mp._protocol.local import GroupReceived, Request
 from hoplite_mp._protocol.messages import GroupMembers
 from hoplite_mp._protocol.point_to_point import GroupSent
-from tests.protocol.samples import WHOLE
+from tests.support.messages import WHOLE
 
 ME, OTHER, OBJECT = 4, 5, bytes(16)
 

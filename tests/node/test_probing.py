@@ -7,7 +7,7 @@ from hoplite_mp._node.questions import Questions
 from hoplite_mp._node.roster import Roster
 from hoplite_mp._protocol.messages import LinkMeasured, Member
 from hoplite_mp._protocol.peers import Probe, Probed
-from tests.node.manual_loop import ManualLoop
+from tests.support.node_ports import ManualLoop
 
 
 def member(node: int) -> Member:

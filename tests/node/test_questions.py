@@ -11,7 +11,7 @@ from hoplite_mp._client.trace_file import ahead_ns
 from hoplite_mp._node.diagnostics.tracing import best_clock
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._protocol.diagnostics import ClockAsked, LookTold, TraceRead
-from tests.node.manual_loop import ManualLoop
+from tests.support.node_ports import ManualLoop
 
 
 class Node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,65 +11,26 @@ from hoplite_mp import _tasks
 from hoplite_mp._common import ids
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp.errors import StoreFullError
-from tests.cext.host import STATE
-from tests.node.losses import LossNetwork, LossSide
-from tests.node.pair import states_of
-from tests.node.test_imports import away_hold
+from tests.support.node_hosts import BIG, remote_hold
+from tests.support.node_losses import (
+    LossNetwork,
+    LossSide,
+    assert_no_lineage_kept,
+    drop_arguments,
+    is_absent,
+    network,
+    run_one,
+    sender,
+    submit_and_run,
+)
+from tests.support.shm_host import STATE
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-BIG = np.arange(40_000, dtype=np.float64)
-
-
-@pytest.fixture
-def network() -> Iterator[LossNetwork]:
-    """Host 0 sends; hosts 1 to 3 have a worker each."""
-    made = LossNetwork(4)
-    for side in made.sides[1:]:
-        made.sides[0].outbound_tasks.set_runner(side.host_id, side.number, 1)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def sender(network: LossNetwork) -> LossSide:
-    return network.living[0]
+__all__ = ["network", "sender"]  # fixtures
 
 
 def ref(side: LossSide, oid: int) -> ObjectRef[Any]:
     """As a Future's `.ref`."""
     return ObjectRef(ids.pack_id(side.host_id, oid), side.party.hold(oid))
-
-
-def run_one(network: LossNetwork, value: Any) -> LossSide | None:
-    """The one task that has been sent somewhere is run there; None: none has."""
-    network.pump()
-    for side in network.living:
-        task = side.take_task()
-        if task:
-            side.answer(task, value)
-            network.pump()
-            return side
-    return None
-
-
-def submit(network: LossNetwork, value: Any, *args: Any, **options: Any) -> tuple[int, LossSide]:
-    """A task of host 0 that another host runs: its id, and that host."""
-    sender = network.living[0]
-    oid = sender.submit(args, holds=[arg for arg in args if isinstance(arg, ObjectRef)], **options)
-    runner = run_one(network, value)
-    assert runner is not None
-    assert runner is not sender
-    assert sender.tasks.done(oid)
-    drop_arguments(sender, oid)
-    return oid, runner
-
-
-def drop_arguments(side: LossSide, oid: int) -> None:
-    """What a submitter does when its task is done."""
-    side.sent[oid] = side.sent[oid][:1]
-    side.party.collect()
 
 
 def forget(side: LossSide, oid: int) -> None:
@@ -78,37 +39,10 @@ def forget(side: LossSide, oid: int) -> None:
     side.party.collect()
 
 
-def is_absent(side: LossSide, oid: int) -> bool:
-    return side.remote_objects.absent(oid)
-
-
-def clean(network: LossNetwork) -> None:
-    """When nobody holds anything, nothing is kept: no lineage, no bytes, no header."""
-    for side in network.living:
-        side.sent.clear()
-        side.party.collect()
-    for _ in range(4):
-        network.settle(2)
-        for side in network.living:
-            side.party.collect()
-            side.store.take_returns()
-    for side in network.living:
-        assert not side.recovery.lineage.entries
-        assert not side.recovery.lineage.held
-        assert side.recovery.lineage.nbytes == 0
-        assert not side.recovery.reconstruction.runs
-        assert not side.recovery.reconstruction.by_run
-        assert not side.remote_objects.by_oid
-        assert not side.exports.exports
-        assert not side.imports.by_oid
-        assert states_of(side.node) == []
-        assert not side.store.leases
-
-
 def test_a_lost_result_is_made_again_when_it_is_asked_for(
     network: LossNetwork, sender: LossSide
 ) -> None:
-    oid, runner = submit(network, BIG)
+    oid, runner = submit_and_run(network, BIG)
     network.lose(runner)
     network.settle()
     assert is_absent(sender, oid)
@@ -123,12 +57,12 @@ def test_a_lost_result_is_made_again_when_it_is_asked_for(
     assert sorted(heard) == [0, 1, 2]
     assert run_one(network, BIG) is None
     assert (sender.read(sender.sent[oid][0]) == BIG + 1).all()
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_a_run_has_the_priority_of_the_task(network: LossNetwork, sender: LossSide) -> None:
     """And it is announced as every task of that pool is, by the rule that knows of priorities."""
-    oid, runner = submit(network, BIG, flags=_tasks.RANKED_FLAG)
+    oid, runner = submit_and_run(network, BIG, flags=_tasks.RANKED_FLAG)
     sender.ranked.rank(oid, 7, 3)
     network.lose(runner)
     sender.remote_objects.want(oid, lambda: None)
@@ -137,7 +71,7 @@ def test_a_run_has_the_priority_of_the_task(network: LossNetwork, sender: LossSi
     network.settle()
     assert sender.posted_ranks == [(7, 3)]
     assert (sender.read(sender.sent[oid][0]) == BIG).all()
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 @pytest.mark.parametrize("frees", [True, False])
@@ -146,7 +80,7 @@ def test_there_is_no_room_for_what_is_made_again_elsewhere(
 ) -> None:
     """It is brought as soon as there is; without room for put_wait_s the task has failed, as any
     other does whose result has no room."""
-    oid, runner = submit(network, BIG)
+    oid, runner = submit_and_run(network, BIG)
     network.lose(runner)
     heard: list[int] = []
     sender.remote_objects.want(oid, lambda: heard.append(1))
@@ -173,14 +107,14 @@ def test_there_is_no_room_for_what_is_made_again_elsewhere(
         assert isinstance(value, StoreFullError)
         assert "made again" in str(value)
         del pinned, other
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_the_run_is_known_by_the_result_that_it_makes_again(
     network: LossNetwork, sender: LossSide
 ) -> None:
     """Wherever it runs: Groups must not take it for a task of which they have never heard."""
-    oid, runner = submit(network, BIG)
+    oid, runner = submit_and_run(network, BIG)
     target = ids.pack_id(sender.host_id, oid)
     network.lose(runner)
     sender.remote_objects.want(oid, lambda: None)
@@ -198,13 +132,13 @@ def test_the_run_is_known_by_the_result_that_it_makes_again(
     there.answer(task, BIG)
     network.settle()
     assert oid not in sender.recovery.reconstruction.runs
-    again, first = submit(network, BIG)
+    again, first = submit_and_run(network, BIG)
     assert first.recovery.target_of(again) == b""
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_workers_of_this_host_make_it_again(network: LossNetwork, sender: LossSide) -> None:
-    oid, _ = submit(network, BIG)
+    oid, _ = submit_and_run(network, BIG)
     for side in list(network.living[1:]):
         network.lose(side)
     sender.remote_objects.want(oid, lambda: None)
@@ -213,11 +147,11 @@ def test_workers_of_this_host_make_it_again(network: LossNetwork, sender: LossSi
     sender.answer(task, BIG * 2)
     network.settle()
     assert (sender.read(sender.sent[oid][0]) == BIG * 2).all()
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_what_the_second_run_raises_is_the_result(network: LossNetwork, sender: LossSide) -> None:
-    oid, runner = submit(network, BIG)
+    oid, runner = submit_and_run(network, BIG)
     network.lose(runner)
     sender.remote_objects.want(oid, lambda: None)
     network.settle()
@@ -225,7 +159,7 @@ def test_what_the_second_run_raises_is_the_result(network: LossNetwork, sender: 
     network.settle()
     assert sender.node.state(oid) == STATE["FAILED"]
     assert isinstance(sender.value(sender.sent[oid][0]), KeyError)
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 @pytest.mark.parametrize("count", [1, 1000])
@@ -233,7 +167,7 @@ def test_a_second_run_that_gives_refs_is_an_error(
     network: LossNetwork, sender: LossSide, count: int
 ) -> None:
     """Who would hold what they name is not asked a second time. Small values and large ones."""
-    oid, runner = submit(network, BIG)
+    oid, runner = submit_and_run(network, BIG)
     network.lose(runner)
     network.settle()
     sender.remote_objects.want(oid, lambda: None)
@@ -246,12 +180,12 @@ def test_a_second_run_that_gives_refs_is_an_error(
             del hold
     network.settle()
     assert "its task gave refs" in sender.read(sender.sent[oid][0])
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_a_small_value_and_one_of_another_size(network: LossNetwork, sender: LossSide) -> None:
     for again in ("small", np.ones(70_000)):
-        oid, runner = submit(network, BIG)
+        oid, runner = submit_and_run(network, BIG)
         network.lose(runner)
         sender.remote_objects.want(oid, lambda: None)
         network.settle()
@@ -259,14 +193,14 @@ def test_a_small_value_and_one_of_another_size(network: LossNetwork, sender: Los
         network.settle()
         got = sender.read(sender.sent[oid][0])
         assert np.array_equal(got, again)
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 @pytest.mark.parametrize(("retries", "why"), [(0, "retries=0"), (1, "retries of f")])
 def test_retries_bound_how_often(
     network: LossNetwork, sender: LossSide, retries: int, why: str
 ) -> None:
-    oid, runner = submit(network, BIG, retries=retries)
+    oid, runner = submit_and_run(network, BIG, retries=retries)
     network.lose(runner)
     for _ in range(retries):
         sender.remote_objects.want(oid, lambda: None)
@@ -283,12 +217,12 @@ def test_retries_bound_how_often(
         error = str(sender.value(sender.sent[oid][0]))
         assert why in error
         assert f"node h{runner.number} had it" in error
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_a_result_that_is_lost_twice(network: LossNetwork, sender: LossSide) -> None:
     """The second time before its bytes were here: each run counts."""
-    oid, runner = submit(network, BIG, retries=2)
+    oid, runner = submit_and_run(network, BIG, retries=2)
     network.lose(runner)
     sender.remote_objects.want(oid, lambda: None)
     network.pump()
@@ -301,12 +235,12 @@ def test_a_result_that_is_lost_twice(network: LossNetwork, sender: LossSide) -> 
     network.settle()
     assert (sender.read(sender.sent[oid][0]) == BIG * 3).all()
     assert sender.recovery.lineage.retries(oid) == 0
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_what_a_run_is_tried_again_counts(network: LossNetwork, sender: LossSide) -> None:
     """Its result is lost before its bytes were here: two runs were made of it."""
-    oid, runner = submit(network, BIG, retries=2)
+    oid, runner = submit_and_run(network, BIG, retries=2)
     network.lose(runner)
     sender.remote_objects.want(oid, lambda: None)
     network.settle(2)
@@ -325,9 +259,9 @@ def test_what_a_run_is_tried_again_counts(network: LossNetwork, sender: LossSide
 @pytest.mark.parametrize("count", [20_000, 80_000])
 def test_a_value_of_another_size(network: LossNetwork, sender: LossSide, count: int) -> None:
     """A reader elsewhere knew the size of the first one."""
-    oid, runner = submit(network, BIG)
+    oid, runner = submit_and_run(network, BIG)
     reader = next(side for side in network.living[1:] if side is not runner)
-    (hold,) = away_hold(network, reader, ids.pack_id(sender.host_id, oid))
+    (hold,) = remote_hold(network, reader, ids.pack_id(sender.host_id, oid))
     there = reader.imports.by_object[ids.pack_id(sender.host_id, oid)].oid
     network.lose(runner)
     assert reader.remote_objects.want(there, lambda: None)
@@ -339,10 +273,10 @@ def test_a_value_of_another_size(network: LossNetwork, sender: LossSide, count: 
 
 def test_a_chain_keeps_names_and_no_bytes(network: LossNetwork, sender: LossSide) -> None:
     """Steps that nobody holds but by what was made of them are made again from the first one on."""
-    first, runner = submit(network, BIG)
+    first, runner = submit_and_run(network, BIG)
     steps, runners = [first], {runner}
     for step in range(2):
-        oid, runner = submit(network, BIG + step + 1, ref(sender, steps[-1]))
+        oid, runner = submit_and_run(network, BIG + step + 1, ref(sender, steps[-1]))
         forget(sender, steps[-1])
         steps.append(oid)
         runners.add(runner)
@@ -362,7 +296,7 @@ def test_a_chain_keeps_names_and_no_bytes(network: LossNetwork, sender: LossSide
     assert (sender.read(sender.sent[steps[-1]][0]) == BIG * 12).all()
     network.settle()
     assert [is_absent(sender, oid) for oid in steps] == [True, True, False]
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_a_result_of_this_host_is_an_argument(network: LossNetwork, sender: LossSide) -> None:
@@ -380,7 +314,7 @@ def test_a_result_of_this_host_is_an_argument(network: LossNetwork, sender: Loss
     drop_arguments(sender, near)
     for side in network.living[1:]:
         sender.outbound_tasks.set_runner(side.host_id, side.number, 1)
-    oid, runner = submit(network, BIG * 2, ref(sender, near))
+    oid, runner = submit_and_run(network, BIG * 2, ref(sender, near))
     forget(sender, near)
     assert len(sender.store.leases) == 1
     sender.recovery.lineage.make_room()  # the store is full
@@ -394,14 +328,14 @@ def test_a_result_of_this_host_is_an_argument(network: LossNetwork, sender: Loss
         assert run_one(network, value) is not None
     network.settle()
     assert (sender.read(sender.sent[oid][0]) == BIG * 3).all()
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_a_long_chain_fails_without_depth(network: LossNetwork, sender: LossSide) -> None:
     """More than a thousand steps, of which the first cannot be made again: no stack is as deep."""
-    steps = [submit(network, BIG)[0]]
+    steps = [submit_and_run(network, BIG)[0]]
     for _ in range(1010):
-        oid, runner = submit(network, BIG, ref(sender, steps[-1]))
+        oid, runner = submit_and_run(network, BIG, ref(sender, steps[-1]))
         forget(sender, steps[-1])
         steps.append(oid)
     network.settle(2)
@@ -415,14 +349,14 @@ def test_a_long_chain_fails_without_depth(network: LossNetwork, sender: LossSide
         if not sender.recovery.reconstruction.runs:
             break
     assert "is gone" in str(sender.value(sender.sent[steps[-1]][0]))
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_an_argument_that_was_put_goes_with_its_last_ref(
     network: LossNetwork, sender: LossSide
 ) -> None:
     object_id, hold = sender.put(BIG)
-    oid, runner = submit(network, BIG, ObjectRef(object_id, hold))
+    oid, runner = submit_and_run(network, BIG, ObjectRef(object_id, hold))
     del hold
     sender.party.collect()
     network.lose(runner)
@@ -431,7 +365,7 @@ def test_an_argument_that_was_put_goes_with_its_last_ref(
     error = str(sender.value(sender.sent[oid][0]))
     assert f"ObjectRef({object_id.hex()}) is gone" in error
     assert f"node h{runner.number} had it" in error
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_what_is_kept_is_bounded(network: LossNetwork, sender: LossSide) -> None:
@@ -439,7 +373,7 @@ def test_what_is_kept_is_bounded(network: LossNetwork, sender: LossSide) -> None
     lineage.bytes_max = 8 << 10
     oids = []
     for _ in range(20):
-        oids.append(submit(network, BIG)[0])
+        oids.append(submit_and_run(network, BIG)[0])
     assert len(lineage.entries) < 10
     assert lineage.nbytes <= lineage.bytes_max
     kept = set(lineage.entries)
@@ -449,11 +383,11 @@ def test_what_is_kept_is_bounded(network: LossNetwork, sender: LossSide) -> None
     network.settle()
     assert "lineage_bytes_max" in str(sender.value(sender.sent[oids[0]][0]))
     assert is_absent(sender, oids[-1])
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_deleted_while_it_is_made_again(network: LossNetwork, sender: LossSide) -> None:
-    oid, runner = submit(network, BIG)
+    oid, runner = submit_and_run(network, BIG)
     network.lose(runner)
     heard: list[int] = []
     sender.remote_objects.want(oid, lambda: heard.append(1))
@@ -463,14 +397,14 @@ def test_deleted_while_it_is_made_again(network: LossNetwork, sender: LossSide) 
     network.settle()
     assert heard == [1]
     run_one(network, BIG)
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_its_executor_is_closed(network: LossNetwork, sender: LossSide) -> None:
-    oid, runner = submit(network, BIG)
+    oid, runner = submit_and_run(network, BIG)
     network.lose(runner)
     sender.pools_gone[0] = "the executor that ran its task is closed"
     sender.remote_objects.want(oid, lambda: None)
     network.settle()
     assert "executor that ran its task is closed" in str(sender.value(sender.sent[oid][0]))
-    clean(network)
+    assert_no_lineage_kept(network)

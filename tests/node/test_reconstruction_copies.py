@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common import ids
 from hoplite_mp._node.lineage.reconstruction import ASK_S, ASKS_MAX, COPIES_TRIED_MAX
-from tests.node.test_imports import away_hold
-from tests.node.test_reconstruction import (
-    BIG,
-    clean,
+from tests.support.node_hosts import BIG, remote_hold
+from tests.support.node_losses import (
+    assert_no_lineage_kept,
     is_absent,
     network,
     run_one,
     sender,
-    submit,
+    submit_and_run,
 )
 
 if TYPE_CHECKING:
-    from tests.node.losses import LossNetwork, LossSide
+    from tests.support.node_losses import LossNetwork, LossSide
 
 __all__ = ["network", "sender"]  # fixtures
 
@@ -47,14 +46,14 @@ def test_a_host_that_ran_the_task_and_reads_its_result_still_has_it(
     mine.clear()
     network.settle()
     assert sender.exports.copies_of(oid) == ()
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_a_copy_of_which_is_heard_too_late(network: LossNetwork, sender: LossSide) -> None:
     """The task has been run again meanwhile, and gave another value: there is one all the same."""
-    oid, runner = submit(network, BIG)
+    oid, runner = submit_and_run(network, BIG)
     reader = next(side for side in network.living[1:] if side is not runner)
-    (hold,) = away_hold(network, reader, ids.pack_id(sender.host_id, oid))
+    (hold,) = remote_hold(network, reader, ids.pack_id(sender.host_id, oid))
     there = reader.imports.by_object[ids.pack_id(sender.host_id, oid)].oid
     assert reader.remote_objects.want(there, lambda: None)
     reader.bring()
@@ -70,10 +69,10 @@ def test_a_copy_of_which_is_heard_too_late(network: LossNetwork, sender: LossSid
 
 def test_another_host_asks(network: LossNetwork, sender: LossSide) -> None:
     """It knows the result by a ref; its owner has it made again, once for all."""
-    oid, runner = submit(network, BIG)
+    oid, runner = submit_and_run(network, BIG)
     readers = [side for side in network.living[1:] if side is not runner]
     object_id = ids.pack_id(sender.host_id, oid)
-    holds = {side.number: away_hold(network, side, object_id)[0] for side in readers}
+    holds = {side.number: remote_hold(network, side, object_id)[0] for side in readers}
     network.lose(runner)
     for side in readers:
         there = side.imports.by_object[object_id].oid
@@ -86,22 +85,22 @@ def test_another_host_asks(network: LossNetwork, sender: LossSide) -> None:
     for side in readers:
         assert (side.read(holds[side.number]) == BIG * 5).all()
     holds.clear()
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_a_copy_elsewhere_is_found_before_anything_is_run(
     network: LossNetwork, sender: LossSide
 ) -> None:
-    oid, runner = submit(network, BIG)
+    oid, runner = submit_and_run(network, BIG)
     object_id = ids.pack_id(sender.host_id, oid)
     other = next(side for side in network.living[1:] if side is not runner)
-    (hold,) = away_hold(network, other, object_id)
+    (hold,) = remote_hold(network, other, object_id)
     assert (other.read(hold) == BIG).all()
     network.lose(runner)
     assert (sender.read(sender.sent[oid][0]) == BIG).all()
     assert run_one(network, BIG) is None
     del hold
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_an_owner_is_asked_at_once_and_then_when_it_may_know_more(
@@ -131,19 +130,19 @@ def test_a_copy_is_found_however_often_others_have_come_and_gone(
     network: LossNetwork, sender: LossSide
 ) -> None:
     """The task may give another value, which those who had read the first one must never see."""
-    oid, runner = submit(network, BIG)
+    oid, runner = submit_and_run(network, BIG)
     object_id = ids.pack_id(sender.host_id, oid)
     first, second = [side for side in network.living[1:] if side is not runner][:2]
-    (hold,) = away_hold(network, first, object_id)
+    (hold,) = remote_hold(network, first, object_id)
     assert (first.read(hold) == BIG).all()
     network.lose(runner)
     for turn in range(3 * COPIES_TRIED_MAX):
         reader = (second, first)[turn % 2]
-        (later,) = away_hold(network, reader, object_id)
+        (later,) = remote_hold(network, reader, object_id)
         assert (reader.read(later) == BIG).all()
         hold, later = later, None  # the other one lets go
         network.settle()
         assert run_one(network, BIG * 7) is None, f"it was run again in turn {turn}"
     assert (sender.read(sender.sent[oid][0]) == BIG).all()
     del hold
-    clean(network)
+    assert_no_lineage_kept(network)

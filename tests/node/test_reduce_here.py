@@ -16,7 +16,7 @@ from hoplite_mp._node.collectives import chunked_reduce
 from hoplite_mp._node.collectives.chunked_reduce import ChunkedReduce
 from hoplite_mp._node.execution.local_reduce import PlanError, prepare, slices_of
 from hoplite_mp._protocol.local import Collective
-from tests.cext.host import Host
+from tests.support.shm_host import ShmHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +27,8 @@ CHUNK = 2  # sources that are folded at a time
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    made = Host()
+def host() -> Iterator[ShmHost]:
+    made = ShmHost()
     yield made
     made.close()
 
@@ -36,7 +36,7 @@ def host() -> Iterator[Host]:
 class Reduction:
     """Of some arrays of a host, into so many slices."""
 
-    def __init__(self, host: Host, op: str, arrays: list[Any], slices: int = 1) -> None:
+    def __init__(self, host: ShmHost, op: str, arrays: list[Any], slices: int = 1) -> None:
         self.host, self.slices = host, slices
         put = [self._put(array) for array in arrays]
         self.holds = [hold for _, hold in put]
@@ -116,7 +116,7 @@ def same(found: list[Any], wanted: Any) -> bool:
     ],
 )
 def test_the_bits_of_a_fold_from_left_to_right(
-    host: Host, monkeypatch: pytest.MonkeyPatch, op: str, dtype: Any, orders: str, slices: int
+    host: ShmHost, monkeypatch: pytest.MonkeyPatch, op: str, dtype: Any, orders: str, slices: int
 ) -> None:
     arrays = arrays_of(dtype, orders)
     share = host.store.limit // (CHUNK * arrays[0].nbytes)
@@ -136,7 +136,7 @@ def test_fold_that_overflows_does_not_warn() -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "abc"])
-def test_what_is_no_array_is_named(host: Host, text: str) -> None:
+def test_what_is_no_array_is_named(host: ShmHost, text: str) -> None:
     reduction = Reduction(host, "sum", [np.ones(3), text])
     with pytest.raises(PlanError, match=r"source 1 .* is neither an array nor a number"):
         reduction.at_once()

@@ -12,7 +12,7 @@ from hoplite_mp._node.questions import Questions
 from hoplite_mp._node.roster import Roster
 from hoplite_mp._protocol.messages import Member
 from hoplite_mp._protocol.peers import RelayAsked, RelayOpened
-from tests.node.manual_loop import ManualLoop
+from tests.support.node_ports import ManualLoop
 
 REMOTE = 1009  # the host id of the node that cannot be reached
 

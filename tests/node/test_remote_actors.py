@@ -12,8 +12,8 @@ from hoplite_mp._node.actors.remote_actors import RemoteActors
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._protocol.actors import BindActor
 from hoplite_mp._protocol.peers import BeginActor
-from tests.node.actor_world import ActorNetwork
-from tests.node.manual_loop import ManualLoop
+from tests.support.node_actors import ActorNetwork
+from tests.support.node_ports import ManualLoop
 
 HOST_ID, NODE = 1001, 1
 

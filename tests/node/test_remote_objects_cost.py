@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp._common import ids
-from tests.cext.host import STATE
-from tests.node.pair import Network
+from tests.support.node_hosts import Network
+from tests.support.shm_host import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

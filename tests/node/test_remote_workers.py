@@ -28,7 +28,7 @@ from hoplite_mp._protocol.peers import (
 )
 from hoplite_mp._protocol.worker_broadcast import EndRound, OpenRound
 from hoplite_mp.config import Config
-from tests.node.manual_loop import ManualLoop
+from tests.support.node_ports import ManualLoop
 
 SLOT = 2  # of the process that asks
 FIRST, SECOND = 11, 22  # host ids of nodes 1 and 2

@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hoplite_mp._common import ids
-from tests.node.test_imports import away_hold
-from tests.node.test_reconstruction import BIG, clean, is_absent, network, run_one, sender, submit
+from tests.support.node_hosts import BIG, remote_hold
+from tests.support.node_losses import (
+    assert_no_lineage_kept,
+    is_absent,
+    network,
+    run_one,
+    sender,
+    submit_and_run,
+)
 
 if TYPE_CHECKING:
-    from tests.node.losses import LossNetwork, LossSide
+    from tests.support.node_losses import LossNetwork, LossSide
 
 __all__ = ["network", "sender"]  # fixtures
 
@@ -37,10 +44,10 @@ def test_a_copy_of_which_is_heard_after_the_second_run(
     network: LossNetwork, sender: LossSide
 ) -> None:
     """What that run gave is told to nobody before all hosts have said what they have."""
-    oid, runner = submit(network, BIG)
+    oid, runner = submit_and_run(network, BIG)
     object_id = ids.pack_id(sender.host_id, oid)
     reader, other = (side for side in network.living[1:] if side is not runner)
-    (hold,) = away_hold(network, reader, object_id)
+    (hold,) = remote_hold(network, reader, object_id)
     assert reader.remote_objects.want(reader.imports.by_object[object_id].oid, lambda: None)
     reader.bring()
     run_again(network, sender, oid, runner, reader, other)
@@ -49,11 +56,11 @@ def test_a_copy_of_which_is_heard_after_the_second_run(
     assert (reader.read(hold) == BIG).all()
     assert (sender.read(sender.sent[oid][0]) == BIG).all()
     del hold
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_a_host_that_has_not_said_what_it_has_dies(network: LossNetwork, sender: LossSide) -> None:
-    oid, runner = submit(network, BIG)
+    oid, runner = submit_and_run(network, BIG)
     silent, other = (side for side in network.living[1:] if side is not runner)
     run_again(network, sender, oid, runner, silent, other)
     network.lose(silent)
@@ -63,10 +70,10 @@ def test_a_host_that_has_not_said_what_it_has_dies(network: LossNetwork, sender:
 
 def test_parts_of_what_is_made_again_are_given_back(network: LossNetwork, sender: LossSide) -> None:
     """They would go on with the bytes of the second value."""
-    oid, runner = submit(network, BIG)
+    oid, runner = submit_and_run(network, BIG)
     object_id = ids.pack_id(sender.host_id, oid)
     reader = next(side for side in network.living[1:] if side is not runner)
-    (hold,) = away_hold(network, reader, object_id)
+    (hold,) = remote_hold(network, reader, object_id)
     there = reader.imports.by_object[object_id].oid
     assert reader.remote_objects.want(there, lambda: None)
     remote = reader.remote_objects.by_oid[there]
@@ -81,7 +88,7 @@ def test_parts_of_what_is_made_again_are_given_back(network: LossNetwork, sender
     network.settle()
     assert (reader.read(hold) == BIG + 1).all()
     del hold
-    clean(network)
+    assert_no_lineage_kept(network)
 
 
 def test_the_one_who_has_it_is_lost_to_the_owner_alone(
@@ -89,10 +96,10 @@ def test_the_one_who_has_it_is_lost_to_the_owner_alone(
 ) -> None:
     """It lives perhaps, and others may read from it: the manager decides before there is another
     value."""
-    oid, runner = submit(network, BIG)
+    oid, runner = submit_and_run(network, BIG)
     object_id = ids.pack_id(sender.host_id, oid)
     reader, other = (side for side in network.living[1:] if side is not runner)
-    (hold,) = away_hold(network, reader, object_id)
+    (hold,) = remote_hold(network, reader, object_id)
     member = network.members[runner.number]
     network.stopped |= {(runner.host_id, sender.host_id), (sender.host_id, runner.host_id)}
     sender.missing[runner.number] = member

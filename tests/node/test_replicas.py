@@ -10,11 +10,11 @@ import pytest
 from hoplite_mp._common.object_states import STATE
 from hoplite_mp._protocol.messages import NodeLost
 from hoplite_mp.errors import ObjectLostError
-from tests.node.test_imports import away_hold
-from tests.node.test_reconstruction import clean
+from tests.support.node_hosts import remote_hold
+from tests.support.node_losses import assert_no_lineage_kept
 
 if TYPE_CHECKING:
-    from tests.node.losses import LossNetwork
+    from tests.support.node_losses import LossNetwork
 
 BIG = np.arange(40_000, dtype=np.float64)
 
@@ -26,7 +26,7 @@ def test_a_copy_that_is_placed_where_the_new_owner_will_be(network: LossNetwork)
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)
     network.pump()
-    (hold,) = away_hold(network, reader, object_id)
+    (hold,) = remote_hold(network, reader, object_id)
     network.notice(owner)
     keeper.keep(object_id, owner)
     network.to_manager(NodeLost(owner.number, 0))
@@ -36,7 +36,7 @@ def test_a_copy_that_is_placed_where_the_new_owner_will_be(network: LossNetwork)
     assert not keeper.replicas.holds
     assert (reader.read(hold) == BIG).all()
     del hold, mine
-    clean(network)
+    assert_no_lineage_kept(network)
     assert not network.planner.owners.named
 
 
@@ -62,4 +62,4 @@ def test_a_copy_that_was_to_come_and_does_not(network: LossNetwork, end: str) ->
     assert not other.replicas.holds
     assert not other.imports.by_object
     del mine
-    clean(network)
+    assert_no_lineage_kept(network)

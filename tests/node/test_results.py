@@ -10,7 +10,7 @@ import pytest
 from hoplite_mp import _serialize
 from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp._node.objects.array_layouts import layout_of, parse_layout
-from tests.cext.host import Host
+from tests.support.shm_host import ShmHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,19 +19,19 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    made = Host()
+def host() -> Iterator[ShmHost]:
+    made = ShmHost()
     yield made
     made.close()
 
 
-def new(host: Host) -> tuple[int, Any]:
+def new(host: ShmHost) -> tuple[int, Any]:
     """A result that is to come, and a hold on it."""
     oid = host.node.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0)
     return oid, host.node.hold(oid, False)
 
 
-def value(host: Host, oid: int) -> Any:
+def value(host: ShmHost, oid: int) -> Any:
     got: Any = host.node.view(oid)
     mem = memoryview(got)
     if _serialize.payload_kind(mem) == _serialize.ERROR:
@@ -39,7 +39,7 @@ def value(host: Host, oid: int) -> Any:
     return _serialize.decode(mem, make_ref=lambda i: None)  # type: ignore[arg-type,return-value]
 
 
-def test_what_finds_no_room_is_replaced_by_what_needs_none(host: Host) -> None:
+def test_what_finds_no_room_is_replaced_by_what_needs_none(host: ShmHost) -> None:
     """A value by another value, and an error by a short one."""
     host.store.limit = 0
     (one, _hold), (other, _other_hold) = new(host), new(host)
@@ -53,7 +53,7 @@ def test_what_finds_no_room_is_replaced_by_what_needs_none(host: Host) -> None:
     assert isinstance(value(host, other), ValueError)
 
 
-def test_layouts_are_known_of_what_lies_on_disk_too(host: Host) -> None:
+def test_layouts_are_known_of_what_lies_on_disk_too(host: ShmHost) -> None:
     host.store.limit = MIB + MIB // 2
     layouts, holds = [], []
     for number in (3, 4):

@@ -16,10 +16,9 @@ from hoplite_mp._common import ids
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._node.objects.exports import KEPT_POLL_S
 from hoplite_mp._protocol.peers import Acquire, Release
-from tests.cext.host import STATE
-from tests.node.losses import LossNetwork, LossSide
-from tests.node.pair import states_of
-from tests.node.test_imports import away_hold
+from tests.support.node_hosts import remote_hold, states_of
+from tests.support.node_losses import LossNetwork, LossSide
+from tests.support.shm_host import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,13 +78,13 @@ def test_a_result_that_the_runners_process_alone_holds(
     object_id = ids.pack_id(sender.host_id, oid)
     network.pump()
     task = runner.take_task()
-    holds = away_hold(network, runner, object_id) if early else []
+    holds = remote_hold(network, runner, object_id) if early else []
     runner.answer(task, value)
     network.settle()
-    holds = holds or away_hold(network, runner, object_id)
+    holds = holds or remote_hold(network, runner, object_id)
     forget(network, sender, oid)
     for side in (sender, other):
-        back = away_hold(network, side, object_id)
+        back = remote_hold(network, side, object_id)
         assert back != [None]
         remote = back[0].oid in side.remote_objects  # type: ignore[attr-defined]
         assert not remote or side.remote_objects.want(back[0].oid, lambda: None)  # type: ignore[attr-defined]
@@ -107,7 +106,7 @@ def test_what_its_process_has_let_go_of_is_not_kept_for_ever(
     network.pump()
     runner.answer(runner.take_task(), BIG)
     network.settle()
-    (hold,) = away_hold(network, runner, ids.pack_id(sender.host_id, oid))
+    (hold,) = remote_hold(network, runner, ids.pack_id(sender.host_id, oid))
     forget(network, sender, oid)
     assert runner.inbound_tasks.by_task
     del hold
@@ -124,7 +123,7 @@ def test_another_process_asks_after_the_first_one_has_let_go(
     runner.answer(runner.take_task(), BIG)
     network.settle()
     for _ in range(2):
-        holds = away_hold(network, runner, object_id)
+        holds = remote_hold(network, runner, object_id)
         assert len(sender.exports.exports[oid].importers) == 1
         holds.clear()
         runner.party.collect()
@@ -170,7 +169,7 @@ def test_it_is_deleted_while_it_runs(network: LossNetwork, sides: list[LossSide]
     oid = sender.submit()
     network.pump()
     task = runner.take_task()
-    holds = away_hold(network, runner, ids.pack_id(sender.host_id, oid))
+    holds = remote_hold(network, runner, ids.pack_id(sender.host_id, oid))
     sender.party.delete(oid)
     network.pump()
     assert runner.node.state(task) == STATE["CLAIMED"]
@@ -190,7 +189,7 @@ def test_it_is_recalled_after_a_process_there_has_asked(
     oids = [sender.submit() for _ in range(3)]
     network.pump()
     task = runner.take_task()
-    holds = [away_hold(network, runner, ids.pack_id(sender.host_id, oid))[0] for oid in oids]
+    holds = [remote_hold(network, runner, ids.pack_id(sender.host_id, oid))[0] for oid in oids]
     known = sender.outbound_tasks.runners[runner.host_id]
     known.workers = 0
     sender.outbound_tasks.recall(known, 1 << 10)
@@ -229,7 +228,7 @@ def test_it_is_deleted_and_then_recalled(
     network.pump()
     task = runner.take_task()
     holds: list[Any] = [
-        away_hold(network, runner, ids.pack_id(sender.host_id, oid))[0] for oid in oids
+        remote_hold(network, runner, ids.pack_id(sender.host_id, oid))[0] for oid in oids
     ]
     sender.party.delete(oids[2])
     if heard:
@@ -257,7 +256,7 @@ def test_a_replica_that_was_let_go_of_does_not_hide_it(
     runner.replicas.keep(object_id, BIG.nbytes)
     network.settle()
     runner.replicas.let_go(object_id)
-    holds = away_hold(network, runner, object_id)
+    holds = remote_hold(network, runner, object_id)
     holds.clear()
     runner.party.collect()
     pass_looks(network)

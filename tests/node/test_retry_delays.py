@@ -10,8 +10,7 @@ import pytest
 from hoplite_mp import _tasks
 from hoplite_mp._client.option_checks import retry_pause
 from hoplite_mp._node.tasks.retry_delays import RetryDelays
-from tests.cext.host import KIND_TASK, POOL, STATE, Host
-from tests.cext.test_tasks import Party
+from tests.support.shm_host import KIND_TASK, POOL, STATE, Party, ShmHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +21,7 @@ TRIES = 6
 class World:
     """The component, on a host whose pool is open."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ShmHost) -> None:
         self.host = host
         self.party = Party(host)
         self.worker = Party(host)
@@ -62,13 +61,13 @@ class World:
 
 
 @pytest.fixture(name="world")
-def fixture_world(host: Host) -> World:
+def fixture_world(host: ShmHost) -> World:
     return World(host)
 
 
 @pytest.fixture(name="host")
-def fixture_host() -> Iterator[Host]:
-    made = Host()
+def fixture_host() -> Iterator[ShmHost]:
+    made = ShmHost()
     yield made
     made.close()
 

@@ -6,47 +6,27 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 import pytest
 
-from hoplite_mp import _serialize
 from hoplite_mp._node.groups.speculative_start import (
-    BYTES_MIN,
     decide_speculatively,
     fill_in,
     fits,
     lacks,
     transfer_s,
 )
-from hoplite_mp._node.objects.array_layouts import payload_layout
 from hoplite_mp._planner.program import filled_links
-from hoplite_mp._planner.stripe_plan import cut
 from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol.fields import NO_OBJECT
-from hoplite_mp._protocol.group_calls import GroupGo, GroupPart, Piece
-from hoplite_mp._protocol.messages import ExecuteReduce, GroupMembers
+from hoplite_mp._protocol.group_calls import GroupGo
+from hoplite_mp._protocol.messages import ExecuteReduce
+from tests.support.node_group_calls import PART_ELEMENTS, group_part, striped_members
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hoplite_mp._node.groups.group_decisions import Decision
     from hoplite_mp._protocol.messages import Stripe
-
-COUNT = BYTES_MIN // 4
-
-
-def members(size: int) -> GroupMembers:
-    nodes = tuple(range(size))
-    stripes = cut((node, 1.0) for node in nodes)
-    return GroupMembers("g", 1, 0, size, (1 << size) - 1, 0, True, 1, nodes, stripes)
-
-
-def part(rank: int, count: int = COUNT, kind: str = "allreduce", op: str = "sum") -> GroupPart:
-    encoded = _serialize.encode(np.zeros(count, np.float32))
-    layout = payload_layout(memoryview(encoded.tobytes()))
-    name = bytes([rank + 1] * 16)
-    pieces = (Piece(rank, -1, encoded.nbytes, None, name, layout),)
-    return GroupPart(1, 1, 0, (rank,), kind, op, 0, pieces)
 
 
 def speculative(
@@ -56,8 +36,8 @@ def speculative(
     rates: Mapping[int, HostRates] = MappingProxyType({}),
     **like: Any,
 ) -> tuple[Decision, set[int]] | None:
-    given = {rank: part(rank, **like) for rank in there}
-    return decide_speculatively(members(size), 0, 5, list(range(size)), given, rates)
+    given = {rank: group_part(rank, **like) for rank in there}
+    return decide_speculatively(striped_members(size), 0, 5, list(range(size)), given, rates)
 
 
 def stripes_of(found: tuple[Decision, set[int]] | None) -> tuple[Stripe, ...]:
@@ -105,10 +85,10 @@ def test_with_unequal_links_only_those_that_are_there_own() -> None:
 
 def test_only_large_allreduces_wait() -> None:
     assert speculative(4, [0, 1, 2], kind="barrier") is None
-    assert transfer_s(part(0, kind="reduce"), {}) is None
-    assert transfer_s(part(0, count=100), {}) is None
-    slow, fast = (transfer_s(part(0), {0: HostRates(rate, rate)}) for rate in (1e7, 1e9))
-    assert slow == part(0).pieces[0].nbytes / 1e7
+    assert transfer_s(group_part(0, kind="reduce"), {}) is None
+    assert transfer_s(group_part(0, count=100), {}) is None
+    slow, fast = (transfer_s(group_part(0), {0: HostRates(rate, rate)}) for rate in (1e7, 1e9))
+    assert slow == group_part(0).pieces[0].nbytes / 1e7
     assert fast == slow / 100
 
 
@@ -116,15 +96,19 @@ def test_what_was_taken_for_granted() -> None:
     found = speculative(4, [0, 1, 3])
     assert found is not None
     (plan,) = found[0].plans
-    assert fits(part(2), plan)
-    for other in (part(2, COUNT + 1), part(2, op="max"), part(2, kind="reduce")):
+    assert fits(group_part(2), plan)
+    for other in (
+        group_part(2, PART_ELEMENTS + 1),
+        group_part(2, op="max"),
+        group_part(2, kind="reduce"),
+    ):
         assert not fits(other, plan)
         assert fill_in(GroupGo(1, 0, 5, (plan,)), other) is None
-    assert not fits(msgspec.structs.replace(part(2), mistake="no", pieces=()), plan)
+    assert not fits(msgspec.structs.replace(group_part(2), mistake="no", pieces=()), plan)
     go = GroupGo(1, 0, 5, (plan,))
     assert lacks(go, {2})
     assert not lacks(go, {0, 1, 3})
-    filled = fill_in(go, part(2))
+    filled = fill_in(go, group_part(2))
     assert filled is not None
     assert not lacks(filled, {0, 1, 2, 3})
     assert isinstance(filled.plans[0], ExecuteReduce)

@@ -10,8 +10,8 @@ import pytest
 from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp._node.objects.remote_objects import RemoteObjects
 from hoplite_mp._node.store.budget import HANDED_S
-from tests.cext.host import Host
-from tests.node.no_events import NobodyAbove
+from tests.support.node_ports import UnhandledEvents
+from tests.support.shm_host import ShmHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,14 +20,14 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    host = Host()
+def host() -> Iterator[ShmHost]:
+    host = ShmHost()
     host.store.limit = MIB + MIB // 2
     yield host
     host.close()
 
 
-def put(host: Host) -> tuple[int, Any]:
+def put(host: ShmHost) -> tuple[int, Any]:
     """An object of 1 MiB, and a hold on it."""
     block = host.store.lease(MIB, NODE_SLOT)
     assert block is not None
@@ -37,7 +37,7 @@ def put(host: Host) -> tuple[int, Any]:
     return oid, hold
 
 
-def test_what_was_brought_back_for_a_reader_stays_until_it_has_seen_it(host: Host) -> None:
+def test_what_was_brought_back_for_a_reader_stays_until_it_has_seen_it(host: ShmHost) -> None:
     """Else two readers take the room from each other for ever."""
     (one, _first), (other, _second) = put(host), put(host)
     assert host.node.state(one) == STATE["SPILLED"]
@@ -51,17 +51,17 @@ def test_what_was_brought_back_for_a_reader_stays_until_it_has_seen_it(host: Hos
     assert host.node.state(one) == STATE["SPILLED"]
 
 
-def test_what_the_node_brings_back_for_itself_is_nobodys(host: Host) -> None:
+def test_what_the_node_brings_back_for_itself_is_nobodys(host: ShmHost) -> None:
     (one, _first), (other, _second) = put(host), put(host)
     assert host.store.restore(one)
     assert host.store.restore(other)
     assert host.node.state(one) == STATE["SPILLED"]
 
 
-def test_a_reader_is_told_why_another_host_cannot_send(host: Host) -> None:
+def test_a_reader_is_told_why_another_host_cannot_send(host: ShmHost) -> None:
     """That host has the object on its disk and no room to read it: the fetch goes on, and whoever
     asks meanwhile is answered in the words of that host, for a while."""
-    remote_objects = RemoteObjects(host.results, host.loop, NobodyAbove())
+    remote_objects = RemoteObjects(host.results, host.loop, UnhandledEvents())
     fetched: list[int] = []
     remote_objects.fetcher = SimpleNamespace(  # type: ignore[assignment]
         fetch=lambda oid, remote: fetched.append(oid), forget=lambda oid, remote: None

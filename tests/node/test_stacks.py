@@ -10,7 +10,7 @@ from typing import Any
 
 from hoplite_mp._node.io.stacks import STACKS_PATIENCE_S, WorkerStacks
 from hoplite_mp._protocol.local import STACKS_FILE, STACKS_SIGNAL
-from tests.node.manual_loop import ManualLoop
+from tests.support.node_ports import ManualLoop
 
 SLOT, OTHER = 4, 5
 

@@ -9,7 +9,7 @@ import pytest
 from hoplite_mp._common.object_states import NODE_SLOT
 from hoplite_mp._node.store import budget as store_module
 from hoplite_mp._node.store.budget import ERROR_SHARE, HEAD
-from tests.cext.host import Host
+from tests.support.shm_host import ShmHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,14 +19,14 @@ PAGE = 4096
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    made = Host()
+def host() -> Iterator[ShmHost]:
+    made = ShmHost()
     made.store.limit = MIB
     yield made
     made.close()
 
 
-def test_errors_have_a_share_of_their_own_when_the_store_is_full(host: Host) -> None:
+def test_errors_have_a_share_of_their_own_when_the_store_is_full(host: ShmHost) -> None:
     """What they take is given back with them."""
     store = host.store
     assert store.lease(MIB - HEAD, NODE_SLOT) is not None
@@ -43,7 +43,7 @@ def test_errors_have_a_share_of_their_own_when_the_store_is_full(host: Host) -> 
 
 
 def test_warm_pages_are_given_to_a_system_that_has_too_few(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: ShmHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = host.store
     store.reserve_bytes = 0
@@ -60,7 +60,7 @@ def test_warm_pages_are_given_to_a_system_that_has_too_few(
 
 
 @pytest.mark.parametrize("left", [0, 1, 2])
-def test_no_more_spans_are_taken_away_than_it_takes(host: Host, left: int) -> None:
+def test_no_more_spans_are_taken_away_than_it_takes(host: ShmHost, left: int) -> None:
     clients = [host.with_span() for _ in range(3)]
     spans = host.store.spans
     host.store.revoke_spans(lambda: len(spans) == left)
@@ -70,7 +70,7 @@ def test_no_more_spans_are_taken_away_than_it_takes(host: Host, left: int) -> No
 
 @pytest.mark.parametrize("untouched", [0, PAGE])
 def test_some_memory_is_left_to_the_rest_of_the_system(
-    host: Host, monkeypatch: pytest.MonkeyPatch, untouched: int
+    host: ShmHost, monkeypatch: pytest.MonkeyPatch, untouched: int
 ) -> None:
     """Beside pages that are promised already; spans may take of it."""
     store, size = host.store, host.store.config.span_bytes

@@ -6,7 +6,7 @@ from typing import Any
 
 from hoplite_mp._node.peers.suspects import PEER_LOST_SILENCES, Suspects
 from hoplite_mp._protocol.messages import Member, PeerLost
-from tests.node.manual_loop import ManualLoop
+from tests.support.node_ports import ManualLoop
 
 SILENCE_S = 1.5
 COMPLAINT_S = PEER_LOST_SILENCES * SILENCE_S

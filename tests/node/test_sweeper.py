@@ -9,15 +9,15 @@ import pytest
 from hoplite_mp import _serialize, _tasks
 from hoplite_mp._node.tasks.pools import WorkerInfo
 from hoplite_mp.errors import HopliteTimeoutError, WorkerLostError
-from tests.cext.host import KIND_TASK, POOL, STATE, Host
+from tests.support.shm_host import KIND_TASK, POOL, STATE, ShmHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    made = Host()
+def host() -> Iterator[ShmHost]:
+    made = ShmHost()
     yield made
     made.close()
 
@@ -25,7 +25,7 @@ def host() -> Iterator[Host]:
 @pytest.mark.parametrize("timed_out", [True, False])
 @pytest.mark.parametrize("retries", [0, 1])
 def test_a_task_that_ran_too_long_is_not_tried_again(
-    host: Host, timed_out: bool, retries: int
+    host: ShmHost, timed_out: bool, retries: int
 ) -> None:
     """And names its limit. Another death of its worker spends a try."""
     owner, worker = host.client(), host.client()

@@ -16,9 +16,9 @@ from hoplite_mp._node.groups.point_to_point import PointToPoint
 from hoplite_mp._protocol.group_calls import GroupPart
 from hoplite_mp._protocol.messages import GroupMembers
 from hoplite_mp._protocol.point_to_point import GroupSent
-from tests.node.no_small_calls import NoSmallCalls
-from tests.node.test_group_requests import NUMBER, SLOT, World
-from tests.protocol.samples import WHOLE
+from tests.support.messages import WHOLE
+from tests.support.node_group_calls import NUMBER, REQUEST_SLOT, RequestingNode
+from tests.support.node_ports import NoEngineCalls
 
 GENERATION = 7
 
@@ -76,10 +76,10 @@ V3 = shown(3, (0, 1, 2), (1, 2, 3), True, first=True)
 @pytest.mark.parametrize("since", [1, 3])
 def test_ranks_that_were_left_are_those_of_the_member_that_was_shown(since: int) -> None:
     """The next member of a rank here may be shown without a version between the two."""
-    world = World()
+    world = RequestingNode()
     world.known.shown = shown(1, (5, NUMBER), (1, 1), False)
-    world.known.here[1] = SLOT, 3
-    world.groups.forget_client(SLOT)
+    world.known.here[1] = REQUEST_SLOT, 3
+    world.groups.forget_client(REQUEST_SLOT)
     world.groups.receive(shown(4, (5, NUMBER), (1, since), True, first=True))
     expected = ({1}, {1}) if since == 1 else (set(), set())
     assert (world.known.left, world.known.died) == expected
@@ -213,7 +213,7 @@ def test_what_a_lost_node_has_given_to_a_call_of_such_a_group() -> None:
     host: Any = mock.Mock()
     host.client = SimpleNamespace(number=1, host_id=1)
     host.roster = SimpleNamespace(by_number={n: SimpleNamespace(host_id=n) for n in (1, 2)})
-    calls = MultiHostCalls(host, mock.Mock(), NoSmallCalls())  # type: ignore[arg-type]
+    calls = MultiHostCalls(host, mock.Mock(), NoEngineCalls())  # type: ignore[arg-type]
     calls.receive(0, GroupPart(GENERATION, 2, 0, (1,), "barrier", "", 0, ()))
     calls.lose_node(0)
     known: Any = mock.Mock(here={0: (9, 3)})

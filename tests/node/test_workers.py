@@ -11,8 +11,7 @@ from hoplite_mp import _tasks
 from hoplite_mp._node.tasks.pools import STUCK_PATIENCE_S, SURPLUS_PATIENCE_S, Pool, WorkerInfo
 from hoplite_mp._node.tasks.workers import INTERRUPT_AGAIN_S, POLL_AGAIN_S, Workers
 from hoplite_mp.config import Config
-from tests.cext.host import POOL, Host
-from tests.cext.test_tasks import Party
+from tests.support.shm_host import POOL, Party, ShmHost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +26,7 @@ IDLE = {
 class World:
     """The component, on a host whose workers do what a test says."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ShmHost) -> None:
         self.loop = host.loop
         self.infos: dict[int, dict[str, int]] = {}
         self.killed: list[int] = []
@@ -71,13 +70,13 @@ class World:
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    made = Host()
+def host() -> Iterator[ShmHost]:
+    made = ShmHost()
     yield made
     made.close()
 
 
-def test_each_deadline_is_met(host: Host) -> None:
+def test_each_deadline_is_met(host: ShmHost) -> None:
     """Also a later one that is set when the one before has passed, and an earlier one at once."""
     world = World(host)
     world.add(5)
@@ -94,7 +93,7 @@ def test_each_deadline_is_met(host: Host) -> None:
 
 
 @pytest.mark.parametrize("blocked", [False, True])
-def test_a_surplus_and_a_standstill_are_looked_at_again_soon(host: Host, blocked: bool) -> None:
+def test_a_surplus_and_a_standstill_are_looked_at_again_soon(host: ShmHost, blocked: bool) -> None:
     """Not at once: that would be again and again."""
     assert min(SURPLUS_PATIENCE_S, STUCK_PATIENCE_S) > POLL_AGAIN_S
     world = World(host)
@@ -109,14 +108,14 @@ def test_a_surplus_and_a_standstill_are_looked_at_again_soon(host: Host, blocked
     assert at == pytest.approx(world.loop.time + POLL_AGAIN_S, abs=1e-6)
 
 
-def test_where_no_slot_is_left_no_worker_is_started(host: Host) -> None:
+def test_where_no_slot_is_left_no_worker_is_started(host: ShmHost) -> None:
     world = World(host)
     assert world.workers.start_one(world.pool, {}) == -1
     assert not world.pool.workers
 
 
 @pytest.mark.parametrize("then", ["runs", "ended", "replaced"])
-def test_a_worker_is_killed_only_for_a_task_that_goes_on(host: Host, then: str) -> None:
+def test_a_worker_is_killed_only_for_a_task_that_goes_on(host: ShmHost, then: str) -> None:
     world = World(host)
     slot, oid = 5, 77
     worker = world.add(slot)
@@ -138,7 +137,7 @@ def test_a_worker_is_killed_only_for_a_task_that_goes_on(host: Host, then: str) 
     assert (len(world.interrupted) > told) == (then == "runs")
 
 
-def test_a_task_whose_worker_has_no_number_yet_is_interrupted_when_it_has(host: Host) -> None:
+def test_a_task_whose_worker_has_no_number_yet_is_interrupted_when_it_has(host: ShmHost) -> None:
     world = World(host)
     worker = world.add(5)
     pid, worker.pid = worker.pid, 0
@@ -153,7 +152,7 @@ def test_a_task_whose_worker_has_no_number_yet_is_interrupted_when_it_has(host: 
 
 
 @pytest.mark.parametrize("event", ["another waits", "promoted", "replaced", "closed"])
-def test_stand_in_that_sleeps_for_tasks_is_woken_at_once(host: Host, event: str) -> None:
+def test_stand_in_that_sleeps_for_tasks_is_woken_at_once(host: ShmHost, event: str) -> None:
     """On the word on which it sleeps: nothing ends its sleep but that wake-up."""
     world, parties = World(host), [Party(host), Party(host)]
     world.workers.client = host.node  # type: ignore[assignment]

@@ -18,7 +18,7 @@ from hoplite_mp._planner.packing import PackingWanted, arborescence, pack
 from hoplite_mp._planner.program import program_of
 from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT, HALF_LIFE_REPORTS, HostRates, Topology
 from hoplite_mp._protocol import messages as m
-from tests.planner.edges import programs_of
+from tests.support.planner_edges import programs_of
 
 ID = bytes(16)
 NBYTES = 1 << 26

@@ -14,7 +14,7 @@ from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.fields import NODES_MAX
 from hoplite_mp._protocol.membership import Member
 from hoplite_mp._protocol.reports import Report
-from tests.protocol.samples import ID, SAMPLES
+from tests.support.messages import ID, SAMPLES
 
 
 def test_every_message_is_handled_and_every_answer_can_be_drawn() -> None:

@@ -4,46 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from hoplite_mp._planner.broadcast import Copies
-from hoplite_mp._planner.membership import ClusterMembership
-from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import messages as m
-from tests.planner.scenario import letter_id
-
-A, B = letter_id("a"), letter_id("b")
-NBYTES = 64 << 20
-
-
-class Cluster:
-    """Copies between so many nodes, of which node 0, or whoever is named, holds everything."""
-
-    def __init__(self, nodes: int) -> None:
-        self.topology = Topology()
-        self.membership = ClusterMembership()
-        for node in range(nodes):
-            self.membership.join(m.NodeJoined(700 + node, 1, 1))
-        self.copies = Copies(self.membership, self.topology)
-
-    def fetch(
-        self,
-        node: int,
-        nbytes: int = NBYTES,
-        holders: tuple[int, ...] = (0,),
-        object_id: bytes = A,
-    ) -> m.Distribute:
-        sends = self.copies.fetch(m.FetchRequested(node, object_id, nbytes, holders), 0.0)
-        (plan,) = {one for _, one in sends if isinstance(one, m.Distribute)}
-        return plan
-
-    def spread(self, *nodes: int) -> m.Distribute:
-        sends, _ = self.copies.spread(A, NBYTES, (0,), nodes, 0.0)
-        (plan,) = {one for _, one in sends if isinstance(one, m.Distribute)}
-        return plan
+from tests.support.planner_clusters import A, B, CopyCluster
 
 
 def test_a_late_receiver_has_the_cuts_of_parents_that_still_receive() -> None:
     """Each of its stripes can then be sent while one stripe of its parent arrives."""
-    cluster = Cluster(5)
+    cluster = CopyCluster(5)
     before = cluster.spread(1, 2, 3)
     late = cluster.fetch(4)
     assert len({stripe.owner for stripe in late.stripes}) > 1
@@ -52,7 +19,7 @@ def test_a_late_receiver_has_the_cuts_of_parents_that_still_receive() -> None:
 
 
 def test_nothing_over_a_link_of_no_latency_takes_no_time() -> None:
-    cluster = Cluster(2)
+    cluster = CopyCluster(2)
     cluster.topology.measure_link(0, 1, 0.0, None, 0.0)
     plan = cluster.fetch(1, nbytes=0)
     assert (plan.nbytes, plan.receivers) == (0, (1,))
@@ -60,7 +27,7 @@ def test_nothing_over_a_link_of_no_latency_takes_no_time() -> None:
 
 def test_a_small_object_comes_from_the_holder_with_the_faster_link() -> None:
     """So small that it takes less than a second from either."""
-    cluster = Cluster(3)
+    cluster = CopyCluster(3)
     cluster.topology.measure_host(0, 2e7, 1e8)
     cluster.topology.measure_host(1, 1e8, 1e8)
     plan = cluster.fetch(2, nbytes=1 << 20, holders=(0, 1))
@@ -69,7 +36,7 @@ def test_a_small_object_comes_from_the_holder_with_the_faster_link() -> None:
 
 def test_a_busy_holder_gives_a_fair_part_of_its_link() -> None:
     """It sends one object at its whole rate already: two of them get half of it each."""
-    cluster = Cluster(3)
+    cluster = CopyCluster(3)
     cluster.topology.measure_host(0, 1e8, 1e8)
     cluster.fetch(1, nbytes=10**8)
     plan = cluster.fetch(2, nbytes=10**8, object_id=B)
@@ -81,7 +48,7 @@ def test_a_busy_holder_gives_a_fair_part_of_its_link() -> None:
 def test_little_to_spare_is_not_better_than_a_fair_part_of_a_link() -> None:
     """Node 0 has an eighth of its link left, node 1 nothing: of the latter's half the receiver has
     more."""
-    cluster = Cluster(3)
+    cluster = CopyCluster(3)
     for node, busy in ((0, 0.875e8), (1, 1e8)):
         cluster.topology.measure_host(node, 1e8, 1e8)
         cluster.copies._busy[node] = busy
@@ -93,7 +60,7 @@ def test_little_to_spare_is_not_better_than_a_fair_part_of_a_link() -> None:
 
 
 def test_holders_that_are_alike_serve_in_turn() -> None:
-    cluster = Cluster(3)
+    cluster = CopyCluster(3)
     parents = []
     for _ in range(6):
         plan = cluster.fetch(2, holders=(0, 1))
@@ -106,7 +73,7 @@ def test_holders_that_are_alike_serve_in_turn() -> None:
 def test_only_holders_that_report_the_end_keep_the_entry() -> None:
     """Node 0 is the owner, and node 1 was only named by a request: it will not report that it has
     let its copy go."""
-    cluster = Cluster(4)
+    cluster = CopyCluster(4)
     for node in (2, 3):
         plan = cluster.fetch(node, holders=(0, 1))
         cluster.copies.complete(m.FetchComplete(node, A, plan.epoch))
@@ -118,7 +85,7 @@ def test_only_holders_that_report_the_end_keep_the_entry() -> None:
 
 @pytest.mark.parametrize("leaving", [False, True])
 def test_after_a_death_the_others_keep_their_stripes_unless_they_leave(leaving: bool) -> None:
-    cluster = Cluster(5)
+    cluster = CopyCluster(5)
     before = cluster.spread(1, 2, 3, 4)
     if leaving:
         cluster.membership.leaving.add(2)
@@ -132,7 +99,7 @@ def test_after_a_death_the_others_keep_their_stripes_unless_they_leave(leaving: 
 
 def test_after_a_death_stripes_are_kept_rather_than_trees_packed() -> None:
     """Also where links are no star: what has come came along the stripes."""
-    cluster = Cluster(5)
+    cluster = CopyCluster(5)
     cluster.topology.measure_link(1, 2, 1e-4, 1e7, 0.0)
     before = cluster.spread(1, 2, 3, 4)
     (asked,) = cluster.copies.trees.wanted

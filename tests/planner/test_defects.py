@@ -2,47 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.program import program_of
 from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import messages as m
-from tests.planner.edges import check_edges
-from tests.planner.scenario import letter_id
-
-A, B = letter_id("a"), letter_id("b")
-NBYTES = 64 << 20
-
-
-class Cluster:
-    """A planner with some nodes, and short words for what they say."""
-
-    def __init__(self, nodes: int) -> None:
-        self.planner = Planner()
-        for node in range(nodes):
-            self.say(m.NodeJoined(700 + node, 1, 1))
-
-    def say(self, message: m.NodeToManager) -> list[tuple[int, Any]]:
-        return list(self.planner.step(message, 0.0).sends)
-
-    def plan(self, message: m.NodeToManager) -> Any:
-        """The one plan that follows."""
-        kinds = (m.Distribute, m.ExecuteReduce)
-        plans = [one for _, one in self.say(message) if isinstance(one, kinds)]
-        assert plans
-        assert all(one == plans[0] for one in plans)
-        return plans[0]
-
-    def fetch(self, node: int, *holders: int, object_id: bytes = A) -> m.Distribute:
-        plan = self.plan(m.FetchRequested(node, object_id, NBYTES, holders))
-        assert isinstance(plan, m.Distribute)
-        return plan
-
-    def ask(self, number: int, *refs: bytes, kind: str = "reduce", **more: Any) -> None:
-        self.say(m.ReduceRequested(number, 0, 1, refs, "sum", len(refs), kind=kind, **more))
+from tests.support.planner_clusters import NBYTES, A, B, PlannedCluster
+from tests.support.planner_edges import check_edges
+from tests.support.planner_scenarios import letter_id
 
 
 def parents(plan: m.Distribute, node: int) -> set[int]:
@@ -50,7 +17,7 @@ def parents(plan: m.Distribute, node: int) -> set[int]:
 
 
 def test_1_links_are_measured_not_constants() -> None:
-    cluster = Cluster(3)
+    cluster = PlannedCluster(3)
     for node, rate in enumerate((1e8, 1e8, 2.5e7)):
         cluster.say(m.HostMeasured(node, rate, rate))
     cluster.ask(1, A, B, letter_id("c"), kind="allreduce")
@@ -61,7 +28,7 @@ def test_1_links_are_measured_not_constants() -> None:
 
 
 def test_3_allreduce_moves_less_than_twice_the_object_through_each_node() -> None:
-    cluster = Cluster(4)
+    cluster = PlannedCluster(4)
     cluster.ask(1, A, B, letter_id("c"), letter_id("d"), kind="allreduce")
     for index in range(3):
         cluster.say(m.SourceReady(1, index, index, NBYTES))
@@ -73,7 +40,7 @@ def test_3_allreduce_moves_less_than_twice_the_object_through_each_node() -> Non
 
 
 def test_5_gathering_is_not_one_after_another() -> None:
-    cluster = Cluster(3)
+    cluster = PlannedCluster(3)
     cluster.ask(1, A, B, kind="gather", to=(0,))
     cluster.say(m.SourceReady(1, 0, 1))
     plan = cluster.plan(m.SourceReady(1, 1, 2))
@@ -83,7 +50,7 @@ def test_5_gathering_is_not_one_after_another() -> None:
 
 
 def test_6_a_death_in_a_chain_gives_new_parents_to_its_children_only() -> None:
-    cluster = Cluster(4)
+    cluster = PlannedCluster(4)
     cluster.fetch(1, 0)
     cluster.fetch(2, 0)
     assert parents(cluster.fetch(3, 0), 3) == {2}
@@ -94,7 +61,7 @@ def test_6_a_death_in_a_chain_gives_new_parents_to_its_children_only() -> None:
 
 
 def test_7_a_new_membership_has_a_new_epoch_and_the_old_one_cannot_commit() -> None:
-    cluster = Cluster(2)
+    cluster = PlannedCluster(2)
     message = m.ReduceRequested(1, 0, 1, (A, B, letter_id("c")), "sum", 2, to=(0,))
     cluster.say(message)
     cluster.say(m.SourceReady(1, 0, 0, 8))
@@ -110,7 +77,7 @@ def test_7_a_new_membership_has_a_new_epoch_and_the_old_one_cannot_commit() -> N
 
 
 def test_8_an_object_in_two_reductions_goes_once_into_each() -> None:
-    cluster = Cluster(2)
+    cluster = PlannedCluster(2)
     cluster.ask(1, A, B)
     cluster.ask(2, B, A)
     for number in (1, 2):
@@ -121,7 +88,7 @@ def test_8_an_object_in_two_reductions_goes_once_into_each() -> None:
 
 
 def test_9_an_object_that_was_lost_and_put_again_is_no_duplicate() -> None:
-    cluster = Cluster(3)
+    cluster = PlannedCluster(3)
     cluster.fetch(1, 0)
     cluster.say(m.ObjectGone(A))
     assert not cluster.planner.copies.entries
@@ -133,7 +100,7 @@ def test_9_an_object_that_was_lost_and_put_again_is_no_duplicate() -> None:
 
 
 def test_10_two_failures_at_once() -> None:
-    cluster = Cluster(5)
+    cluster = PlannedCluster(5)
     cluster.fetch(1, 0)
     cluster.fetch(2, 0)
     cluster.fetch(3, 0)
@@ -147,7 +114,7 @@ def test_10_two_failures_at_once() -> None:
 
 
 def test_11_the_parent_that_the_receiver_saw_is_blamed_and_only_by_it() -> None:
-    cluster = Cluster(4)
+    cluster = PlannedCluster(4)
     seen = cluster.fetch(2, 0, 1)
     (parent,) = parents(seen, 2)
     sends = cluster.say(m.FetchFailed(2, A, seen.epoch, parent, "reset"))
@@ -162,7 +129,7 @@ def test_11_the_parent_that_the_receiver_saw_is_blamed_and_only_by_it() -> None:
 
 
 def test_12_the_destination_may_die_and_nothing_is_kept() -> None:
-    cluster = Cluster(3)
+    cluster = PlannedCluster(3)
     cluster.ask(1, A, B, to=(2,))
     cluster.say(m.SourceReady(1, 0, 0, NBYTES))
     cluster.say(m.SourceReady(1, 1, 1, NBYTES))
@@ -180,7 +147,7 @@ def test_12_the_destination_may_die_and_nothing_is_kept() -> None:
 
 def test_a_copy_for_a_host_that_is_gone_is_refused_if_there_is_no_other() -> None:
     def refused(*to: int, kind: str) -> bool:
-        cluster = Cluster(3)
+        cluster = PlannedCluster(3)
         cluster.say(m.NodeLost(2, 1))
         message = m.ReduceRequested(1, 0, 1, (A, B), "sum", 2, kind=kind, to=to)
         return any(isinstance(one, m.OperationFailed) for _, one in cluster.say(message))
@@ -194,7 +161,7 @@ def test_a_copy_for_a_host_that_is_gone_is_refused_if_there_is_no_other() -> Non
 @pytest.mark.parametrize("full", ["", "store of h1 is full"])
 def test_a_broadcast_to_a_host_without_room_fails_with_its_words(full: str) -> None:
     """The object is not lost then."""
-    cluster = Cluster(3)
+    cluster = PlannedCluster(3)
     ask = m.ReduceRequested(1, 0, 1, (A,), "", 1, kind="broadcast", to=(1, 2))
     cluster.say(ask)
     cluster.say(m.SourceReady(1, 0, 0, NBYTES))
@@ -206,7 +173,7 @@ def test_a_broadcast_to_a_host_without_room_fails_with_its_words(full: str) -> N
 
 @pytest.mark.parametrize("full", ["", "store of h0 is full"])
 def test_what_its_host_has_no_room_to_read_is_not_called_lost(full: str) -> None:
-    cluster = Cluster(3)
+    cluster = PlannedCluster(3)
     cluster.say(m.ReduceRequested(1, 0, 1, (A,), "", 1, kind="broadcast", to=(1,)))
     cluster.say(m.SourceReady(1, 0, 0, NBYTES))
     cluster.fetch(2, 0)

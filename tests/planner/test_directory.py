@@ -9,7 +9,7 @@ import pytest
 
 from hoplite_mp._planner.program import participants
 from hoplite_mp._protocol import messages as m
-from tests.planner.test_copies import NBYTES, Cluster
+from tests.support.planner_clusters import NBYTES, CopyCluster
 
 if TYPE_CHECKING:
     from hoplite_mp._planner.directory import DirectoryEntry
@@ -23,14 +23,14 @@ def object_id(number: int) -> bytes:
     return (700).to_bytes(8, "little") + (number + 1).to_bytes(8, "little")
 
 
-def hold(cluster: Cluster, node: int, number: int) -> None:
+def hold(cluster: CopyCluster, node: int, number: int) -> None:
     """Makes the node a reported holder of that object."""
     plan = cluster.fetch(node, object_id=object_id(number))
     cluster.copies.complete(m.FetchComplete(node, plan.object, plan.epoch))
 
 
 def test_death_visits_only_objects_that_name_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(NODES)
+    cluster = CopyCluster(NODES)
     for number in range(OBJECTS):
         hold(cluster, 1, number)
     for number in range(3):
@@ -55,7 +55,7 @@ def test_death_visits_only_objects_that_name_the_node(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("seed", range(20))
 def test_index_has_every_node_that_an_entry_names(seed: int) -> None:
     chance = random.Random(seed)
-    cluster = Cluster(NODES)
+    cluster = CopyCluster(NODES)
     copies, directory = cluster.copies, cluster.copies._directory
     for _ in range(150):
         node, number = chance.randrange(NODES), chance.randrange(8)
@@ -85,7 +85,7 @@ def test_index_has_every_node_that_an_entry_names(seed: int) -> None:
         check(cluster)
 
 
-def check(cluster: Cluster) -> None:
+def check(cluster: CopyCluster) -> None:
     copies, directory = cluster.copies, cluster.copies._directory
     for entry in copies.entries.values():
         named = {*entry.whole, *entry.receiving, *entry.served}

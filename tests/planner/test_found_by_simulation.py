@@ -8,13 +8,13 @@ from hoplite_mp._planner.program import program_of
 from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.reports import DistributeHeld, NodeReturned, ReduceHeld, Reported
-from tests.planner.scenario import letter_id
-from tests.planner.test_defects import NBYTES, A, B, Cluster
+from tests.support.planner_clusters import NBYTES, A, B, PlannedCluster
+from tests.support.planner_scenarios import letter_id
 
 
 def test_a_destination_that_gets_nothing_says_so() -> None:
     """Its plan waits for all destinations; it had no part in it, so it never reported."""
-    cluster = Cluster(3)
+    cluster = PlannedCluster(3)
     cluster.ask(1, A, kind="alltoall", to=(1, 2))
     plan = cluster.plan(m.SourceReady(1, 0, 0, NBYTES))
     program = program_of(plan, 2)
@@ -25,7 +25,7 @@ def test_a_destination_that_gets_nothing_says_so() -> None:
 
 def test_rates_below_a_byte_a_second_are_counted_to_their_end() -> None:
     """What was left of the first of two was taken for nothing, and the second one not found."""
-    cluster = Cluster(3)
+    cluster = PlannedCluster(3)
     for node in (1, 2):
         cluster.say(m.LinkMeasured(node, 0, 2.0))
     plans = [cluster.plan(m.FetchRequested(node, A, 1, (0,))) for node in (1, 2)]
@@ -36,7 +36,7 @@ def test_rates_below_a_byte_a_second_are_counted_to_their_end() -> None:
 
 def test_a_commit_names_no_dead_destination() -> None:
     """Who reads a result there would ask a node that does not hold it."""
-    cluster = Cluster(3)
+    cluster = PlannedCluster(3)
     cluster.ask(1, A, B, kind="allgather", to=(0, 1, 2))
     for index in (0, 1):
         cluster.say(m.SourceReady(1, index, index, NBYTES))
@@ -49,7 +49,7 @@ def test_a_commit_names_no_dead_destination() -> None:
 
 def test_copies_that_need_not_move_any_more_are_where_they_are_wanted_now() -> None:
     """After a death nothing was left to move: the commit named the destinations of before."""
-    cluster = Cluster(3)
+    cluster = PlannedCluster(3)
     sources = (A, letter_id("c"))
     cluster.say(
         m.ReduceRequested(1, 0, 1, sources, "sum", 2, 1.0, kind="allgather", to=(0, 2), ready=(0,))
@@ -63,7 +63,7 @@ def test_copies_that_need_not_move_any_more_are_where_they_are_wanted_now() -> N
 
 def test_a_source_that_is_said_to_be_ready_where_nobody_is_any_more() -> None:
     """Who says so had not heard of the death, and waited for an answer ever after."""
-    cluster = Cluster(3)
+    cluster = PlannedCluster(3)
     cluster.ask(1, A, B)
     cluster.say(m.NodeLost(2, 1))
     ((node, failed),) = cluster.say(m.SourceReady(1, 1, 2, NBYTES))
@@ -73,7 +73,7 @@ def test_a_source_that_is_said_to_be_ready_where_nobody_is_any_more() -> None:
 
 
 def test_one_of_its_holders_lives() -> None:
-    cluster = Cluster(4)
+    cluster = PlannedCluster(4)
     cluster.ask(1, A, B)
     cluster.say(m.NodeLost(2, 1))
     cluster.say(m.SourceReady(1, 0, 0, NBYTES))

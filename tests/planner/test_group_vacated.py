@@ -9,8 +9,13 @@ from hoplite_mp._planner.rejoin import VACATED_MAX, Vacated
 from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol import reports as r
-from tests.planner.test_rejoin import members, over
-from tests.planner.test_tombstones import World, ended, task
+from tests.support.planner_groups import (
+    RegistryWorld,
+    end_tasks,
+    is_refused_as_ended,
+    member_ranks,
+    task_id,
+)
 
 TEAM = 99
 
@@ -19,90 +24,90 @@ TEAM = 99
 def test_members_of_a_group_whose_rank_was_vacated_are_given_up_when_its_task_is_over(
     dies: bool,
 ) -> None:
-    world = World()
+    world = RegistryWorld()
     world.join(1, 1, 0)
     world.join(2, 2, 1)
     if dies:
         world.die(2, 2)
     else:
         world.leave(2, 2, 1)
-    assert world.asked == [(0, task(2))]
+    assert world.asked == [(0, task_id(2))]
     assert not world.given_up
-    over(world, 2)
+    end_tasks(world, 2)
     assert world.given_up == [(1, 0)]
     assert not world.groups.groups, "the name and the board are free"
 
 
 def test_a_vacated_rank_is_awaited_while_its_task_may_run_again() -> None:
-    world = World()
+    world = RegistryWorld()
     for who in (1, 2):
         world.join(who, who, who - 1)
     world.die(2, 2)
     assert isinstance(world.join(3, 3, 2), m.GroupJoined)
     assert isinstance(world.join(2, 22, 1, tries=1), m.GroupJoined)
     assert world.shown[0].formed
-    over(world, 2)
-    assert members(world) == [0, 1, 2], "it is whole"
+    end_tasks(world, 2)
+    assert member_ranks(world) == [0, 1, 2], "it is whole"
 
 
 def test_a_vacated_rank_that_another_task_takes_is_not_missing() -> None:
-    world = World()
+    world = RegistryWorld()
     world.join(1, 1, 0)
     world.join(2, 2, 1)
     world.leave(2, 2, 1)
     world.join(4, 4, 1)
-    over(world, 2)
+    end_tasks(world, 2)
     assert not world.given_up
     world.leave(4, 4, 1)
-    over(world, 4)
+    end_tasks(world, 4)
     assert world.given_up == [(1, 0)]
 
 
 def test_a_thread_of_a_driver_that_left_is_awaited() -> None:
-    world = World()
+    world = RegistryWorld()
     world.join(1, 1, 0)
     world.join(0, 2, 1)
     world.leave(0, 2, 1)
     assert not world.asked
-    assert members(world) == [0]
+    assert member_ranks(world) == [0]
 
 
 def test_peers_that_join_after_all_others_have_left_are_given_up() -> None:
-    world = World()
+    world = RegistryWorld()
     world.join(1, 1, 0, team=TEAM)
     world.die(1, 1)
     assert not world.groups.groups
     assert isinstance(world.join(2, 2, 1, team=TEAM), m.GroupJoined)
-    assert world.asked == [(0, task(1))]
-    over(world, 1)
+    assert world.asked == [(0, task_id(1))]
+    end_tasks(world, 1)
     assert world.given_up == [(2, 1)]
-    assert ended(world.join(3, 3, 2, team=TEAM)), "what is known is not asked again"
+    assert is_refused_as_ended(world.join(3, 3, 2, team=TEAM)), "what is known is not asked again"
 
 
 def test_peers_that_join_after_all_others_have_left_join_a_task_that_runs_again() -> None:
-    world = World()
+    world = RegistryWorld()
     world.join(1, 1, 0, 2, team=TEAM)
     world.die(1, 1)
     world.join(2, 2, 1, 2, team=TEAM)
     world.join(1, 11, 0, 2, tries=1, team=TEAM)
-    over(world, 1)
-    assert members(world) == [0, 1]
+    end_tasks(world, 1)
+    assert member_ranks(world) == [0, 1]
     assert not world.given_up
 
 
 @pytest.mark.parametrize("other", [{"team": 5}, {}, {"size": 2, "team": TEAM}], ids=str)
 def test_another_use_of_the_name_waits_for_its_own_members(other: dict[str, int]) -> None:
-    world = World()
+    world = RegistryWorld()
     world.join(1, 1, 0, team=TEAM)
     world.leave(1, 1, 0)
     assert isinstance(world.join(2, 2, 1, **other), m.GroupJoined)
     assert not world.asked
-    assert members(world) == [1]
+    assert member_ranks(world) == [1]
 
 
 @pytest.mark.parametrize("knows", [True, False], ids=["the leave is shown", "only reported"])
 def test_the_next_planner_asks_about_the_vacated_rank(knows: bool) -> None:
-    world = World()
+    world = RegistryWorld()
     world.join(1, 1, 0, team=TEAM)
     world.join(2, 2, 1, team=TEAM)
     if knows:
@@ -114,18 +119,18 @@ def test_the_next_planner_asks_about_the_vacated_rank(knows: bool) -> None:
     world.asked.clear()
     world.groups = GroupRegistry(8, Topology())
     world.take(world.groups.restore(held, [], range(100)))
-    assert world.asked == [(0, task(2))]
-    over(world, 2)
+    assert world.asked == [(0, task_id(2))]
+    end_tasks(world, 2)
     assert world.given_up == [(1, 0)]
     world.join(3, 3, 2, team=TEAM)
-    over(world, 2)
-    assert not members(world), "the team of the member that was restored is known"
+    end_tasks(world, 2)
+    assert not member_ranks(world), "the team of the member that was restored is known"
 
 
 def test_the_oldest_vacated_rank_is_forgotten() -> None:
     vacated = Vacated()
     for number in range(VACATED_MAX + 1):
-        vacated.add(f"g{number}", 2, {0: (task(1), task(TEAM))})
-    assert not vacated.take("g0", 2, task(TEAM))
-    assert vacated.take("g1", 2, task(TEAM)) == {0: (task(1), task(TEAM))}
-    assert not vacated.take("g1", 2, task(TEAM)), "the Group has it now"
+        vacated.add(f"g{number}", 2, {0: (task_id(1), task_id(TEAM))})
+    assert not vacated.take("g0", 2, task_id(TEAM))
+    assert vacated.take("g1", 2, task_id(TEAM)) == {0: (task_id(1), task_id(TEAM))}
+    assert not vacated.take("g1", 2, task_id(TEAM)), "the Group has it now"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-from tests.planner.walk_copies import CopyWalk
-from tests.planner.walk_group import GroupWalk
-from tests.planner.walk_reduce import ReduceWalk
+from tests.support.planner_walk_copies import CopyWalk
+from tests.support.planner_walk_group import GroupWalk
+from tests.support.planner_walk_reduce import ReduceWalk
 
 
 class EverythingWalk(ReduceWalk, GroupWalk):

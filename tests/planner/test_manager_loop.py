@@ -19,7 +19,7 @@ from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.codec import encode, node_decoder
 from hoplite_mp._protocol.reports import NodeReturned, Reported
 from hoplite_mp._transport.stream import TcpStream
-from tests.protocol.samples import MEMBER
+from tests.support.messages import MEMBER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

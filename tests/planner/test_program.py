@@ -21,7 +21,7 @@ from hoplite_mp._planner.program import (
 from hoplite_mp._planner.repair import repaired, widest
 from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import messages as m
-from tests.planner.edges import check_edges
+from tests.support.planner_edges import check_edges
 
 ID = bytes(16)
 SHAPES = ("stripes", "tree:1", "tree:2", "tree:3")

@@ -15,12 +15,18 @@ from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol import reports as r
 from hoplite_mp._protocol.groups import ASKED_MAX, GroupEnd
-from tests.planner.test_tombstones import World, ended, task
+from tests.support.planner_groups import (
+    RegistryWorld,
+    end_tasks,
+    is_refused_as_ended,
+    member_ranks,
+    task_id,
+)
 
 
-def ended_world(*whos: int) -> World:
+def ended_world(*whos: int) -> RegistryWorld:
     """They were members of a Group, in this order of ranks, and have left it."""
-    world = World()
+    world = RegistryWorld()
     world.form(*whos)
     for rank, who in enumerate(whos):
         world.leave(who, who, rank)
@@ -28,24 +34,18 @@ def ended_world(*whos: int) -> World:
     return world
 
 
-def over(world: World, *whos: int) -> None:
-    world.take(world.groups.tasks_over(m.GroupTasksOver(0, tuple(task(who) for who in whos))))
-
-
-def members(world: World) -> list[int]:
-    return sorted(world.groups.groups["g"].members) if world.groups.groups else []
-
-
 def test_it_is_given_up_when_the_last_of_the_others_is_over() -> None:
     world = ended_world(1, 2, 3)
     assert isinstance(world.join(3, 33, 2), m.GroupJoined)
-    assert world.asked == [(0, task(1)), (0, task(2))], "once, and not about itself"
-    over(world, 1)
+    assert world.asked == [(0, task_id(1)), (0, task_id(2))], "once, and not about itself"
+    end_tasks(world, 1)
     assert not world.given_up
-    over(world, 2)
+    end_tasks(world, 2)
     assert world.given_up == [(33, 2)]
     assert not world.groups.groups, "the name and the board are free"
-    assert ended(world.join(3, 33, 2)), "it asks once more, and what is known is not asked again"
+    assert is_refused_as_ended(world.join(3, 33, 2)), (
+        "it asks once more, and what is known is not asked again"
+    )
     assert not world.asked[2:]
 
 
@@ -56,15 +56,15 @@ def test_they_form_it_anew_if_all_are_tried_again(order: tuple[int, ...]) -> Non
         assert isinstance(world.join(who, 30 + who, who - 1), m.GroupJoined)
     assert not world.given_up
     assert world.shown[0].formed
-    over(world, 1, 2, 3)
-    assert members(world) == [0, 1, 2], "it is whole: who is over says so by leaving"
+    end_tasks(world, 1, 2, 3)
+    assert member_ranks(world) == [0, 1, 2], "it is whole: who is over says so by leaving"
 
 
 def test_several_that_are_tried_again_do_not_wait_for_each_other() -> None:
     world = ended_world(1, 2, 3)
     world.join(1, 31, 0)
     world.join(2, 32, 1)
-    over(world, 3)
+    end_tasks(world, 3)
     assert world.given_up == [(31, 0), (32, 1)]
 
 
@@ -74,22 +74,22 @@ def test_who_uses_the_name_again_waits_for_whom_it_will() -> None:
     assert isinstance(world.join(1, 1, 0), m.GroupJoined)
     assert not world.asked
     assert isinstance(world.join(3, 33, 2), m.GroupJoined)
-    over(world, 2)
+    end_tasks(world, 2)
     assert not world.given_up, "the first one may wait for somebody, so this one may, too"
     world.leave(1, 1, 0)
     assert not world.given_up
-    over(world, 1)
+    end_tasks(world, 1)
     assert world.given_up == [(33, 2)]
 
 
 def test_a_run_is_known_by_its_process_and_by_how_often_the_task_was_tried() -> None:
     world = ended_world(1, 2)
     world.join(1, 1, 0, 2, tries=1)
-    over(world, 2)
+    end_tasks(world, 2)
     assert world.given_up == [(1, 0)]
     again = ended_world(1, 2)
     again.join(1, 1, 0, 2)
-    over(again, 2)
+    end_tasks(again, 2)
     assert not again.given_up
 
 
@@ -105,7 +105,7 @@ def test_one_whose_partners_change_may_wait_for_one_that_nobody_knows_yet() -> N
     world.leave(1, 1, 0)
     world.leave(4, 4, 1)
     world.join(1, 31, 0, 2)
-    over(world, 2, 4)
+    end_tasks(world, 2, 4)
     assert not world.given_up
 
 
@@ -113,7 +113,7 @@ def test_strangers_keep_their_places_and_get_that_of_who_is_given_up() -> None:
     world = ended_world(1, 2, 3)
     assert isinstance(world.join(5, 5, 0), m.GroupJoined)
     assert isinstance(world.join(3, 33, 2), m.GroupJoined)
-    over(world, 1, 2)
+    end_tasks(world, 1, 2)
     assert world.given_up == [(33, 2)]
     for who, rank in ((6, 1), (7, 2)):
         assert isinstance(world.join(who, who, rank), m.GroupJoined)
@@ -142,7 +142,7 @@ def test_hosts_that_are_gone() -> None:
     groups = world()
     node, answer = join(groups)[-1]
     assert node == 0
-    assert ended(answer)
+    assert is_refused_as_ended(answer)
     assert not groups.groups
     host_ids[2] = 5
     groups = world()
@@ -170,8 +170,8 @@ def test_the_next_planner_goes_on(when: str) -> None:
     world.take(world.groups.restore(held, [], range(100)))
     if when == "after the end":
         world.join(3, 33, 2, tries=1)
-    assert world.asked == [(0, task(1)), (0, task(2))]
-    over(world, 1, 2)
+    assert world.asked == [(0, task_id(1)), (0, task_id(2))]
+    end_tasks(world, 1, 2)
     assert world.given_up == [(33, 2)]
 
 
@@ -190,15 +190,15 @@ def test_what_is_asked_and_forgotten() -> None:
 
 def test_a_later_end_counts_whatever_comes_first() -> None:
     runs = (0, 1, 1, 0), (0, 2, 1, 0)
-    whos = task(1), task(2)
-    early = GroupEnd("g", 4, (task(1),), whos, runs)
+    whos = task_id(1), task_id(2)
+    early = GroupEnd("g", 4, (task_id(1),), whos, runs)
     late = GroupEnd("g", 5, (), whos, runs)
     for order in ((early, late), (late, early), (late, early, late)):
         ends = Tombstones()
         for end in order:
             ends.add(end)
-        assert not ends.refusal("g", task(1), ())
-        assert ends.mates("g", task(1), (0, 9, 1, 1)) == {task(2)}
-        assert ends.mates("g", task(1), runs[0]) is None
-        assert ends.mates("h", task(1), (0, 9, 1, 1)) is None
+        assert not ends.refusal("g", task_id(1), ())
+        assert ends.mates("g", task_id(1), (0, 9, 1, 1)) == {task_id(2)}
+        assert ends.mates("g", task_id(1), runs[0]) is None
+        assert ends.mates("h", task_id(1), (0, 9, 1, 1)) is None
         assert ends.mates("g", b"", (0, 9, 1, 1)) is None

@@ -7,7 +7,7 @@ import pytest
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.slow_owners import FRESH_S, SLOW_GATHER_S
 from hoplite_mp._protocol import messages as m
-from tests.planner.scenario import letter_id
+from tests.support.planner_scenarios import letter_id
 
 LINK, SLOW = 10**8, 25 * 10**6  # bytes per second
 NBYTES = 64 << 20

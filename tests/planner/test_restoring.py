@@ -2,81 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
 
 from hoplite_mp._planner.manager_recovery import OWN_S, RESTORE_S
-from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.program import participants
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol import reports as r
-from tests.planner.scenario import letter_id
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-A, B, C = map(letter_id, "abc")
-NBYTES = 64 << 20
-NODES = 3
-
-
-def members(*nodes: int) -> tuple[m.Member, ...]:
-    return tuple(m.Member(node, 1, 700 + node, 1) for node in nodes)
-
-
-class Cluster:
-    """A planner before and one after, and all that was said to nodes."""
-
-    def __init__(self) -> None:
-        self.planner = Planner()
-        self.told: list[Any] = []
-        for node in range(NODES):
-            self.say(m.NodeJoined(700 + node, 1, 1))
-
-    def say(self, message: Any, now: float = 0.0) -> list[tuple[int, Any]]:
-        sends = list(self.planner.step(message, now).sends)
-        self.told += [one for _, one in sends]
-        return sends
-
-    def latest(self, kind: type) -> Any:
-        return next(one for one in reversed(self.told) if isinstance(one, kind))
-
-    def die(self) -> None:
-        """The planner; nothing has come back yet."""
-        self.planner = Planner(again=True)
-
-    def back(
-        self, reports: dict[int, Iterable[Any]], known: Iterable[int] = range(NODES)
-    ) -> list[tuple[int, Any]]:
-        """All of these nodes come and report; returns what is said, but for who is there."""
-        sends = []
-        for node, facts in reports.items():
-            returned = r.NodeReturned(node, 1, NODES, members(*known))
-            for message in (returned, *facts, r.Reported(node)):
-                sends += self.say(message)
-        admitted = [node for node, one in sends if isinstance(one, m.NodeAdmitted)]
-        assert admitted == list(reports)
-        return [send for send in sends if not isinstance(send[1], m.NodeAdmitted)]
-
-    def group(self) -> m.GroupMembers:
-        """Formed, of one member on each of the nodes 0 and 1."""
-        for node in (0, 1):
-            self.say(m.GroupJoinRequested(1, node, 5, 1, "g", 2, node))
-        shown = self.latest(m.GroupMembers)
-        assert isinstance(shown, m.GroupMembers)
-        return shown
-
-
-def nothing() -> dict[int, tuple[Any, ...]]:
-    return {node: () for node in range(NODES)}
+from tests.support.planner_clusters import (
+    NBYTES,
+    NODES,
+    A,
+    B,
+    C,
+    RestartedPlanner,
+    empty_reports,
+    planner_members,
+    start_fold,
+)
 
 
 def test_nobody_is_lost_and_no_number_is_given_twice() -> None:
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.die()
-    assert cluster.back(nothing()) == []
+    assert cluster.back(empty_reports()) == []
     ((_, admitted), *_) = cluster.say(m.NodeJoined(999, 1, 1))
     assert isinstance(admitted, m.NodeAdmitted)
     assert admitted.node == NODES
@@ -84,7 +35,7 @@ def test_nobody_is_lost_and_no_number_is_given_twice() -> None:
 
 
 def test_the_number_of_a_node_that_is_gone_is_not_given_again() -> None:
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.say(m.NodeLost(2, 1))
     cluster.die()
     assert cluster.back({0: (), 1: ()}, known=(0, 1)) == []
@@ -93,10 +44,10 @@ def test_the_number_of_a_node_that_is_gone_is_not_given_again() -> None:
 
 
 def test_who_does_not_come_back_is_lost() -> None:
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.die()
     for node in (0, 1):
-        cluster.say(r.NodeReturned(node, 1, NODES, members(0, 1, 2)))
+        cluster.say(r.NodeReturned(node, 1, NODES, planner_members(0, 1, 2)))
         assert cluster.say(r.Reported(node)) == []
     assert cluster.planner.tick(RESTORE_S - 0.1).sends == ()
     plan = cluster.planner.tick(RESTORE_S)
@@ -109,14 +60,14 @@ def test_who_does_not_come_back_is_lost() -> None:
 
 
 def test_who_comes_back_and_dies_is_lost() -> None:
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.die()
-    cluster.say(r.NodeReturned(2, 1, NODES, members(0, 1, 2)))
+    cluster.say(r.NodeReturned(2, 1, NODES, planner_members(0, 1, 2)))
     cluster.say(r.CopyHeld(2, A, NBYTES))
     cluster.say(r.Reported(2))
     cluster.say(m.NodeLost(2, 1))
     for node in (0, 1):
-        cluster.say(r.NodeReturned(node, 1, NODES, members(0, 1, 2)))
+        cluster.say(r.NodeReturned(node, 1, NODES, planner_members(0, 1, 2)))
         cluster.say(r.Reported(node))
     plan = cluster.planner.tick(RESTORE_S)
     assert [node for node, _ in plan.sends] == [0, 1]
@@ -125,12 +76,12 @@ def test_who_comes_back_and_dies_is_lost() -> None:
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_who_was_given_up_is_not_let_in_again(order: tuple[int, ...]) -> None:
     """It has not heard of its end, but one of the others has."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.die()
     known = {0: (0, 1, 2), 1: (0, 1), 2: (0, 1, 2)}
     sends = []
     for node in order:
-        cluster.say(r.NodeReturned(node, 1, NODES, members(*known[node])))
+        cluster.say(r.NodeReturned(node, 1, NODES, planner_members(*known[node])))
         cluster.say(r.CopyHeld(node, A, NBYTES))
         sends += cluster.say(r.Reported(node))
     assert (2, m.GivenUp(0.0)) in sends
@@ -141,19 +92,19 @@ def test_who_was_given_up_is_not_let_in_again(order: tuple[int, ...]) -> None:
 
 
 def test_a_later_life_is_not_the_one_that_was_given_up() -> None:
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.die()
     for node in (0, 1):
-        cluster.say(r.NodeReturned(node, 1, NODES, members(0, 1, 2)))
+        cluster.say(r.NodeReturned(node, 1, NODES, planner_members(0, 1, 2)))
         cluster.say(r.Reported(node))
     again = m.Member(2, 2, 702, 1)
-    cluster.say(r.NodeReturned(2, 2, NODES, (*members(0, 1), again)))
+    cluster.say(r.NodeReturned(2, 2, NODES, (*planner_members(0, 1), again)))
     admitted = [node for node, one in cluster.say(r.Reported(2)) if isinstance(one, m.NodeAdmitted)]
     assert admitted == [0, 1, 2]
 
 
 def test_a_running_copy_is_not_disturbed() -> None:
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.say(m.FetchRequested(1, A, NBYTES, (0,)))
     plan = cluster.latest(m.Distribute)
     cluster.die()
@@ -174,7 +125,7 @@ def test_a_running_copy_is_not_disturbed() -> None:
 
 
 def test_a_copy_that_came_meanwhile() -> None:
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.say(m.FetchRequested(1, A, NBYTES, (0,)))
     plan = cluster.latest(m.Distribute)
     cluster.die()
@@ -188,11 +139,11 @@ def test_a_copy_that_came_meanwhile() -> None:
 
 def test_who_calls_twice_says_all_anew() -> None:
     """Its first connection broke, and meanwhile the copy has come."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.say(m.FetchRequested(2, A, NBYTES, (0,)))
     plan = cluster.latest(m.Distribute)
     cluster.die()
-    cluster.say(r.NodeReturned(2, 1, NODES, members(0, 1, 2)))
+    cluster.say(r.NodeReturned(2, 1, NODES, planner_members(0, 1, 2)))
     cluster.say(r.DistributeHeld(2, plan, True))
     reports: dict[int, tuple[Any, ...]] = {
         2: (r.CopyHeld(2, A, NBYTES),),
@@ -208,7 +159,7 @@ def test_who_calls_twice_says_all_anew() -> None:
 
 def test_a_plan_in_place_of_one_that_failed() -> None:
     """Only its source has read it: who receives goes by the first one, and says again why not."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.say(m.FetchRequested(2, A, NBYTES, (0, 1)))
     first = cluster.latest(m.Distribute)
     parent = first.stripes[0].owner
@@ -230,21 +181,21 @@ def test_a_plan_in_place_of_one_that_failed() -> None:
 
 
 def test_a_plan_that_its_source_has_not_read() -> None:
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.say(m.FetchRequested(1, A, NBYTES, (0,)))
     plan = cluster.latest(m.Distribute)
     cluster.die()
-    assert cluster.back(nothing() | {1: (r.DistributeHeld(1, plan, True),)}) == [(0, plan)]
+    assert cluster.back(empty_reports() | {1: (r.DistributeHeld(1, plan, True),)}) == [(0, plan)]
 
 
 def test_a_plan_that_its_receiver_has_not_read() -> None:
     """It asks again, and there is a new one."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     asked = m.FetchRequested(1, A, NBYTES, (0,))
     cluster.say(asked)
     plan = cluster.latest(m.Distribute)
     cluster.die()
-    sends = cluster.back(nothing() | {0: (r.DistributeHeld(0, plan, False),), 1: (asked,)})
+    sends = cluster.back(empty_reports() | {0: (r.DistributeHeld(0, plan, False),), 1: (asked,)})
     over = m.Withdraw(plan.operation, A, plan.epoch)
     new = cluster.latest(m.Distribute)
     assert new.epoch > plan.epoch
@@ -253,7 +204,7 @@ def test_a_plan_that_its_receiver_has_not_read() -> None:
 
 
 def test_a_source_that_died_with_the_planner() -> None:
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.say(m.FetchRequested(1, A, NBYTES, (2,)))
     plan = cluster.latest(m.Distribute)
     cluster.die()
@@ -261,7 +212,7 @@ def test_a_source_that_died_with_the_planner() -> None:
         (1, (r.DistributeHeld(1, plan, True),)),
         (0, (r.CopyHeld(0, A, NBYTES),)),
     ):
-        cluster.say(r.NodeReturned(node, 1, NODES, members(0, 1, 2)))
+        cluster.say(r.NodeReturned(node, 1, NODES, planner_members(0, 1, 2)))
         for fact in facts:
             cluster.say(fact)
         cluster.say(r.Reported(node))
@@ -272,20 +223,9 @@ def test_a_source_that_died_with_the_planner() -> None:
     assert plans[0].epoch > plan.epoch
 
 
-def fold(cluster: Cluster) -> tuple[m.ReduceRequested, m.ExecuteReduce]:
-    request = m.ReduceRequested(
-        7, 0, 1, (A, B, C), "sum", 3, kind="allreduce", ready=(0, 1, 2),
-        ready_nbytes=(NBYTES,) * 3, ready_layouts=(b"x",) * 3, ready_holders=((0,), (1,), (2,)),
-    )  # fmt: skip
-    cluster.say(request)
-    plan = cluster.latest(m.ExecuteReduce)
-    assert isinstance(plan, m.ExecuteReduce)
-    return request, plan
-
-
 def test_a_running_fold_is_not_disturbed() -> None:
-    cluster = Cluster()
-    request, plan = fold(cluster)
+    cluster = RestartedPlanner()
+    request, plan = start_fold(cluster)
     cluster.die()
     reports: dict[int, tuple[Any, ...]] = {
         node: (r.ReduceHeld(node, plan, node == 1),) for node in range(NODES)
@@ -299,8 +239,8 @@ def test_a_running_fold_is_not_disturbed() -> None:
 
 
 def test_a_fold_that_came_to_its_end_meanwhile() -> None:
-    cluster = Cluster()
-    request, plan = fold(cluster)
+    cluster = RestartedPlanner()
+    request, plan = start_fold(cluster)
     cluster.die()
     reports: dict[int, tuple[Any, ...]] = {
         node: (r.ReduceHeld(node, plan, True),) for node in range(NODES)
@@ -311,8 +251,8 @@ def test_a_fold_that_came_to_its_end_meanwhile() -> None:
 
 
 def test_a_commit_that_some_have_read() -> None:
-    cluster = Cluster()
-    request, plan = fold(cluster)
+    cluster = RestartedPlanner()
+    request, plan = start_fold(cluster)
     commit = m.Commit(7, 1, (0, 1, 2), (0, 1, 2))
     cluster.die()
     reports = {
@@ -326,8 +266,8 @@ def test_a_commit_that_some_have_read() -> None:
 
 def test_a_commit_comes_before_the_copies_of_its_result() -> None:
     """A node that has not heard of the commit does not have the result that it is to serve."""
-    cluster = Cluster()
-    request, plan = fold(cluster)
+    cluster = RestartedPlanner()
+    request, plan = start_fold(cluster)
     commit = m.Commit(7, 1, (0, 1, 2), (0, 1, 2))
     cluster.say(m.FetchRequested(0, A, NBYTES, (2,)))
     copy = cluster.latest(m.Distribute)
@@ -344,8 +284,8 @@ def test_a_commit_comes_before_the_copies_of_its_result() -> None:
 
 def test_who_was_let_go_in_the_middle_has_not_seen_the_end() -> None:
     """A member whose source vanished was told to forget; the others go on."""
-    cluster = Cluster()
-    request, plan = fold(cluster)
+    cluster = RestartedPlanner()
+    request, plan = start_fold(cluster)
     cluster.die()
     reports = {
         0: (request, r.ReduceHeld(0, plan, False)),
@@ -363,26 +303,26 @@ def test_who_was_let_go_in_the_middle_has_not_seen_the_end() -> None:
 def test_the_first_node_is_waited_for(known: tuple[int, ...]) -> None:
     """It is that of the manager's host, and busy. known: to the others, who may take it for dead,
     if it was given up and its standby was promoted."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.die()
     for node in (1, 2):
-        cluster.say(r.NodeReturned(node, 1, NODES, members(*known)))
+        cluster.say(r.NodeReturned(node, 1, NODES, planner_members(*known)))
         assert cluster.say(r.Reported(node)) == []
     plan = cluster.planner.tick(RESTORE_S)
     assert (plan.sends, plan.wake_at) == ((), OWN_S)
-    cluster.say(r.NodeReturned(0, 1, NODES, members(0, 1, 2)))
+    cluster.say(r.NodeReturned(0, 1, NODES, planner_members(0, 1, 2)))
     sends = cluster.say(r.Reported(0), RESTORE_S + 1)
     assert [node for node, _ in sends] == [1, 2, 0]
 
 
 def test_half_a_report_is_no_report() -> None:
     """As long as it goes on it is waited for; who has stopped in the middle is given up."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.die()
     for node in (0, 1):
-        cluster.say(r.NodeReturned(node, 1, NODES, members(0, 1, 2)))
+        cluster.say(r.NodeReturned(node, 1, NODES, planner_members(0, 1, 2)))
         cluster.say(r.Reported(node))
-    cluster.say(r.NodeReturned(2, 1, NODES, members(0, 1, 2)), 0.1)
+    cluster.say(r.NodeReturned(2, 1, NODES, planner_members(0, 1, 2)), 0.1)
     for turn in range(3):
         assert cluster.say(r.CopyHeld(2, A, NBYTES), 1.5 * (turn + 1)) == []
     assert cluster.planner.tick(4.5 + RESTORE_S - 0.1).sends == ()
@@ -394,19 +334,19 @@ def test_half_a_report_is_no_report() -> None:
 
 
 def test_a_fold_that_nobody_waits_for() -> None:
-    cluster = Cluster()
-    _, plan = fold(cluster)
+    cluster = RestartedPlanner()
+    _, plan = start_fold(cluster)
     cluster.die()
-    reports = nothing() | {1: (r.ReduceHeld(1, plan, False),)}
+    reports = empty_reports() | {1: (r.ReduceHeld(1, plan, False),)}
     assert cluster.back(reports) == [(1, m.Forget(7))]
 
 
 def test_a_failure_that_only_the_one_who_asked_has_read() -> None:
-    cluster = Cluster()
-    _, plan = fold(cluster)
+    cluster = RestartedPlanner()
+    _, plan = start_fold(cluster)
     failed = m.OperationFailed(7, "value", "no")
     cluster.die()
-    reports = nothing() | {
+    reports = empty_reports() | {
         0: (r.OperationEnded(0, failed),),
         1: (r.ReduceHeld(1, plan, False),),
     }
@@ -414,13 +354,13 @@ def test_a_failure_that_only_the_one_who_asked_has_read() -> None:
 
 
 def test_a_plan_of_which_some_have_an_earlier_one() -> None:
-    cluster = Cluster()
-    _, plan = fold(cluster)
+    cluster = RestartedPlanner()
+    _, plan = start_fold(cluster)
     request = m.ReduceRequested(
         7, 0, 1, (A, B, C), "sum", 2, kind="allreduce", ready=(0, 1),
         ready_nbytes=(NBYTES,) * 2, ready_layouts=(b"x",) * 2, ready_holders=((0,), (1,)),
     )  # fmt: skip
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.say(request)
     second = cluster.latest(m.ExecuteReduce)
     later = msgspec.structs.replace(second, epoch=2)
@@ -438,20 +378,20 @@ def test_a_plan_of_which_some_have_an_earlier_one() -> None:
 
 
 def test_a_fold_that_waits_for_sources() -> None:
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     request = m.ReduceRequested(7, 0, 1, (A, B), "sum", 2, ready=(0,))
     cluster.say(request)
     cluster.die()
-    assert cluster.back(nothing() | {0: (request,)}) == []
+    assert cluster.back(empty_reports() | {0: (request,)}) == []
     assert cluster.say(m.SourceReady(7, 1, 0))
 
 
 def test_what_was_counted_goes_on() -> None:
     """Although nothing of it runs any more."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.die()
     for node, counted in enumerate([(7, 0, 3), (9, 5, 0), (0, 0, 0)]):
-        cluster.say(r.NodeReturned(node, 1, NODES, members(0, 1, 2), *counted))
+        cluster.say(r.NodeReturned(node, 1, NODES, planner_members(0, 1, 2), *counted))
         cluster.say(r.Reported(node))
     cluster.say(m.FetchRequested(1, A, NBYTES, (0,)))
     plan = cluster.latest(m.Distribute)
@@ -460,7 +400,7 @@ def test_what_was_counted_goes_on() -> None:
 
 
 def test_reports_that_nobody_has_asked_for_change_nothing() -> None:
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     assert cluster.say(r.CopyHeld(1, A, NBYTES)) == []
     assert cluster.say(r.Reported(1)) == []
     assert not cluster.planner.copies.entries
@@ -469,10 +409,10 @@ def test_reports_that_nobody_has_asked_for_change_nothing() -> None:
 def test_a_node_hears_of_numbers_it_has_never_met() -> None:
     """Node 2 was admitted and died with the manager, and node 1 had not heard of either: it must
     report as well what it holds of that node's objects."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.die()
     for node, known in ((0, (0, 1, 2)), (1, (0, 1))):
-        cluster.say(r.NodeReturned(node, 1, len(known), members(*known)))
+        cluster.say(r.NodeReturned(node, 1, len(known), planner_members(*known)))
         cluster.say(r.Reported(node))
     sends = cluster.planner.tick(RESTORE_S).sends
     assert [(node, one.given) for node, one in sends if isinstance(one, m.NodeAdmitted)] == [

@@ -9,19 +9,29 @@ import msgspec
 from hoplite_mp._planner.manager_recovery import RESTORE_S
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol import reports as r
-from tests.planner.test_restoring import NBYTES, NODES, Cluster, fold, members
+from tests.support.planner_clusters import (
+    NBYTES,
+    NODES,
+    RestartedPlanner,
+    planner_members,
+    start_fold,
+)
 
 
 def test_a_plan_that_a_loss_has_ended_is_sent_to_nobody() -> None:
     """Who never had it would wait for what it brings from the lost node, and say nothing of it."""
-    cluster = Cluster()
-    request, plan = fold(cluster)
+    cluster = RestartedPlanner()
+    request, plan = start_fold(cluster)
     cluster.die()
     some = {"ready": (0, 1), "ready_nbytes": (NBYTES,) * 2, "ready_layouts": (b"x",) * 2}
     request = msgspec.structs.replace(request, **some, ready_holders=((0,), (1,)))
     facts: dict[int, tuple[Any, ...]] = {0: (r.ReduceHeld(0, plan, False), request), 1: ()}
     for node, said in facts.items():
-        for message in (r.NodeReturned(node, 1, NODES, members(0, 1, 2)), *said, r.Reported(node)):
+        for message in (
+            r.NodeReturned(node, 1, NODES, planner_members(0, 1, 2)),
+            *said,
+            r.Reported(node),
+        ):
             assert cluster.say(message) == []
     sends = cluster.planner.tick(RESTORE_S).sends
     assert {type(one) for _, one in sends} == {m.NodeAdmitted}

@@ -6,14 +6,16 @@ import pytest
 
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol import reports as r
-from tests.planner.test_restoring import Cluster, nothing
+from tests.support.planner_clusters import RestartedPlanner, empty_reports
 
 
 def test_a_group_is_as_it_was() -> None:
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     shown = cluster.group()
     cluster.die()
-    reports = nothing() | {node: (r.GroupHeld(node, shown, ((node, 5, 1),)),) for node in (0, 1)}
+    reports = empty_reports() | {
+        node: (r.GroupHeld(node, shown, ((node, 5, 1),)),) for node in (0, 1)
+    }
     assert cluster.back(reports) == []
     told = cluster.say(m.ClientLost(1, 5, 1))
     assert {node for node, _ in told} == {0, 1}
@@ -22,10 +24,10 @@ def test_a_group_is_as_it_was() -> None:
 
 
 def test_a_member_that_died_meanwhile() -> None:
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     shown = cluster.group()
     cluster.die()
-    reports = nothing() | {
+    reports = empty_reports() | {
         0: (r.GroupHeld(0, shown, ((0, 5, 1),)),),
         1: (r.GroupHeld(1, shown, ()),),
     }
@@ -37,11 +39,11 @@ def test_a_member_that_died_meanwhile() -> None:
 def test_a_member_that_died_before_its_host_heard_that_it_was_one() -> None:
     """Its host has to say that nothing comes from it, because the others wait for that before they
     are told that its rank is gone; for that the host must know of the group."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     shown = cluster.group()
     assert shown.formed
     cluster.die()
-    reports = nothing() | {0: (r.GroupHeld(0, shown, ((0, 5, 1),)),)}
+    reports = empty_reports() | {0: (r.GroupHeld(0, shown, ((0, 5, 1),)),)}
     sends = [send for send in cluster.back(reports) if isinstance(send[1], m.GroupMembers)]
     assert sends[0] == (1, shown)
     later = {node: one for node, one in sends[1:]}
@@ -52,7 +54,7 @@ def test_a_member_that_died_before_its_host_heard_that_it_was_one() -> None:
 def test_a_member_whose_host_is_gone_as_all_know_but_for_the_groups_version() -> None:
     """The manager died after it had told the nodes that the host is gone, and before it told them
     of the group's next version. Nobody reports that host again, so no call may wait for it."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     shown = cluster.group()
     cluster.die()
     reports = {0: (r.GroupHeld(0, shown, ((0, 5, 1),)),), 2: ()}
@@ -64,13 +66,13 @@ def test_a_member_whose_host_is_gone_as_all_know_but_for_the_groups_version() ->
 
 
 def test_a_change_of_which_not_all_have_heard() -> None:
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     first = cluster.group()
     cluster.say(m.ClientLost(1, 5, 1))
     second = cluster.latest(m.GroupMembers)
     assert second.version > first.version
     cluster.die()
-    reports = nothing() | {
+    reports = empty_reports() | {
         0: (r.GroupHeld(0, second, ((0, 5, 1),)),),
         1: (r.GroupHeld(1, first, ()),),
     }
@@ -80,7 +82,7 @@ def test_a_change_of_which_not_all_have_heard() -> None:
 def test_a_later_group_has_the_board_of_one_whose_end_not_all_have_heard() -> None:
     """Seed 1816302: the earlier group was restored, and its members' nodes were told to make its
     board again, which erased that of the later group: its calls failed on one host alone."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     first = cluster.group()
     for node in (0, 1):
         cluster.say(m.ClientLost(node, 5, 1))
@@ -89,7 +91,7 @@ def test_a_later_group_has_the_board_of_one_whose_end_not_all_have_heard() -> No
     later = cluster.latest(m.GroupMembers)
     assert (later.board, later.generation) == (first.board, first.generation + 1)
     cluster.die()
-    reports = nothing() | {
+    reports = empty_reports() | {
         0: (r.GroupHeld(0, later, ((0, 6, 1),)),),
         1: (r.GroupHeld(1, first, ()), m.GroupJoinRequested(2, 1, 6, 1, "later", 2, 1)),
     }
@@ -104,7 +106,7 @@ def test_a_later_group_has_the_board_of_one_whose_end_not_all_have_heard() -> No
 def test_the_end_of_a_group_is_remembered_although_no_node_has_heard_of_it(later: bool) -> None:
     """A task that died in it is tried again, and would wait for members that never come. later:
     another group has its board since then."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     tasks = [(701).to_bytes(8, "little") + at.to_bytes(8, "little") for at in (1, 2)]
     for rank, task in enumerate(tasks):
         cluster.say(m.GroupJoinRequested(1 + rank, 1, 5 + rank, 1, "g", 2, rank, task=task))
@@ -112,7 +114,7 @@ def test_the_end_of_a_group_is_remembered_although_no_node_has_heard_of_it(later
     cluster.say(m.ClientLost(1, 6, 1))  # rank 1
     second = cluster.latest(m.GroupMembers)
     cluster.say(m.GroupLeft("g", first.generation, 0, 1, 5, 1))
-    reports = nothing()
+    reports = empty_reports()
     if later:
         cluster.say(m.GroupJoinRequested(3, 0, 6, 1, "later", 1, 0))
         shown = cluster.latest(m.GroupMembers)
@@ -131,13 +133,13 @@ def test_the_end_of_a_group_is_remembered_although_no_node_has_heard_of_it(later
 def test_a_member_whose_host_was_given_up_by_the_manager_that_died() -> None:
     """Its host is in the cluster all the same, and has heard nothing of that: the member would wait
     for ever for calls that the others make without it."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     first = cluster.group()
     cluster.say(m.NodeLost(1, 1))
     second = cluster.latest(m.GroupMembers)
     assert second.nodes == (0, None)
     cluster.die()
-    reports = nothing() | {
+    reports = empty_reports() | {
         0: (r.GroupHeld(0, second, ((0, 5, 1),)),),
         1: (r.GroupHeld(1, first, ((1, 5, 1),)),),
     }
@@ -152,12 +154,12 @@ def test_a_member_whose_host_was_given_up_by_the_manager_that_died() -> None:
 
 def test_not_all_have_heard_that_a_group_is_whole() -> None:
     """Who has not heard so would never have begun with call 0."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     whole = cluster.group()
     forming = next(one for one in cluster.told if isinstance(one, m.GroupMembers))
     assert (forming.formed, whole.formed, whole.first) == (False, True, True)
     cluster.die()
-    reports = nothing() | {
+    reports = empty_reports() | {
         0: (r.GroupHeld(0, forming, ((0, 5, 1),)),),
         1: (r.GroupHeld(1, whole, ((1, 5, 1),)),),
     }
@@ -171,13 +173,13 @@ def test_a_node_has_heard_nothing_of_a_group_that_others_know_to_be_whole(
     rank: int | None,
 ) -> None:
     """Its members are in from call 0 on: the others wait for them there."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.say(m.GroupJoinRequested(1, 0, 5, 1, "g", 2, 0))
     asked = m.GroupJoinRequested(1, 1, 5, 1, "g", 2, rank)
     cluster.say(asked)
     whole = cluster.latest(m.GroupMembers)
     cluster.die()
-    reports = nothing() | {0: (r.GroupHeld(0, whole, ((0, 5, 1),)),), 1: (asked,)}
+    reports = empty_reports() | {0: (r.GroupHeld(0, whole, ((0, 5, 1),)),), 1: (asked,)}
     sends = cluster.back(reports)
     (answer,) = [one for node, one in sends if node == 1 and isinstance(one, m.GroupJoined)]
     assert (answer.rank, answer.formed, answer.admitted) == (1, True, True)
@@ -193,7 +195,7 @@ def test_a_node_has_heard_nothing_although_a_member_elsewhere_has_died_since(
 ) -> None:
     """Seed 2042625: its members were taken for newcomers, and began with the third call, while they
     made their first one. newcomer: the member there is one indeed."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     joins = [m.GroupJoinRequested(1, node, 5, 1, "g", 3, node) for node in range(3)]
     for join in joins:
         cluster.say(join)
@@ -207,7 +209,7 @@ def test_a_node_has_heard_nothing_although_a_member_elsewhere_has_died_since(
     assert shown.nodes == (0, 1, None)
     assert not shown.first
     cluster.die()
-    reports = nothing() | {0: (r.GroupHeld(0, shown, ((0, 5, 1),)),), 1: (asked,)}
+    reports = empty_reports() | {0: (r.GroupHeld(0, shown, ((0, 5, 1),)),), 1: (asked,)}
     sends = cluster.back(reports)
     (answer,) = [one for node, one in sends if node == 1 and isinstance(one, m.GroupJoined)]
     assert (answer.rank, answer.admitted) == (1, not newcomer)
@@ -217,7 +219,7 @@ def test_a_node_has_heard_nothing_although_a_member_elsewhere_has_died_since(
 
 def test_one_node_has_heard_nothing_and_another_one_not_that_it_is_whole() -> None:
     """Seeds 2052625 and 2052799 of a build that told the latter first."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     joins = [m.GroupJoinRequested(1, node, 5, 1, "g", 3, node) for node in range(3)]
     shown = []
     for join in joins:
@@ -225,7 +227,7 @@ def test_one_node_has_heard_nothing_and_another_one_not_that_it_is_whole() -> No
         shown.append(cluster.latest(m.GroupMembers))
     assert [one.formed for one in shown] == [False, False, True]
     cluster.die()
-    reports = nothing() | {
+    reports = empty_reports() | {
         0: (r.GroupHeld(0, shown[2], ((0, 5, 1),)),),
         1: (r.GroupHeld(1, shown[1], ((1, 5, 1),)),),
         2: (joins[2],),
@@ -239,7 +241,7 @@ def test_one_node_has_heard_nothing_and_another_one_not_that_it_is_whole() -> No
 
 def test_who_holds_a_rank_since_when() -> None:
     """A newcomer is told from the member before it, also by the next manager."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     first = cluster.group()
     assert first.since_of(0) <= first.since_of(1) <= first.version
     cluster.say(m.ClientLost(1, 5, 1))
@@ -248,7 +250,7 @@ def test_who_holds_a_rank_since_when() -> None:
     assert shown.since_of(0) == first.since_of(0)
     assert shown.since_of(1) == shown.version > first.version
     cluster.die()
-    reports = nothing() | {
+    reports = empty_reports() | {
         0: (r.GroupHeld(0, shown, ((0, 5, 1),)),),
         1: (r.GroupHeld(1, shown, ((1, 6, 1),)),),
     }
@@ -261,7 +263,7 @@ def test_who_holds_a_rank_since_when() -> None:
 
 def test_a_member_that_comes_back_on_a_host_that_has_heard_nothing() -> None:
     """The group has made calls meanwhile, so it is taken in at a later one, not at call 0."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.group()
     cluster.say(m.ClientLost(1, 5, 1))
     asked = m.GroupJoinRequested(9, 2, 5, 1, "g", 2, 1)
@@ -269,7 +271,7 @@ def test_a_member_that_comes_back_on_a_host_that_has_heard_nothing() -> None:
     latest = cluster.latest(m.GroupMembers)
     assert (latest.alive, latest.joining, latest.nodes) == (0b01, 0b10, (0, 2))
     cluster.die()
-    reports = nothing() | {
+    reports = empty_reports() | {
         0: (r.GroupHeld(0, latest, ((0, 5, 1),)),),
         1: (r.GroupHeld(1, latest, ()),),
         2: (asked,),
@@ -285,13 +287,13 @@ def test_a_member_that_comes_back_on_a_host_that_has_heard_nothing() -> None:
 @pytest.mark.parametrize("rank", [None, 1])
 def test_the_answer_that_made_a_group_whole_was_not_read(rank: int | None) -> None:
     """The others begin with call 0, and count on it."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     cluster.say(m.GroupJoinRequested(1, 0, 5, 1, "g", 2, 0))
     asked = m.GroupJoinRequested(1, 1, 5, 1, "g", 2, rank)
     cluster.say(asked)
     whole = cluster.latest(m.GroupMembers)
     cluster.die()
-    reports = nothing() | {
+    reports = empty_reports() | {
         0: (r.GroupHeld(0, whole, ((0, 5, 1),)),),
         1: (r.GroupHeld(1, whole, ()), asked),
     }
@@ -302,11 +304,11 @@ def test_the_answer_that_made_a_group_whole_was_not_read(rank: int | None) -> No
 def test_members_of_the_next_group_of_that_name() -> None:
     """All have left, as the manager had not heard when it died: who asks for the same name is not
     let in to the group that is over."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     whole = cluster.group()
     cluster.die()
     again = [m.GroupJoinRequested(2, node, 5, 1, "g", 2, None) for node in (0, 1)]
-    reports = nothing() | {
+    reports = empty_reports() | {
         node: (r.GroupHeld(node, whole, (), (node,)), again[node]) for node in (0, 1)
     }
     sends = cluster.back(reports)
@@ -318,7 +320,7 @@ def test_members_of_the_next_group_of_that_name() -> None:
 
 def test_a_node_without_members_any_more_is_waited_for_until_it_dies() -> None:
     """What was decided while it had one it may be the only one to know."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     assert cluster.group().former == ()
     cluster.say(m.GroupLeft("g", cluster.group().generation, 1, 1, 5, 1))
     assert cluster.latest(m.GroupMembers).former == (1,)
@@ -327,19 +329,19 @@ def test_a_node_without_members_any_more_is_waited_for_until_it_dies() -> None:
 
 
 def test_a_join_without_an_answer() -> None:
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     asked = m.GroupJoinRequested(9, 1, 5, 1, "g", 1, 0)
     cluster.say(asked)
     cluster.die()
-    sends = cluster.back(nothing() | {1: (asked,)})
+    sends = cluster.back(empty_reports() | {1: (asked,)})
     assert [type(one) for _, one in sends] == [m.GroupMembers, m.GroupJoined]
 
 
 def test_the_last_member_of_a_group_died() -> None:
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     shown = cluster.group()
     cluster.die()
-    reports = nothing() | {node: (r.GroupHeld(node, shown, ()),) for node in (0, 1)}
+    reports = empty_reports() | {node: (r.GroupHeld(node, shown, ()),) for node in (0, 1)}
     sends = cluster.back(reports)
     assert [type(one) for _, one in sends] == [m.GroupClosed] * 2
     fresh = cluster.say(m.GroupJoinRequested(2, 0, 6, 1, "g", 1, 0))
@@ -348,7 +350,7 @@ def test_the_last_member_of_a_group_died() -> None:
 
 def test_a_group_that_comes_out_of_another_and_has_not_all_its_founders() -> None:
     """The next manager waits for the one that has not joined yet, until it dies."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     whole = cluster.group()
     founders = ((0, 0, 5, 1), (1, 1, 5, 1))
     about = {"parent": whole.generation, "founders": founders}
@@ -356,7 +358,7 @@ def test_a_group_that_comes_out_of_another_and_has_not_all_its_founders() -> Non
     shown = cluster.latest(m.GroupMembers)
     assert (shown.name, shown.formed, shown.come) == ("part", False, 1)
     cluster.die()
-    reports = nothing() | {
+    reports = empty_reports() | {
         0: (r.GroupHeld(0, whole, ((0, 5, 1),)), r.GroupHeld(0, shown, ((0, 5, 1),))),
         1: (r.GroupHeld(1, whole, ((1, 5, 1),)),),
     }

@@ -6,49 +6,33 @@ reports of a member counts only if the Group's latest version shows the same mem
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol import reports as r
 from hoplite_mp._protocol.groups import NO_TASK, GroupEnd
-from tests.planner.test_restoring import NODES, Cluster, members, nothing
-
-
-def task(at: int) -> bytes:
-    return (701).to_bytes(8, "little") + at.to_bytes(8, "little")
-
-
-def shown_by(cluster: Cluster) -> Any:
-    """The version of the members that was sent last."""
-    return cluster.latest(m.GroupMembers)
-
-
-def join(
-    request: int, node: int, client: int, name: str, size: int, rank: int | None, **more: Any
-) -> m.GroupJoinRequested:
-    return m.GroupJoinRequested(request, node, client, 1, name, size, rank, **more)
-
-
-def answer_to(sends: list[tuple[int, Any]], to: int) -> Any:
-    (one,) = [one for node, one in sends if node == to and isinstance(one, m.GroupJoined)]
-    return one
-
-
-def versions_to(sends: list[tuple[int, Any]], to: int) -> list[Any]:
-    return [one for node, one in sends if node == to and isinstance(one, m.GroupMembers)]
+from tests.support.planner_clusters import (
+    NODES,
+    RestartedPlanner,
+    answer_to,
+    empty_reports,
+    join_request,
+    planner_members,
+    shown_by,
+    task_at,
+    versions_to,
+)
 
 
 @pytest.mark.parametrize("name", ["later", "g"])
 def test_a_founder_whose_host_has_the_group_before(name: str) -> None:
     """Also if the next group has the same name, its host has heard nothing of that one."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     first = cluster.group()
     for node in (0, 1):
         cluster.say(m.GroupLeft("g", first.generation, node, node, 5, 1))
-    asked = [join(2, node, 5, name, 2, node) for node in (0, 1)]
+    asked = [join_request(2, node, 5, name, 2, node) for node in (0, 1)]
     for one in asked:
         cluster.say(one)
     whole = shown_by(cluster)
@@ -57,7 +41,7 @@ def test_a_founder_whose_host_has_the_group_before(name: str) -> None:
         0: (r.GroupHeld(0, whole, ((0, 5, 1),)),),
         1: (r.GroupHeld(1, first, (), (1,)), asked[1]),
     }
-    sends = cluster.back(nothing() | reports)
+    sends = cluster.back(empty_reports() | reports)
     assert answer_to(sends, 1).admitted
     last = versions_to(sends, 1)[-1]
     assert (last.first, last.alive) == (True, 0b11)
@@ -65,47 +49,47 @@ def test_a_founder_whose_host_has_the_group_before(name: str) -> None:
 
 def test_a_dead_founder_whose_host_has_the_group_before() -> None:
     """Its host is sent the version of which it has not heard, because all wait for its report."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     first = cluster.group()
     for node in (0, 1):
         cluster.say(m.GroupLeft("g", first.generation, node, node, 5, 1))
     for node in (0, 1):
-        cluster.say(join(2, node, 6, "g", 2, node))
+        cluster.say(join_request(2, node, 6, "g", 2, node))
     whole = shown_by(cluster)
     cluster.die()
     reports = {
         0: (r.GroupHeld(0, whole, ((0, 6, 1),)),),
         1: (r.GroupHeld(1, first, (), (1,)), m.ClientLost(1, 6, 1)),
     }
-    assert versions_to(cluster.back(nothing() | reports), 1)[-1].former == (1,)
+    assert versions_to(cluster.back(empty_reports() | reports), 1)[-1].former == (1,)
 
 
 def test_founders_of_a_group_in_which_one_died_before_it_was_whole() -> None:
     """It had more versions than ranks until it was whole."""
-    cluster = Cluster()
-    cluster.say(join(1, 0, 5, "g", 3, 0))
-    cluster.say(join(1, 2, 5, "g", 3, 2))
+    cluster = RestartedPlanner()
+    cluster.say(join_request(1, 0, 5, "g", 3, 0))
+    cluster.say(join_request(1, 2, 5, "g", 3, 2))
     cluster.say(m.ClientLost(2, 5, 1))
-    cluster.say(join(2, 2, 6, "g", 3, 2))
-    asked = join(1, 1, 5, "g", 3, 1)
+    cluster.say(join_request(2, 2, 6, "g", 3, 2))
+    asked = join_request(1, 1, 5, "g", 3, 1)
     cluster.say(asked)
     assert shown_by(cluster).first
     cluster.say(m.ClientLost(2, 6, 1))
     shown = shown_by(cluster)
     cluster.die()
-    sends = cluster.back(nothing() | {0: (r.GroupHeld(0, shown, ((0, 5, 1),)),), 1: (asked,)})
+    sends = cluster.back(empty_reports() | {0: (r.GroupHeld(0, shown, ((0, 5, 1),)),), 1: (asked,)})
     assert (answer_to(sends, 1).rank, answer_to(sends, 1).admitted) == (1, True)
 
 
 def test_a_founder_whose_host_knows_an_earlier_member_of_its_rank() -> None:
     """That one's death is not the founder's."""
-    cluster = Cluster()
-    cluster.say(join(1, 0, 5, "g", 3, 0))
-    cluster.say(join(1, 1, 5, "g", 3, 1))
+    cluster = RestartedPlanner()
+    cluster.say(join_request(1, 0, 5, "g", 3, 0))
+    cluster.say(join_request(1, 1, 5, "g", 3, 1))
     early = shown_by(cluster)
     cluster.say(m.ClientLost(1, 5, 1))
-    cluster.say(join(1, 2, 5, "g", 3, 2))
-    asked = join(2, 1, 6, "g", 3, 1)
+    cluster.say(join_request(1, 2, 5, "g", 3, 2))
+    asked = join_request(2, 1, 6, "g", 3, 1)
     cluster.say(asked)
     whole = shown_by(cluster)
     assert whole.first
@@ -122,12 +106,12 @@ def test_a_founder_whose_host_knows_an_earlier_member_of_its_rank() -> None:
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1)])
 def test_the_task_of_a_living_member_is_not_dead(order: tuple[int, ...]) -> None:
     """A host reports the death of its earlier run, and does not know of the present one."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     for node in (0, 1):
-        cluster.say(join(1, node, 5, "g", 2, node, task=task(node + 1)))
+        cluster.say(join_request(1, node, 5, "g", 2, node, task=task_at(node + 1)))
     whole = shown_by(cluster)
     cluster.say(m.ClientLost(1, 5, 1))
-    cluster.say(join(2, 2, 5, "g", 2, 1, task=task(2), tries=1))
+    cluster.say(join_request(2, 2, 5, "g", 2, 1, task=task_at(2), tries=1))
     latest = shown_by(cluster)
     assert latest.nodes == (0, 2)
     cluster.die()
@@ -140,18 +124,18 @@ def test_the_task_of_a_living_member_is_not_dead(order: tuple[int, ...]) -> None
     cluster.say(m.GroupAdmitted("g", whole.generation, 1))
     cluster.say(m.GroupLeft("g", whole.generation, 0, 0, 5, 1))
     cluster.say(m.GroupLeft("g", whole.generation, 1, 2, 5, 1))
-    again = cluster.say(join(3, 2, 5, "g", 2, 1, task=task(2), tries=1))
+    again = cluster.say(join_request(3, 2, 5, "g", 2, 1, task=task_at(2), tries=1))
     assert [type(one) for _, one in again] == [m.GroupMembers, m.GroupJoined], again
 
 
 def test_a_founder_of_a_part_whose_join_was_not_answered() -> None:
     """The part waits for it, although it has come once."""
-    cluster = Cluster()
+    cluster = RestartedPlanner()
     for node in range(3):
-        cluster.say(join(1, node, 5, "g", 3, node))
+        cluster.say(join_request(1, node, 5, "g", 3, node))
     whole = shown_by(cluster)
     about = {"parent": whole.generation, "founders": tuple((n, n, 5, 1) for n in range(3))}
-    parts = [join(7, node, 5, "part", 3, node, **about) for node in range(3)]
+    parts = [join_request(7, node, 5, "part", 3, node, **about) for node in range(3)]
     cluster.say(parts[0])
     cluster.say(parts[1])
     shown = shown_by(cluster)
@@ -170,13 +154,13 @@ def test_a_founder_of_a_part_whose_join_was_not_answered() -> None:
 
 def test_a_join_of_a_node_that_is_gone() -> None:
     """It has called, and died before all had; nobody will report its members' end."""
-    cluster = Cluster()
-    cluster.say(join(1, 0, 5, "g", 2, 0))
-    asked = join(1, 1, 5, "g", 2, 1)
+    cluster = RestartedPlanner()
+    cluster.say(join_request(1, 0, 5, "g", 2, 0))
+    asked = join_request(1, 1, 5, "g", 2, 1)
     cluster.say(asked)
     whole = shown_by(cluster)
     cluster.die()
-    returned = r.NodeReturned(1, 1, NODES, members(0, 1, 2))
+    returned = r.NodeReturned(1, 1, NODES, planner_members(0, 1, 2))
     for one in (returned, asked, r.Reported(1), m.NodeLost(1, 1)):
         cluster.say(one)
     sends = cluster.back({0: (r.GroupHeld(0, whole, ((0, 5, 1),)),), 2: ()}, known=(0, 2))
@@ -186,13 +170,17 @@ def test_a_join_of_a_node_that_is_gone() -> None:
 
 def test_a_request_that_a_node_has_reported_twice() -> None:
     """Its node called twice. It gets one rank."""
-    cluster = Cluster()
-    joins = [join(1, 0, 5, "g", 3, None), join(1, 1, 5, "g", 3, None), join(2, 1, 6, "g", 3, None)]
+    cluster = RestartedPlanner()
+    joins = [
+        join_request(1, 0, 5, "g", 3, None),
+        join_request(1, 1, 5, "g", 3, None),
+        join_request(2, 1, 6, "g", 3, None),
+    ]
     for one in joins:
         cluster.say(one)
     whole = shown_by(cluster)
     cluster.die()
-    cluster.say(r.NodeReturned(1, 1, NODES, members(0, 1, 2)))
+    cluster.say(r.NodeReturned(1, 1, NODES, planner_members(0, 1, 2)))
     cluster.say(joins[1])
     cluster.back(
         {
@@ -207,20 +195,20 @@ def test_a_request_that_a_node_has_reported_twice() -> None:
 @pytest.mark.parametrize("of_tasks", [True, False])
 def test_a_group_of_whose_end_one_node_alone_has_heard(of_tasks: bool) -> None:
     """It is over. Members that ask for its name again are those of the next one."""
-    cluster = Cluster()
-    tasks = {node: task(node + 1) if of_tasks else NO_TASK for node in (0, 1)}
+    cluster = RestartedPlanner()
+    tasks = {node: task_at(node + 1) if of_tasks else NO_TASK for node in (0, 1)}
     for node in (0, 1):
-        cluster.say(join(1, node, 5, "g", 2, node, task=tasks[node]))
+        cluster.say(join_request(1, node, 5, "g", 2, node, task=tasks[node]))
     whole = shown_by(cluster)
     for node in (0, 1):
         cluster.say(m.GroupLeft("g", whole.generation, node, node, 5, 1))
     closed = cluster.latest(m.GroupClosed)
     assert (closed.end is not None) == of_tasks
     cluster.die()
-    again = [join(2, node, 5, "g", 2, node, task=tasks[node]) for node in (0, 1)]
+    again = [join_request(2, node, 5, "g", 2, node, task=tasks[node]) for node in (0, 1)]
     end = closed.end or GroupEnd("g", whole.generation, (), (), ())  # as a node reports it
     reports = {0: (r.GroupHeld(0, whole, (), (0,)), again[0]), 1: (end, again[1])}
-    sends = cluster.back(nothing() | reports)
+    sends = cluster.back(empty_reports() | reports)
     joined = [one for _, one in sends if isinstance(one, m.GroupJoined)]
     assert {one.generation for one in joined} == {whole.generation + 1}
     assert all(one.admitted for one in joined)
@@ -229,8 +217,8 @@ def test_a_group_of_whose_end_one_node_alone_has_heard(of_tasks: bool) -> None:
 def test_a_member_of_a_group_whose_name_a_later_one_has() -> None:
     """It is told that its group goes on without it, before its node is told that the group is over,
     so that its call raises at once."""
-    cluster = Cluster()
-    cluster.say(join(1, 1, 5, "g", 2, 0))
+    cluster = RestartedPlanner()
+    cluster.say(join_request(1, 1, 5, "g", 2, 0))
     early = shown_by(cluster)
     later = msgspec.structs.replace(early, generation=early.generation + 1, nodes=(0, None))
     cluster.die()
@@ -238,6 +226,6 @@ def test_a_member_of_a_group_whose_name_a_later_one_has() -> None:
         0: (r.GroupHeld(0, later, ((0, 5, 1),)),),
         1: (r.GroupHeld(1, early, ((0, 5, 1),)),),
     }
-    sends = cluster.back(nothing() | reports)
+    sends = cluster.back(empty_reports() | reports)
     to_1 = [type(one).__name__ for node, one in sends if node == 1]
     assert to_1 == ["GroupGivenUp", "GroupClosed"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.planner.scenario import run
+from tests.support.planner_scenarios import run_scenario
 
 FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 
@@ -15,7 +15,7 @@ FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_scenario(path: Path) -> None:
     expected = path.read_text()
-    actual = run(expected)
+    actual = run_scenario(expected)
     if os.environ.get("HOPLITE_MP_REWRITE"):
         path.write_text(actual)
         return

@@ -12,14 +12,14 @@ from hoplite_mp._planner.slow_owners import is_slow, owners_without, slow_one, s
 from hoplite_mp._planner.stripe_plan import cut
 from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol.group_calls import GroupSlow
-from tests.node.test_speculative_start import members, part
+from tests.support.node_group_calls import group_part, striped_members
 
 LINK, SLOW = 100_000_000, 25_000_000  # bytes per second
 
 
 def plan(size: int, kind: str = "allreduce") -> Any:
-    given = {rank: part(rank, kind=kind) for rank in range(size)}
-    (made,) = decide(members(size), 0, 5, list(range(size)), given, {}).plans
+    given = {rank: group_part(rank, kind=kind) for rank in range(size)}
+    (made,) = decide(striped_members(size), 0, 5, list(range(size)), given, {}).plans
     return made
 
 

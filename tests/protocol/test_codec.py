@@ -16,7 +16,7 @@ from hoplite_mp._protocol import codec
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.reports import Report
 from hoplite_mp.errors import ProtocolError
-from tests.protocol.samples import ID, SAMPLES
+from tests.support.messages import ID, SAMPLES
 
 Anything = m.AnyMessage | Report
 

@@ -9,7 +9,7 @@ import pytest
 
 from hoplite_mp._protocol import fields
 from hoplite_mp._protocol import messages as m
-from tests.protocol.samples import ID, MESSAGES, SAMPLES, WHOLE
+from tests.support.messages import ID, MESSAGES, SAMPLES, WHOLE
 
 
 def sample(kind: type) -> Any:

@@ -10,7 +10,7 @@ from hoplite_mp._protocol import terms as t
 from hoplite_mp._protocol.codec import encode, manager_decoder, node_decoder
 from hoplite_mp._protocol.fields import NODES_MAX
 from hoplite_mp.errors import ProtocolError
-from tests.protocol.samples import KNOWLEDGE, LISTS, TERMS_TO_MANAGER, TERMS_TO_NODE
+from tests.support.messages import KNOWLEDGE, LISTS, TERMS_TO_MANAGER, TERMS_TO_NODE
 
 
 @pytest.mark.parametrize("message", TERMS_TO_NODE, ids=lambda one: type(one).__name__)

@@ -12,8 +12,8 @@ from typing import Any
 
 from hoplite_mp._protocol.codec import encode
 from hoplite_mp._protocol.greetings import encode_frame
-from tests.protocol.peer_samples import PEER_SAMPLES
-from tests.protocol.samples import GREETINGS, SAMPLES, TERMS_TO_MANAGER, TERMS_TO_NODE
+from tests.support.messages import GREETINGS, SAMPLES, TERMS_TO_MANAGER, TERMS_TO_NODE
+from tests.support.peer_messages import PEER_SAMPLES
 
 HERE = Path(__file__).resolve().parent
 RECORD = HERE / "wire.txt"

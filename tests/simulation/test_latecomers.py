@@ -16,40 +16,22 @@ import pytest
 from hoplite_mp._node.groups.speculative_start import WAIT_SHARE
 from hoplite_mp._node.peers.link_estimator import LinkEstimator
 from hoplite_mp._serialize.contributions import section_bounds
-from hoplite_mp._simulation import runs
 from hoplite_mp.config import Config
+from tests.support.simulations import LINK_BYTES_PER_S, play_without_faults
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from hoplite_mp._simulation.workloads.workload import Workload
 
-RATE = 125e6  # bytes per second of each link
 NBYTES = 16 << 20
 CALLS = 2  # later ones are written to the store at a pace, because the speed of the first is known
-
-
-def play(
-    monkeypatch: pytest.MonkeyPatch,
-    hosts: int,
-    begin: Callable[[Workload], None],
-    rates: Sequence[float] = (),
-    store: int | None = None,
-) -> None:
-    """One run without faults. rates: bytes per second of each host's link, if not RATE.
-    store: bytes of each host's store, if they are few."""
-    monkeypatch.setattr(runs, "_rates", lambda chance, count: iter(rates or [RATE] * count))
-    monkeypatch.setattr(runs, "STORES", runs.STORES[:1])
-    monkeypatch.setattr(runs, "DISKS", runs.DISKS[:1])
-    monkeypatch.setattr(runs, "NARROW_RUNS", 0.0)
-    outcome = runs.run_seed(3, nodes=hosts, faults=False, begin=begin, store=store)
-    assert not outcome.failure, outcome.failure
 
 
 def transfers(monkeypatch: pytest.MonkeyPatch, late: Sequence[float]) -> list[float]:
     """Of each call, from the last member's call to the last member's result, in times of one
     transfer. late: by how many such times each rank calls late."""
-    one_s, hosts = NBYTES / RATE, len(late)
+    one_s, hosts = NBYTES / LINK_BYTES_PER_S, len(late)
     found = [0.0] * CALLS
 
     def member(rank: int, c: Any) -> None:
@@ -68,7 +50,7 @@ def transfers(monkeypatch: pytest.MonkeyPatch, late: Sequence[float]) -> list[fl
         for rank, host in enumerate(work.hosts()):
             work.program(host, f"rank {rank}", partial(member, rank))
 
-    play(monkeypatch, hosts, begin)
+    play_without_faults(monkeypatch, hosts, begin)
     return found
 
 
@@ -112,13 +94,15 @@ def test_a_late_receiver_of_a_broadcast_costs_one_transfer(
         *others, last = c.nodes
         ref = c.put(value)
         spread = c.broadcast(ref, to=others)
-        time.sleep(NBYTES / RATE / 3)
+        time.sleep(NBYTES / LINK_BYTES_PER_S / 3)
         begun = time.monotonic()
         c.broadcast(ref, to=[last]).result(60)
-        found.append((time.monotonic() - begun) / (NBYTES / RATE))
+        found.append((time.monotonic() - begun) / (NBYTES / LINK_BYTES_PER_S))
         spread.result(60)
 
-    play(monkeypatch, hosts, lambda work: work.program(work.hosts()[0], "driver", driver))
+    play_without_faults(
+        monkeypatch, hosts, lambda work: work.program(work.hosts()[0], "driver", driver)
+    )
     assert found[0] < 1.1
 
 
@@ -161,7 +145,7 @@ def test_a_host_without_room_waits_until_all_have_called(monkeypatch: pytest.Mon
             work.program(host, f"rank {rank}", partial(member, rank))
         work.program(work.hosts()[0], "other", other)
 
-    play(monkeypatch, 4, begin, store=4 * NBYTES)
+    play_without_faults(monkeypatch, 4, begin, store=4 * NBYTES)
     assert found == [10.0] * 4
 
 
@@ -191,6 +175,6 @@ def test_what_moves_while_others_are_late_says_nothing_about_links(
             work.program(host, f"rank {rank}", partial(member, rank))
 
     monkeypatch.setattr(LinkEstimator, "_finish", spied)
-    play(monkeypatch, len(late), begin)
+    play_without_faults(monkeypatch, len(late), begin)
     assert len(known) == len(late)
-    assert min(map(min, known.values())) > 0.9 * RATE, known
+    assert min(map(min, known.values())) > 0.9 * LINK_BYTES_PER_S, known

@@ -16,12 +16,12 @@ from hoplite_mp._node.peers import path_estimator
 from hoplite_mp._node.peers.link_estimator import LATER_POLL_S
 from hoplite_mp._node.peers.path_estimator import SLOW_S
 from hoplite_mp._planner.slow_owners import SLOW_GATHER_S
-from tests.simulation import test_latecomers as latecomers
+from tests.support.simulations import LINK_BYTES_PER_S, play_without_faults
 
 if TYPE_CHECKING:
     from hoplite_mp._simulation.workloads.workload import Workload
 
-RATE = latecomers.RATE  # bytes per second of each link
+RATE = LINK_BYTES_PER_S  # bytes per second of each link
 MEMBERS = 4
 NBYTES = 64 << 20
 TRANSFER_S = NBYTES / RATE
@@ -65,7 +65,7 @@ def transfers(
         for rank, host in enumerate(work.hosts()):
             work.program(host, f"rank {rank}", partial(member, rank))
 
-    latecomers.play(monkeypatch, MEMBERS, begin)
+    play_without_faults(monkeypatch, MEMBERS, begin)
     return found
 
 
@@ -127,7 +127,7 @@ def test_a_host_that_is_faster_than_the_others_is_not_slow(
 
         monkeypatch.setattr(path_estimator, "SLOW", path_estimator.SLOW if reports else 0.0)
         rates = [fast * slow_rate] + [slow_rate] * (MEMBERS - 1)
-        latecomers.play(monkeypatch, MEMBERS, begin, rates)
+        play_without_faults(monkeypatch, MEMBERS, begin, rates)
         return found
 
     with_reports, without = calls(True), calls(False)
@@ -167,7 +167,7 @@ def transfers_of_results(monkeypatch: pytest.MonkeyPatch, slow_place: int) -> li
 
         work.program(work.hosts()[0], "ask", ask)
 
-    latecomers.play(monkeypatch, MEMBERS, begin)
+    play_without_faults(monkeypatch, MEMBERS, begin)
     return found
 
 

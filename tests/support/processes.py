@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from hoplite_mp import _serialize
 from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from hoplite_mp import Cluster
 
@@ -168,3 +169,40 @@ def run_python(source: str, *args: Any) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def fork_child(run: Callable[[], None]) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        run()
+        code = 0
+    except BaseException as error:
+        print(repr(error), file=sys.__stderr__, flush=True)
+    finally:
+        os._exit(code)
+
+
+def exit_code_of(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def exit_code_in_child(run: Callable[[], None]) -> int:
+    """Of a forked child that does this."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            run()
+            code = 0
+        except BaseException as error:
+            print(repr(error), file=sys.__stderr__, flush=True)
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -18,19 +18,19 @@ from hoplite_mp._transport.caller import SILENT_S_MAX
 from hoplite_mp._transport.listener import Listener
 from hoplite_mp._transport.sockets import listen
 from hoplite_mp.errors import AuthError, ManagerLostError, ProtocolError
-from tests.transport.helpers import (
+from tests.support.transport import (
     CLUSTER,
     KEY,
     SERVER,
     certificate,
     endpoint,
+    knock,
     make_caller,
     make_listener,
     meet,
     other_certificate,
     until,
 )
-from tests.transport.listeners import knock
 
 
 def test_nobody_there_is_a_lost_manager_after_the_timeout() -> None:

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from hoplite_mp._transport.certificates import Certificate, in_memory_file, make_certificate
 from hoplite_mp._transport.tls import server_context
-from tests.transport.helpers import certificate, other_certificate
+from tests.support.transport import certificate, other_certificate
 
 
 def test_what_is_made() -> None:

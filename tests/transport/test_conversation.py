@@ -20,7 +20,7 @@ from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._transport.conversation import Conversation
 from hoplite_mp._transport.memory import MemoryStream, pair
 from hoplite_mp.errors import AuthError, HopliteError, ProtocolError
-from tests.transport.helpers import CLIENT, CLUSTER, KEY, SERVER
+from tests.support.transport import CLIENT, CLUSTER, KEY, SERVER
 
 CERTIFICATE = b"S" * 32
 

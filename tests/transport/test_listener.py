@@ -15,16 +15,17 @@ import pytest
 
 from hoplite_mp._transport.listener import LINE_FACTOR, SILENT_S
 from hoplite_mp._transport.sockets import prepare
-from tests.transport.helpers import (
+from tests.support.transport import (
     CLIENT,
     CLUSTER,
     SERVER,
+    TLS,
+    knock,
     make_caller,
     make_listener,
     meet,
     until,
 )
-from tests.transport.listeners import TLS, knock
 
 if TYPE_CHECKING:
     from hoplite_mp._transport.addresses import Endpoint

@@ -20,17 +20,19 @@ from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.sockets import listen
 from hoplite_mp._transport.tls import TlsStream, client_context, server_context
 from hoplite_mp.errors import AuthError, ProtocolError
-from tests.transport.helpers import (
+from tests.support.transport import (
     CLIENT,
     KEY,
+    TLS,
+    answer,
     endpoint,
+    knock,
     make_caller,
     make_listener,
     meet,
     other_certificate,
     until,
 )
-from tests.transport.listeners import TLS, answer, knock
 
 if TYPE_CHECKING:
     from hoplite_mp._transport.listener import Listener

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hoplite_mp._transport.memory import pair
 from hoplite_mp._transport.stream import READ_BYTES, TcpStream
-from tests.transport.helpers import KINDS, AnyStream, pump, streams, tcp_pair, until
+from tests.support.transport import KINDS, AnyStream, pump, streams, tcp_pair, until
 
 
 @pytest.fixture(params=KINDS)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hoplite_mp._transport.stream import NOT_TLS
 from hoplite_mp._transport.tls import OPENERS, TlsStream, client_context, server_context
-from tests.transport.helpers import certificate, tcp_pair, tls_pair, until
+from tests.support.transport import certificate, tcp_pair, tls_pair, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

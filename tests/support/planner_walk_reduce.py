@@ -7,10 +7,10 @@ from hypothesis.stateful import invariant, rule
 
 from hoplite_mp._planner.operation import OperationState
 from hoplite_mp._protocol import messages as m
-from tests.planner.edges import check_edges
-from tests.planner.naive import NaiveOperation
-from tests.planner.scenario import letter_id
-from tests.planner.walk import INDICES, LATE, NODES, OPERATIONS_MAX, PICKS, RARELY, Walk
+from tests.support.planner_edges import check_edges
+from tests.support.planner_naive import NaiveOperation
+from tests.support.planner_scenarios import letter_id
+from tests.support.planner_walk import INDICES, LATE, NODES, OPERATIONS_MAX, PICKS, RARELY, Walk
 
 FOLDING = ("reduce", "allreduce", "reduce_scatter")
 KINDS = (*FOLDING, *FOLDING, "gather", "allgather", "alltoall")

@@ -1,6 +1,6 @@
 """Scenarios as text: commands, then everything the planner said to them.
 
-A file under `scenarios/` is a sequence of blocks, separated by empty lines:
+A file under `tests/planner/scenarios/` is a sequence of blocks, separated by empty lines:
 
     # why this is interesting
     request 7 sources=abc num=2
@@ -35,7 +35,7 @@ def letter_id(letter: str) -> bytes:
     return letter.encode() * 16
 
 
-def run(text: str) -> str:
+def run_scenario(text: str) -> str:
     """The file `text` with the outputs that the planner gives today."""
     stage = Stage()
     blocks = [block for block in text.strip("\n").split("\n\n") if block.strip()]

@@ -7,7 +7,7 @@ from hoplite_mp._protocol import group_calls as g
 from hoplite_mp._protocol import output
 from hoplite_mp._protocol import peers as p
 from hoplite_mp._protocol import point_to_point as pp
-from tests.protocol.samples import DISTRIBUTE, ID, REDUCE
+from tests.support.messages import DISTRIBUTE, ID, REDUCE
 
 LAYOUT = b"shape (16,) and dtype <f4"
 PIECE = g.Piece(0, -1, 64, b"p" * 64)

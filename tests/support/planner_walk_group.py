@@ -7,8 +7,8 @@ from hypothesis.stateful import invariant, rule
 
 from hoplite_mp._planner.groups import MemberStanding
 from hoplite_mp._protocol import messages as m
-from tests.planner.naive import NaiveGroup
-from tests.planner.walk import (
+from tests.support.planner_naive import NaiveGroup
+from tests.support.planner_walk import (
     BOARDS_MAX,
     CLIENTS,
     LATE,

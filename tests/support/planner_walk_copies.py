@@ -13,9 +13,9 @@ from hypothesis.stateful import invariant, rule
 
 from hoplite_mp._planner.program import participants, program_of
 from hoplite_mp._protocol import messages as m
-from tests.planner.edges import check_edges
-from tests.planner.scenario import letter_id
-from tests.planner.walk import LATE, NODES, RARELY, Walk
+from tests.support.planner_edges import check_edges
+from tests.support.planner_scenarios import letter_id
+from tests.support.planner_walk import LATE, NODES, RARELY, Walk
 
 OBJECTS = st.sampled_from("aab")
 HOLDERS = st.lists(st.integers(0, 2), unique=True, min_size=1, max_size=3)

@@ -1,4 +1,4 @@
-"""One legal value of every message: what the tests of the vocabulary go through."""
+"""One legal value of every message between nodes and the manager."""
 
 from __future__ import annotations
 

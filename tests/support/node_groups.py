@@ -36,7 +36,7 @@ from hoplite_mp._protocol.messages import (
     GroupRefused,
 )
 from hoplite_mp._serialize.contributions import TARGETED
-from tests.node.no_small_calls import NoSmallCalls
+from tests.support.node_ports import NoEngineCalls
 
 if TYPE_CHECKING:
     import random
@@ -85,7 +85,7 @@ class Member:
 
 
 @dataclass
-class World:
+class GroupWorld:
     """All of it. `size`: of the group; `nodes`: how many."""
 
     random: random.Random
@@ -246,7 +246,7 @@ class World:
 class OneNode:
     """What `MultiHostCalls` needs of a node, its peers and its results."""
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: GroupWorld, number: int) -> None:
         self.world = world
         self.number = number
         self.clients: set[int] = set()
@@ -267,7 +267,7 @@ class OneNode:
             link_estimator=link_estimator, streaming_sources=nobody
         )
         self.loop = self.roster = self
-        self.calls = MultiHostCalls(self, self, NoSmallCalls())  # type: ignore[arg-type]
+        self.calls = MultiHostCalls(self, self, NoEngineCalls())  # type: ignore[arg-type]
 
     # -- as a node -----------------------------------------------------------------------------
 

@@ -31,8 +31,8 @@ from hoplite_mp._protocol.peers import (
     RunTask,
     TaskEnded,
 )
-from tests.cext.host import KIND_TASK, POOL, STATE, Host
-from tests.node.no_events import NobodyAbove
+from tests.support.node_ports import UnhandledEvents
+from tests.support.shm_host import KIND_TASK, POOL, STATE, ShmHost
 
 if TYPE_CHECKING:
     from hoplite_mp import _shm
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 COMMON = 0  # the pool of every host's own workers
 
 
-class SideUpward(NobodyAbove):
+class SideUpward(UnhandledEvents):
     """With the queues of one side."""
 
     def __init__(self, side: Side) -> None:
@@ -56,7 +56,7 @@ class SideUpward(NobodyAbove):
         self.restore_elsewhere = lambda oid: side.remote_objects.restore(oid)  # type: ignore[method-assign]
 
 
-class Side(Host):
+class Side(ShmHost):
     """One host, with what its node keeps for others."""
 
     def __init__(self, network: Network, number: int) -> None:
@@ -346,3 +346,29 @@ def states_of(client: _shm.Client) -> list[str]:
 
 
 STATES = list(STATE)
+
+
+BIG = np.arange(40_000, dtype=np.float64)
+
+
+def assert_nothing_kept(network: Network) -> None:
+    """Nobody holds anything any more: nothing is kept anywhere."""
+    network.pump()
+    for side in network.sides:
+        if side.host_id in network.dead:
+            continue
+        side.party.collect()
+        network.pump()
+        assert states_of(side.node) == []
+        assert not side.imports.by_object
+        assert not side.imports.by_oid
+        assert not side.exports.exports
+        assert not any(side.exports._watched.values())
+        assert not side.remote_objects.by_oid
+
+
+def remote_hold(network: Network, side: Side, object_id: bytes) -> list[object]:
+    found = side.hold(object_id)
+    network.pump()
+    assert len(found) == 1
+    return found

@@ -1,4 +1,4 @@
-"""Hosts of one process as in `losses`, with actors: real components, and no worker processes."""
+"""Hosts as in node_losses.py, with actors: real components, and no worker processes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from hoplite_mp._node.tasks.pools import Pool
 from hoplite_mp._protocol.actors import ActorRestarts, BindActor
 from hoplite_mp._protocol.local import Request
 from hoplite_mp._protocol.peers import ActorBegun, RestartsTold
-from tests.node.losses import LossNetwork, LossSide
-
-__all__ = ["ActorNetwork", "ActorSide"]
+from tests.support.node_losses import LossNetwork, LossSide
 
 POOLS = 9  # the number of the first one
 PROCESS = 2  # the slot of the one that asks

@@ -1,4 +1,4 @@
-"""The edges of a plan, worked out from its words, and what must hold of them.
+"""The edges of a plan, computed from its stripes, and the invariants that they keep.
 
 The reference says slowly what `hoplite_mp._planner.program` derives for each node: from whom every
 node of a plan has every piece. It is used to check plans (no circle of waiting, each contributor

@@ -1,4 +1,4 @@
-"""What the tests of the engine share: an Engine that is waited for, a peer made by hand."""
+"""An Engine whose events are awaited, and a peer that the test plays frame by frame."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import socket
 import struct
 import time
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hoplite_mp import _engine
 
@@ -23,7 +25,7 @@ HEADER = struct.Struct("<HBBIQIIIIQQQII")
 Key = tuple[int, int, int, int]
 
 
-class Host:
+class EngineHost:
     """An Engine, and all that it has ever told."""
 
     def __init__(self, incarnation: int = 1, **options: int) -> None:
@@ -60,7 +62,9 @@ class Host:
             return self.engine.connect(end.fileno(), peer, checksum)
 
 
-def join(one: Host, other: Host, checksum: bool = True, tcp: bool = False) -> tuple[int, int]:
+def join(
+    one: EngineHost, other: EngineHost, checksum: bool = True, tcp: bool = False
+) -> tuple[int, int]:
     """The numbers of a new link between them."""
     if tcp:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -99,7 +103,7 @@ class Frame:
 class Peer:
     """The other end of a link, written and read byte by byte."""
 
-    def __init__(self, host: Host, checksum: bool = True) -> None:
+    def __init__(self, host: EngineHost, checksum: bool = True) -> None:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(WAIT_S)
         self.link = host.connect(theirs, checksum=checksum)
@@ -126,3 +130,7 @@ class Peer:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def random_bytes(nbytes: int, seed: int = 0) -> bytes:
+    return np.random.default_rng(seed).bytes(nbytes)

@@ -1,8 +1,9 @@
 """A random walk with a planner and its naive model: what all walks share, nodes and clients.
 
-`walk_reduce` and `walk_group` add what can happen to collectives and to groups; `test_machine`
-walks each alone, which comes deep, and both together. Doubled, late and misdirected messages are
-as likely as proper ones. After every step the plan is the one that the model expects.
+planner_walk_reduce.py and planner_walk_group.py add what can happen to collectives and to groups.
+tests/planner/test_machine.py walks each alone, which comes deep, and both together. Doubled, late
+and misdirected messages are as likely as proper ones. After every step the plan is the one that
+the model expects.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hoplite_mp._protocol import messages as m
 
 if TYPE_CHECKING:
     from hoplite_mp._planner.step_result import StepResult
-    from tests.planner.naive import NaiveGroup, NaiveOperation
+    from tests.support.planner_naive import NaiveGroup, NaiveOperation
 
 # Weighted, so that walks of fifty steps come deep: the end of a node or a late message is rarer
 # than what makes an operation or a group live on.

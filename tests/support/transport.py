@@ -8,6 +8,8 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._transport.addresses import Endpoint
@@ -127,3 +129,38 @@ def meet(listener: Listener, caller: Dialer) -> tuple[Admission, Admission]:
 
     until(lambda: got and let_in, turn)
     return got[0], let_in[0]
+
+
+TLS = pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
+
+
+def knock(listener: Listener, data: bytes = b"") -> socket.socket:
+    sock = socket.create_connection(listener.address)
+    sock.sendall(data)
+    return sock
+
+
+def answer(
+    listener: Listener, sock: socket.socket, now: Callable[[], float] = time.monotonic
+) -> bytes:
+    """Everything that the listener says until it closes the connection."""
+    sock.setblocking(False)
+    said = bytearray()
+    ended = False
+
+    def turn() -> None:
+        nonlocal ended
+        assert listener.turn(now()) == []
+        try:
+            data = sock.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        said.extend(data)
+        ended = not data
+
+    until(lambda: ended, turn)
+    sock.close()
+    until(lambda: listener.strangers == 0, lambda: listener.turn(now()))
+    return bytes(said)

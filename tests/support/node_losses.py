@@ -1,4 +1,4 @@
-"""Hosts of one process as in `pair`, with what nodes have against losses, and a planner."""
+"""Hosts of one process as in node_hosts.py, with what nodes have against losses, and a planner."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from hoplite_mp import _tasks
 from hoplite_mp._common.object_states import STATE as STATES
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._node.lineage.recovery import Recovery
 from hoplite_mp._node.objects.replicas import Replicas
 from hoplite_mp._node.questions import Questions
@@ -23,14 +26,11 @@ from hoplite_mp._protocol.peers import (
 )
 from hoplite_mp._protocol.reports import NodeReturned, Reported
 from hoplite_mp.errors import ObjectLostError
-from tests.cext.host import STATE
-from tests.node.pair import COMMON, Network, Side
+from tests.support.node_hosts import COMMON, Network, Side, states_of
+from tests.support.shm_host import STATE
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.remote_objects import RemoteObject
-
-__all__ = ["LossNetwork", "LossSide"]
-
 
 # Of the context of a node, what the components here need.
 FIELDS = (
@@ -372,3 +372,77 @@ class LossNetwork(Network):
             self.pump()
             self.pass_time()
         self.pump()
+
+
+@pytest.fixture
+def network() -> Iterator[LossNetwork]:
+    """Host 0 sends; hosts 1 to 3 have a worker each."""
+    made = LossNetwork(4)
+    for side in made.sides[1:]:
+        made.sides[0].outbound_tasks.set_runner(side.host_id, side.number, 1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sender(network: LossNetwork) -> LossSide:
+    return network.living[0]
+
+
+def run_one(network: LossNetwork, value: Any) -> LossSide | None:
+    """The one task that has been sent somewhere is run there; None: none has."""
+    network.pump()
+    for side in network.living:
+        task = side.take_task()
+        if task:
+            side.answer(task, value)
+            network.pump()
+            return side
+    return None
+
+
+def submit_and_run(
+    network: LossNetwork, value: Any, *args: Any, **options: Any
+) -> tuple[int, LossSide]:
+    """A task of host 0 that another host runs: its id, and that host."""
+    sender = network.living[0]
+    oid = sender.submit(args, holds=[arg for arg in args if isinstance(arg, ObjectRef)], **options)
+    runner = run_one(network, value)
+    assert runner is not None
+    assert runner is not sender
+    assert sender.tasks.done(oid)
+    drop_arguments(sender, oid)
+    return oid, runner
+
+
+def drop_arguments(side: LossSide, oid: int) -> None:
+    """What a submitter does when its task is done."""
+    side.sent[oid] = side.sent[oid][:1]
+    side.party.collect()
+
+
+def is_absent(side: LossSide, oid: int) -> bool:
+    return side.remote_objects.absent(oid)
+
+
+def assert_no_lineage_kept(network: LossNetwork) -> None:
+    """When nobody holds anything, nothing is kept: no lineage, no bytes, no header."""
+    for side in network.living:
+        side.sent.clear()
+        side.party.collect()
+    for _ in range(4):
+        network.settle(2)
+        for side in network.living:
+            side.party.collect()
+            side.store.take_returns()
+    for side in network.living:
+        assert not side.recovery.lineage.entries
+        assert not side.recovery.lineage.held
+        assert side.recovery.lineage.nbytes == 0
+        assert not side.recovery.reconstruction.runs
+        assert not side.recovery.reconstruction.by_run
+        assert not side.remote_objects.by_oid
+        assert not side.exports.exports
+        assert not side.imports.by_oid
+        assert states_of(side.node) == []
+        assert not side.store.leases

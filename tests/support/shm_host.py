@@ -15,8 +15,7 @@ from hoplite_mp._node.store.budget import Store
 from hoplite_mp._node.tasks.sweeper import Sweeper
 from hoplite_mp._node.trace_events import TraceEvents
 from hoplite_mp.config import Config
-from tests.node.manual_loop import ManualLoop
-from tests.node.no_events import NobodyAbove
+from tests.support.node_ports import ManualLoop, UnhandledEvents
 
 STATE = {name: number for number, name in enumerate(_shm.STATES)}
 KIND_TASK = 2
@@ -35,7 +34,7 @@ OFF_TABLES, TABLE_BYTES = OFF_QUEUES + QUEUES * QUEUE_BYTES, 192 + 6 * 512
 OFF_HEADERS = (OFF_TABLES + TABLES * TABLE_BYTES + 4095) & ~4095
 
 
-class Host:
+class ShmHost:
     """Slot 0, and what makes further slots in this process or in forked ones."""
 
     def __init__(
@@ -64,7 +63,7 @@ class Host:
             spill_dir=tempfile.gettempdir(),
         )
         self.loop = ManualLoop()
-        self.node_events: Any = NobodyAbove()
+        self.node_events: Any = UnhandledEvents()
         self.trace_events = TraceEvents(self.loop, self.node_events)
         self.store = Store(
             self.node,
@@ -150,3 +149,35 @@ def kept_waiting(*pids: int) -> float:
 
 def describe(headers: list[dict[str, Any]]) -> str:
     return "\n".join(str(header) for header in headers[:10])
+
+
+SECOND = 10**9
+SLICE_S = 0.5
+
+
+class Party:
+    """A client slot with its tasks and a queue."""
+
+    def __init__(self, host: ShmHost, slot: int = 0) -> None:
+        self.client = host.client(slot)
+        self.slot = self.client.slot
+        self.tasks = _tasks.Tasks(self.client)
+        self.queue = self.tasks.open_queue(POOL)
+
+    def task(self, ready: bool = True, **options: int) -> int:
+        oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, POOL)
+        retries, timeout = options.get("retries", 0), options.get("timeout", 0)
+        self.tasks.submit(oid, 0, b"", 0, retries, timeout, 0, b"t", self.queue, ready)
+        return oid
+
+    def finish(self, oid: int) -> None:
+        self.client.bind_inline(oid, b"x" * 16, [], [], 16, False)
+        assert self.tasks.finish(oid, False)
+
+
+def put_bytes(client: _shm.Client, data: bytes, refs: bool = False) -> int:
+    """A sealed object in a small block."""
+    at = client.allocate(len(data))
+    assert at
+    client.write(at, data, [], [])
+    return client.publish(at, len(data), refs)
