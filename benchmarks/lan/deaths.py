@@ -23,8 +23,7 @@ from benchmarks.common import MIB, ROOT, Row
 from benchmarks.lan.hosts import bound_s, link_rate
 from benchmarks.report import table as drawn
 from tests.lan import Lan, why_not
-from tests.lan.test_cluster import UpCluster
-from tests.lan.test_silence import everything
+from tests.support.clusters import UpCluster, signal_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,7 +138,7 @@ def kill(lan: Lan, how: str) -> None:
     elif how == "cut":
         victim.cut()
     elif how == "stopped":
-        everything(victim, signal.SIGSTOP)
+        signal_all(victim, signal.SIGSTOP)
     else:
         lan[0].run(["pkill", "-KILL", "-x", "hoplite manager"])
 
@@ -168,7 +167,7 @@ def once(case: Case, hosts: int, how: str, after_s: float) -> tuple[float, float
             kill(lan, how)
         said, _ = driver.communicate(timeout=PATIENCE_S)
         if how == "stopped":
-            everything(lan[2], signal.SIGCONT)  # else its processes are never buried
+            signal_all(lan[2], signal.SIGCONT)  # else its processes are never buried
         _, usual, disturbed = map(float, said.split())
         if cluster.up.stdout is not None:
             cluster.up.stdout.close()

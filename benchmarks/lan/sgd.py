@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from benchmarks.common import ROOT, Row
 from benchmarks.report import table as drawn
 from tests.lan import Lan, why_not
-from tests.lan.test_cluster import UpCluster
+from tests.support.clusters import UpCluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

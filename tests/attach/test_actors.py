@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hoplite_mp import Actor
-from tests.attach.conftest import ROOT
+from tests.support.clusters import ROOT
 from tests.support.functions import Counter
 from tests.support.timeline import Timeline
 from tests.support.waiting import eventually
@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.attach.conftest import Up
+    from tests.support.clusters import LoopbackCluster
 
 QUICK_S = 20.0
 
@@ -59,7 +59,7 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_leaving_in_order_finishes_the_calls_made(up: Up) -> None:
+def test_leaving_in_order_finishes_the_calls_made(up: LoopbackCluster) -> None:
     path = up.folder.parent / "in order"
     with up.attach() as c:
         driver = up.driver(PROGRAM)
@@ -81,7 +81,7 @@ def test_leaving_in_order_finishes_the_calls_made(up: Up) -> None:
         assert gone(free)
 
 
-def test_an_exception_kills_those_that_nobody_else_holds(up: Up) -> None:
+def test_an_exception_kills_those_that_nobody_else_holds(up: LoopbackCluster) -> None:
     path = up.folder.parent / "by an exception"
     with up.attach() as c:
         driver = up.driver(PROGRAM + "\nraise SystemExit(3)\n")
@@ -104,7 +104,7 @@ def test_an_exception_kills_those_that_nobody_else_holds(up: Up) -> None:
         assert gone(free)
 
 
-def command(up: Up, *words: str) -> str:
+def command(up: LoopbackCluster, *words: str) -> str:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", "hoplite_mp", words[0], up.address, *words[1:]],
@@ -117,7 +117,7 @@ def command(up: Up, *words: str) -> str:
     return done.stdout
 
 
-def test_people_see_them(up: Up, tmp_path: Path) -> None:
+def test_people_see_them(up: LoopbackCluster, tmp_path: Path) -> None:
     """Name or class, host, calls that wait, run and are done, restarts: in all that shows a
     cluster."""
     with up.attach() as c:

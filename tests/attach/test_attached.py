@@ -13,17 +13,17 @@ import psutil
 import pytest
 
 import hoplite_mp
-from tests.attach.conftest import PATIENCE_S
+from tests.support.clusters import PATIENCE_S
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.attach.conftest import Up
+    from tests.support.clusters import LoopbackCluster
 
 
-def test_it_is_one_client_more(up: Up) -> None:
+def test_it_is_one_client_more(up: LoopbackCluster) -> None:
     up.attach().shutdown()  # what is imported once is not what attaching costs
     children = set(psutil.Process().children(recursive=True))
     begun = time.process_time()
@@ -58,7 +58,7 @@ def test_it_is_one_client_more(up: Up) -> None:
         eventually(lambda: c.nodes[0].workers == 3, "its workers are not those of before")
 
 
-def test_groups_of_drivers_and_tasks(up: Up) -> None:
+def test_groups_of_drivers_and_tasks(up: LoopbackCluster) -> None:
     def member(rank: int) -> float:
         group = hoplite_mp.current().group("sum", 4, rank)
         return float(group.allreduce(np.full(1000, float(rank)))[0])
@@ -98,7 +98,9 @@ print(found[0][3], os.getcwd())
 """
 
 
-def test_two_drivers_at_once_do_not_mix(make_up: Callable[..., Up], tmp_path: Path) -> None:
+def test_two_drivers_at_once_do_not_mix(
+    make_up: Callable[..., LoopbackCluster], tmp_path: Path
+) -> None:
     """The same names in `__main__`, one worker for both, other working directories."""
     up = make_up(1)
     folders = [tmp_path / name for name in ("first", "second")]
@@ -119,7 +121,7 @@ def test_two_drivers_at_once_do_not_mix(make_up: Callable[..., Up], tmp_path: Pa
         assert driver.returncode == 0
 
 
-def test_two_clusters_on_one_host(make_up: Callable[..., Up]) -> None:
+def test_two_clusters_on_one_host(make_up: Callable[..., LoopbackCluster]) -> None:
     ups = [make_up(1), make_up(3)]
     assert len(ups[0].names()) == 2
     with ups[1].attach() as three, ups[0].attach() as one:
@@ -129,7 +131,7 @@ def test_two_clusters_on_one_host(make_up: Callable[..., Up]) -> None:
         assert three.get(three.submit(np.sum, ref).ref) == 1000
 
 
-def test_who_wants_workers_gets_a_node_of_its_own(up: Up) -> None:
+def test_who_wants_workers_gets_a_node_of_its_own(up: LoopbackCluster) -> None:
     with up.attach(workers=1, memory="64MiB") as c:
         assert len(c.nodes) == 2
         with up.attach() as d:  # to the one of `up`: this one goes with its program
@@ -137,7 +139,7 @@ def test_who_wants_workers_gets_a_node_of_its_own(up: Up) -> None:
             assert len(d.nodes) == 2
 
 
-def test_status_shows_the_node_that_it_attaches_to(up: Up) -> None:
+def test_status_shows_the_node_that_it_attaches_to(up: LoopbackCluster) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "hoplite_mp", "status", up.address],
         capture_output=True,
@@ -150,7 +152,7 @@ def test_status_shows_the_node_that_it_attaches_to(up: Up) -> None:
 
 
 def test_a_program_that_listens_may_be_attached_to(
-    make_up: Callable[..., Up], monkeypatch: pytest.MonkeyPatch
+    make_up: Callable[..., LoopbackCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by itself."""
     with hoplite_mp.Cluster(1, listen="127.0.0.1:0", memory="64MiB") as c:
@@ -163,7 +165,9 @@ def test_a_program_that_listens_may_be_attached_to(
         assert c.submit(abs, -1).result() == 1
 
 
-def test_a_cluster_of_one_host_has_no_name(make_up: Callable[..., Up], tmp_path: Path) -> None:
+def test_a_cluster_of_one_host_has_no_name(
+    make_up: Callable[..., LoopbackCluster], tmp_path: Path
+) -> None:
     with hoplite_mp.Cluster(1, memory="64MiB") as c:
         assert c.submit(abs, -1).result() == 1
         assert list(tmp_path.iterdir()) == [tmp_path / "runtime"]
@@ -180,7 +184,7 @@ TALK = """
 """
 
 
-def test_what_tasks_print_appears_at_their_driver(up: Up) -> None:
+def test_what_tasks_print_appears_at_their_driver(up: LoopbackCluster) -> None:
     """Of two drivers on one node each gets its own lines, also those without an end."""
     made = [up.driver(TALK.replace("line", name), err=True) for name in ("one", "two")]
     said = [process.communicate(timeout=PATIENCE_S) for process in made]
@@ -226,7 +230,9 @@ print("done")
 """
 
 
-def test_each_driver_has_its_own_main_in_shared_worker(make_up: Callable[..., Up]) -> None:
+def test_each_driver_has_its_own_main_in_shared_worker(
+    make_up: Callable[..., LoopbackCluster],
+) -> None:
     up = make_up(1)
     drivers = [up.driver(OWN_MAIN.format(number=number)) for number in (1, 2)]
     for driver in drivers:

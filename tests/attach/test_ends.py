@@ -20,7 +20,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.attach.conftest import Up
+    from tests.support.clusters import LoopbackCluster
 
 QUICK_S = 60.0  # far less than what the tasks sleep here
 
@@ -55,7 +55,7 @@ def no_more(now: tuple[int, int], before: tuple[int, int]) -> bool:
 
 
 @pytest.mark.parametrize("more", ["", FORKED], ids=["alone", "with a forked child"])
-def test_a_driver_is_killed(up: Up, more: str) -> None:
+def test_a_driver_is_killed(up: LoopbackCluster, more: str) -> None:
     """The child has its sockets, too, and lives on."""
     with up.attach() as c:
         mine = c.put(np.arange(100_000.0))
@@ -86,7 +86,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_arrays_are_read_after_the_end(up: Up) -> None:
+def test_arrays_are_read_after_the_end(up: LoopbackCluster) -> None:
     """Their memory is not another's as long as they are there, and comes back when they go."""
     with up.attach() as other:
         assert other.submit(abs, -1).result() == 1
@@ -109,7 +109,7 @@ def test_arrays_are_read_after_the_end(up: Up) -> None:
         eventually(lambda: counts(other)[1] <= before + (1 << 21), "the memory has not come back")
 
 
-def test_an_exception_ends_the_own_tasks_only(up: Up) -> None:
+def test_an_exception_ends_the_own_tasks_only(up: LoopbackCluster) -> None:
     with up.attach() as other:
         theirs = other.submit(time.sleep, 1.0)
         mine = []
@@ -125,7 +125,7 @@ def test_an_exception_ends_the_own_tasks_only(up: Up) -> None:
         assert other.submit(abs, -1).result(QUICK_S) == 1
 
 
-def test_threads_are_in_calls_while_it_leaves(up: Up) -> None:
+def test_threads_are_in_calls_while_it_leaves(up: LoopbackCluster) -> None:
     """Their calls end, with an error, and what others have is not written to."""
 
     def busy(c: hoplite_mp.Cluster, ended: list[Exception]) -> None:
@@ -158,7 +158,7 @@ def test_threads_are_in_calls_while_it_leaves(up: Up) -> None:
             assert other.submit(np.sum, mine[3]).result(QUICK_S) == 300_000
 
 
-def test_many_drivers_come_and_go(up: Up) -> None:
+def test_many_drivers_come_and_go(up: LoopbackCluster) -> None:
     """More than there are slots for clients."""
     with up.attach() as other:
         assert other.submit(abs, -1).result() == 1
@@ -175,7 +175,7 @@ def test_many_drivers_come_and_go(up: Up) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_node_ends(make_up: Callable[..., Up], number: int) -> None:
+def test_the_node_ends(make_up: Callable[..., LoopbackCluster], number: int) -> None:
     up = make_up()
     c = up.attach()
     view = c.get(c.put(np.arange(500_000.0)))
@@ -201,7 +201,7 @@ def test_the_node_ends(make_up: Callable[..., Up], number: int) -> None:
     assert len(up.names()) <= (number == signal.SIGKILL)  # it may have had time to tidy up
 
 
-def test_a_program_that_listens_ends_first(make_up: Callable[..., Up]) -> None:
+def test_a_program_that_listens_ends_first(make_up: Callable[..., LoopbackCluster]) -> None:
     """It gives the memory back that it needs no more, but others may be reading it."""
     make_up(1)
     with hoplite_mp.Cluster(1, listen="127.0.0.1:0", memory="64MiB") as c:
@@ -217,7 +217,7 @@ def test_a_program_that_listens_ends_first(make_up: Callable[..., Up]) -> None:
     assert np.array_equal(view, np.arange(500_000.0))
 
 
-def test_a_dead_ones_name(make_up: Callable[..., Up]) -> None:
+def test_a_dead_ones_name(make_up: Callable[..., LoopbackCluster]) -> None:
     """Killed, it leaves its name behind; the next node removes it."""
     first = make_up(1)
     (stale,) = first.names()

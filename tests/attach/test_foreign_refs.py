@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.attach.conftest import Up
+    from tests.support.clusters import LoopbackCluster
 
 SHORT_S, LONG_S = 0.5, 600.0
 PUTS = """
@@ -28,7 +28,7 @@ ref = c.put(np.arange(300_000.0))
 
 
 @pytest.fixture
-def c(up: Up) -> Iterator[hoplite_mp.Cluster]:
+def c(up: LoopbackCluster) -> Iterator[hoplite_mp.Cluster]:
     with up.attach() as made:
         made._runtime.work_for_an_engine()
         yield made
@@ -38,7 +38,7 @@ def bytes_used(c: hoplite_mp.Cluster) -> int:
     return int(c.stats()["bytes_used"])
 
 
-def test_elsewhere_bytes_hold_nothing(up: Up) -> None:
+def test_elsewhere_bytes_hold_nothing(up: LoopbackCluster) -> None:
     with up.attach() as plain:
         ref = plain.put(np.arange(300_000.0))
         data = pickle.dumps(ref)
@@ -61,7 +61,9 @@ def test_often_loaded(c: hoplite_mp.Cluster) -> None:
         del one, two
 
 
-def test_who_has_pickled_it_ends_before_it_is_loaded(up: Up, c: hoplite_mp.Cluster) -> None:
+def test_who_has_pickled_it_ends_before_it_is_loaded(
+    up: LoopbackCluster, c: hoplite_mp.Cluster
+) -> None:
     """In order, or killed."""
     for way in ("pass", "os.kill(os.getpid(), 9)"):
         sender = up.driver(f"{PUTS}\nprint(pickle.dumps(ref).hex(), flush=True)\ndel ref\n{way}")
@@ -96,13 +98,15 @@ def test_an_actor_lives_as_long_as_its_bytes(c: hoplite_mp.Cluster) -> None:
 
 
 @pytest.fixture
-def short(make_up: Callable[..., Up], monkeypatch: pytest.MonkeyPatch) -> Up:
+def short(
+    make_up: Callable[..., LoopbackCluster], monkeypatch: pytest.MonkeyPatch
+) -> LoopbackCluster:
     """What is pickled there is held for a very short time."""
     monkeypatch.setenv("HOPLITE_MP_FOREIGN_HOLD_S", str(SHORT_S))
     return make_up()
 
 
-def test_never_loaded(short: Up) -> None:
+def test_never_loaded(short: LoopbackCluster) -> None:
     """The memory returns, and who comes later is told why."""
     with short.attach() as c:
         c._runtime.work_for_an_engine()
@@ -116,7 +120,7 @@ def test_never_loaded(short: Up) -> None:
             pickle.loads(data)
 
 
-def test_the_time_of_a_node_is_that_of_the_node(short: Up) -> None:
+def test_the_time_of_a_node_is_that_of_the_node(short: LoopbackCluster) -> None:
     """Whatever a process's own Config says; one that keeps a ref loses nothing."""
     with short.attach(config=hoplite_mp.Config(foreign_hold_s=LONG_S)) as c:
         c._runtime.work_for_an_engine()
@@ -167,7 +171,7 @@ def test_a_process_without_a_cluster_passes_it_on(c: hoplite_mp.Cluster) -> None
     c._runtime.memory.collect()
 
 
-def test_who_passes_refs_on_does_not_fail(short: Up) -> None:
+def test_who_passes_refs_on_does_not_fail(short: LoopbackCluster) -> None:
     """A scheduler unpickles what is for others: one lost ref is not the end of all the rest."""
     with short.attach() as c:
         c._runtime.work_for_an_engine()
@@ -183,7 +187,7 @@ def test_who_passes_refs_on_does_not_fail(short: Up) -> None:
             pickle.loads(data)
 
 
-def test_to_pickle_a_ref_of_a_closed_cluster_is_no_error(up: Up) -> None:
+def test_to_pickle_a_ref_of_a_closed_cluster_is_no_error(up: LoopbackCluster) -> None:
     with up.attach() as c:
         c._runtime.work_for_an_engine()
         ref = c.put(1)

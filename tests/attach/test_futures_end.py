@@ -12,12 +12,13 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._api.cluster import ApartCluster
-from tests.chaos.test_futures_end import ENDED_S, THREADS, WAYS, Sends, Waits, add
+from tests.support.functions import add
+from tests.support.future_threads import ENDED_S, THREADS, WAYS, SendingThread, WaitingThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.attach.conftest import Up
+    from tests.support.clusters import LoopbackCluster
 
 LOST = (hoplite_mp.NodeLostError, hoplite_mp.ManagerLostError)
 
@@ -25,7 +26,7 @@ LOST = (hoplite_mp.NodeLostError, hoplite_mp.ManagerLostError)
 def waits_for_all(c: Any) -> list[Any]:
     sleeps = c.submit(time.sleep, 600)
     futures = [sleeps, c.submit(time.sleep, 600), c.submit(add, sleeps, 1), c.broadcast(sleeps)]
-    return [Waits(c, future, way) for future in futures for way in WAYS]
+    return [WaitingThread(c, future, way) for future in futures for way in WAYS]
 
 
 def check(c: Any, waits: list[Any]) -> None:
@@ -39,24 +40,26 @@ def check(c: Any, waits: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_node_ends(make_up: Callable[..., Up], number: int) -> None:
+def test_the_node_ends(make_up: Callable[..., LoopbackCluster], number: int) -> None:
     up = make_up()
     c = up.attach()
     waits = waits_for_all(c)
-    waits += [Sends(c, seed, 10) for seed in range(THREADS)]
+    waits += [SendingThread(c, seed, 10) for seed in range(THREADS)]
     time.sleep(0.1)
     up.end(number)
     check(c, waits)
 
 
-def test_another_driver_lets_the_node_leave(up: Up) -> None:
+def test_another_driver_lets_the_node_leave(up: LoopbackCluster) -> None:
     c = ApartCluster(address=up.address)
     with up.attach() as other:
         here = other.nodes[-1]
         # It waits for tasks that this driver has sent, so there are moments without any.
-        waits: list[Any] = [Sends(c, seed, 10, ("wait", "callback"), 0.1) for seed in range(2)]
+        waits: list[Any] = [
+            SendingThread(c, seed, 10, ("wait", "callback"), 0.1) for seed in range(2)
+        ]
         barrier = c.group("alone", 2, 0).barrier_async()
-        waits += [Waits(c, barrier, way) for way in ("wait", "callback", "result")]
+        waits += [WaitingThread(c, barrier, way) for way in ("wait", "callback", "result")]
         leaving = threading.Thread(target=other.remove_node, args=(here,))
         leaving.start()
         leaving.join(ENDED_S)

@@ -15,19 +15,19 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._protocol.local import AddWorkers, BindPool, DrainNode
-from tests.attach.conftest import PATIENCE_S, ROOT
+from tests.support.clusters import PATIENCE_S, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.attach.conftest import Up
+    from tests.support.clusters import LoopbackCluster
 
 
 def rank_of(rank: int) -> int:
     return rank
 
 
-def join(up: Up) -> subprocess.Popen[bytes]:
+def join(up: LoopbackCluster) -> subprocess.Popen[bytes]:
     """A second node, with a worker, on the same host."""
     return subprocess.Popen(
         [sys.executable, "-m", "hoplite_mp", "join", up.address, "--workers", "1"],
@@ -72,7 +72,7 @@ def check_calls(c: Any, node: Any, ref: Any) -> None:
     raises(c.alltoall, [[ref]], to=node)
 
 
-def test_views_and_places(up: Up) -> None:
+def test_views_and_places(up: LoopbackCluster) -> None:
     joined = join(up)
     try:
         with up.attach() as c:

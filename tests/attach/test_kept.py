@@ -17,7 +17,7 @@ import hoplite_mp
 from hoplite_mp._client.open_cluster import NoNodeHere
 from hoplite_mp._transport.rendezvous import Sole
 from hoplite_mp.integrations._sidecar import sidecar
-from tests.attach.conftest import PATIENCE_S, ROOT
+from tests.support.clusters import PATIENCE_S, ROOT
 
 BEGINS = """
 import dataclasses, json, os, signal, sys

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._node.tasks.worker_recycling import POLL_S
 from hoplite_mp._protocol.worker_broadcast import BeginRound
-from tests.attach.conftest import PATIENCE_S
+from tests.support.clusters import PATIENCE_S
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from tests.attach.conftest import Up
+    from tests.support.clusters import LoopbackCluster
 
 PROGRAM = """
 globals()["big"] = np.full(1_000_000, 3)
@@ -34,7 +34,7 @@ def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def run(up: Up) -> set[int]:
+def run(up: LoopbackCluster) -> set[int]:
     """Plays the program; returns the processes in which its tasks were."""
     driver = up.driver(PROGRAM)
     out, _ = driver.communicate(timeout=PATIENCE_S)
@@ -48,7 +48,7 @@ def gone(pids: set[int]) -> None:
     eventually(lambda: not any(map(is_there, pids)), "a worker of a program that has gone is left")
 
 
-def test_their_workers_are_replaced(up: Up) -> None:
+def test_their_workers_are_replaced(up: LoopbackCluster) -> None:
     """These have the globals of its functions, and what its tasks have set."""
     with up.attach() as c:
         mine = c.put(b"x" * 100_000)
@@ -64,7 +64,7 @@ def test_their_workers_are_replaced(up: Up) -> None:
         assert c.stats()["workers_lost"] == 0
 
 
-def test_a_worker_that_has_served_a_program_that_is_there_stays(up: Up) -> None:
+def test_a_worker_that_has_served_a_program_that_is_there_stays(up: LoopbackCluster) -> None:
     """What the tasks of that program have set is still set, as long as it is there."""
     with up.attach() as c:
         c.run(setattr, os, "was_here", True)
@@ -75,7 +75,7 @@ def test_a_worker_that_has_served_a_program_that_is_there_stays(up: Up) -> None:
     gone(served)
 
 
-def test_a_round_that_has_begun_counts_on_them(up: Up) -> None:
+def test_a_round_that_has_begun_counts_on_them(up: LoopbackCluster) -> None:
     """A new program's call that runs once in every worker, while those of the last one end."""
     run(up)
     with up.attach() as c:

@@ -17,35 +17,29 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._client.attached import _prove, _receive
-from hoplite_mp._common import ids
-from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.handshake import ClientHandshake
-from hoplite_mp._protocol.versions import software_versions
 from hoplite_mp._transport.addresses import Endpoint
 from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.rendezvous import folders, reach
 from hoplite_mp._transport.tokens import Token
 from hoplite_mp.config import Config
 from hoplite_mp.errors import AuthError, ProtocolError
-from tests.attach.conftest import PATIENCE_S, ROOT, TOKEN
+from tests.support.clusters import PATIENCE_S, ROOT, TOKEN
+from tests.support.transport import own_introduction
 
 if TYPE_CHECKING:
     from hoplite_mp._transport.conversation import Admission
-    from tests.attach.conftest import Up
+    from tests.support.clusters import LoopbackCluster
 
 NOBODY = 65534  # a user without any rights
 
 
-def cluster_of(up: Up) -> bytes:
+def cluster_of(up: LoopbackCluster) -> bytes:
     (name,) = up.names()
     return bytes.fromhex(name)
 
 
-def me() -> Introduction:
-    return Introduction(ids.random_host_id(), software_versions())
-
-
-def test_a_wrong_token(up: Up) -> None:
+def test_a_wrong_token(up: LoopbackCluster) -> None:
     with pytest.raises(AuthError, match="token"):
         up.attach(token="another token of good length")
     # Also of one who has asked no manager.
@@ -53,18 +47,18 @@ def test_a_wrong_token(up: Up) -> None:
     sock = reach(cluster, 5.0)
     assert sock is not None
     with sock, pytest.raises(AuthError):
-        _prove(sock, Token("another token of good length").key, me(), cluster, 5.0)
+        _prove(sock, Token("another token of good length").key, own_introduction(), cluster, 5.0)
     with up.attach() as c:
         assert c.submit(abs, -1).result() == 1
 
 
-def test_another_cluster_or_another_purpose(up: Up) -> None:
+def test_another_cluster_or_another_purpose(up: LoopbackCluster) -> None:
     key = Token(TOKEN).key
     for wanted, role in ((bytes(15) + b"x", "driver"), (cluster_of(up), "node")):
         sock = reach(cluster_of(up), 5.0)
         assert sock is not None
         with sock:
-            handshake = ClientHandshake(key, role, me(), cluster=wanted)
+            handshake = ClientHandshake(key, role, own_introduction(), cluster=wanted)
             sock.settimeout(5.0)
             sock.sendall(handshake.outgoing())
             with pytest.raises(ProtocolError):  # noqa: PT012 - it may come in pieces
@@ -73,7 +67,7 @@ def test_another_cluster_or_another_purpose(up: Up) -> None:
                     sock.sendall(handshake.outgoing())
 
 
-def test_a_driver_at_the_ports_of_the_network(up: Up) -> None:
+def test_a_driver_at_the_ports_of_the_network(up: LoopbackCluster) -> None:
     """Memory is handed over by a UNIX socket only: nothing is said to it there."""
     with up.attach() as c:
         node = psutil.Process(c._runtime.tasks.pid(0))
@@ -85,7 +79,7 @@ def test_a_driver_at_the_ports_of_the_network(up: Up) -> None:
             [Endpoint(socket.AF_INET, ("127.0.0.1", port))],
             key=Token(TOKEN).key,
             role="driver",
-            mine=me(),
+            mine=own_introduction(),
             tls=True,
             now=time.monotonic(),
             timeout_s=5.0,
@@ -102,7 +96,7 @@ def test_a_driver_at_the_ports_of_the_network(up: Up) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, so it needs to be root")
-def test_another_user(up: Up) -> None:
+def test_another_user(up: LoopbackCluster) -> None:
     """Kept out by the directory; and if he had a way in, and the token, by the node."""
     (name,) = up.names()
     path = up.folder / name
@@ -110,8 +104,8 @@ def test_another_user(up: Up) -> None:
     import os, socket, sys
     from hoplite_mp._client.attached import _prove, _receive
     from hoplite_mp._transport.tokens import Token
-    from tests.attach.test_strangers import me
-    introduction = me()
+    from tests.support.transport import own_introduction
+    introduction = own_introduction()
     os.setgid({NOBODY})
     os.setuid({NOBODY})
     sock = socket.socket(socket.AF_UNIX)
@@ -154,7 +148,7 @@ def test_another_user(up: Up) -> None:
         assert len(c.nodes) == 1
 
 
-def test_a_node_that_does_not_answer(up: Up) -> None:
+def test_a_node_that_does_not_answer(up: LoopbackCluster) -> None:
     """Then this process takes part with one of its own."""
     with up.attach() as c:
         pid = c._runtime.tasks.pid(0)
@@ -172,14 +166,14 @@ def test_a_node_that_does_not_answer(up: Up) -> None:
         assert c.submit(abs, -2).result() == 2
 
 
-def test_a_full_host(up: Up) -> None:
+def test_a_full_host(up: LoopbackCluster) -> None:
     """Without a slot for it, a driver gets a node of its own."""
     cluster, taken = cluster_of(up), []
     while True:
         sock = reach(cluster, 5.0)
         assert sock is not None
         taken.append(sock)
-        _prove(sock, Token(TOKEN).key, me(), cluster, 5.0)
+        _prove(sock, Token(TOKEN).key, own_introduction(), cluster, 5.0)
         told, fds = _receive(sock)
         for fd in fds:
             os.close(fd)
@@ -199,7 +193,7 @@ def test_a_full_host(up: Up) -> None:
     assert attached
 
 
-def test_nobody_is_there(up: Up) -> None:
+def test_nobody_is_there(up: LoopbackCluster) -> None:
     """A name of this user's, but nobody at the address."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

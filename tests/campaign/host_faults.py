@@ -13,7 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tests.campaign.faults import Faults
-from tests.lan.test_silence import everything
+from tests.support.clusters import signal_all
 
 if TYPE_CHECKING:
     import random
@@ -61,7 +61,7 @@ class HostFaults(Faults):
         del self.wrong[number]
         host = self.lan.add(number) if what == "killed" else self._host(number)
         if what == "stopped":
-            everything(host, signal.SIGCONT)
+            signal_all(host, signal.SIGCONT)
         elif what == "cut":
             host.mend()
         self.back(host, what)
@@ -101,7 +101,7 @@ class HostFaults(Faults):
         if what == "killed":
             host.kill()
         elif what == "stopped":
-            everything(host, signal.SIGSTOP)
+            signal_all(host, signal.SIGSTOP)
         elif what == "cut":
             host.cut()
         else:

@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from tests.attach.conftest import ROOT
 from tests.campaign.company import Company
 from tests.campaign.host_faults import HostFaults
 from tests.campaign.leaks import Census, census, settled, steady
 from tests.campaign.program import ENVIRONMENT
 from tests.campaign.watching import ANSWER_S, Failed, Watched, answer, command
 from tests.lan import Lan
-from tests.lan.test_cluster import UpCluster
-from tests.lan.test_silence import everything
+from tests.support.clusters import ROOT, UpCluster, signal_all
 from tests.support.processes import processes_named
 
 if TYPE_CHECKING:
@@ -153,7 +151,7 @@ class HostsProgram(Company):
         super().close()
         for host in self.lan:
             with contextlib.suppress(OSError, psutil.NoSuchProcess):
-                everything(host, signal.SIGCONT)
+                signal_all(host, signal.SIGCONT)
 
     # ---- the play
 

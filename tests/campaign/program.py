@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from tests.attach.conftest import ROOT, TOKEN
 from tests.campaign.company import Company
 from tests.campaign.faults import Faults
 from tests.campaign.leaks import Census, census, settled, steady
 from tests.campaign.watching import ANSWER_S, Failed, Watched, command
+from tests.support.clusters import ROOT, TOKEN
 from tests.support.processes import processes_named
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 """Emulated hosts for chaos: the same as those of tests/lan."""
 
-from tests.lan.conftest import lan_permitted
+from tests.support.clusters import lan_permitted
 
 __all__ = ["lan_permitted"]

@@ -15,10 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.chaos.test_lan import HAPPENS, PROGRAM, RATE, STEPS, World, settled
 from tests.lan import Lan
-from tests.lan.test_silence import Driver
-from tests.lan.test_standby import StandbyCluster, named, until
+from tests.support.clusters import Driver, StandbyCluster, pids_named
+from tests.support.lan_faults import (
+    HAPPENS,
+    LAN_PROGRAM,
+    LAN_STEPS,
+    RATE,
+    FaultyLan,
+    chaos_settings,
+)
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from tests.lan import Host
@@ -28,7 +35,7 @@ KEPT = 3  # the manager's, the standby's, the driver's
 MANAGER_DEATHS_MAX = 6
 
 
-class TakeOver(World):
+class TakeOver(FaultyLan):
     """The manager is on the first host, or on the second one when the first has died."""
 
     kept = KEPT
@@ -43,8 +50,8 @@ class TakeOver(World):
         self.manager_deaths += 1
         name = "hoplite manager" if self.first.number == 1 else "hoplite standby"
         if self.manager_deaths <= MANAGER_DEATHS_MAX:
-            until(lambda: named(self.first, name), "there is no manager")
-            self.first.run(["kill", "-KILL", *map(str, named(self.first, name))])
+            eventually(lambda: pids_named(self.first, name), "there is no manager", pause_s=0.05)
+            self.first.run(["kill", "-KILL", *map(str, pids_named(self.first, name))])
 
     def take_over(self) -> None:
         """The first host dies; returns when another one leads."""
@@ -60,7 +67,7 @@ def play(steps: list[tuple[Any, ...]], at: int) -> None:
         world = TakeOver(lan, cluster)
         end = [("heal",), ("end",)]
         script = [*steps[:at], ("heal",), ("there",), ("take_over",), *steps[at:], *end]
-        with Driver(cluster, list(lan)[KEPT - 1], PROGRAM) as driver:
+        with Driver(cluster, list(lan)[KEPT - 1], LAN_PROGRAM) as driver:
             try:
                 for step in script:
                     if step[0] in (*HAPPENS, "take_over"):
@@ -80,8 +87,8 @@ def play(steps: list[tuple[Any, ...]], at: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-@settled(int(os.environ.get("HOPLITE_MP_CHAOS", "50")))
-@given(st.lists(STEPS, min_size=15, max_size=30), st.integers(0, 15))
+@chaos_settings(int(os.environ.get("HOPLITE_MP_CHAOS", "50")))
+@given(st.lists(LAN_STEPS, min_size=15, max_size=30), st.integers(0, 15))
 def test_much_chaos(lan_permitted: None, steps: list[tuple[Any, ...]], at: int) -> None:
     print(f"{len(steps)} steps, the first host dies after {at}")
     play(steps, at)

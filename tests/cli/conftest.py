@@ -6,17 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.clusters import PATIENCE_S, ROOT, TOKEN
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60.0
-TOKEN = "a token for tests, long enough"
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)

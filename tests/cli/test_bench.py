@@ -14,7 +14,7 @@ import pytest
 from hoplite_mp._cli import main
 from hoplite_mp._cli.bench.host import _Fresh
 from hoplite_mp._cli.bench.table import BenchRow, Effort, in_turns, percentile, show
-from tests.cli.conftest import PATIENCE_S, ROOT, TOKEN
+from tests.support.clusters import PATIENCE_S, ROOT, TOKEN
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp._cli import main
-from tests.cli.conftest import PATIENCE_S, ROOT
+from tests.support.clusters import PATIENCE_S, ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path

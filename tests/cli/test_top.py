@@ -21,7 +21,7 @@ from rich.console import Console
 from hoplite_mp._api.nodes import Node
 from hoplite_mp._cli import main, status
 from hoplite_mp._cli.top import COLUMNS, TopSnapshot, _drawn, lines
-from tests.cli.conftest import PATIENCE_S, ROOT, TOKEN
+from tests.support.clusters import PATIENCE_S, ROOT, TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

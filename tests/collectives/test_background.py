@@ -15,7 +15,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError
-from tests.collectives.test_group_rules import impatient_and_patient
+from tests.support.group_members import impatient_and_patient
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 import hoplite_mp
 from hoplite_mp import _tasks
 from hoplite_mp._group.single_host import BUFFER_BYTES_MIN, SingleHost
-from tests.collectives.test_small_calls import (
+from tests.support.group_members import (
     DTYPES,
     OPS,
     SIZE,
     Trio,
     board_of,
     part_of,
-    parts,
-    pid_at,
+    pid_in,
+    random_parts,
 )
 from tests.support.shm_host import ShmHost
 from tests.support.values import same_array
@@ -86,7 +86,7 @@ def test_where_large_parts_lie_changes_no_bit(
     objects: tuple[int, ...],
     seed: int,
 ) -> None:
-    given_ = parts(dtype, shape, seed)
+    given_ = random_parts(dtype, shape, seed)
 
     def body(group: Group) -> Any:
         return call(group, kind, given_[group.rank], op, root)
@@ -438,7 +438,7 @@ def test_members_are_killed_in_the_middle(tmp_path: Path, seed: int) -> None:
             name, size = f"fast-{number}", random_.choice([2, 3, 4])
             tasks = [run.submit(fast, rank, name, size, tmp_path) for rank in range(size)]
             victims = random_.sample(range(size), random_.randint(1, size - 1))
-            pids = [pid_at(tmp_path / f"{name}-{rank}.pid") for rank in victims]
+            pids = [pid_in(tmp_path / f"{name}-{rank}.pid") for rank in victims]
             for pid in pids:
                 end = time.monotonic() + random_.random() * 0.01  # the instant is what is tried
                 while time.monotonic() < end:

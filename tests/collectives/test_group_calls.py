@@ -10,34 +10,11 @@ import numpy as np
 import pytest
 
 import hoplite_mp
+from tests.support.group_members import in_threads
 from tests.support.values import bits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hoplite_mp import Cluster, Group
-
-
-def in_threads(
-    cluster: Cluster, name: str, size: int, body: Callable[[Group], Any], **kwargs: Any
-) -> list[Any]:
-    """What every rank's body returns or raises; the ranks are threads of the driver."""
-    found: list[Any] = [None] * size
-
-    def run(rank: int) -> None:
-        try:
-            with cluster.group(name, size, rank, timeout=20, **kwargs) as group:
-                found[rank] = body(group)
-        except Exception as error:
-            found[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
-    return found
 
 
 def value(rank: int, shape: Any = (5, 3)) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import signal
@@ -16,6 +15,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import PeerLostError
+from tests.support.group_members import check_survivors, make_calls, pid_of_rank, wait_for_call
 from tests.support.waiting import Gate, eventually
 
 if TYPE_CHECKING:
@@ -34,58 +34,6 @@ def cluster() -> Iterator[Cluster]:
     with suppress(Over), hoplite_mp.Cluster(workers=5, memory="256MiB") as made:
         yield made
         raise Over  # a cluster that is left by an exception does not wait for tasks that hang
-
-
-def part(rank: int, call: int, length: int) -> Any:
-    """What a rank gives to a call; the sum tells who went in and is not the same in any order."""
-    return np.random.default_rng([rank, call]).normal(size=length).astype(np.float32) * 10.0**rank
-
-
-def steps(
-    rank: int, name: str, size: int, count: int, length: int, folder: Path, wait_for: int = 0
-) -> dict[int, Any]:
-    """A member that says where it is and calls; (contributors, hash) by the number of the call."""
-    group = hoplite_mp.current().group(name, size, rank)
-    (folder / f"{name}-{rank}.pid").write_text(str(os.getpid()))
-    found: dict[int, Any] = {}
-    while group.calls is None or group.calls < count:
-        call = group.calls
-        given = part(rank, call or 0, length)
-        total = group.allreduce(given)
-        assert group.calls is not None
-        digest = hashlib.sha256(total.tobytes()).hexdigest()
-        found[group.calls - 1] = (group.contributors, digest)
-        (folder / f"{name}-{rank}.at").write_text(str(group.calls))
-    return found
-
-
-def pid_of(folder: Path, name: str, rank: int) -> int:
-    path = folder / f"{name}-{rank}.pid"
-    return int(eventually(lambda: path.exists() and path.read_text(), f"rank {rank}"))
-
-
-def reached(folder: Path, name: str, rank: int, call: int) -> None:
-    path = folder / f"{name}-{rank}.at"
-    eventually(lambda: path.exists() and int(path.read_text() or 0) >= call, f"call {call}")
-
-
-def check_survivors(
-    found: dict[int, dict[int, Any]], killed: set[int], size: int, length: int
-) -> None:
-    """Every call: the same for all who came back with it, and right for who went in."""
-    calls = sorted(set().union(*found.values()))
-    alive = set(range(size))
-    for call in calls:
-        said = {steps[call] for steps in found.values() if call in steps}
-        assert len(said) == 1, (call, said)
-        contributors, digest = said.pop()
-        assert set(contributors) >= set(range(size)) - killed
-        assert set(contributors) <= alive, "a dead member came back"
-        alive = set(contributors)
-        total = part(contributors[0], call, length)
-        for rank in contributors[1:]:
-            total = total + part(rank, call, length)
-        assert digest == hashlib.sha256(total.tobytes()).hexdigest(), (call, contributors)
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2], ids=["leader", "middle", "last"])
@@ -146,11 +94,12 @@ def test_kills_at_random_instants(cluster: Cluster, tmp_path: Path, length: int)
     for number in range(3):
         name, size = f"random-{number}", random_.choice([2, 3, 4, 5])
         tasks = [
-            run.submit(steps, rank, name, size, count, length, tmp_path) for rank in range(size)
+            run.submit(make_calls, rank, name, size, count, length, tmp_path)
+            for rank in range(size)
         ]
         victims = random_.sample(range(size), random_.randint(1, size - 1))
-        pids = [pid_of(tmp_path, name, rank) for rank in victims]
-        reached(tmp_path, name, victims[0], random_.randint(0, count // 8))
+        pids = [pid_of_rank(tmp_path, name, rank) for rank in victims]
+        wait_for_call(tmp_path, name, victims[0], random_.randint(0, count // 8))
         for pid in pids:
             end = time.monotonic() + random_.random() * 0.004  # the instant is what is tried out
             while time.monotonic() < end:
@@ -183,9 +132,9 @@ def test_a_task_that_is_tried_again_is_a_replacement(cluster: Cluster, tmp_path:
 
     tasks = [cluster.submit(member, rank, tmp_path) for rank in range(3)]
     for rank in (2, 0, 1):
-        pid = pid_of(tmp_path, "again", rank)
+        pid = pid_of_rank(tmp_path, "again", rank)
         os.kill(pid, signal.SIGKILL)
-        eventually(lambda r=rank, p=pid: pid_of(tmp_path, "again", r) != p, "the replacement")
+        eventually(lambda r=rank, p=pid: pid_of_rank(tmp_path, "again", r) != p, "the replacement")
     (tmp_path / "last").touch()
     found = [task.result(timeout=30) for task in tasks]
     for call in sorted(set().union(*found)):
@@ -234,7 +183,7 @@ def test_strict_members_learn_of_a_death(cluster: Cluster, tmp_path: Path) -> No
 
     run = cluster.options(retries=0)
     tasks = [run.submit(member, rank, tmp_path) for rank in range(3)]
-    os.kill(pid_of(tmp_path, "strict", 1), signal.SIGKILL)
+    os.kill(pid_of_rank(tmp_path, "strict", 1), signal.SIGKILL)
     assert [tasks[rank].result(timeout=30) for rank in (0, 2)] == [(0, 2)] * 2
 
 

@@ -19,7 +19,7 @@ import hoplite_mp
 from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError
 from hoplite_mp._group.inbox import Receive
 from hoplite_mp._protocol.local import RESULT_TAG
-from tests.collectives.test_group_calls import in_threads
+from tests.support.group_members import in_threads
 from tests.support.waiting import Gate, eventually
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp import ClosedError, PeerLostError, TaskError
 from hoplite_mp._protocol.local import GroupCall, GroupJoin
-from tests.collectives.test_group_calls import in_threads
+from tests.support.group_members import in_threads
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

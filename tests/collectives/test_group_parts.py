@@ -13,7 +13,7 @@ import hoplite_mp
 from hoplite_mp import PeerLostError
 from hoplite_mp._group.splitting import split_name
 from hoplite_mp._protocol.fields import NAME_CHARS_MAX
-from tests.collectives.test_group_calls import in_threads
+from tests.support.group_members import in_threads
 from tests.support.values import bits
 from tests.support.waiting import Gate, eventually
 

@@ -10,7 +10,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import StoreFullError
-from tests.collectives.test_group_calls import in_threads
+from tests.support.group_members import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError, StoreFullError
-from tests.collectives.test_group_calls import in_threads
+from tests.support.group_members import impatient_and_patient, in_threads
 from tests.support.waiting import Gate, eventually
 
 if TYPE_CHECKING:
@@ -119,25 +119,6 @@ def test_a_group_that_does_not_fill_says_how_many_came(came: int) -> None:
         for _ in range(2):
             with pytest.raises(HopliteTimeoutError, match=words):
                 members[0].barrier()
-
-
-def impatient_and_patient(cluster: Cluster, name: str) -> tuple[Group, Group]:
-    """The two members of a Group after call 0; those that follow soon time out for the first."""
-    first = cluster.group(name, 2, 0, timeout=0.1)
-    second = cluster.group(name, 2, 1, timeout=60)
-    thread = threading.Thread(target=second.barrier)
-    thread.start()
-
-    def is_over() -> bool:
-        try:
-            first.barrier()
-        except HopliteTimeoutError:  # the thread has not called yet
-            return False
-        return True
-
-    eventually(is_over, "the first call")
-    thread.join(20)
-    return first, second
 
 
 def test_a_timeout_names_who_is_missing_and_the_call_can_be_made_again(cluster: Cluster) -> None:

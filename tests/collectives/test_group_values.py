@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import hoplite_mp
-from tests.collectives.test_group_calls import in_threads
+from tests.support.group_members import in_threads
 from tests.support.values import Colour, named, reducible, same_value, samples
 from tests.support.waiting import eventually
 

@@ -15,8 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hoplite_mp
-from tests.collectives.test_group_deaths import check_survivors, part, pid_of, reached
-from tests.collectives.test_small_calls import Trio
+from tests.support.group_members import (
+    Trio,
+    check_survivors,
+    part_of_call,
+    pid_of_rank,
+    wait_for_call,
+)
 from tests.support.shm_host import POOL, STATE, ShmHost
 from tests.support.values import bits
 from tests.support.waiting import eventually
@@ -254,7 +259,7 @@ def steps(
     x, out = group.empty(length, np.float32), group.empty(length, np.float32)
     found: dict[int, Any] = {}
     while group.calls is None or group.calls < count:
-        x[:] = part(rank, group.calls or 0, length)
+        x[:] = part_of_call(rank, group.calls or 0, length)
         group.allreduce(x, out=out)
         x[:] = 1e30
         assert group.calls is not None
@@ -274,8 +279,8 @@ def test_givers_are_killed_in_the_middle(tmp_path: Path, seed: int) -> None:
             args = size, 40, 300_000, tmp_path
             tasks = [run.submit(steps, rank, name, *args) for rank in range(size)]
             victims = random_.sample(range(size), random_.randint(1, size - 1))
-            pids = [pid_of(tmp_path, name, rank) for rank in victims]
-            reached(tmp_path, name, victims[0], random_.randint(0, 5))
+            pids = [pid_of_rank(tmp_path, name, rank) for rank in victims]
+            wait_for_call(tmp_path, name, victims[0], random_.randint(0, 5))
             for pid in pids:
                 end = time.monotonic() + random_.random() * 0.004
                 while time.monotonic() < end:

@@ -17,8 +17,18 @@ from hypothesis import strategies as st
 
 import hoplite_mp
 from hoplite_mp import PeerLostError, _tasks
-from tests.collectives.test_group_calls import in_threads
-from tests.support.shm_host import CLIENT_BYTES, OFF_CLIENTS, OFF_SPINNERS, POOL, ShmHost
+from tests.support.group_members import (
+    DTYPES,
+    OPS,
+    SIZE,
+    Trio,
+    board_of,
+    in_threads,
+    part_of,
+    pid_in,
+    random_parts,
+)
+from tests.support.shm_host import CLIENT_BYTES, OFF_CLIENTS, OFF_SPINNERS, ShmHost
 from tests.support.values import same_array
 from tests.support.waiting import eventually
 
@@ -27,54 +37,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hoplite_mp import Cluster, Group
-    from hoplite_mp._group.single_host import SingleHost
 
-SIZE = 3
-DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", ">f4"]
-OPS = ["sum", "prod", "min", "max", "mean", "and", "or", "xor"]
 MAX = _tasks.BOARD_BYTES_MAX
-
-
-class Trio:
-    """Three members in threads of the driver; those in `objects` put no part on the board."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.groups = [cluster.group("trio", SIZE, rank, timeout=20) for rank in range(SIZE)]
-
-    def call(self, body: Callable[[Group], Any], objects: tuple[int, ...] = ()) -> list[Any]:
-        found: list[Any] = [None] * SIZE
-
-        def run(rank: int) -> None:
-            group = self.groups[rank]
-            if rank in objects:
-                group._small = NoBoard(group._small)  # type: ignore[assignment]
-            try:
-                found[rank] = body(group), group.contributors
-            except Exception as error:
-                found[rank] = error
-            if rank in objects:
-                group._small = group._small.small  # type: ignore[attr-defined]
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(SIZE)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive()
-        return found
-
-
-class NoBoard:
-    """A member that makes every call with objects."""
-
-    def __init__(self, small: SingleHost) -> None:
-        self.small = small
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.small, name)
-
-    def make(self, *args: Any) -> None:
-        return None
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +47,6 @@ def trio(cluster: Cluster) -> Iterator[Trio]:
     yield made
     for group in made.groups:
         group.close()
-
-
-def parts(dtype: str, shape: tuple[int, ...], seed: int) -> list[Any]:
-    rng = np.random.default_rng(seed)
-    return [(rng.normal(size=shape) * 50).astype(dtype) for _ in range(SIZE)]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -109,7 +68,7 @@ def test_where_parts_lie_changes_no_bit(
     objects: tuple[int, ...],
     seed: int,
 ) -> None:
-    given_ = parts(dtype, shape, seed)
+    given_ = random_parts(dtype, shape, seed)
 
     def body(group: Group) -> Any:
         x = given_[group.rank]
@@ -130,7 +89,7 @@ def test_where_parts_lie_changes_no_bit(
 @pytest.mark.parametrize("nbytes", [MAX - 4, MAX, MAX + 4])
 @pytest.mark.parametrize("mean", [False, True])
 def test_the_largest_part_that_lies_on_the_board(trio: Trio, nbytes: int, mean: bool) -> None:
-    given_ = parts("i4", (nbytes // 4,), nbytes)
+    given_ = random_parts("i4", (nbytes // 4,), nbytes)
     wanted = sum(given_[1:], given_[0])
     wanted = sum(x.astype(float) for x in given_) / SIZE if mean else wanted
     for total, _ in trio.call(lambda g: g.allreduce(given_[g.rank], "mean" if mean else "sum")):
@@ -195,11 +154,6 @@ def test_who_gave_up_makes_the_call_anew_with_another_part(cluster: Cluster) -> 
         assert waits.result(20).tolist() == [11.0] * 4
 
 
-def part_of(group: Group, rank: int) -> list[float] | None:
-    found = group._small.part(rank)
-    return None if found is None or not found[3] else list(found[3][0])
-
-
 def fast(rank: int, name: str, size: int, folder: Path) -> list[Any]:
     """Small calls without anything between them, until `last` exists; what each one found."""
     group = hoplite_mp.current().group(name, size, rank)
@@ -220,10 +174,6 @@ def fast(rank: int, name: str, size: int, folder: Path) -> list[Any]:
     return found
 
 
-def pid_at(path: Path) -> int:
-    return int(eventually(lambda: path.exists() and path.read_text()))
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_members_are_killed_in_the_middle(tmp_path: Path, seed: int) -> None:
     """Thousands of calls a second, and deaths at any instant: survivors agree on each call."""
@@ -235,7 +185,7 @@ def test_members_are_killed_in_the_middle(tmp_path: Path, seed: int) -> None:
             tasks = [run.submit(fast, rank, name, size, tmp_path) for rank in range(size)]
             victims = random_.sample(range(size), random_.randint(1, size - 1))
             paths = [tmp_path / f"{name}-{rank}.pid" for rank in victims]
-            pids = [pid_at(path) for path in paths]
+            pids = [pid_in(path) for path in paths]
             for pid in pids:
                 end = time.monotonic() + random_.random() * 0.002  # the instant is what is tried
                 while time.monotonic() < end:
@@ -256,19 +206,6 @@ def host() -> Iterator[ShmHost]:
     made = ShmHost()
     yield made
     made.close()
-
-
-def board_of(host: ShmHost, size: int) -> tuple[_tasks.Board, list[_tasks.Board]]:
-    """The node's board of a Group that is whole, and those of its members."""
-    node = _tasks.Board(host.node_tasks, 3)
-    node.reset(size, 1)
-    members = []
-    for rank in range(size):
-        slot = host.node.register(0, 2, POOL)
-        node.set_client(rank, slot)
-        members.append(_tasks.Board(_tasks.Tasks(host.client(slot)), 3))
-    node.set_masks((1 << size) - 1, 0, True)
-    return node, members
 
 
 def publish(board: _tasks.Board, rank: int, call: int, value: float, wait_ns: int = 0) -> int:

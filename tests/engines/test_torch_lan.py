@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.lan import Lan, why_not
-from tests.lan.test_cluster import UpCluster
+from tests.support.clusters import UpCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lan import Lan, forked, why_not
-from tests.lan.test_cluster import TLS_OR_PLAIN, UpCluster
+from tests.lan import Lan, forked
+from tests.support.clusters import TLS_OR_PLAIN, UpCluster, lan_permitted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-@pytest.fixture(scope="session")
-def lan_permitted() -> None:
-    """Skips where namespaces are not permitted; never where it is the check that counts."""
-    reason = why_not()
-    if reason is None:
-        return
-    if os.environ.get("CI") == "true" and os.geteuid() == 0:
-        pytest.fail(f"no emulated hosts: {reason}")
-    pytest.skip(f"no emulated hosts: {reason}")
+__all__ = ["lan_permitted"]
 
 
 @pytest.fixture(scope="module")

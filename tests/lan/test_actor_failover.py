@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_actors import CLASSES
-from tests.lan.test_cluster import UpCluster
-from tests.lan.test_leaving import WAIT_FOR_ALL
-from tests.lan.test_silence import Driver
-from tests.lan.test_standby import StandbyCluster
+from tests.support.clusters import Driver, StandbyCluster, UpCluster
+from tests.support.lan_programs import ACTOR_CLASSES, WAIT_FOR_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("as_users_start_them")
 
 BEGIN = (
     WAIT_FOR_ALL
-    + CLASSES
+    + ACTOR_CLASSES
     + """
 import functools
 print = functools.partial(print, flush=True)

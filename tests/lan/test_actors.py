@@ -5,48 +5,15 @@ from __future__ import annotations
 import signal
 
 from tests.lan import Lan
-from tests.lan.test_cluster import PATIENCE_S, UpCluster
-from tests.lan.test_leaving import WAIT_FOR_ALL
-from tests.lan.test_silence import everything
-
-CLASSES = """
-import signal
-from hoplite_mp import Actor
-class Counter:
-    def __init__(self, value=0):
-        self.value, self.seen = value, []
-    def add(self, amount=1):
-        self.value += amount
-        return self.value
-    def note(self, what):
-        self.seen.append(what)
-    def notes(self):
-        return self.seen
-    def where(self):
-        return os.uname().nodename
-    def pid(self):
-        return os.getpid()
-    def total(self, array):
-        return float(array.sum())
-    def give(self, size):
-        return np.full(size, self.value, np.float64)
-    def fail(self):
-        raise KeyError("on purpose")
-    def wait(self, seconds):
-        time.sleep(seconds)
-def call_it(handle, n):
-    for i in range(n):
-        handle.note((os.uname().nodename, os.getpid(), i))
-    return handle.add().result(30)
-second = next(n for n in c.nodes if n.host == "h2" and n.workers)
-"""
+from tests.support.clusters import PATIENCE_S, UpCluster, signal_all
+from tests.support.lan_programs import ACTOR_CLASSES, WAIT_FOR_ALL
 
 
 def test_calls_from_everywhere(cluster: UpCluster, lan: Lan) -> None:
     out = cluster.run(
         lan[1],
         WAIT_FOR_ALL
-        + CLASSES
+        + ACTOR_CLASSES
         + """
 far = c.options(node=there).actor(Counter, c.put(10))
 print(far.where().result(30), far.add().result(30), far.add(c.submit(int, "5")).result(30))
@@ -95,7 +62,7 @@ def test_an_actor_that_alone_holds_results_of_its_host(cluster: UpCluster, lan: 
     out = cluster.run(
         lan[1],
         WAIT_FOR_ALL
-        + CLASSES
+        + ACTOR_CLASSES
         + """
 class Keeper:
     def __init__(self):
@@ -137,7 +104,7 @@ def test_close_finishes_the_calls_made_before_on_another_host(cluster: UpCluster
     out = cluster.run(
         lan[1],
         WAIT_FOR_ALL
-        + CLASSES
+        + ACTOR_CLASSES
         + """
 def slow(x):
     time.sleep(0.3)
@@ -161,7 +128,7 @@ def test_names_in_the_whole_cluster(cluster: UpCluster, lan: Lan) -> None:
     out = cluster.run(
         lan[1],
         WAIT_FOR_ALL
-        + CLASSES
+        + ACTOR_CLASSES
         + """
 one = c.options(node=there, name="one").actor(Counter, 1)
 def by_name():
@@ -210,7 +177,7 @@ def test_its_host_dies(lan_permitted: None) -> None:
         driver = lan[1].popen(
             cluster.program(
                 WAIT_FOR_ALL
-                + CLASSES
+                + ACTOR_CLASSES
                 + """
 far = c.options(node=there, name="far").actor(Counter)
 far.add().result(30)
@@ -245,7 +212,7 @@ def test_its_host_is_lost_before_it_has_begun(lan_permitted: None) -> None:
         driver = lan[1].popen(
             cluster.program(
                 WAIT_FOR_ALL
-                + CLASSES
+                + ACTOR_CLASSES
                 + """
 import sys
 view = c.options(node=there)
@@ -266,13 +233,13 @@ for again in range(2):
         assert driver.stdout is not None
         assert driver.stdin is not None
         assert driver.stdout.readline() == "ready\n"
-        everything(lan[2], signal.SIGSTOP)
+        signal_all(lan[2], signal.SIGSTOP)
         driver.stdin.write("go\n")
         driver.stdin.close()
         assert driver.stdout.read().splitlines() == ["lost", "lost"]
         driver.stdout.close()
         assert driver.wait(PATIENCE_S) == 0
-        everything(lan[2], signal.SIGCONT)
+        signal_all(lan[2], signal.SIGCONT)
         lan[2].kill()
         del cluster.joined[1]
         assert cluster.end() == [0, 0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lan import Lan, forked
-from tests.lan.test_cluster import PATIENCE_S, UpCluster
+from tests.support.clusters import PATIENCE_S, UpCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

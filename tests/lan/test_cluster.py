@@ -2,139 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import subprocess
 import sys
-import textwrap
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.lan import Lan
+from tests.support.clusters import HOPLITE, PATIENCE_S, ROOT, TLS_FIRST, TOKEN, UpCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tests.lan import Host
-
-ROOT = Path(__file__).resolve().parents[2]
-TOKEN = "a token for tests, long enough"
-PATIENCE_S = 60.0
-# What TLS changes is tested where bytes move; elsewhere `make soak` does.
-TLS_OR_PLAIN = [
-    pytest.param(True, marks=pytest.mark.soak, id="tls"),
-    pytest.param(False, id="plain"),
-]
-HOPLITE = [sys.executable, "-m", "hoplite_mp"]
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.usefixtures("as_users_start_them")
-
-
-class UpCluster:
-    """`hoplite-mp up` on the first host, with options `more`, `join` on the others. attaches:
-    drivers find the node of their host, as they do for users; else they come with nodes of their
-    own."""
-
-    def __init__(
-        self,
-        lan: Lan,
-        *,
-        tls: bool,
-        workers: int = 1,
-        attaches: bool = True,
-        memory: str = "256MiB",
-        options: tuple[str, ...] = (),
-        joins: int = 64,
-        more: Sequence[str] = (),
-        **env: str,
-    ) -> None:
-        self.lan = lan
-        self.memory = memory
-        self.attaches = attaches
-        self.options = ["--memory", memory, *([] if tls else ["--no-tls"]), *options]
-        self.tls = tls
-        self.env = {"HOPLITE_MP_TOKEN": TOKEN, "PYTHONPATH": str(ROOT), **env}
-        first = lan[0]
-        self.up = first.popen(
-            [*HOPLITE, "up", "--listen", f"{first.address}:7000", "--workers", str(workers),
-             *more, *self.options],
-            env=self.env,
-            stdout=subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
-        assert self.up.stdout is not None
-        self.line = self.up.stdout.readline().strip()
-        self.address = f"{first.address}:7000"
-        self.joined = [self.join(host, workers) for host in list(lan)[1 : 1 + joins]]
-
-    def join(self, host: Host, workers: int, more: Sequence[str] = ()) -> subprocess.Popen[str]:
-        return host.popen(
-            [*HOPLITE, "join", self.address, "--workers", str(workers), *more, *self.options],
-            env=self.env,
-            text=True,
-        )
-
-    def program(self, text: str) -> list[str]:
-        """The command of a driver."""
-        source = (
-            "import os, sys, time, numpy as np, hoplite_mp\n"
-            f"with hoplite_mp.Cluster(address={self.address!r}, tls={None if self.tls else False}, "
-            f"memory={self.memory!r}) as c:\n" + textwrap.indent(textwrap.dedent(text), "    ")
-        )
-        return [sys.executable, "-c", source]
-
-    def driver_env(self, host: Host) -> dict[str, str]:
-        """The environment of a driver on that host."""
-        hidden = {"XDG_RUNTIME_DIR": "", "TMPDIR": str(host.root / "home")}
-        return self.env | ({} if self.attaches else hidden)
-
-    def run(
-        self, host: Host, program: str, *, check: bool = True, patience_s: float = PATIENCE_S
-    ) -> str:
-        """A driver on that host; `c` is the cluster, `np` is numpy. Returns what it prints."""
-        done = host.run(
-            self.program(program),
-            env=self.driver_env(host),
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=patience_s,
-        )
-        assert not check or done.returncode == 0
-        return str(done.stdout)
-
-    def end(self) -> list[int]:
-        """SIGTERM to `up`; the exit codes of all."""
-        self.lan[0].signal(self.up, signal.SIGTERM)
-        assert self.up.stdout is not None
-        self.up.stdout.close()
-        return [process.wait(PATIENCE_S) for process in (self.up, *self.joined)]
-
-    def kill(self) -> None:
-        """All of it that is still there is gone when this returns."""
-        for process in (self.up, *self.joined):
-            if process.poll() is None:
-                with contextlib.suppress(OSError):  # it ends just now
-                    self.lan[0].signal(process, signal.SIGKILL)
-                process.wait(PATIENCE_S)
-        assert self.up.stdout is not None
-        self.up.stdout.close()
 
 
 @pytest.fixture(scope="module")
 def lan(lan_permitted: None) -> Iterator[Lan]:
     with Lan(3) as made:
         yield made
-
-
-# As users have it; the other way is taken in nearly all other files.
-TLS_FIRST = [
-    pytest.param(True, id="tls"),
-    pytest.param(False, marks=pytest.mark.soak, id="plain"),
-]
 
 
 @pytest.fixture(scope="module", params=TLS_FIRST)

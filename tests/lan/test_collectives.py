@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import TLS_FIRST, UpCluster
+from tests.support.clusters import TLS_FIRST, UpCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import HOPLITE, PATIENCE_S, TLS_OR_PLAIN, TOKEN, UpCluster
+from tests.support.clusters import HOPLITE, PATIENCE_S, TLS_OR_PLAIN, TOKEN, UpCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

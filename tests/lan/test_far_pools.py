@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import PATIENCE_S, UpCluster
-from tests.lan.test_leaving import WAIT_FOR_ALL
+from tests.support.clusters import PATIENCE_S, UpCluster
+from tests.support.lan_programs import WAIT_FOR_ALL
 
 
 def test_an_executor_on_another_host(cluster: UpCluster, lan: Lan) -> None:

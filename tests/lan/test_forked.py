@@ -41,9 +41,9 @@ ENDS = {
 }
 WORKER = """
 import os, signal, hoplite_mp
-from tests.test_prefork import of_worker
+from tests.support.processes import inherited_context
 with hoplite_mp.Cluster(workers=1) as c:
-    for what, is_ in c.submit(of_worker).result().items():
+    for what, is_ in c.submit(inherited_context).result().items():
         print(what, sorted(is_.items()) if isinstance(is_, dict) else is_)
     print(c.submit(os.getppid).result() > 1, c.submit(lambda: __name__).result())
 """

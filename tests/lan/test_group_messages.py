@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import TLS_OR_PLAIN, UpCluster
-from tests.lan.test_groups import SIZE, members
+from tests.support.clusters import TLS_OR_PLAIN, UpCluster
+from tests.support.lan_programs import HOSTS, run_members
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def lan(lan_permitted: None) -> Iterator[Lan]:
-    with Lan(SIZE) as made:
+    with Lan(HOSTS) as made:
         yield made
 
 
@@ -62,8 +62,8 @@ CALLS = """
 
 @pytest.mark.parametrize("per_host", [1, 2])
 def test_scatter_and_scans(cluster: UpCluster, lan: Lan, per_host: int) -> None:
-    found = members(cluster, lan, f"kinds {per_host}", CALLS, per_host)
-    assert [one[1] for one in found] == [f"{r * (r + 1) // 2} 15" for r in range(SIZE * per_host)]
+    found = run_members(cluster, lan, f"kinds {per_host}", CALLS, per_host)
+    assert [one[1] for one in found] == [f"{r * (r + 1) // 2} 15" for r in range(HOSTS * per_host)]
     assert len({one[0] for one in found}) == 1
     assert found[0][0] == (
         "rank 0 has shape (5,) and dtype float64, rank 1 has shape (200005,) and dtype float64"
@@ -85,7 +85,7 @@ SPLIT = """
 
 
 def test_split(cluster: UpCluster, lan: Lan) -> None:
-    found = members(cluster, lan, "split", SPLIT, 2)
+    found = run_members(cluster, lan, "split", SPLIT, 2)
     even, odd = (0, 2, 4), (1, 3, 5)
     for rank, said in enumerate(found):
         same = even if rank % 2 == 0 else odd
@@ -121,8 +121,8 @@ MESSAGES = """
 
 @pytest.mark.parametrize("per_host", [1, 2])
 def test_messages(cluster: UpCluster, lan: Lan, per_host: int) -> None:
-    found = members(cluster, lan, f"messages {per_host}", MESSAGES, per_host)
-    assert found == [["True True", "True"]] * SIZE * per_host
+    found = run_members(cluster, lan, f"messages {per_host}", MESSAGES, per_host)
+    assert found == [["True True", "True"]] * HOSTS * per_host
 
 
 def test_what_a_member_has_sent_before_it_died_comes_first(cluster: UpCluster, lan: Lan) -> None:
@@ -147,7 +147,7 @@ def test_what_a_member_has_sent_before_it_died_comes_first(cluster: UpCluster, l
         except hoplite_mp.PeerLostError as error:
             say("rank 2 has left or died" in str(error))
         """
-    found = members(cluster, lan, "dies", program)
+    found = run_members(cluster, lan, "dies", program)
     assert found == [["True True", "to the living", "True"]] * 2
 
 
@@ -164,6 +164,6 @@ def test_who_leaves_first_has_sent_all(cluster: UpCluster, lan: Lan) -> None:
         except hoplite_mp.PeerLostError:
             say(got)
         """
-    found = members(cluster, lan, "leaves", program)
+    found = run_members(cluster, lan, "leaves", program)
     assert found[0] == [""]
     assert [one[0] for one in found[1:]] == ["[0, 2, 4, 6, 8]", "[1, 3, 5, 7, 9]"]

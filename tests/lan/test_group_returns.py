@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_losses import run
-from tests.lan.test_silence import Driver
-from tests.lan.test_standby import StandbyCluster
+from tests.support.clusters import Driver, StandbyCluster
+from tests.support.lan_programs import run_with_losses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("as_users_start_them")
 @pytest.mark.usefixtures("lan_permitted")
 def test_a_task_whose_result_is_lost_learns_that_its_group_has_ended(tmp_path: Path) -> None:
     """At once, and so does who asks for the result."""
-    said = run(
+    said = run_with_losses(
         3,
         tmp_path,
         """

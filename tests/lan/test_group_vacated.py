@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lan.test_leaving import WAIT_FOR_ALL
+from tests.support.lan_programs import WAIT_FOR_ALL
 
 if TYPE_CHECKING:
     from tests.lan import Lan
-    from tests.lan.test_cluster import UpCluster
+    from tests.support.clusters import UpCluster
 
 
 @pytest.mark.parametrize("how", ["kill", "raise", "return"])

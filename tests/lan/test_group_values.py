@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lan.test_groups import SIZE, members
+from tests.support.lan_programs import HOSTS, run_members
 
 if TYPE_CHECKING:
     from tests.lan import Lan
-    from tests.lan.test_cluster import UpCluster
+    from tests.support.clusters import UpCluster
 
 WORKERS = 0  # of each host's
 # Two on each host are neighbours and far from others at once.
@@ -49,8 +49,8 @@ VALUES = """
 
 @pytest.mark.parametrize("per_host", PER_HOST)
 def test_every_value_is_carried_as_itself(cluster: UpCluster, lan: Lan, per_host: int) -> None:
-    found = members(cluster, lan, f"values {per_host}", VALUES, per_host)
-    assert found == [["all True"]] * SIZE * per_host
+    found = run_members(cluster, lan, f"values {per_host}", VALUES, per_host)
+    assert found == [["all True"]] * HOSTS * per_host
 
 
 # Three calls of one kind and size: the nodes begin the second one and the third one by the plan of
@@ -98,8 +98,8 @@ REPEATED = """
 
 @pytest.mark.parametrize("per_host", PER_HOST)
 def test_calls_are_repeated(cluster: UpCluster, lan: Lan, per_host: int) -> None:
-    found = members(cluster, lan, f"repeated {per_host}", REPEATED, per_host)
-    assert found == [["all 70"]] * SIZE * per_host
+    found = run_members(cluster, lan, f"repeated {per_host}", REPEATED, per_host)
+    assert found == [["all 70"]] * HOSTS * per_host
 
 
 # As many bytes as engines reduce by themselves, as travel inside messages, and as need a plan; a
@@ -132,8 +132,8 @@ FOLDS = """
 @pytest.mark.parametrize("per_host", PER_HOST)
 def test_reductions_of_all_operators_and_sizes(cluster: UpCluster, lan: Lan, per_host: int) -> None:
     program = "from tests.support.values import same_value\n" + textwrap.dedent(FOLDS)
-    found = members(cluster, lan, f"folds {per_host}", program, per_host)
-    assert found == [[found[0][0]]] * SIZE * per_host
+    found = run_members(cluster, lan, f"folds {per_host}", program, per_host)
+    assert found == [[found[0][0]]] * HOSTS * per_host
     assert re.fullmatch(r"all \d{3,4}", found[0][0])
 
 
@@ -156,9 +156,9 @@ def test_reductions_refuse_on_every_rank(cluster: UpCluster, lan: Lan) -> None:
             say(error)
         say(g.allreduce(np.ones(1))[0])
         """
-    found = members(cluster, lan, "refused", program)
+    found = run_members(cluster, lan, "refused", program)
     assert found[0][0].startswith("rank 2: cannot pickle value of type 'lock'")
-    assert found == [[found[0][0], "3.0"]] * SIZE
+    assert found == [[found[0][0], "3.0"]] * HOSTS
 
 
 @pytest.mark.parametrize("per_host", PER_HOST)
@@ -178,8 +178,8 @@ def test_refs_inside_stay_held(cluster: UpCluster, lan: Lan, per_host: int) -> N
         say(c.get(first).max(), [int(c.get(one[0]).max()) for one in listed])
         say([c.get(one[0]) for one in swapped] == [(r, rank) for r in range(size)])
         """
-    size = SIZE * per_host
-    found = members(cluster, lan, f"refs {per_host}", program, per_host)
+    size = HOSTS * per_host
+    found = run_members(cluster, lan, f"refs {per_host}", program, per_host)
     assert found[0] == [""]
     assert found[1:] == [[f"7 {list(range(size))}", "True"]] * (size - 1)
 
@@ -198,9 +198,9 @@ def test_a_host_without_room(cluster: UpCluster, lan: Lan, kind: str) -> None:
             say(type(error).__name__, error)
         say(g.allgather(rank), g.calls)
         """
-    found = members(cluster, lan, f"room {kind}", program)
+    found = run_members(cluster, lan, f"room {kind}", program)
     text = found[0][0]
-    assert found == [[text, "[0, 1, 2] 2"]] * SIZE
+    assert found == [[text, "[0, 1, 2] 2"]] * HOSTS
     assert text.startswith("StoreFullError rank 1: put of ")
     assert re.search(r"store of h\d", text)
     assert "256 MiB" in text

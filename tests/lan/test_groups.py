@@ -2,64 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lan.test_cluster import PATIENCE_S, UpCluster
+from tests.support.lan_programs import run_members
 
 if TYPE_CHECKING:
     from tests.lan import Lan
-
-SIZE = 3
+    from tests.support.clusters import UpCluster
 
 
 WORKERS = 0  # of each host's
-
-
-def members(
-    cluster: UpCluster, lan: Lan, name: str, program: str, per_host: int = 1
-) -> list[list[str]]:
-    """The program as so many members on each host, with `g`, `rank`, `size`; what each says."""
-    size = per_host * len(list(lan))
-    running = []
-    for number, host in enumerate(lan):
-        source = (
-            "import os, signal, sys, threading, time, numpy as np, hoplite_mp\n"
-            f"size = {size}\n"
-            "lines = {}\n"
-            "def arrays(kind, shape=(1000,), dtype=np.float32):\n"
-            "    return [np.random.default_rng(r).standard_normal(shape).astype(dtype)\n"
-            "            for r in range(size)]\n"
-            "def run(rank):\n"
-            "    said = lines[rank] = []\n"
-            "    say = lambda *words: said.append(' '.join(map(str, words)))\n"
-            f"    with c.group({name!r}, size, rank) as g:\n"
-            + textwrap.indent(textwrap.dedent(program), "        ")
-            + f"\nwith hoplite_mp.Cluster(address={cluster.address!r}, "
-            f"tls={None if cluster.tls else False}, memory='256MiB') as c:\n"
-            f"    ranks = range({number * per_host}, {(number + 1) * per_host})\n"
-            "    threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks]\n"
-            "    [thread.start() for thread in threads]\n"
-            "    [thread.join() for thread in threads]\n"
-            "    for rank in ranks: print('|'.join(lines[rank]))\n"
-        )
-        running.append(
-            host.popen(
-                [sys.executable, "-c", source],
-                env=cluster.env,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        )
-    found = []
-    for process in running:
-        out, _ = process.communicate(timeout=PATIENCE_S)
-        found += [line.split("|") for line in out.splitlines()]
-    return found
 
 
 EVERY_CALL = """
@@ -93,11 +47,11 @@ EVERY_CALL = """
 
 
 def test_every_call(cluster: UpCluster, lan: Lan) -> None:
-    assert members(cluster, lan, "every", EVERY_CALL) == [["all 18"]] * 3
+    assert run_members(cluster, lan, "every", EVERY_CALL) == [["all 18"]] * 3
 
 
 def test_several_members_on_a_host(cluster: UpCluster, lan: Lan) -> None:
-    assert members(cluster, lan, "several", EVERY_CALL, 2) == [["all 18"]] * 6
+    assert run_members(cluster, lan, "several", EVERY_CALL, 2) == [["all 18"]] * 6
 
 
 # Rank 1 makes each fifth call only after the others have told it that theirs has timed out. They
@@ -138,7 +92,7 @@ TIMED = """
 
 
 def test_members_that_time_out_leave_and_join_again(cluster: UpCluster, lan: Lan) -> None:
-    assert members(cluster, lan, "beside", TIMED) == [["5"], ["0"], ["5"]]
+    assert run_members(cluster, lan, "beside", TIMED) == [["5"], ["0"], ["5"]]
 
 
 IN_PLACE = """
@@ -193,12 +147,12 @@ IN_PLACE = """
 
 @pytest.mark.parametrize("per_host", [1, 2])
 def test_arrays_that_lie_in_the_store(cluster: UpCluster, lan: Lan, per_host: int) -> None:
-    found = members(cluster, lan, f"in place {per_host}", IN_PLACE, per_host)
+    found = run_members(cluster, lan, f"in place {per_host}", IN_PLACE, per_host)
     assert found == [["all 99"]] * 3 * per_host
 
 
 def test_all_get_the_same_bits(cluster: UpCluster, lan: Lan) -> None:
-    out = members(
+    out = run_members(
         cluster,
         lan,
         "bits",
@@ -216,7 +170,7 @@ def test_all_get_the_same_bits(cluster: UpCluster, lan: Lan) -> None:
 
 
 def test_a_mistake_is_everybodys(cluster: UpCluster, lan: Lan) -> None:
-    out = members(
+    out = run_members(
         cluster,
         lan,
         "mistakes",
@@ -241,7 +195,7 @@ def test_a_mistake_is_everybodys(cluster: UpCluster, lan: Lan) -> None:
 
 def test_survivors_go_on(cluster: UpCluster, lan: Lan) -> None:
     """A member dies between two calls, with small and with large arrays."""
-    out = members(
+    out = run_members(
         cluster,
         lan,
         "survivors",
@@ -262,7 +216,7 @@ def test_survivors_go_on(cluster: UpCluster, lan: Lan) -> None:
 
 
 def test_the_leader_dies(cluster: UpCluster, lan: Lan) -> None:
-    out = members(
+    out = run_members(
         cluster,
         lan,
         "leader",

@@ -5,13 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import PATIENCE_S, ROOT, TLS_FIRST, TOKEN
+from tests.support.clusters import PATIENCE_S, ROOT, TLS_FIRST, TOKEN, all_joins_ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,21 +58,6 @@ def run(host: Host, program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def nodes_running(host: Host) -> int:
-    """Processes of this library on a host."""
-    listing = host.run(["ps", "-eo", "args"], stdout=subprocess.PIPE, text=True).stdout
-    return sum("-m hoplite_mp join" in line for line in listing.splitlines())
-
-
-def nothing_left(lan: Lan) -> bool:
-    deadline = time.monotonic() + 40  # one that was still joining tries for 30 s
-    while any(nodes_running(host) for host in lan):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
-
-
 @pytest.mark.parametrize("tls", TLS_FIRST)
 def test_nodes_are_started_and_end_with_the_cluster(lan: Lan, tls: bool) -> None:
     names = [lan[1].address, f"somebody@{lan[2].address}"]
@@ -87,7 +71,7 @@ def test_nodes_are_started_and_end_with_the_cluster(lan: Lan, tls: bool) -> None
     )
     assert done.stdout.splitlines() == ["['h1', 'h2', 'h3'] False", "['h1', 'h2', 'h3']"], done
     assert TOKEN not in done.stderr
-    assert nothing_left(lan)
+    assert all_joins_ended(lan)
 
 
 @pytest.mark.soak
@@ -124,7 +108,7 @@ def test_they_end_with_a_program_that_is_killed(lan: Lan) -> None:
         """,
     )
     assert (done.stdout, done.returncode) == ("2\n", -9)
-    assert nothing_left(lan)
+    assert all_joins_ended(lan)
 
 
 @pytest.mark.soak
@@ -146,4 +130,4 @@ def test_a_host_that_cannot_join(lan: Lan) -> None:
     first, *others = done.stdout.splitlines()
     assert first.startswith("no node could be started on '10.77.0.250' (exit code 1)"), done
     assert others[-3:] == ["True"] * 3
-    assert nothing_left(lan)
+    assert all_joins_ended(lan)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.lan import Lan
-from tests.lan.test_cluster import PATIENCE_S, UpCluster
-from tests.lan.test_leaving import WAIT_FOR_ALL
+from tests.support.clusters import PATIENCE_S, UpCluster
+from tests.support.lan_programs import WAIT_FOR_ALL
 
 PARALLEL = (
     WAIT_FOR_ALL

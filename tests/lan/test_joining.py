@@ -8,9 +8,7 @@ import time
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import PATIENCE_S, UpCluster
-from tests.lan.test_host_deaths import kill_manager
-from tests.lan.test_silence import everything
+from tests.support.clusters import PATIENCE_S, UpCluster, kill_manager, signal_all
 
 WAIT = """
 deadline = time.monotonic() + 30
@@ -50,12 +48,12 @@ def test_the_manager_dies_while_it_lets_a_host_in(lan_permitted: None) -> None:
         assert cluster.run(lan[0], WAIT.format(count=3)) == "3\n"
         for number in range(4, 8):
             host = lan.add(number)
-            everything(lan[1], signal.SIGSTOP)
+            signal_all(lan[1], signal.SIGSTOP)
             kill_manager(lan[0])
             joining = cluster.join(host, 1)
             time.sleep(1.2)  # it has been heard by then, or is met by the next one
             kill_manager(lan[0])
-            everything(lan[1], signal.SIGCONT)
+            signal_all(lan[1], signal.SIGCONT)
             assert cluster.run(lan[0], WAIT.format(count=4)) == "4\n", number
             assert joining.poll() is None
             host.kill()

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lan.test_groups import members
+from tests.support.lan_programs import run_members
 
 if TYPE_CHECKING:
     from tests.lan import Lan
-    from tests.lan.test_cluster import UpCluster
+    from tests.support.clusters import UpCluster
 
 COMMON = """
     def part(r, turn, shape=(1 << 21,)):
@@ -50,7 +50,7 @@ def test_the_others_begin(cluster: UpCluster, lan: Lan) -> None:
     say(came)
     """
     )
-    assert members(cluster, lan, "late", program) == [["[True]"]] * 3
+    assert run_members(cluster, lan, "late", program) == [["[True]"]] * 3
 
 
 @pytest.mark.soak
@@ -79,7 +79,7 @@ def test_it_gives_something_else(cluster: UpCluster, lan: Lan) -> None:
         g.barrier()
     """
     )
-    assert members(cluster, lan, "other", program) == [["mistake"] * 4] * 3
+    assert run_members(cluster, lan, "other", program) == [["mistake"] * 4] * 3
 
 
 def test_it_dies_instead(cluster: UpCluster, lan: Lan) -> None:
@@ -94,7 +94,7 @@ def test_it_dies_instead(cluster: UpCluster, lan: Lan) -> None:
     say(g.contributors)
     """
     )
-    assert members(cluster, lan, "dies", program) == [["(0, 1)"]] * 2
+    assert run_members(cluster, lan, "dies", program) == [["(0, 1)"]] * 2
 
 
 @pytest.mark.soak
@@ -112,4 +112,4 @@ def test_whoever_is_late_by_whatever(cluster: UpCluster, lan: Lan) -> None:
     say("equal")
     """
     )
-    assert members(cluster, lan, "jitter", program) == [["equal"]] * 3
+    assert run_members(cluster, lan, "jitter", program) == [["equal"]] * 3

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import HOPLITE, PATIENCE_S, UpCluster
-from tests.lan.test_silence import Driver
+from tests.support.clusters import HOPLITE, PATIENCE_S, Driver, UpCluster
+from tests.support.lan_programs import WAIT_FOR_ALL
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -24,14 +24,6 @@ if TYPE_CHECKING:
 def lan(lan_permitted: None) -> Iterator[Lan]:
     with Lan(3) as made:
         yield made
-
-
-WAIT_FOR_ALL = """
-deadline = time.monotonic() + 30
-while sum(node.workers for node in c.nodes) < 3 and time.monotonic() < deadline:
-    time.sleep(0.02)
-there = [n for n in c.nodes if n.host == "h3" and n.workers][0]
-"""
 
 
 def test_a_node_leaves_while_work_runs(lan: Lan) -> None:
@@ -408,12 +400,12 @@ for future in futures:
             )
             return found[name]["running"] == running > 0 and running + queued == 5
 
-        eventually(counted, PATIENCE_S)
+        eventually(counted, within=PATIENCE_S)
         driver.say()
     assert status(cluster)["gone"] == []
     lan[2].signal(cluster.joined[1], signal.SIGTERM)
     assert cluster.joined[1].wait(PATIENCE_S) == 0
-    eventually(lambda: status(cluster)["gone"], PATIENCE_S)
+    eventually(lambda: status(cluster)["gone"], within=PATIENCE_S)
     (gone,) = status(cluster)["gone"]
     assert (gone["host"], gone["how"]) == ("h3", "left")
     assert cluster.end() == [0, 0, 0]

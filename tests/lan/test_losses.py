@@ -11,100 +11,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lan import Lan
-from tests.lan.emulation import UNLIMITED
-from tests.lan.test_cluster import HOPLITE, PATIENCE_S, UpCluster
+from tests.support.clusters import HOPLITE, PATIENCE_S, UpCluster
+from tests.support.lan_programs import run_with_losses
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-# What a driver needs: where tasks run, counts of runs, and a way to have hosts killed.
-TOOLS = """
-deadline = time.monotonic() + 30
-while sum(n.workers for n in c.nodes) < {hosts} and time.monotonic() < deadline:
-    time.sleep(0.02)
-ids = {{n.host: n.id for n in c.nodes if n.workers}}
-def make(name, *args):
-    with open({runs!r} + name, "a") as file:
-        file.write("x")
-    return np.full(200_000, 1.0 + sum(float(a[0]) for a in args))
-GATE = {runs!r} + "gate"
-def runs(name):
-    return len(open({runs!r} + name).read())
-def killed(*hosts):
-    print("kill", *hosts, flush=True)
-    deadline = time.monotonic() + 30
-    while {{ids[host] for host in hosts}} & {{n.id for n in c.nodes}}:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-def only_at(host, name, *args, **options):
-    '''A result that only that host has, of a task that may run anywhere: the others are busy.'''
-    gate = {runs!r} + name + ".gate"
-    def busy():
-        open(gate + os.uname().nodename, "w").close()
-        while not os.path.exists(gate):
-            time.sleep(0.005)
-    living = {{n.id for n in c.nodes}}
-    others = [other for other, node in ids.items() if other != host and node in living]
-    held = [c.options(node=ids[other]).submit(busy) for other in others]
-    while not all(os.path.exists(gate + other) for other in others):
-        time.sleep(0.005)
-    future = c.options(**options).submit(make, name, *args)
-    c.wait(future)
-    open(gate, "w").close()
-    c.wait(held)
-    assert c.locations(future.ref) == [ids[host]]
-    return future
-def lost(ref):
-    try:
-        c.get(ref, timeout=30)
-    except hoplite_mp.ObjectLostError as error:
-        return str(error)
-def counts():
-    return {{node: (v["objects"], v["bytes_used"]) for node, v in c.stats()["nodes"].items()}}
-def grown(before):
-    '''Nodes that hold more than then, when there was time to let go: but for a span or two.'''
-    deadline = time.monotonic() + 30
-    while True:
-        more = {{
-            node: (now, before[node]) for node, now in counts().items()
-            if now[0] > before[node][0] or now[1] > before[node][1] + (2 << 20)
-        }}
-        if not more or time.monotonic() > deadline:
-            return more
-        time.sleep(0.05)
-"""
-
-
-def run(hosts: int, runs: Path, program: str, rate: str = UNLIMITED) -> list[str]:
-    """A driver on the first host; hosts that it names are killed. Returns what else it prints."""
-    with Lan(hosts, rate) as lan:
-        cluster = UpCluster(lan, tls=False)
-        text = TOOLS.format(hosts=hosts, runs=f"{runs}/") + textwrap.dedent(program)
-        driver = lan[0].popen(
-            cluster.program(text), env=cluster.env, stdout=subprocess.PIPE, text=True
-        )
-        assert driver.stdout is not None
-        said: list[str] = []
-        joined = {host.name: process for host, process in zip(lan[1:], cluster.joined, strict=True)}
-        for line in driver.stdout:
-            word, *names = line.split()
-            if word == "kill":
-                for host in [host for host in lan if host.name in names]:
-                    host.kill()
-                    cluster.joined.remove(joined[host.name])
-            else:
-                said.append(line.strip())
-        driver.stdout.close()
-        assert driver.wait(PATIENCE_S) == 0, said
-        assert cluster.end() == [0] * (len(cluster.joined) + 1)
-    return said
 
 
 @pytest.mark.usefixtures("lan_permitted")
 def test_results_are_made_again_and_what_was_put_is_lost(tmp_path: Path) -> None:
     """Of a killed host: once for all who ask, not before; not what must not run twice. The error of
     what was put there names it, and so does that of a lost result which needs that."""
-    said = run(
+    said = run_with_losses(
         3,
         tmp_path,
         """
@@ -149,7 +67,7 @@ def test_results_are_made_again_and_what_was_put_is_lost(tmp_path: Path) -> None
 @pytest.mark.usefixtures("lan_permitted")
 def test_a_chain_over_two_killed_hosts(tmp_path: Path) -> None:
     """Steps that nobody holds any more are made again, too; without anybody's bytes meanwhile."""
-    said = run(
+    said = run_with_losses(
         4,
         tmp_path,
         """
@@ -166,7 +84,7 @@ def test_a_chain_over_two_killed_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("lan_permitted")
 def test_a_second_copy_outlives_either_holder(tmp_path: Path) -> None:
-    said = run(
+    said = run_with_losses(
         4,
         tmp_path,
         """
@@ -208,7 +126,7 @@ def test_a_second_copy_outlives_either_holder(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("lan_permitted")
 def test_who_dies_while_a_copy_is_on_its_way_is_replaced(tmp_path: Path) -> None:
-    said = run(
+    said = run_with_losses(
         3,
         tmp_path,
         """
@@ -239,7 +157,7 @@ def test_who_dies_while_a_copy_is_on_its_way_is_replaced(tmp_path: Path) -> None
 @pytest.mark.soak
 def test_a_broadcast_whose_object_loses_its_owner(tmp_path: Path) -> None:
     """The bytes come from another host that has it whole; then all goes with the last ref."""
-    said = run(
+    said = run_with_losses(
         4,
         tmp_path,
         """
@@ -325,7 +243,7 @@ def test_a_host_dies_and_the_others_go_on(lan_permitted: None) -> None:
 @pytest.mark.usefixtures("lan_permitted")
 def test_a_peer_begins_again_while_the_others_wait_for_it(tmp_path: Path) -> None:
     """Its host is killed; it forms its Group anew with the other, whose process is not free."""
-    said = run(
+    said = run_with_losses(
         3,
         tmp_path,
         """
@@ -374,4 +292,4 @@ def test_get_that_skips_failures_skips_refs_of_another_host_that_are_gone(tmp_pa
     refs = [c.submit(abs, -1), freed, gone, unknown, c.put(2)]
     print(c.get(refs, errors="skip", timeout=30))
     """
-    assert run(2, tmp_path, program) == ["[1, 2]"]
+    assert run_with_losses(2, tmp_path, program) == ["[1, 2]"]

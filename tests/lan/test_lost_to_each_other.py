@@ -8,9 +8,7 @@ import sys
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import UpCluster
-from tests.lan.test_host_deaths import kill_manager
-from tests.lan.test_silence import Driver
+from tests.support.clusters import Driver, UpCluster, kill_manager
 
 # Ends the connections of this host's node to those addresses, behind its back.
 BREAK = """

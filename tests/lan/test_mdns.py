@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("zeroconf", reason="the extra `lan` is not installed")
 
-from tests.lan.test_cluster import HOPLITE, PATIENCE_S, TLS_OR_PLAIN, TOKEN
+from tests.support.clusters import HOPLITE, PATIENCE_S, TLS_OR_PLAIN, TOKEN
 
 if TYPE_CHECKING:
     from pathlib import Path

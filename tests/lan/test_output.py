@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import PATIENCE_S, TLS_OR_PLAIN, UpCluster
+from tests.support.clusters import PATIENCE_S, TLS_OR_PLAIN, UpCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

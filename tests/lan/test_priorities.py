@@ -8,7 +8,7 @@ import pytest
 
 from hoplite_mp._node.tasks.outbound_tasks import AHEAD_TASKS
 from tests.lan import Lan
-from tests.lan.test_cluster import UpCluster
+from tests.support.clusters import UpCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import UpCluster
+from tests.support.clusters import UpCluster
 
 PROGRAM = """
 deadline = time.monotonic() + 30

@@ -15,7 +15,7 @@ from hoplite_mp._node.io.forward import Forward
 from hoplite_mp._transport.addresses import Endpoint
 from hoplite_mp._transport.sockets import listen
 from tests.lan import Lan
-from tests.lan.test_cluster import TLS_OR_PLAIN, UpCluster
+from tests.support.clusters import TLS_OR_PLAIN, UpCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

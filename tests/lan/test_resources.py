@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import PATIENCE_S, UpCluster
-from tests.lan.test_silence import Driver
+from tests.support.clusters import PATIENCE_S, Driver, UpCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

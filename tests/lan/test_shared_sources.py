@@ -9,8 +9,7 @@ import time
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import UpCluster
-from tests.lan.test_silence import Driver
+from tests.support.clusters import Driver, UpCluster
 
 ROUNDS = int(os.environ.get("HOPLITE_MP_DEATHS", "15"))
 SEED = int(os.environ.get("HOPLITE_MP_SEED", str(random.randrange(1 << 30))))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import statistics
-import subprocess
 import time
 from typing import TYPE_CHECKING
 
@@ -13,12 +11,12 @@ import pytest
 
 from hoplite_mp._transport.silence import PATIENCE_MOST
 from tests.lan import Lan
-from tests.lan.test_cluster import PATIENCE_S, UpCluster
+from tests.support.clusters import PATIENCE_S, Driver, UpCluster, signal_all
+from tests.support.lan_programs import LOADED_S, stay_when_loaded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.lan import Host
 
 DETECTED_S_MAX = 4.0
 """Silence of 1.5 s; the figures on a quiet machine are in docs/performance-notes.md."""
@@ -58,54 +56,6 @@ def cluster(lan_permitted: None) -> Iterator[UpCluster]:
         made = UpCluster(lan, tls=False)
         yield made
         assert made.end() == [0, 0, 0]
-
-
-def everything(host: Host, number: int) -> None:
-    """A signal to all processes of that host but its first."""
-    found = host.run(["ps", "-eo", "pid="], stdout=subprocess.PIPE, text=True).stdout.split()
-    # Among them is the one that has looked, and is gone.
-    host.run(["kill", f"-{number}", *found[1:]], stderr=subprocess.DEVNULL)
-    for process in host.processes:  # nsenter stops with what it has started
-        if number == signal.SIGCONT and process.poll() is None:
-            process.send_signal(number)
-
-
-class Driver:
-    """A program on a host; it prints lines, and waits for some."""
-
-    def __init__(self, cluster: UpCluster, host: Host, program: str) -> None:
-        self.process = host.popen(
-            cluster.program(program),
-            env=cluster.driver_env(host),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def hear(self) -> str:
-        assert self.process.stdout is not None
-        return str(self.process.stdout.readline()).rstrip("\n")
-
-    def say(self, line: str = "") -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
-    def end(self) -> int:
-        """It has nothing more to read; its exit code."""
-        with self.process:
-            self.process.communicate(timeout=PATIENCE_S)
-        return int(self.process.returncode)
-
-    def __enter__(self) -> Driver:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self.process:
-            if kind is not None:
-                self.process.kill()
-            else:
-                assert self.process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.soak
@@ -154,7 +104,7 @@ def test_the_others_go_on_and_it_comes_again(cluster: UpCluster, how: str) -> No
         if how == "cut":
             third.cut()
         else:
-            everything(third, signal.SIGSTOP)
+            signal_all(third, signal.SIGSTOP)
         driver.say()
         name, seconds = driver.hear().split()
         assert name == "NodeLostError"
@@ -163,50 +113,15 @@ def test_the_others_go_on_and_it_comes_again(cluster: UpCluster, how: str) -> No
         if how == "cut":
             third.mend()
         else:
-            everything(third, signal.SIGCONT)
+            signal_all(third, signal.SIGCONT)
         driver.say()
         assert driver.hear() == "True"
-
-
-LOADED_S = float(os.environ.get("HOPLITE_MP_LOADED_S", "600"))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(LOADED_S + PATIENCE_S + 60)
 def test_loaded_hosts_are_not_dead(cluster: UpCluster) -> None:
     stay_when_loaded(cluster)
-
-
-def stay_when_loaded(cluster: UpCluster) -> None:
-    """Every core is wanted by several processes that never sleep, and objects move meanwhile: all
-    three hosts are there all the time."""
-    out = cluster.run(
-        cluster.lan[0],
-        f"""
-        deadline = time.monotonic() + 30
-        while sum(node.workers for node in c.nodes) < 3 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        for node in [n for n in c.nodes if n.workers]:
-            c.add_workers(2, node=node)
-        before = [n.id for n in c.nodes if n.workers]
-        end = time.time() + {LOADED_S}
-        def burn(array):
-            while time.time() < end:
-                array = np.sort(array)[::-1].copy()
-            return os.uname().nodename
-        burning = [c.options(node=node).submit(burn, np.random.default_rng(i).random(1 << 16))
-                   for node in before for i in range(2)]
-        def touch(array):
-            return float(array[0])
-        while time.time() < end:
-            for node in before:
-                assert c.options(node=node).submit(touch, np.ones(1 << 18)).result(60) == 1.0
-        assert [n.id for n in c.nodes if n.workers] == before
-        print(len([future.result(60) for future in burning]))
-        """,
-        patience_s=LOADED_S + PATIENCE_S,
-    )
-    assert out.strip() == "6"
 
 
 @pytest.mark.soak
@@ -236,9 +151,9 @@ def test_how_soon_it_is_noticed(cluster: UpCluster, turn: int) -> None:
             driver.say("go")
             driver.say(driver.hear())
             begun = time.monotonic()  # all hosts have one clock
-            everything(lan[2], signal.SIGSTOP)
+            signal_all(lan[2], signal.SIGSTOP)
             found.append(float(driver.hear()) - begun)
-            everything(lan[2], signal.SIGCONT)
+            signal_all(lan[2], signal.SIGCONT)
             driver.say()
         assert driver.hear() == "ready"
         driver.say("over")

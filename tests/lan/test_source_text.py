@@ -5,12 +5,12 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from tests.lan.test_leaving import WAIT_FOR_ALL
+from tests.support.lan_programs import WAIT_FOR_ALL
 from tests.support.notebook_cells import CELLS, EXPECTED_OF_CELLS
 
 if TYPE_CHECKING:
     from tests.lan import Lan
-    from tests.lan.test_cluster import UpCluster
+    from tests.support.clusters import UpCluster
 
 
 def test_source_of_cell_on_another_host_is_shown(cluster: UpCluster, lan: Lan) -> None:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import PATIENCE_S, ROOT, TOKEN
-from tests.lan.test_hosts import nothing_left
+from tests.support.clusters import PATIENCE_S, ROOT, TOKEN, all_joins_ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,4 +78,4 @@ def test_nodes_are_started_by_ssh(lan: Lan, tmp_path: Path) -> None:
     )
     assert done.stdout == "['h1', 'h2', 'h3']\n", done
     assert TOKEN not in done.stderr
-    assert nothing_left(lan)
+    assert all_joins_ended(lan)

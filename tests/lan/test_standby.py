@@ -13,12 +13,19 @@ import pytest
 
 from hoplite_mp._supervisor.manager_process import STARTS_MAX
 from tests.lan import Lan
-from tests.lan.test_cluster import HOPLITE, PATIENCE_S, UpCluster
-from tests.lan.test_host_deaths import PROGRAM, SEED
-from tests.lan.test_silence import Driver, everything, stay_when_loaded
+from tests.support.clusters import (
+    HOPLITE,
+    PATIENCE_S,
+    Driver,
+    StandbyCluster,
+    pids_named,
+    signal_all,
+)
+from tests.support.lan_programs import HOST_DEATHS_PROGRAM, SEED, stay_when_loaded
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.lan import Host
 
@@ -30,52 +37,6 @@ and its calls wait 40 s for a manager that does not come."""
 
 
 STANDBY_IS = r"(?m)^standby at 10\.77\.0\.2:7001, on h[12]"
-
-
-class StandbyCluster(UpCluster):
-    """The standby is to be on the second host."""
-
-    def __init__(self, lan: Lan, *, tls: bool = False) -> None:
-        super().__init__(lan, tls=tls, more=["--standby", f"{lan[1].address}:7001"])
-        self.standby, self.second = f"{lan[1].address}:7001", lan[1]
-
-    def command(self, host: Host, word: str, address: str = "") -> subprocess.CompletedProcess[str]:
-        tls = [] if self.tls else ["--no-tls"]
-        return host.run(
-            [*HOPLITE, word, address or self.standby, *tls],
-            env=self.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=PATIENCE_S,
-        )
-
-    def close(self) -> None:
-        """Nothing more is read of the first host."""
-        assert self.up.stdout is not None
-        self.up.stdout.close()
-
-    def wait_for_standby(self) -> None:
-        """Until it has been started, and all nodes follow the manager."""
-        until(lambda: named(self.second, "hoplite standby"), "there is no standby")
-
-    def end_standby(self) -> list[int | None]:
-        """The standby's host ends in order, and the cluster with it."""
-        self.second.signal(self.joined[0], signal.SIGTERM)
-        self.close()
-        return [process.wait(PATIENCE_S) for process in self.joined]
-
-
-def named(host: Host, name: str) -> list[int]:
-    found = host.run(["pgrep", "-x", name], stdout=subprocess.PIPE, text=True).stdout
-    return [int(pid) for pid in found.split()]
-
-
-def until(true: Callable[[], object], why: str, patience_s: float = 20.0) -> None:
-    deadline = time.monotonic() + patience_s
-    while not true():
-        assert time.monotonic() < deadline, why
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -231,13 +192,13 @@ def test_the_managers_host_is_stopped(cluster: StandbyCluster, stopped_s: float)
     cluster.attaches = False
     with both_sides(cluster, lan[3]) as there:
         assert there.hear() == "ready h1 h2 h3 h4"
-        everything(lan[0], signal.SIGSTOP)
+        signal_all(lan[0], signal.SIGSTOP)
         begun = time.monotonic()
         there.say("20")
         if stopped_s > 2:
             assert there.hear() == "3.0"
         time.sleep(max(0.0, begun + stopped_s - time.monotonic()))
-        everything(lan[0], signal.SIGCONT)
+        signal_all(lan[0], signal.SIGCONT)
         if stopped_s < 2:
             assert there.hear() == "3.0"
         else:
@@ -308,9 +269,10 @@ def test_both_lead_until_they_hear_of_each_other(two: StandbyCluster) -> None:
     with both_sides(two, lan[1]) as driver:
         assert driver.hear() == "ready h1 h2"
         lan[0].cut()
-        until(
+        eventually(
             lambda: "there is no manager" in two.command(lan[1], "status").stdout,
             "status does not say that there is no manager",
+            pause_s=0.05,
         )
         assert two.command(lan[1], "promote").returncode == 0
         lan[0].mend()
@@ -332,15 +294,19 @@ def test_processes_of_managers_die(cluster: StandbyCluster) -> None:
     with both_sides(cluster, lan[3]) as driver:
         assert driver.hear().startswith("ready")
         for host, name in ((lan[0], "hoplite manager"), (lan[1], "hoplite standby")):
-            (before,) = named(host, name)
+            (before,) = pids_named(host, name)
             assert host.run(["kill", "-9", str(before)]).returncode == 0
-            until(lambda: named(host, name) not in ([], [before]), f"no {name} again")  # noqa: B023
+            eventually(
+                lambda: pids_named(host, name) not in ([], [before]),  # noqa: B023
+                f"no {name} again",
+                pause_s=0.05,
+            )
             driver.say("10")
             assert driver.hear() == "3.0"
         lan[0].kill()
         driver.say("20")
         assert driver.hear() == "3.0"
-        (before,) = named(lan[1], "hoplite standby")
+        (before,) = pids_named(lan[1], "hoplite standby")
         assert lan[1].run(["kill", "-9", str(before)]).returncode == 0
         driver.say("20")
         assert driver.hear() == "3.0"
@@ -369,12 +335,16 @@ def test_a_standby_that_always_dies(cluster: StandbyCluster) -> None:
         assert driver.hear().startswith("ready")
         before = 0
         for _ in range(STARTS_MAX):
-            until(lambda: set(named(lan[1], "hoplite standby")) - {before}, "none")  # noqa: B023
-            (before,) = named(lan[1], "hoplite standby")
+            eventually(
+                lambda: set(pids_named(lan[1], "hoplite standby")) - {before},  # noqa: B023
+                "a standby",
+                pause_s=0.05,
+            )
+            (before,) = pids_named(lan[1], "hoplite standby")
             assert lan[1].run(["kill", "-9", str(before)]).returncode == 0
         driver.say("10")
         assert driver.hear() == "3.0"
-        assert not named(lan[1], "hoplite standby")
+        assert not pids_named(lan[1], "hoplite standby")
         driver.say("over")
         assert driver.hear() == "h1 h2 h3 h4"
     assert cluster.end()[0] == 0
@@ -400,7 +370,11 @@ def test_the_program_that_made_the_cluster_is_killed(cluster: StandbyCluster) ->
     with both_sides(cluster, lan[3]) as driver:
         assert driver.hear().startswith("ready")
         lan[0].signal(cluster.up, signal.SIGKILL)
-        until(lambda: not named(lan[0], "hoplite manager"), "its processes are left")
+        eventually(
+            lambda: not pids_named(lan[0], "hoplite manager"),
+            "its processes are left",
+            pause_s=0.05,
+        )
         driver.say("20")
         assert driver.hear() == "3.0"
         driver.say("over")
@@ -427,7 +401,7 @@ def test_most_hosts_leave_at_once(cluster: StandbyCluster) -> None:
 @pytest.mark.soak
 def test_a_loaded_manager_is_not_replaced(three: StandbyCluster) -> None:
     stay_when_loaded(three)
-    assert named(three.lan[0], "hoplite manager")
+    assert pids_named(three.lan[0], "hoplite manager")
     assert three.end() == [0, 0, 0]
 
 
@@ -442,7 +416,7 @@ def test_it_is_killed_at_a_random_byte(lan_permitted: None, kind: str, turn: int
         hosts = list(lan)
         cluster.wait_for_standby()
         names = {"count": 4, "kind": kind, "elements": 1 << 22, "source": 1}
-        program = PROGRAM.format(**names, address=cluster.address)
+        program = HOST_DEATHS_PROGRAM.format(**names, address=cluster.address)
         with Driver(cluster, hosts[3], program) as driver:
             for _ in range(2):  # the first one is cold
                 assert driver.hear() == "ready"

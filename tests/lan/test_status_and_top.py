@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import HOPLITE, PATIENCE_S, TLS_OR_PLAIN, UpCluster
+from tests.support.clusters import HOPLITE, PATIENCE_S, TLS_OR_PLAIN, UpCluster
 from tests.support.timeline import Timeline
 from tests.support.waiting import eventually
 
@@ -345,7 +345,7 @@ def test_dump_of_tasks_and_a_group_over_hosts(cluster: UpCluster, lan: Lan, tmp_
         running = [one["id"] for node in nodes for one in node["running"]["first"]]
         return len(running) == 3 and any(node["groups"]["first"] for node in nodes)
 
-    eventually(ready, PATIENCE_S)
+    eventually(ready, within=PATIENCE_S)
     nodes = found["nodes"]
     assert found["silent"] == []
     assert len(nodes) == 4  # three hosts and the driver's node, not that of the dump
@@ -415,7 +415,7 @@ def test_a_node_that_hangs_and_then_is_gone(lan_permitted: None, tmp_path: Path)
             ]
             return bool(moving)
 
-        eventually(begun, PATIENCE_S)
+        eventually(begun, within=PATIENCE_S)
         assert {one["from"] for one in moving} == {holder}
         assert 0 <= sum(one["bytes"] for one in moving) - 64_000_000 < 1024
         assert sum(one["come"] for one in moving) < 64_000_000

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import PATIENCE_S, ROOT, TLS_FIRST, TOKEN, UpCluster
+from tests.support.clusters import PATIENCE_S, ROOT, TLS_FIRST, TOKEN, UpCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

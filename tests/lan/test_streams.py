@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import PATIENCE_S, TLS_OR_PLAIN, UpCluster
-from tests.lan.test_leaving import WAIT_FOR_ALL
+from tests.support.clusters import PATIENCE_S, TLS_OR_PLAIN, UpCluster
+from tests.support.lan_programs import WAIT_FOR_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

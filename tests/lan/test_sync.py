@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from tests.lan import Lan
-from tests.lan.test_cluster import UpCluster
-from tests.lan.test_leaving import WAIT_FOR_ALL
-from tests.lan.test_silence import Driver
+from tests.support.clusters import Driver, UpCluster
+from tests.support.lan_programs import WAIT_FOR_ALL
 
 MEMBERS = """
 import queue

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import UpCluster
+from tests.support.clusters import UpCluster
 
 HEAD = """
 import signal, sys, time, numpy as np, hoplite_mp

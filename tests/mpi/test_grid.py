@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.collectives.test_group_calls import in_threads
+from tests.support.group_members import in_threads
 from tests.support.values import same_array
 
 if TYPE_CHECKING:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import resource
+import signal
 import subprocess
 import sys
 import textwrap
@@ -206,3 +209,31 @@ def exit_code_in_child(run: Callable[[], None]) -> int:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# readline sets them in C, where os.environ does not see it.
+NOT_SEEN = {"COLUMNS", "LINES"}
+
+
+def open_files() -> list[str]:
+    """What this process has open, without the numbers of pipes, sockets and processes."""
+    found = []
+    for link in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one of the folder itself
+            found.append(re.sub(r"\d+", "", os.readlink(link.path)))
+    return sorted(found)
+
+
+def inherited_context() -> dict[str, object]:
+    """What a worker has from the process that its supervisor was started by."""
+    return {
+        "environment": {k: v for k, v in os.environ.items() if k not in NOT_SEEN},
+        "folder": os.getcwd(),
+        "mask": signal.pthread_sigmask(signal.SIG_BLOCK, []),
+        "interrupt": signal.getsignal(signal.SIGINT),
+        "limits": resource.getrlimit(resource.RLIMIT_NOFILE),
+        "cores": os.sched_getaffinity(0),
+        "files": open_files(),
+        "stdin": os.readlink("/proc/self/fd/0"),
+        "umask": [os.umask(0o22), os.umask(0o22)],
+    }

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hoplite_mp._common import ids
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.secret import Secret
+from hoplite_mp._protocol.versions import software_versions
 from hoplite_mp._transport.addresses import Endpoint
 from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.certificates import Certificate, make_certificate
@@ -164,3 +166,7 @@ def answer(
     sock.close()
     until(lambda: listener.strangers == 0, lambda: listener.turn(now()))
     return bytes(said)
+
+
+def own_introduction() -> Introduction:
+    return Introduction(ids.random_host_id(), software_versions())

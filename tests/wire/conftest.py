@@ -1,5 +1,5 @@
 """The emulated hosts are those of tests/lan."""
 
-from tests.lan.conftest import lan_permitted
+from tests.support.clusters import lan_permitted
 
 __all__ = ["lan_permitted"]

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lan import Lan
-from tests.lan.test_cluster import UpCluster
-from tests.lan.test_silence import Driver
+from tests.support.clusters import Driver, UpCluster
 from tests.wire.proxy import KINDS, Fault, Wires
 
 if TYPE_CHECKING:
