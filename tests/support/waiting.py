@@ -26,7 +26,7 @@ def eventually(
     """Polls until the condition holds, and returns its value. Fails the test after `within` s."""
     end = time.monotonic() + within
     while not (found := condition()):
-        assert time.monotonic() < end, f"{what} did not come true in {within} s"
+        assert time.monotonic() < end, f"{what}: not within {within} s"
         time.sleep(pause_s)
     return found
 
