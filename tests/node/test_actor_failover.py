@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from hoplite_mp._node.actors.actor_backup import ActorBackup
@@ -15,12 +14,11 @@ from hoplite_mp._protocol.messages import ActorNameAsked, ActorNameClaimed, Node
 from hoplite_mp._protocol.peers import DropActor
 from hoplite_mp.errors import ActorLostError
 from tests.support.node_actors import ActorNetwork, ActorSide
+from tests.support.node_hosts import BIG
 from tests.support.shm_host import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-BIG = np.arange(40_000, dtype=np.float64)
 
 
 @pytest.fixture

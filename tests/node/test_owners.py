@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from hoplite_mp._protocol.messages import OwnersNamed
-from tests.support.node_hosts import remote_hold
+from tests.support.node_hosts import BIG, remote_hold
 from tests.support.node_losses import assert_no_lineage_kept
 
 if TYPE_CHECKING:
     from tests.support.node_losses import LossNetwork
-
-BIG = np.arange(40_000, dtype=np.float64)
 
 
 def test_a_copy_that_is_kept_is_read_by_others_and_goes_with_the_last_ref(

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
-from tests.support.node_hosts import remote_hold
+from tests.support.node_hosts import BIG, remote_hold
 from tests.support.node_losses import assert_no_lineage_kept
 
 if TYPE_CHECKING:
     from tests.support.node_losses import LossNetwork, LossSide
-
-BIG = np.arange(40_000, dtype=np.float64)
 
 
 def give_up(network: LossNetwork, owner: LossSide) -> None:

@@ -13,13 +13,11 @@ from hoplite_mp._planner import owners
 from hoplite_mp._protocol.messages import NodeLost
 from hoplite_mp._protocol.peers import Acquire, Release
 from hoplite_mp._protocol.reports import Reported
-from tests.support.node_hosts import remote_hold
+from tests.support.node_hosts import BIG, remote_hold
 from tests.support.node_losses import assert_no_lineage_kept
 
 if TYPE_CHECKING:
     from tests.support.node_losses import LossNetwork
-
-BIG = np.arange(40_000, dtype=np.float64)
 
 
 # -- a process asks for what is kept here ----------------------------------------------------------

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from hoplite_mp._protocol.messages import NodeLost
-from tests.support.node_hosts import remote_hold
+from tests.support.node_hosts import BIG, remote_hold
 from tests.support.node_losses import assert_no_lineage_kept
 
 if TYPE_CHECKING:
     from tests.support.node_losses import LossNetwork
-
-BIG = np.arange(40_000, dtype=np.float64)
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._protocol.messages import Member
 from hoplite_mp._protocol.reports import NodeReturned, Reported
-from tests.support.node_hosts import remote_hold
+from tests.support.node_hosts import BIG, remote_hold
 from tests.support.node_losses import assert_no_lineage_kept
 
 if TYPE_CHECKING:
     from tests.support.node_losses import LossNetwork, LossSide
 
-BIG = np.arange(40_000, dtype=np.float64)
 LATER = 1000.0  # when the planner no longer waits for reports
 # The first owner, the second one, who has not heard of that one, and who has. The round about the
 # owner with the lower number is reported first.

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from hoplite_mp._common.object_states import STATE
 from hoplite_mp._protocol.messages import NodeLost
 from hoplite_mp.errors import ObjectLostError
-from tests.support.node_hosts import remote_hold
+from tests.support.node_hosts import BIG, remote_hold
 from tests.support.node_losses import assert_no_lineage_kept
 
 if TYPE_CHECKING:
     from tests.support.node_losses import LossNetwork
-
-BIG = np.arange(40_000, dtype=np.float64)
 
 
 def test_a_copy_that_is_placed_where_the_new_owner_will_be(network: LossNetwork) -> None:

@@ -16,14 +16,12 @@ from hoplite_mp._common import ids
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._node.objects.exports import KEPT_POLL_S
 from hoplite_mp._protocol.peers import Acquire, Release
-from tests.support.node_hosts import remote_hold, states_of
+from tests.support.node_hosts import BIG, remote_hold, states_of
 from tests.support.node_losses import LossNetwork, LossSide
 from tests.support.shm_host import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-BIG = np.arange(40_000, dtype=np.float64)
 
 
 @pytest.fixture
