@@ -66,6 +66,43 @@ def _private_shm() -> str:
     return ""
 
 
+# The level of each folder or file of tests; the longest path counts. The others start a cluster.
+LEVELS = {
+    # No process is started.
+    "unit": (
+        "docs/test_applications_page.py", "docs/test_docstrings.py", "fuzz", "model", "planner",
+        "protocol", "serial", "store/test_limits.py", "sync/test_tables.py", "tasks/test_chunks.py",
+        "test_architecture.py", "test_config.py", "test_errors.py", "test_function_length.py",
+        "test_ids.py", "test_module_names.py", "test_node_packages.py", "test_public_api.py",
+        "test_ratchets.py", "test_support.py", "test_vocabulary.py",
+    ),
+    # Parts of a node, compiled modules and simulated hosts in this process, or with a child.
+    "component": (
+        "cext", "collectives/test_member_interrupted.py", "fuzz/test_coverage_guided.py", "node",
+        "serial/test_main.py", "serial/test_namespaces.py", "serial/test_open_files.py",
+        "simulation", "store/test_arena.py", "tasks/test_line_to_node.py", "tasks/test_taking.py",
+        "transport",
+    ),
+    # Several emulated hosts.
+    "lan": (
+        "campaign/test_hosts.py", "chaos/test_lan.py", "chaos/test_take_over.py",
+        "engines/test_dask_hosts.py", "engines/test_ray_hosts.py", "engines/test_torch_lan.py",
+        "lan", "wire",
+    ),
+}  # fmt: skip
+LEVEL_OF = {path: level for level, paths in LEVELS.items() for path in paths}
+
+
+def level_of(path: Path) -> str:
+    """The marker of the tests in that file."""
+    here = Path(__file__).parent
+    if not path.is_relative_to(here):
+        return "system"
+    relative = path.relative_to(here)
+    found = (LEVEL_OF.get(str(one)) for one in (relative, *relative.parents))
+    return next((level for level in found if level), "system")
+
+
 # When this file is read, in pytest's process and in each worker of its own: before any test, and in
 # the main thread, whose mounts its threads and children inherit.
 SHARED_BECAUSE = _private_shm()
@@ -90,10 +127,16 @@ hypothesis.settings.load_profile("any machine")
 gc.disable()
 
 
-@pytest.hookimpl(trylast=True)  # when those are out that are not selected
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of few tests come first: those are the ones that take long. Processes that share the
-    files out (`--dist loadfile --no-loadscope-reorder`) then end at about the same time."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Marks each test by its level, before tests are selected by marker.
+
+    Files of few tests come first: those are the ones that take long. Processes that share the
+    files out (`--dist loadfile --no-loadscope-reorder`) then end at about the same time.
+    """
+    for item in items:
+        item.add_marker(level_of(item.path))
+    yield
     tests = Counter(item.path for item in items)
     items.sort(key=lambda item: tests[item.path])
 
