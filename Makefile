@@ -21,13 +21,14 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test bench bench-lan bench-deaths bench-applications bench-engines bench-gloo peers engines \
+.PHONY: help demo test check bench bench-lan bench-deaths bench-applications bench-engines bench-gloo peers engines \
         test-engines test-engines-short docs build debug sanitize tsan soak steady seeds mutants mutation-sample \
         test-wheel test-python files clean
 
 help:
 	@echo "make demo      the main job on this host, on real data"
 	@echo "make test      every check: style, types, tests"
+	@echo "make check     style, types, and the tests that start no cluster, in two minutes"
 	@echo "make bench     the benchmarks"
 	@echo "make bench-lan the benchmarks over emulated hosts, Gloo beside them, as root"
 	@echo "make bench-deaths  what deaths in the middle cost, beside Gloo and Open MPI, as root"
@@ -76,6 +77,16 @@ test: $(VENV)/.installed-dev
 	[ $$checked -eq 0 ] || echo "make test: mypy or stubtest has failed, see above"; \
 	[ $$tests -eq 0 ] || echo "make test: pytest has failed, see above"; \
 	[ $$tests -eq 0 ] && [ $$checked -eq 0 ]
+
+# For the loop of a developer. Left out are clusters, and what is slow (tests/conftest.py has the list,
+# from `--durations`): most of the simulation, and the largest state spaces. A later -m replaces the one
+# of pyproject.toml.
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	OPENBLAS_THREAD_TIMEOUT=4 $(BIN)/pytest -q -n logical --dist loadfile --no-loadscope-reorder \
+	    -m "(unit or component) and not slow and not soak"
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks

@@ -90,6 +90,13 @@ LEVELS = {
         "lan", "wire",
     ),
 }  # fmt: skip
+# Marked slow: the files that take most of the time of units and components, by `--durations`.
+SLOW = (
+    "model/test_scenarios.py", "model/test_small_calls.py", "node/test_group_world.py",
+    "simulation/test_aimed.py", "simulation/test_cluster.py", "simulation/test_latecomers.py",
+    "simulation/test_packed.py", "simulation/test_posted_calls.py", "simulation/test_scale.py",
+    "simulation/test_slow_hosts.py",
+)  # fmt: skip
 LEVEL_OF = {path: level for level, paths in LEVELS.items() for path in paths}
 
 
@@ -134,8 +141,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     Files of few tests come first: those are the ones that take long. Processes that share the
     files out (`--dist loadfile --no-loadscope-reorder`) then end at about the same time.
     """
+    slow = {Path(__file__).parent / path for path in SLOW}
     for item in items:
         item.add_marker(level_of(item.path))
+        if item.path in slow:
+            item.add_marker("slow")
     yield
     tests = Counter(item.path for item in items)
     items.sort(key=lambda item: tests[item.path])
