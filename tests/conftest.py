@@ -94,8 +94,7 @@ LEVELS = {
 SLOW = (
     "model/test_scenarios.py", "model/test_small_calls.py", "node/test_group_world.py",
     "simulation/test_aimed.py", "simulation/test_cluster.py", "simulation/test_latecomers.py",
-    "simulation/test_packed.py", "simulation/test_posted_calls.py", "simulation/test_scale.py",
-    "simulation/test_slow_hosts.py",
+    "simulation/test_packed.py", "simulation/test_scale.py", "simulation/test_slow_hosts.py",
 )  # fmt: skip
 LEVEL_OF = {path: level for level, paths in LEVELS.items() for path in paths}
 

@@ -107,3 +107,19 @@ def test_a_run_in_the_background(tmp_path: Path) -> None:
 def test_examples_have_no_deadline(tmp_path: Path) -> None:
     done = inner(tmp_path, "test_an_example_may_wait")
     assert done.returncode == 0, done.stdout
+
+
+def test_levels_name_existing_files(pytestconfig: pytest.Config) -> None:
+    checks = pytestconfig.pluginmanager.get_plugin(str(ROOT / "tests/conftest.py"))
+    assert checks is not None
+    for path in (*checks.LEVEL_OF, *checks.SLOW):
+        assert (ROOT / "tests" / path).exists(), path
+
+
+def test_level_is_that_of_the_longest_path(pytestconfig: pytest.Config) -> None:
+    checks = pytestconfig.pluginmanager.get_plugin(str(ROOT / "tests/conftest.py"))
+    assert checks is not None
+    assert checks.level_of(ROOT / "tests/serial/test_arrays.py") == "unit"
+    assert checks.level_of(ROOT / "tests/serial/test_main.py") == "component"
+    assert checks.level_of(ROOT / "tests/tasks/test_map.py") == "system"
+    assert checks.level_of(ROOT / "tests/lan/test_hosts.py") == "lan"
