@@ -17,7 +17,7 @@ from hoplite_mp._node.groups.repeated_plans import LED_EVERY
 from hoplite_mp._node.store.budget import PROMISED
 from hoplite_mp._node.store.growing_block import GrowingBlocks
 from hoplite_mp._protocol.group_calls import GroupCommit, GroupDone, GroupGo, GroupPart, GroupSync
-from hoplite_mp._protocol.local import GroupCall
+from hoplite_mp._protocol.local import GroupCall, GroupLeave
 from tests.support.node_group_calls import (
     GENERATION,
     GONE,
@@ -26,7 +26,6 @@ from tests.support.node_group_calls import (
     OTHER,
     VERSION,
     FollowingNode,
-    commit_record,
     group_members,
 )
 from tests.support.node_group_calls import group_part as large
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
 MADE = VERSION << ATTEMPT_BITS | 1
 NODES = OTHER, HERE, GONE  # of ranks 0, 1, 2
+RANK = 1  # here
 
 
 class Repeating(FollowingNode):
@@ -274,39 +274,23 @@ def test_a_group_that_has_ended_holds_no_result(node: Repeating) -> None:
     assert state.calls == 2
 
 
-def test_a_try_that_was_interrupted_counts_once(node: Repeating) -> None:
+def test_member_that_leaves_before_the_commit_gets_no_blocks(node: Repeating) -> None:
     node.moves(1)
-    node.calls.member_called(MEMBER_SLOT, node.ask(1))
-    node.engine.small_begin.assert_called_once()
-    node.engine.small_yield.assert_not_called()
+    left = GroupLeave("g", GENERATION, RANK, 1)
+    node.calls.member_left(left, MEMBER_SLOT)
+    node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
+    assert node.results.settle.call_args.args[2] == {}
 
 
-def test_a_try_that_comes_again_after_the_commit_is_let_go(node: Repeating) -> None:
+@pytest.mark.parametrize(("calls", "frees"), [(1, True), (2, False)])
+def test_member_that_leaves_after_the_commit_frees_what_it_has_not_taken(
+    node: Repeating, calls: int, frees: bool
+) -> None:
+    node.results.given = {RANK: [4096]}
     node.moves(1)
     node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
-    node.results.unpin.reset_mock()
-    node.calls.member_called(MEMBER_SLOT, node.ask(1))
-    node.results.unpin.assert_called_once()
-    node.engine.small_yield.assert_not_called()
-    assert not node.state.deferred_calls
-
-
-@pytest.mark.parametrize("heard", ["of a later call", "that the engine has given the calls back"])
-def test_what_was_begun_and_then_made_as_a_small_call_is_dropped(
-    node: Repeating, heard: str
-) -> None:
-    """Its member was interrupted, and made a small call in its place."""
-    node.moves(1)
-    if heard == "of a later call":
-        node.calls.member_called(MEMBER_SLOT, node.ask(2))
-        assert node.state.voting.go.call == 2
-    else:
-        node.says(_engine.SMALL_TAKEN, GENERATION, 2, commit_record())
-        node.calls.member_called(MEMBER_SLOT, node.ask(2))
-        (part,) = (message for _, message in node.sent)
-        assert (part.call, node.state.go.call) == (2, 2)
-    node.results.take_back.assert_called_once()
-    assert node.results.go.call_count == 2
+    node.calls.member_left(GroupLeave("g", GENERATION, RANK, calls), MEMBER_SLOT)
+    assert node.results.take_untaken.called == frees
 
 
 def test_what_others_say_of_the_next_call_is_kept(node: Repeating) -> None:

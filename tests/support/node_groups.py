@@ -260,6 +260,7 @@ class OneNode:
         self.starts: dict[int, int] = {}
         self.values: dict[int, tuple[Any, dict[int, Any]]] = {}
         self.held: list[GroupCall] = []
+        self.given: dict[int, list[int]] = {}
         self.gave: set[bytes] = set()  # names of large parts of members here
         link_estimator = SimpleNamespace(rates=(0, 0), moved=self.moved_bytes)
         nobody = SimpleNamespace(get=lambda name: None)
