@@ -28,7 +28,7 @@ ALL: dict[str, Callable[[Aim], None]] = {
 }
 NODES = 6
 NODES_OF = {"tree": 12, "moved_twice": 10, "no_room": 4, "back": 3, "bound": 3}
-ROOMY = dict.fromkeys(("relieved", "relieved_of_results", "passed_on"), 192 << 20)
+ROOMY = dict.fromkeys(("relieved", "relieved_of_results", "one_late"), 192 << 20)
 STORE_OF = {"no_room": 6 << 20, "refused": 6 << 20, **ROOMY}
 WITH_STANDBY = {"back", "bound"}
 

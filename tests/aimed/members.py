@@ -25,9 +25,9 @@ __all__ = [
     "left_early",
     "letters",
     "newest",
+    "one_late",
     "other_plans",
     "part_of_the_dead",
-    "passed_on",
     "relieved",
     "survives_leader",
     "unheard",
@@ -335,20 +335,23 @@ def relieved(a: Aim) -> None:
         a.run(host, f"rank {rank}", partial(member, rank), host is not D)
 
 
-def passed_on(a: Aim) -> None:
-    """Stripes of a large allreduce pass to those who call next, in an order that changes with each
-    call; meanwhile a host dies, or stops for a while, or gives something else, or none does."""
+def one_late(a: Aim) -> None:
+    """A large allreduce begins before its last host has called. Meanwhile a host dies, or stops for
+    a while, or the late one gives something else, or nothing happens."""
     hosts = a.some(5)
-    D = a.chance.choice(hosts)
+    late = a.chance.choice(hosts)
     fault = a.chance.choice(["die", "stop", "other", "none"])
+    D = late if fault == "other" else a.chance.choice(hosts)
     a.must(crawl=5, **({fault: 1} if fault in ("die", "stop") else {}))
     items, calls, other = 1 << 20, 4, 2
     one_s = 8 * items / 60e6
-    waits = [[a.chance.choice([0.0, 0.3, 1.5]) * a.chance.random() for _ in hosts] for _ in "1234"]
+    waits = [[0.1 * a.chance.random() for _ in hosts] for _ in range(calls)]
+    for call in waits:
+        call[hosts.index(late)] = 0.3 + a.chance.random()
     when_s = 1.5 * one_s * a.chance.random()
 
     def member(rank: int, c: Any) -> None:
-        with c.group("passed on", len(hosts), rank) as g:
+        with c.group("one late", len(hosts), rank) as g:
             for call in range(calls):
                 g.barrier()
                 if (call, hosts[rank]) == (1, D) and fault == "die":
@@ -374,10 +377,9 @@ def passed_on(a: Aim) -> None:
 
 def voted(a: Aim) -> None:
     """Members make the same few calls again and again, so engines commit them by votes, and small
-    ones in between by their parts; nodes post those that come at a steady pace. In the middle of
-    that a host dies, stops, leaves or is cut off for a while, the connections between two are
-    reset, a process dies, the manager is lost, a member gives something else or leaves the Group,
-    or nothing happens."""
+    ones in between by their parts. In the middle of that a host dies, stops, leaves or is cut off
+    for a while, the connections between two are reset, a process dies, the manager is lost, a
+    member gives something else or leaves the Group, or nothing happens."""
     hosts = a.some(4)
     D, E = a.chance.sample(hosts, 2)
     faults = ["die", "stop", "leave", "cut", "reset", "kill", "manager", "other", "goes", "none"]

@@ -460,7 +460,7 @@ class MultiHostCalls:
             oid, state.result = self.voted.settle(voting)
         else:
             oid, state.result = self.results.commit(given, go, mine)
-        state.given_blocks = self.results.given
+        state.given_blocks, self.results.given = self.results.given, {}
         state.calls = message.call + 1
         state.last = message
         state.last_part = None
