@@ -59,3 +59,17 @@ def test_a_node_without_members_any_more_ends() -> None:
     walk.join(again=True, node=1)
     walk.one_holder_per_rank_and_one_group_per_board()
     walk.teardown()
+
+
+def test_node_that_fetches_again_after_a_broadcast_has_served_it_counts_as_served() -> None:
+    walk = CopyWalk()
+    walk.begin()
+    for node in (1, 2):
+        walk.join(node=node, again=False)
+    walk.fetch(node=0, letter="a", nbytes=1024, holders=[0, 1], times=1)
+    walk.fetched(letter="a", node=0, late=0)
+    walk.broadcast(letter="a", node=0, holder=1, to=[2, 1, 0], nbytes=1 << 20)
+    walk.fetched(letter="a", node=2, late=0)
+    walk.fetch(node=2, letter="a", nbytes=1024, holders=[1, 2, 0], times=1)
+    walk.fetched(letter="a", node=0, late=0)
+    assert not walk.broadcasts

@@ -108,6 +108,9 @@ class CopyWalk(Walk):
         if known:
             del self.following[node, object_id]
             self.holding.setdefault(object_id, set()).add(node)
+            for _, one, to in self.broadcasts.values():
+                if one == object_id:
+                    to.discard(node)  # served, also if it gives its copy up before the end
         sends = self.step(m.FetchComplete(node, object_id, epoch))
         if not known:
             assert sends == []
