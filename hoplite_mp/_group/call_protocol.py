@@ -114,7 +114,8 @@ class CallProtocol(MemberLifecycle):
     # -- one call ------------------------------------------------------------------------------
 
     def _call(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
-        self._check_member()
+        if self._closed:
+            self._check_member()
         self._memory.check()
         self._open = True
         try:
@@ -146,8 +147,8 @@ class CallProtocol(MemberLifecycle):
         self._leave(True, why=f", because a call {what}. {REJOIN}")
 
     def _make(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
-        deadline = deadline_ns(self._timeout)
-        call = self._begin()
+        deadline = FOREVER_NS if self._timeout is None else deadline_ns(self._timeout)
+        call = self._begin() if self.calls is None else self.calls
         mistake: Exception | None = None
         self._lends, self._gets = kind in REDUCTIONS, out is None
         try:
@@ -280,13 +281,15 @@ class CallProtocol(MemberLifecycle):
 
     def _part_of(self, kind: str, op: Any, root: int, x: Any) -> tuple[str, str, int, Any]:
         """The part of this rank; raises an error if an argument is wrong."""
-        number = whole(root)
+        number = root if type(root) is int else whole(root)
         if number is None:
             raise TypeError(f"root={root!r}: a rank is an integer")
         if not 0 <= number < self.size:
             raise ValueError(f"root={number}: it must be from 0 to {self.size - 1}")
         if kind == "split":
             check_split(*x[:2])
+        elif kind == "allgather" and op:  # the values of a reduction by a function
+            x.pack()
         name = operation_name(op) if kind in REDUCTIONS or kind in PREFIXES else op
         gives = kind not in ("broadcast", "scatter") or self.rank == number
         return kind, name, number, contribution(kind, x, self.size, gives=gives)
@@ -444,7 +447,8 @@ class CallProtocol(MemberLifecycle):
         """What `_take` returns of a call without objects. PeerLostError: this member was given up,
         so the others may not have waited for it to read the result."""
         try:
-            self._check_contributors(mask)
+            if mask != self._last_mask or self.strict:
+                self._check_contributors(mask)
             found = self._small.take(kind, root, call, mask, out)
         except Exception:  # perhaps caused by bytes that other ranks have overwritten
             self._check_held()

@@ -105,11 +105,6 @@ class ObjectFolds(Messages):
             return self._lead_fold(call, fold, ranks)
         return self._led_fold(call, ranks[0], deadline, ended, fold)
 
-    def _part_of(self, kind: str, op: Any, root: int, x: Any) -> tuple[str, str, int, Any]:
-        if type(x) is Packed:
-            x.pack()  # here, so that its error is raised on all ranks
-        return super()._part_of(kind, op, root, x)
-
     def _results(
         self, kind: str, op: Any, root: int, parcels: list[Parcel], ranks: Sequence[int]
     ) -> Iterator[tuple[Sequence[int], Any]]:

@@ -90,7 +90,7 @@ class SingleHost:
         if not x.flags.c_contiguous or not x.dtype.isnative or x.dtype.metadata is not None:
             return None
         buffer = 0
-        if kind not in ("allreduce", "reduce") or self._has_large_result(x, op):
+        if kind not in ("allreduce", "reduce") or _result_nbytes(x, op) > _tasks.BOARD_BYTES_MAX:
             if kind == "reduce_scatter" and not x.ndim:
                 return None  # a mistake
             buffer = self._buffer(call, x.nbytes)
@@ -99,11 +99,6 @@ class SingleHost:
         about = self._rank, call, number, code, root, dtype
         mask = self._board.make(*about, x, buffer, *wait)
         return None if mask < 0 else mask
-
-    @staticmethod
-    def _has_large_result(x: Array, op: str) -> bool:
-        nbytes = x.size * 8 if op == "mean" and x.dtype.kind in "biu" else x.nbytes
-        return nbytes > _tasks.BOARD_BYTES_MAX
 
     def _buffer(self, call: int, nbytes: int) -> int:
         """The offset in the store of this rank's buffer for that call; 0: it has to do without."""
@@ -167,10 +162,11 @@ class SingleHost:
             row = self._rank * each + min(self._rank, more)
             first = row * math.prod(shape[1:])
             shape = each + (self._rank < more), *shape[1:]
-        result = self._room(shape, dtype, out)
         if buffered:
+            result = self._room(shape, dtype, out)
             self._board.fold(call, first, result)
         else:
+            result = np.empty(shape, dtype) if out is None else self._room(shape, dtype, out)
             self._board.result(result)
         return result if out is None or out is result else into(result, out)
 
@@ -184,6 +180,10 @@ class SingleHost:
     def _room(self, shape: tuple[int, ...], dtype: np.dtype[Any], out: Any) -> Array:
         """`out`, or a new array if the result does not fit there."""
         return out if _fits(out, shape, dtype) else new_result(self._memory, shape, dtype)
+
+
+def _result_nbytes(x: Array, op: str) -> int:
+    return x.size * 8 if op == "mean" and x.dtype.kind in "biu" else x.nbytes
 
 
 def _fits(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
