@@ -97,9 +97,11 @@ class Channel:
         ask: Ask,
         take: Callable[..., Any] | None = None,
         descriptors: Sequence[int] = (),
+        sent: list[int] | None = None,
     ) -> Any:
         """Sends a request and returns its Reply; `descriptors` are passed along. ValueError says
         why the node has refused; NodeLostError: the request concerns another node, which is gone.
+        sent: as of `tell`.
 
         `take(value, number, seen)` makes an object that owns what the node gave, and records in the
         same step that the reply was seen; otherwise Ctrl-C between the two steps would leave it
@@ -116,8 +118,10 @@ class Channel:
                 packet = self._packet_of(Request(number, self._seen[0], ask))
                 if descriptors:
                     socket.send_fds(self._sock, [packet], descriptors)
-                else:
+                elif sent is None:
                     self._sock.send(packet)
+                else:
+                    sent.extend(map(self._sock.send, (packet,)))
                 while True:
                     nbytes = self._sock.recv_into(self._packet)
                     if not nbytes:

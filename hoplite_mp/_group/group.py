@@ -7,6 +7,7 @@ in `collectives`, the messages in `messages`.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from hoplite_mp._client.calls import current_call
 from hoplite_mp._client.deadlines import check_timeout
 from hoplite_mp._client.memory import whole
 from hoplite_mp._client.option_checks import check_name, refuse_unused
+from hoplite_mp._common import clock
 from hoplite_mp._group.collectives import GroupCollectives
 from hoplite_mp._group.splitting import peers_of, split_name
 from hoplite_mp._protocol.local import GroupJoin, GroupLeave
@@ -30,6 +32,7 @@ __all__ = ["Group", "GroupCalls", "join"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PLACE_MAX = 1 << 31
+LEAVING_POLL_S = 0.0005  # between two looks whether another thread has finished leaving
 
 
 class Group(GroupCollectives):
@@ -106,6 +109,8 @@ class Group(GroupCollectives):
     ) -> None:
         super().__init__(runtime, name, size, place, strict, timeout)
         self._left = False
+        self._leave_sent: list[int] = []  # has an item once the node was told
+        self._leaving_in = 0  # the thread that is leaving now
         runtime.task_leaves.append(self._leave)
 
     def split(self, color: int | None, key: int = 0) -> Group | None:
@@ -246,38 +251,59 @@ class Group(GroupCollectives):
         other ranks. with_task: the task has ended. why: the reason that later calls name."""
         if self._left:
             return
-        self._ended_with_task = with_task
-        if failed:
-            self._gave_up, self._closed = self._gave_up or why, True
-            self._wake_all()
-        if self._background is not None:  # not waited for by one of its own calls' done-callbacks
-            self._background.end(wait=not self._background.is_here())
-        self._depart(failed)
+        try:
+            self._leaving_in = threading.get_ident()
+            self._ended_with_task = with_task
+            if failed:
+                self._gave_up, self._closed = self._gave_up or why, True
+                self._wake_all()
+            if self._background is not None:  # not waited for by its own calls' done-callbacks
+                self._background.end(wait=not self._background.is_here())
+            if not self._left:  # else a call in the background has ended the membership meanwhile
+                self._depart(failed)
+        finally:
+            self._leaving_in = 0
 
     def _depart(self, failed: bool) -> None:
-        """Leaves, unless a call in the background has ended the membership meanwhile."""
-        if self._left:
-            return
+        """Leaves. Ctrl-C may have interrupted an earlier attempt at any step, so each step may be
+        made again, except for the message to the node, which would end a later membership."""
         self._closed = True
         self._end_messages()
         self._small.leave()
-        self._left = True  # only now, because Ctrl-C may have interrupted an earlier attempt
+        lost: errors.NodeLostError | None = None
         if self._memory.client.usable:
             try:
-                place = self.name, self._generation, self.rank, self.calls or 0
-                self._runtime.channel.call(GroupLeave(*place))
-            except errors.NodeLostError:  # made at its first use
-                if not failed:
-                    raise  # otherwise the exception of the block or task goes on, and not this one
-        leaves = self._runtime.task_leaves  # a new list, because a loop may run over the old one
-        self._runtime.task_leaves = [leave for leave in leaves if leave != self._leave]
+                self._tell_node()
+            except errors.NodeLostError as error:  # made at its first use
+                lost = error
         self._result = self._part = None
         if self._hosts is not None:
             self._hosts.close()
         self._return_arrays()
+        leaves = self._runtime.task_leaves  # a new list, because a loop may run over the old one
+        self._runtime.task_leaves = [leave for leave in leaves if leave != self._leave]
+        self._left = True
+        if lost is not None and not failed:
+            raise lost  # otherwise the exception of the block or task goes on, and not this one
 
-    def _finish_leaving(self) -> None:
-        """Leaves, if an exception has interrupted an earlier attempt, so that this rank is free."""
+    def _tell_node(self) -> None:
+        """Returns when the node has seen that this rank leaves, and holds what others still read of
+        it."""
+        if self._leave_sent:  # the reply was not read; that of a later request comes after it
+            self._why_not()
+            return
+        leave = GroupLeave(self.name, self._generation, self.rank, self.calls or 0)
+        self._runtime.channel.call(leave, sent=self._leave_sent)
+
+    def _finish_leaving(self, name: str) -> None:
+        """Leaves, if an exception has interrupted an earlier attempt, so that this rank is free.
+        Waits for another thread that is leaving a Group of that name."""
+        if self._background is not None and self._background.is_here():
+            return  # in a callback, for which the other thread waits
+        while self._leaving_in not in (0, threading.get_ident()):
+            if self.name != name:
+                return
+            clock.sleep(LEAVING_POLL_S)
         if self._closed:
             self._leave(True)
 
@@ -307,7 +333,7 @@ def join(
         raise TypeError(f"strict={strict!r}: it must be True or False")
     check_timeout(timeout)
     for leave in list(runtime.task_leaves):  # Ctrl-C may have interrupted one
-        leave.__self__._finish_leaving()
+        leave.__self__._finish_leaving(name)
     ask = GroupJoin(name, int(size), None if rank is None else int(rank), call=_own_call())
     try:
         place = runtime.channel.call(ask).value
