@@ -16,7 +16,7 @@ import numpy as np
 from hoplite_mp._group.background import Background, CallFuture
 from hoplite_mp._group.object_folds import ObjectFolds
 from hoplite_mp._serialize.contributions import NOTHING
-from hoplite_mp.errors import HopliteTimeoutError
+from hoplite_mp.errors import ClosedError, HopliteTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -446,11 +446,15 @@ class GroupCollectives(ObjectFolds):
         if self._background is None or self._background.is_here():
             return call(*args)
         self._check_member()
-        future = self._background.begin(call, *args)
+        future: CallFuture[Any] | None = None
         try:
-            future.wait()
-        except BaseException as error:  # this wait was interrupted
-            self._open = True
-            self._end_after(error)
+            future = self._background.begin(call, *args)
+            return future.result()
+        except BaseException as error:
+            is_its_own = future is not None and future.is_settled and error is future.exception(0)
+            if not is_its_own and not isinstance(error, ClosedError):
+                self._open = True  # this wait was interrupted
+                self._end_after(error)
             raise
-        return future.outcome()
+        finally:
+            del future, call, args  # no reference cycle through the traceback

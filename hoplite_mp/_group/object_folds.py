@@ -77,10 +77,13 @@ class ObjectFolds(Messages):
         return self._fold if is_function(op) else self._call
 
     def _fold(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
-        deadline = deadline_ns(self._timeout)
-        ended = self._ended_members()
+        self._check_member()
         self._folded_error = None
+        self._open = True
         try:
+            deadline = deadline_ns(self._timeout)
+            self._inbox.look()
+            ended = self._inbox.ended  # the members that had ended before the call
             found = self._committed_fold(kind, op, root, x, deadline, ended)
         except BaseException as error:
             if error is not self._folded_error:
@@ -172,12 +175,6 @@ class ObjectFolds(Messages):
                 self._send_encoded(encoded, ref, rank, RESULT_TAG)  # a dead rank needs none
 
     # -- the other ranks -----------------------------------------------------------------------
-
-    def _ended_members(self) -> tuple[int, ...]:
-        """The present value of `Inbox.ended`."""
-        self._check_member()
-        self._inbox.look()
-        return self._inbox.ended
 
     def _led_fold(
         self,
