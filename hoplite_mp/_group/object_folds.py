@@ -17,6 +17,7 @@ import numpy as np
 from hoplite_mp import _serialize
 from hoplite_mp._client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp._common import clock
+from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp._common.operators import function_name, is_function
 from hoplite_mp._group.call_protocol import REJOIN
 from hoplite_mp._group.inbox import Receive
@@ -145,8 +146,9 @@ class ObjectFolds(Messages):
                     raise
                 ready.append((some, encoded, self._memory.put_encoded(encoded)))
         except Exception as error:
-            self._send_error(call, ranks, error)
-            self._folded_error = error
+            if not is_interruption(error):
+                self._send_error(call, ranks, error)
+                self._folded_error = error
             raise
         own = None
         for some, encoded, ref in ready:
@@ -205,7 +207,8 @@ class ObjectFolds(Messages):
         try:
             return next((own for some, own in fold() if self.rank in some), None)
         except Exception as error:
-            self._folded_error = error
+            if not is_interruption(error):
+                self._folded_error = error
             raise
 
     def _receive_result(
