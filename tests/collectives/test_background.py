@@ -1,4 +1,5 @@
-"""Calls of a Group in the background: they keep their places, whatever waits for them, or ends."""
+"""Calls of a Group in the background: they keep their places, whatever waits for them, or end the
+membership if they are late."""
 
 from __future__ import annotations
 
@@ -8,14 +9,15 @@ import subprocess
 import sys
 import threading
 import weakref
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError
-from tests.support.group_members import impatient_and_patient
+from hoplite_mp import ClosedError, HopliteTimeoutError
+from tests.support.group_members import impatient_and_patient, pair_after_a_call
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -51,21 +53,6 @@ def _by_await(futures: list[Any]) -> list[Any]:
     return asyncio.run(all_of_them())
 
 
-def _patiently(call: Callable[[], Any]) -> Any:
-    """What a plain call returns, which is made again until it is over."""
-    found: list[Any] = []
-
-    def is_over() -> bool:
-        try:
-            found.append(call())
-        except HopliteTimeoutError:
-            return False
-        return True
-
-    eventually(is_over, "a call is over")
-    return found[0]
-
-
 def _begun_in_thread(group: Group, parts: list[int]) -> tuple[threading.Thread, list[int]]:
     """A thread that makes these plain calls, and their totals."""
     totals: list[int] = []
@@ -79,50 +66,71 @@ def _begun_in_thread(group: Group, parts: list[int]) -> tuple[threading.Thread, 
 
 
 @pytest.mark.parametrize("read", [_by_result, _by_exception, _by_await])
-def test_calls_in_the_background_keep_their_places_however_late_they_are(
+def test_background_call_that_is_late_fails_with_all_later_ones_and_ends_membership(
     cluster: Cluster, read: Callable[[list[Any]], list[Any]]
 ) -> None:
-    """Only a wait for them times out, and a plain call behind them is not made."""
-    first, second = impatient_and_patient(cluster, f"in order {read.__name__}")
+    name = f"late {read.__name__}"
+    first, second = impatient_and_patient(cluster, name)
     futures = [first.allreduce_async(np.array([10**k])) for k in range(3)]
     for error in read(futures):
         assert isinstance(error, HopliteTimeoutError)
-        assert re.search(
-            r"call 1 still misses ranks \[1\], after 0.1 s. The call goes on", str(error)
-        )
-    with pytest.raises(HopliteTimeoutError, match="this call was not made"):
-        first.allreduce(np.array([5]))
-    thread, totals = _begun_in_thread(second, [1, 10, 100, 1000])
-    assert int(_patiently(lambda: first.allreduce(np.array([1000])))[0]) == 2000
-    thread.join(20)
-    assert [int(found[0]) for found in read(futures)] == [2, 20, 200]
-    assert totals == [2, 20, 200, 2000]
-    assert (first.calls, second.calls) == (5, 5)
+        words = r"call 1 still misses ranks \[1\], after 0.1 s. This rank has left the Group"
+        assert re.search(words, str(error))
+    for call in (first.barrier, first.barrier_async):
+        with pytest.raises(ClosedError, match="because a call timed out"):
+            call()
+    assert int(second.allreduce(np.array([1]))[0]) in (1, 2)  # without its part, or with it
+    assert (second.allreduce(np.array([1])).tolist(), second.contributors) == ([1], (1,))
+    with cluster.group(name, 2, 0, timeout=60) as again:
+        later = again.allreduce_async(np.array([1]))
+        eventually(lambda: int(second.allreduce(np.array([1]))[0]) == 2, "it takes part")
+        assert later.result(20).tolist() == [2]
+    second.close()
+
+
+def test_background_call_is_late_by_the_time_since_the_one_before_it(cluster: Cluster) -> None:
+    """Not since it was begun."""
+    first, second = pair_after_a_call(cluster, "in a row")
+    first._timeout = 1.0
+    futures = [first.allgather_async(number) for number in range(4)]
+    for number, future in enumerate(futures):
+        with pytest.raises(TimeoutError):
+            future.result(0.4)
+        assert second.allgather(number) == future.result(20) == [number] * 2
     first.close()
     second.close()
 
 
-def test_a_program_that_has_dropped_a_late_future_makes_its_next_call_in_the_right_place(
-    cluster: Cluster,
+def test_wait_that_times_out_or_is_interrupted_leaves_the_background_call_running(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if it was read by somebody else: a callback, or a task of an event loop that is gone."""
-    first, second = impatient_and_patient(cluster, "dropped")
+    """Also if nobody has the Future any more, and in an event loop that is gone."""
+    first, second = pair_after_a_call(cluster, "waits")
     heard: list[Any] = []
 
     async def awaited_for_a_moment() -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.ensure_future(first.allreduce_async(np.array([1]))), 0.3)
+            await asyncio.wait_for(asyncio.ensure_future(first.allreduce_async(np.array([1]))), 0.1)
 
     asyncio.run(awaited_for_a_moment())
     first.allreduce_async(np.array([10])).add_done_callback(
         lambda done: heard.append(done.result())
     )
-    with pytest.raises(HopliteTimeoutError, match="The call goes on"):
-        first.allreduce_async(np.array([100])).result()
+    late = first.allreduce_async(np.array([100]))
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            late.result(0.05)
+        with pytest.raises(TimeoutError):
+            late.exception(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(late, "_turnstile", SimpleNamespace(acquire=_interrupted))
+        with pytest.raises(Interrupted):
+            late.result()
     thread, totals = _begun_in_thread(second, [1, 10, 100, 1000, 10000])
     last = first.allreduce_async(np.array([1000]))
-    assert _patiently(last.result).tolist() == [2000]
-    assert _patiently(lambda: first.allreduce(np.array([10000]))).tolist() == [20000]
+    assert last.result(20).tolist() == [2000]
+    assert late.result(0).tolist() == [200]
+    assert first.allreduce(np.array([10000])).tolist() == [20000]
     thread.join(20)
     assert [int(one[0]) for one in heard] == [20]
     assert totals == [2, 20, 200, 2000, 20000]
@@ -130,29 +138,26 @@ def test_a_program_that_has_dropped_a_late_future_makes_its_next_call_in_the_rig
     second.close()
 
 
-def test_a_plain_call_that_times_out_behind_the_thread_is_made_again(cluster: Cluster) -> None:
-    """Also with a timeout of 0, which looks once; and a call inside a callback waits."""
-    first, second = impatient_and_patient(cluster, "plain")
-    first._timeout = 0.0
-    with pytest.raises(HopliteTimeoutError, match=r"call 1 still misses ranks \[1\]"):
-        first.allreduce(np.array([1]))
-    inside: list[Any] = []
-    future = first.allreduce_async(np.array([1]))  # the same call again
-    future.add_done_callback(lambda _: inside.append(first.allreduce(np.array([10]))))
-    with pytest.raises(HopliteTimeoutError, match="The call goes on"):
-        future.result()
+def test_plain_call_behind_background_calls_that_times_out_ends_membership(
+    cluster: Cluster,
+) -> None:
+    """Its time begins when those before it are over."""
+    first, second = pair_after_a_call(cluster, "plain")
+    begun = first.allreduce_async(np.array([1]))
     thread, totals = _begun_in_thread(second, [1])
     thread.join(20)
+    assert begun.result(20).tolist() == [2]
+    first._timeout = 0.1
+    with pytest.raises(HopliteTimeoutError, match=r"call 2 still misses ranks \[1\]"):
+        first.allreduce(np.array([10]))
+    with pytest.raises(ClosedError, match="because a call timed out"):
+        first.allreduce_async(np.array([10]))
     assert totals == [2]
-    assert _patiently(future.result).tolist() == [2]
-    with pytest.raises(HopliteTimeoutError):
-        first.allreduce(np.array([100]))  # while the callback waits
-    thread, totals = _begun_in_thread(second, [10, 100])
-    assert _patiently(lambda: first.allreduce(np.array([100]))).tolist() == [200]
-    thread.join(20)
-    assert totals == [20, 200]
-    assert [int(one[0]) for one in inside] == [20]
-    first.close()
+    assert int(second.allreduce(np.array([10]))[0]) in (10, 20)
+    with cluster.group("plain", 2, 0, timeout=60) as again:
+        later = again.allreduce_async(np.array([100]))
+        eventually(lambda: int(second.allreduce(np.array([100]))[0]) == 200, "it takes part")
+        assert later.result(20).tolist() == [200]
     second.close()
 
 
@@ -160,39 +165,48 @@ class Interrupted(Exception):
     """As a signal handler may raise."""
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_plain_call_whose_wait_is_interrupted_goes_on(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, late: bool
+def _interrupted(*_: Any, **__: Any) -> Any:
+    raise Interrupted
+
+
+@pytest.mark.parametrize("moment", ["begin", "wait", "result"])
+def test_plain_call_behind_background_calls_whose_wait_is_interrupted_ends_membership(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Also if it was withdrawn just before, because its time was over: its caller does not make it
-    again."""
-    first, second = impatient_and_patient(cluster, f"goes on {late}")
-    with pytest.raises(HopliteTimeoutError):
-        first.allreduce_async(np.array([1])).result()
+    """Also right after the call was begun, and when it is over."""
+    name = f"interrupted {moment}"
+    first, second = pair_after_a_call(cluster, name)
+    begun = first.allreduce_async(np.array([1]))
     background = first._background
     assert background is not None
+    begin = background.begin
 
-    def interrupted(future: Any) -> None:
-        if late:
-            type(background)._withdraw(background, future)
-            with pytest.raises(HopliteTimeoutError):
-                future.result(60)
-        raise Interrupted
+    def begins(call: Any, *args: Any) -> Any:
+        future = begin(call, *args)
+        if moment == "begin":
+            raise Interrupted
+        monkeypatch.setattr(future, "wait" if moment == "wait" else "outcome", _interrupted)
+        return future
 
-    if late:
-        thread, totals = _begun_in_thread(second, [1])
-        thread.join(20)  # so that the next call is under way when its time is over
-        assert totals == [2]
-    with monkeypatch.context() as patch:
-        patch.setattr(background, "_withdraw", interrupted)
-        with pytest.raises(Interrupted):
-            first.allreduce(np.array([10]))
-    last = first.allreduce_async(np.array([100]))
-    thread, totals = _begun_in_thread(second, [10, 100] if late else [1, 10, 100])
-    assert _patiently(last.result).tolist() == [200]
-    thread.join(20)
-    assert totals[-2:] == [20, 200]
-    first.close()
+    monkeypatch.setattr(background, "begin", begins)
+    if moment == "result":  # both calls end
+        thread, totals = _begun_in_thread(second, [1, 10])
+    with pytest.raises(Interrupted):
+        first.allreduce(np.array([10]))
+    with pytest.raises(ClosedError, match="because a call ended by Interrupted"):
+        first.barrier()
+    if moment == "result":
+        thread.join(20)
+        assert totals == [2, 20]
+        assert begun.result(20).tolist() == [2]
+    else:
+        with pytest.raises(ClosedError, match="this member has left"):
+            begun.result(20)
+        assert int(second.allreduce(np.array([1]))[0]) in (1, 2)
+    with cluster.group(name, 2, 0, timeout=60) as again:
+        later = again.allreduce_async(np.array([100]))
+        eventually(lambda: int(second.allreduce(np.array([100]))[0]) == 200, "it takes part")
+        assert later.result(20).tolist() == [200]
     second.close()
 
 
@@ -218,11 +232,11 @@ raise SystemError("of the program")
     assert "SystemError: of the program" in done.stderr
 
 
-def test_what_a_callback_raises_ends_no_later_call(cluster: Cluster) -> None:
+def test_callback_that_raises_ends_no_later_call(cluster: Cluster) -> None:
     def raises(_: Any) -> None:
         raise SystemExit(3)
 
-    first, second = impatient_and_patient(cluster, "callback raises")
+    first, second = pair_after_a_call(cluster, "callback raises")
     first.allreduce_async(np.array([1])).add_done_callback(raises)  # before that call is over
     later = first.allreduce_async(np.array([10]))
     thread, totals = _begun_in_thread(second, [1, 10])
@@ -233,8 +247,8 @@ def test_what_a_callback_raises_ends_no_later_call(cluster: Cluster) -> None:
     second.close()
 
 
-def test_a_callback_that_waits_for_a_later_call_is_told_so(cluster: Cluster) -> None:
-    first, second = impatient_and_patient(cluster, "callback waits")
+def test_callback_that_waits_for_a_later_call_gets_an_error(cluster: Cluster) -> None:
+    first, second = pair_after_a_call(cluster, "callback waits")
     heard: list[Any] = []
 
     def waits(_: Any) -> None:
@@ -272,28 +286,27 @@ def test_a_future_that_is_kept_keeps_no_group(cluster: Cluster) -> None:
 
 
 def test_waits_that_have_ended_leave_nothing_in_the_future(cluster: Cluster) -> None:
-    first, second = impatient_and_patient(cluster, "many waits")
+    first, second = pair_after_a_call(cluster, "many waits")
     future = first.allreduce_async(np.array([1]))
-    first._background._timeout = 0.001  # type: ignore[union-attr]
 
     async def wait() -> int:
         late = 0
         for _ in range(20):
             try:
-                await future
-            except HopliteTimeoutError:
+                await asyncio.wait_for(asyncio.ensure_future(future), 0.001)
+            except TimeoutError:
                 late += 1
         return late
 
     assert asyncio.run(wait()) == 20
     assert len(future._done_callbacks) == 1  # type: ignore[attr-defined]  # its own
     assert int(second.allreduce(np.array([1]))[0]) == 2
-    assert _patiently(future.result).tolist() == [2]
+    assert future.result(20).tolist() == [2]
     first.close()
     second.close()
 
 
-def test_a_group_that_becomes_whole_at_the_last_moment_loses_no_call(
+def test_group_that_becomes_whole_at_the_last_moment_is_left_by_who_was_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between the end of the wait for the others and the making of its error."""
@@ -304,18 +317,20 @@ def test_a_group_that_becomes_whole_at_the_last_moment_loses_no_call(
 
         def joins_now(limit: str) -> str:
             if not others:
-                others.append(cluster.group("last moment", 2, 1))
+                others.append(cluster.group("last moment", 2, 1, timeout=20))
                 eventually(first._admitted, "the Group is whole")
             return f"late within {limit}"
 
         monkeypatch.setattr(first, "_not_full", joins_now)
         futures = [first.allreduce_async(np.array([part])) for part in (1, 10)]
-        eventually(lambda: bool(others), "the other one joins")
-        thread, totals = _begun_in_thread(others[0], [1, 10])
-        assert [int(future.result(60)[0]) for future in futures] == [2, 20]
-        thread.join(20)
-        assert totals == [2, 20]
-        first.close()
+        for future in futures:
+            with pytest.raises(HopliteTimeoutError, match="late within group_wait_s"):
+                future.result(60)
+        assert (others[0].allreduce(np.array([5])).tolist(), others[0].contributors) == ([5], (1,))
+        with cluster.group("last moment", 2, 0, timeout=20) as again:
+            later = again.allreduce_async(np.array([1]))
+            eventually(lambda: int(others[0].allreduce(np.array([1]))[0]) == 2, "it takes part")
+            assert later.result(20).tolist() == [2]
         others[0].close()
 
 
@@ -328,40 +343,59 @@ def test_the_longest_wait_for_a_group() -> None:
         assert group.allgather_async("x").result(60) == ["x"]
 
 
-def test_close_gives_up_calls_in_the_background_that_are_late(cluster: Cluster) -> None:
-    first, second = impatient_and_patient(cluster, "given up")
+def test_close_during_a_late_background_call_returns_when_that_has_timed_out(
+    cluster: Cluster,
+) -> None:
+    """It raises no error of its own, and the rank can join again at once."""
+    first, second = impatient_and_patient(cluster, "closed late")
     futures = [first.allreduce_async(np.ones(1)) for _ in range(3)]
     first.close()
+    first.close()
     for future in futures:
-        with pytest.raises(ClosedError, match="this member has left"):
+        assert future.done()
+        with pytest.raises(HopliteTimeoutError, match="This rank has left the Group"):
             future.result()
-    assert second.allreduce(np.ones(1)).tolist() in ([1.0], [2.0])  # without it, or with its part
+    with cluster.group("closed late", 2, 0, timeout=60) as again:
+        later = again.allreduce_async(np.ones(1))
+        eventually(lambda: second.allreduce(np.ones(1)).tolist() == [2.0], "it takes part")
+        assert later.result(20).tolist() == [2.0]
     second.close()
 
 
-def test_calls_in_the_background_wait_for_a_group_that_is_not_whole_yet(cluster: Cluster) -> None:
-    alone = cluster.group("not whole yet", 2, 0, timeout=0.1)
-    future = alone.allgather_async(0)
-    with pytest.raises(HopliteTimeoutError, match=r"1 of 2 members came .* The call goes on"):
-        future.result()
-    other = cluster.group("not whole yet", 2, 1, timeout=60)
-    assert other.allgather(1) == [0, 1]
-    assert _patiently(future.result) == [0, 1]
-    alone.close()
-    other.close()
+def test_block_that_raises_during_a_late_background_call_gives_it_up(cluster: Cluster) -> None:
+    first, second = pair_after_a_call(cluster, "block")
+    begun: list[Any] = []
+
+    def block() -> None:
+        with first:
+            begun.append(first.allreduce_async(np.ones(1)))
+            raise KeyError("of the block")
+
+    with pytest.raises(KeyError, match="of the block"):
+        block()
+    with pytest.raises(ClosedError, match="this member has left"):
+        begun[0].result(20)
+    assert second.allreduce(np.ones(1)).tolist() in ([1.0], [2.0])
+    second.close()
 
 
-def test_calls_in_the_background_of_a_group_that_never_is_whole_fail() -> None:
-    """All of them, because one that came later would take the place of an earlier one."""
-    config = hoplite_mp.Config(group_wait_s=0.3)
+@pytest.mark.parametrize("limit", ["timeout", "group_wait_s"])
+def test_background_calls_of_a_group_that_does_not_fill_fail_and_a_new_one_begins_at_call_0(
+    limit: str,
+) -> None:
+    config = hoplite_mp.Config(group_wait_s=0.2 if limit == "group_wait_s" else 60)
     with hoplite_mp.Cluster(workers=0, config=config) as cluster:
-        alone = cluster.group("never whole", 2, 0, timeout=0.1)
-        futures = [alone.barrier_async() for _ in range(2)]
-        eventually(futures[1].done, "both have failed")
-        other = cluster.group("never whole", 2, 1)
-        for future in (*futures, alone.barrier_async()):
-            words = "came within group_wait_s=0.3 s.* close this Group, and join it again"
-            with pytest.raises(PeerLostError, match=words):
-                future.result(60)
-        alone.close()
-        other.close()
+        for _ in range(3):
+            alone = cluster.group("not whole", 2, 0, timeout=0.1 if limit == "timeout" else None)
+            futures = [alone.allgather_async(0) for _ in range(2)]
+            for future in futures:
+                with pytest.raises(HopliteTimeoutError, match=f"1 of 2 members came.* {limit}=0"):
+                    future.result(60)
+            with pytest.raises(ClosedError, match="because a call timed out"):
+                alone.allgather_async(0)
+        pair = [cluster.group("not whole", 2, rank, timeout=60) for rank in range(2)]
+        later = pair[0].allgather_async(0)
+        assert pair[1].allgather(1) == later.result(20) == [0, 1]
+        assert [group.calls for group in pair] == [1, 1]
+        for group in pair:
+            group.close()

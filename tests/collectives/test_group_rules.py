@@ -110,37 +110,40 @@ def test_without_a_rank_the_lowest_free_one_is_taken(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("came", [1, 2])
-def test_a_group_that_does_not_fill_says_how_many_came(came: int) -> None:
+def test_group_that_does_not_fill_names_who_is_missing_and_is_left(came: int) -> None:
     config = hoplite_mp.Config(group_wait_s=0.1)
     with hoplite_mp.Cluster(workers=0, config=config) as cluster:
         members = [cluster.group("few", 3) for _ in range(came)]
         missing = "ranks 1, 2" if came == 1 else "rank 2"
         words = f"{came} of 3 members came within group_wait_s=0.1 s; missing: {missing}, which"
-        for _ in range(2):
-            with pytest.raises(HopliteTimeoutError, match=words):
-                members[0].barrier()
+        with pytest.raises(HopliteTimeoutError, match=words):
+            members[0].barrier()
+        with pytest.raises(ClosedError, match="because a call timed out"):
+            members[0].barrier()
+        for member in members[1:]:
+            with pytest.raises(HopliteTimeoutError, match="missing: ranks 0, 2, which"):
+                member.barrier()
+        found = in_threads(cluster, "few", 3, lambda g: (g.allgather(g.rank), g.calls))
+        assert found == [([0, 1, 2], 1)] * 3
 
 
-def test_a_timeout_names_who_is_missing_and_the_call_can_be_made_again(cluster: Cluster) -> None:
+def test_call_that_times_out_names_who_is_missing_and_ends_membership(cluster: Cluster) -> None:
     first, second = impatient_and_patient(cluster, "slow")
-    with pytest.raises(HopliteTimeoutError, match=r"call 1 .* ranks \[1\]"):
+    words = (
+        r"call 1 still misses ranks \[1\], after 0.1 s. This rank has left the Group. To go on, "
+    )
+    with pytest.raises(HopliteTimeoutError, match=words + "join it again with the same name"):
         first.allreduce(np.ones(1))
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(second.allreduce(np.ones(1))))
-    thread.start()
-    eventually(lambda: _again(first, results), "the second try")
-    thread.join(20)
-    assert [r.tolist() for r in results] == [[2.0], [2.0]]
-    first.close()
+    for call in (first.barrier, first.barrier_async, lambda: first.split(0)):
+        with pytest.raises(ClosedError, match="this member has left, because a call timed out"):
+            call()
+    assert second.allreduce(np.ones(1)).tolist() in ([1.0], [2.0])  # without its part, or with it
+    with cluster.group("slow", 2, 0, timeout=60) as again:
+        waits = again.allreduce_async(np.ones(1))
+        eventually(lambda: second.allreduce(np.ones(1)).tolist() == [2.0], "it takes part")
+        assert waits.result(20).tolist() == [2.0]
+        assert again.calls == second.calls
     second.close()
-
-
-def _again(group: Group, results: list[Any]) -> bool:
-    try:
-        results.append(group.allreduce(np.ones(1)))
-    except HopliteTimeoutError:
-        return False
-    return True
 
 
 def test_what_a_member_can_see(cluster: Cluster) -> None:
@@ -313,7 +316,7 @@ def test_a_mistake_of_one_rank_is_everybodys(cluster: Cluster, mistake: str) -> 
         assert first == second == ("TypeError" if mistake == "pickle" else "ValueError")
 
 
-def test_a_member_whose_call_timed_out_does_not_stop_the_others(
+def test_call_that_times_out_on_one_rank_ends_among_the_others(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     late, over = Gate(tmp_path, "late"), Gate(tmp_path, "over")
@@ -328,13 +331,18 @@ def test_a_member_whose_call_timed_out_does_not_stop_the_others(
             total = float(group.allreduce(1.0))
         except TimeoutError:
             late.open()
-            over.wait()  # goes on living, and does not call again
+            with pytest.raises(ClosedError, match="because a call timed out"):
+                group.allreduce(1.0)
+            over.wait()  # goes on living, and does not join again
             return "late"
         if rank == 0:
             over.open()
         return str(total)
 
-    assert [f.result(30) for f in cluster.spmd(run, 3)] == ["3.0", "late", "3.0"]
+    first, late_one, last = [future.result(30) for future in cluster.spmd(run, 3)]
+    assert late_one == "late"
+    assert first == last, "the part of the late rank counts for all or for none"
+    assert first in ("2.0", "3.0")
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.collectives.helpers import eventually
 
 import hoplite_mp
 from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError
-from tests.collectives.helpers import eventually
 from tests.collectives.test_group_calls import in_threads
 from tests.tasks.test_interrupted_calls import Interrupt
 

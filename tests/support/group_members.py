@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import hoplite_mp
-from hoplite_mp import HopliteTimeoutError, _tasks
+from hoplite_mp import _tasks
 from tests.support.shm_host import POOL, ShmHost
 from tests.support.waiting import eventually
 
@@ -44,22 +44,20 @@ def in_threads(
     return found
 
 
-def impatient_and_patient(cluster: Cluster, name: str) -> tuple[Group, Group]:
-    """The two members of a Group after call 0; those that follow soon time out for the first."""
-    first = cluster.group(name, 2, 0, timeout=0.1)
-    second = cluster.group(name, 2, 1, timeout=60)
+def pair_after_a_call(cluster: Cluster, name: str) -> tuple[Group, Group]:
+    """The two members of a Group after call 0."""
+    first, second = (cluster.group(name, 2, rank, timeout=60) for rank in range(2))
     thread = threading.Thread(target=second.barrier)
     thread.start()
-
-    def is_over() -> bool:
-        try:
-            first.barrier()
-        except HopliteTimeoutError:  # the thread has not called yet
-            return False
-        return True
-
-    eventually(is_over, "the first call")
+    first.barrier()
     thread.join(20)
+    return first, second
+
+
+def impatient_and_patient(cluster: Cluster, name: str) -> tuple[Group, Group]:
+    """The same; the calls that follow soon time out for the first one."""
+    first, second = pair_after_a_call(cluster, name)
+    first._timeout = 0.1
     return first, second
 
 
