@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from hoplite_mp import ClosedError, PeerLostError
+from tests.collectives.helpers import eventually
+
 if TYPE_CHECKING:
-    from hoplite_mp import Cluster
+    from hoplite_mp import Cluster, Group
 
 
 pytestmark = pytest.mark.usefixtures("no_call_buffers")
@@ -45,46 +48,58 @@ class Late:
         return found
 
 
-@pytest.mark.parametrize("closes", [False, True])
-def test_what_it_has_committed_stays(cluster: Cluster, closes: bool) -> None:
+def interrupted_leader(
+    cluster: Cluster, name: str, kind: str, x: Any, strict: bool = False
+) -> tuple[Group, Any, threading.Event]:
+    """The other member of a Group whose leader was interrupted after its commit; the Future of
+    its call, which looks for the commit once the event is set; that event."""
     over = threading.Event()
-    with (
-        cluster.group(f"interrupted {closes}", 2, 0, timeout=20) as leader,
-        cluster.group(f"interrupted {closes}", 2, 1, timeout=20) as other,
-    ):
-        other._board = Late(other._board, over)
-        waits = other.allgather_async("b")
-        leader._board = Interrupting(leader._board)
-        with pytest.raises(KeyboardInterrupt):
-            leader.allgather("a")
-        if closes:
-            leader.close()
-        over.set()
-        assert waits.result(20) == ["a", "b"]
+    leader, other = (cluster.group(name, 2, r, strict=strict, timeout=20) for r in range(2))
+    other._board = Late(other._board, over)  # type: ignore[assignment]
+    waits = getattr(other, f"{kind}_async")(2 * x)
+    leader._board = Interrupting(leader._board)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        getattr(leader, kind)(x)
+    with pytest.raises(ClosedError, match="because a call ended by KeyboardInterrupt"):
+        leader.barrier()
+    return other, waits, over
+
+
+def right(kind: str, x: Any) -> Any:
+    return 3 * x if kind == "allreduce" else [x, 2 * x]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("nbytes", [1 << 17, 1 << 20])
+@pytest.mark.parametrize("kind", ["allreduce", "allgather"])
+def test_leader_interrupted_after_its_commit_has_left_and_its_result_stays(
+    cluster: Cluster, kind: str, nbytes: int, strict: bool
+) -> None:
+    x = np.ones(nbytes // 8)
+    name = f"interrupted {kind} {nbytes} {strict}"
+    other, waits, over = interrupted_leader(cluster, name, kind, x, strict)
+    over.set()
+    assert np.array_equal(waits.result(20), right(kind, x))
+    assert other.contributors == (0, 1)
+    if strict:
+        with pytest.raises(PeerLostError, match=r"ranks \[0\] are lost"):
+            other.allgather(1)
+    else:
+        assert other.allgather(1) == [None, 1]
+    other.close()
 
 
 @pytest.mark.parametrize("nbytes", [1 << 17, 1 << 20])
 @pytest.mark.parametrize("kind", ["allreduce", "allgather"])
-def test_a_leader_that_makes_the_call_again(cluster: Cluster, kind: str, nbytes: int) -> None:
-    """It finds its own commit, whose result the other member still has to read."""
-    over = threading.Event()
-    name = f"interrupted and made again {kind} {nbytes}"
-    x = np.ones(nbytes // 8)
-    with (
-        cluster.group(name, 2, 0, timeout=20) as leader,
-        cluster.group(name, 2, 1, timeout=20) as other,
-    ):
-        other._board = Late(other._board, over)
-        waits = getattr(other, f"{kind}_async")(2 * x)
-        board = leader._board
-        leader._board = Interrupting(board)
-        with pytest.raises(KeyboardInterrupt):
-            getattr(leader, kind)(x)
-        assert leader.calls == 0
-        leader._board = board
-        mine = getattr(leader, kind)(x)
-        assert leader.calls == 1
+def test_leader_interrupted_after_its_commit_joins_again_before_the_others_have_read_it(
+    cluster: Cluster, kind: str, nbytes: int
+) -> None:
+    x, name = np.ones(nbytes // 8), f"interrupted and joins again {kind} {nbytes}"
+    other, waits, over = interrupted_leader(cluster, name, kind, x)
+    with cluster.group(name, 2, 0, timeout=20) as again:
+        later = again.allgather_async("again")
         over.set()
-        for got in (mine, waits.result(20)):
-            right = 3 * x if kind == "allreduce" else [x, 2 * x]
-            assert np.array_equal(got, right)
+        assert np.array_equal(waits.result(20), right(kind, x))
+        eventually(lambda: other.allgather("other") == ["again", "other"], "it takes part")
+        assert later.result(20) == ["again", "other"]
+    other.close()

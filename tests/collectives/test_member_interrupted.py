@@ -1,5 +1,5 @@
-"""What a member gives to its node is held until the commit, and blocks that the node has not got
-are given back, wherever a signal handler raises."""
+"""What a member gives to its node is held until it has left, and blocks that the node has not got
+are given back, wherever a signal handler raises. What is raised comes out of the call."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Member(MultiHost):
 
 
 @pytest.mark.parametrize("at", AFTER)
-def test_it_is_held_once_it_was_sent(at: str) -> None:
-    member, held = Member(at), [object()]  # an earlier try was interrupted, too
-    before = list(held)
+def test_part_that_is_interrupted_after_its_message_is_held(at: str) -> None:
+    member = Member(at)
+    held: list[Any] = []
     with pytest.raises(KeyboardInterrupt):
         member.give(3, ("allreduce", "sum", 0, [np.ones(9)]), False, True, held)
     (ask,) = member.sent
     assert ask.parts == [8]
-    assert held == [*before, REF]
+    assert held == [REF]
 
 
 class Lease:
@@ -112,28 +112,48 @@ class Writer(MultiHost):
         self.events.append("given back")
 
 
-def give(member: MultiHost, nbytes: int) -> BaseException | None:
-    return member.give(3, ("allreduce", "sum", 0, [np.ones(nbytes // 8)]), False, True, [])
+def give(member: MultiHost, nbytes: int) -> None:
+    member.give(3, ("allreduce", "sum", 0, [np.ones(nbytes // 8)]), False, True, [])
 
 
-@pytest.mark.parametrize("at", ["write", "before", "after", "clock"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), TimeoutError()])
+@pytest.mark.parametrize("at", ["write", "before"])
 @pytest.mark.parametrize("nbytes", [1 << 20, 3 * WRITE_ROUND_BYTES])
-def test_a_block_is_the_nodes_and_whole_or_given_back(
-    monkeypatch: pytest.MonkeyPatch, at: str, nbytes: int
+def test_block_that_is_interrupted_before_its_message_is_given_back(
+    at: str, nbytes: int, error: BaseException
 ) -> None:
-    member = Writer(at, KeyboardInterrupt())
+    member = Writer(at, error)
+    with pytest.raises(type(error)):
+        give(member, nbytes)
+    assert member.events == ["given back"]
+    assert member.sent == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), TimeoutError()])
+@pytest.mark.parametrize("at", ["after", "clock"])
+@pytest.mark.parametrize("nbytes", [1 << 20, 3 * WRITE_ROUND_BYTES])
+def test_block_that_is_interrupted_after_its_message_is_the_nodes(
+    monkeypatch: pytest.MonkeyPatch, at: str, nbytes: int, error: BaseException
+) -> None:
+    """What was not written by then is never reported as written: the rank leaves."""
+    member = Writer(at, error)
     clock = member.step("clock")
     monkeypatch.setattr("hoplite_mp._common.clock.monotonic", lambda: clock() or 1.0)
-    if at in ("write", "before"):
-        with pytest.raises(KeyboardInterrupt):
-            give(member, nbytes)
-        assert member.events == ["given back"]
-        assert member.sent == []
-        return
-    assert type(give(member, nbytes)) is KeyboardInterrupt
+    with pytest.raises(type(error)):
+        give(member, nbytes)
     assert member.events == []
     call, *rest = member.sent
     assert type(call) is GroupCall
+    assert rest == []
+    (payload, size, first) = call.parts[0]
+    assert payload == Lease.payload
+    assert (first == size) == (nbytes == 1 << 20)
+
+
+def test_block_that_is_not_interrupted_is_written_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    member = Writer("", KeyboardInterrupt())
+    give(member, 3 * WRITE_ROUND_BYTES)
+    call, *rest = member.sent
     written = Ranges()
     (payload, size, first) = call.parts[0]
     written.add(0, first)
@@ -144,15 +164,12 @@ def test_a_block_is_the_nodes_and_whole_or_given_back(
     assert written.reach(0, size) == size
 
 
-def test_what_is_raised_while_a_mistake_is_given_is_not_lost() -> None:
+def test_mistake_that_is_interrupted_while_it_is_given_raises() -> None:
     """The mistake may not have been sent, so nobody may wait for the end of the call."""
-    gives = [TypeError("cannot be written"), KeyboardInterrupt()]
+    errors = [TypeError("cannot be written"), KeyboardInterrupt()]
 
-    def give(*_: Any) -> BaseException | None:
-        error = gives.pop(0)
-        if isinstance(error, TypeError):
-            raise error
-        return error
+    def give(*_: Any) -> None:
+        raise errors.pop(0)
 
     member: Any = SimpleNamespace(
         _hosts=SimpleNamespace(give=give), _part=None, _lends=True, _gets=True, rank=0
@@ -160,6 +177,7 @@ def test_what_is_raised_while_a_mistake_is_given_is_not_lost() -> None:
     member._mistake = lambda error: CallProtocol._mistake(member, error)
     with pytest.raises(KeyboardInterrupt):
         CallProtocol._publish(member, 3, ("allgather", "", 0, [1]))
+    assert errors == []
 
 
 @pytest.mark.parametrize("error", [ValueError("it is too large"), NodeLostError("it has ended")])

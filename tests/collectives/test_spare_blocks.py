@@ -55,54 +55,75 @@ def member(memory: Memory) -> MultiHost:
     return made
 
 
-def call(member: MultiHost, nbytes: int) -> tuple[Any, BaseException | None]:
-    """One part of one block: what it lies in, and what a signal handler has raised."""
+def call(member: MultiHost, nbytes: int) -> Any:
+    """One part of one block: what it lies in."""
     block = member._block(nbytes)
-    return block, member._next_block([(7, nbytes, nbytes)])
+    member._next_block([(7, nbytes, nbytes)])
+    return block
 
 
-def test_two_parts_of_one_size_make_a_third_one_likely(member: MultiHost, memory: Memory) -> None:
-    assert call(member, NBYTES) == ("block", None)
+def test_next_block_after_two_parts_of_one_size_is_asked_for(
+    member: MultiHost, memory: Memory
+) -> None:
+    assert call(member, NBYTES) == "block"
     assert memory.spares == []
-    assert call(member, NBYTES) == ("block", None)
+    assert call(member, NBYTES) == "block"
     assert memory.spares == [NBYTES]
     for _ in range(3):
-        assert call(member, NBYTES) == ("spare", None)
+        assert call(member, NBYTES) == "spare"
     assert memory.allocated == [NBYTES] * 2
     assert memory.spares == [NBYTES] * 4
 
 
-def test_a_spare_of_another_size_is_let_go(member: MultiHost, memory: Memory) -> None:
+def test_block_of_another_size_lets_the_spare_go(member: MultiHost, memory: Memory) -> None:
     for _ in range(2):
         call(member, NBYTES)
-    assert call(member, NBYTES + 8) == ("block", None)
+    assert call(member, NBYTES + 8) == "block"
     assert member._preallocated == (NBYTES + 8, None)
     assert memory.spares == [NBYTES]
 
 
-def test_no_spare_of_what_is_large_or_several(member: MultiHost, memory: Memory) -> None:
+def test_next_block_after_large_or_several_parts_is_not_asked_for(
+    member: MultiHost, memory: Memory
+) -> None:
     for _ in range(3):
         call(member, PREALLOCATED_BYTES_MAX + 1)
     for _ in range(3):
         for _ in range(2):
             member._block(NBYTES)
-        assert member._next_block([(7, NBYTES, NBYTES), (8, NBYTES, NBYTES)]) is None
-        assert member._next_block([b"small"]) is None
-        assert member._next_block([]) is None
+        member._next_block([(7, NBYTES, NBYTES), (8, NBYTES, NBYTES)])
+        member._next_block([b"small"])
+        member._next_block([])
     assert memory.spares == []
 
 
-@pytest.mark.parametrize("error", [HopliteError("the node is gone"), KeyboardInterrupt()])
-def test_a_call_goes_on_without_a_spare(
-    member: MultiHost, memory: Memory, error: BaseException
+def test_next_block_of_a_node_that_is_gone_raises_no_error(
+    member: MultiHost, memory: Memory
 ) -> None:
     call(member, NBYTES)
-    memory.answer = error
-    raised = None if isinstance(error, HopliteError) else error
-    assert call(member, NBYTES) == ("block", raised)
+    memory.answer = HopliteError("the node is gone")
+    assert call(member, NBYTES) == "block"
+    assert memory.spares == [NBYTES]
     memory.answer = None  # others need the room
-    assert call(member, NBYTES) == ("block", None)
-    assert call(member, NBYTES) == ("block", None)
+    assert call(member, NBYTES) == "block"
+    assert call(member, NBYTES) == "block"
+
+
+class Late(Exception):
+    """What a signal handler raises."""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Late()])
+def test_next_block_that_is_interrupted_raises_and_is_not_there(
+    member: MultiHost, memory: Memory, error: BaseException
+) -> None:
+    """What is raised ends the membership, so no call goes on without a spare."""
+    call(member, NBYTES)
+    memory.answer = error
+    with pytest.raises(type(error)):
+        call(member, NBYTES)
+    assert memory.spares == [NBYTES]
+    assert member._preallocated == (NBYTES, None)
 
 
 def test_spares_leave_the_store_to_others() -> None:
