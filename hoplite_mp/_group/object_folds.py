@@ -88,6 +88,7 @@ class ObjectFolds(Messages):
             found = self._committed_fold(kind, op, root, x, deadline, ended)
         except BaseException as error:
             if error is not self._folded_error:
+                self._open = self._open or is_interruption(error)  # also of a documented type
                 self._end_after(error)
             raise
         finally:
