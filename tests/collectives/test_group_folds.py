@@ -21,6 +21,7 @@ from hoplite_mp._group.inbox import Receive
 from hoplite_mp._protocol.local import RESULT_TAG
 from tests.support.group_members import in_threads
 from tests.support.waiting import Gate, eventually
+from tests.collectives.test_membership_ends import until_all_take_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -197,7 +198,7 @@ def test_refs_inside_the_values_stay_alive(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_timeout_while_the_leader_folds_ends_membership(
+def test_fold_that_times_out_at_its_leader_ends_membership(
     cluster: Cluster, tmp_path: Path, in_background: bool
 ) -> None:
     name = f"slow fold {in_background}"
@@ -210,13 +211,11 @@ def test_a_timeout_while_the_leader_folds_ends_membership(
     def late(g: Group) -> Any:
         if in_background:
             g.barrier_async().result()
-            assert g._background is not None
-            g._background._timeout = 0.2
         g._timeout = 0.2
-        with pytest.raises(HopliteTimeoutError, match="rank 0 has not folded"):
+        with pytest.raises(HopliteTimeoutError, match=r"rank 0 has not folded .* within 0.2 s"):
             g.allreduce([g.rank], op=slow)
         for call in (g.barrier, g.barrier_async, g.recv):
-            with pytest.raises(ClosedError, match="timed out while the leading rank folded"):
+            with pytest.raises(ClosedError, match="because a call timed out"):
                 call()
         gate.open()
         alone.wait()
@@ -242,32 +241,6 @@ class Interruption(BaseException):
     """What a signal handler may raise."""
 
 
-@pytest.mark.parametrize("op", [operator.add, extend])
-def test_leader_that_is_interrupted_while_it_sends_results_lets_the_others_fold(
-    cluster: Cluster, op: Any
-) -> None:
-    def interrupted(g: Group) -> None:
-        send, sent = g._send_encoded, itertools.count()
-
-        def send_once(*args: Any) -> str:
-            if next(sent) == 1:
-                raise Interruption
-            return send(*args)
-
-        g._send_encoded = send_once  # type: ignore[method-assign]
-        with pytest.raises(Interruption):
-            g.allreduce([g.rank], op=op)
-
-    def body(g: Group) -> Any:
-        g._timeout = 20
-        first = interrupted(g) if g.rank == 0 else g.allreduce([g.rank], op=op)
-        return first, g.allreduce([g.rank, "next"], op=op), g.calls
-
-    later = [0, "next", 1, "next", 2, "next"]
-    found = in_threads(cluster, f"interrupted sending {op.__name__}", 3, body)
-    assert found == [(None, later, 2), ([0, 1, 2], later, 2), ([0, 1, 2], later, 2)]
-
-
 def once(interrupt: Callable[[], Any], step: Callable[..., Any], before: bool) -> Any:
     """A function that does what `step` does, and is interrupted the first time."""
     calls = itertools.count()
@@ -288,41 +261,100 @@ def interrupt() -> None:
     raise Interruption
 
 
+def next_fold(g: Group, cluster: Cluster, has_left: bool) -> Any:
+    """A fold of all ranks, after those that have left have joined again, and its call's number."""
+
+    def fold(group: Group) -> Any:
+        make = lambda: group.allreduce([group.rank, "next"], op=operator.add)  # noqa: E731
+        return until_all_take_part(group, make), group.calls
+
+    if not has_left:
+        return fold(g)
+    with pytest.raises(ClosedError, match="because a call ended by"):
+        g.barrier()
+    with cluster.group(g.name, g.size, g.rank, timeout=20) as again:
+        return fold(again)
+
+
+def check_next(found: list[Any], size: int) -> None:
+    """All ranks have got the same by their `next_fold`."""
+    wanted = [one for rank in range(size) for one in (rank, "next")]
+    assert [one[0] for one in found] == [wanted] * size
+    assert len({one[1] for one in found}) == 1
+
+
+@pytest.mark.parametrize("op", [operator.add, extend])
+def test_leader_interrupted_while_it_sends_results_has_left_and_the_others_fold(
+    cluster: Cluster, op: Any
+) -> None:
+    """One of them has its message already."""
+
+    def interrupted(g: Group) -> None:
+        send, sent = g._send_encoded, itertools.count()
+
+        def send_once(*args: Any) -> str:
+            if next(sent) == 1:
+                raise Interruption
+            return send(*args)
+
+        g._send_encoded = send_once  # type: ignore[method-assign]
+        with pytest.raises(Interruption):
+            g.allreduce([g.rank], op=op)
+
+    def body(g: Group) -> Any:
+        g._timeout = 20
+        first = interrupted(g) if g.rank == 0 else g.allreduce([g.rank], op=op)
+        return first, next_fold(g, cluster, g.rank == 0)
+
+    found = in_threads(cluster, f"interrupted sending {op.__name__}", 3, body)
+    assert [one[0] for one in found] == [None, [0, 1, 2], [0, 1, 2]]
+    check_next([one[1] for one in found], 3)
+
+
 LEADER_STEPS = {
-    "after the commit": [("_call", False)],
-    "before it reads the values": [("_take", True)],
-    "while it sends": [("_lead_fold", True), ("_send_result", True)],
-    "twice": [("_call", False), ("_send_result", True)],
+    "after the commit": ("_call", False),
+    "before it reads the values": ("_take", True),
+    "before it folds": ("_lead_fold", True),
+    "while it sends": ("_send_result", True),
+    "when it has sent": ("_send_result", False),
 }
 
 
+@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("when", LEADER_STEPS)
-def test_leader_that_is_interrupted_after_the_commit_lets_the_others_fold(
-    cluster: Cluster, when: str
+def test_leader_interrupted_after_the_commit_has_left_and_the_others_fold(
+    cluster: Cluster, when: str, strict: bool
 ) -> None:
+    """Strict ranks get an error instead, unless its message had been sent."""
     folded = threading.Event()
+    wanted: Any = [0, 1] if not strict or when == "when it has sent" else PeerLostError
 
     def body(g: Group) -> Any:
         if g.rank:
-            found = g.allreduce([g.rank], op=operator.add)
+            try:
+                found: Any = g.allreduce([g.rank], op=operator.add)
+            except PeerLostError as error:
+                found = type(error)
             folded.set()
-        else:
-            for name, before in LEADER_STEPS[when]:
-                setattr(g, name, once(interrupt, getattr(g, name), before))
-            with pytest.raises(Interruption):
-                g.allreduce([g.rank], op=operator.add)
-            assert folded.wait(15), "the other rank waits for the leader"
-            found = None
-        return found, g.allreduce([g.rank, "next"], op=operator.add), g.calls
+            return found, None if strict else next_fold(g, cluster, False)
+        name, before = LEADER_STEPS[when]
+        setattr(g, name, once(interrupt, getattr(g, name), before))
+        with pytest.raises(Interruption):
+            g.allreduce([g.rank], op=operator.add)
+        assert folded.wait(15), "the other rank waits for the leader"
+        return None, None if strict else next_fold(g, cluster, True)
 
-    later = [0, "next", 1, "next"]
-    found = in_threads(cluster, f"interrupted leader {when}", 2, body)
-    assert found == [(None, later, 2), ([0, 1], later, 2)]
+    name = f"interrupted leader {when} {strict}"
+    found = in_threads(cluster, name, 2, body, strict=strict)
+    assert [one[0] for one in found] == [None, wanted]
+    if not strict:
+        check_next([one[1] for one in found], 2)
 
 
-def test_leader_that_is_interrupted_while_it_sends_an_error_lets_the_others_fold(
+def test_leader_interrupted_while_it_sends_an_error_has_left_and_the_others_raise_it(
     cluster: Cluster,
 ) -> None:
+    """They fold the values themselves. The error of the function ends no membership."""
     raised = threading.Event()
 
     def body(g: Group) -> Any:
@@ -333,42 +365,65 @@ def test_leader_that_is_interrupted_while_it_sends_an_error_lets_the_others_fold
         if g.rank:
             raised.set()
         assert raised.wait(15), "the other rank waits for the leader"
-        return g.allreduce([g.rank], op=operator.add)
+        return next_fold(g, cluster, g.rank == 0)
 
-    assert in_threads(cluster, "interrupted error", 2, body) == [[0, 1]] * 2
+    check_next(in_threads(cluster, "interrupted error", 2, body), 2)
 
 
-def test_exception_of_a_signal_handler_in_a_fold_stays_on_the_leader(cluster: Cluster) -> None:
+@pytest.mark.parametrize("error", [TimeoutError, ValueError])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_exception_of_a_signal_handler_in_a_fold_ends_the_membership_of_its_rank_alone(
+    cluster: Cluster, rank: int, error: type[Exception]
+) -> None:
+    """Of the leader, or of another rank, which folds itself because the leader has left."""
+
     def handler(signum: int, frame: Any) -> None:
-        raise TimeoutError
+        raise error
 
     def body(g: Group) -> Any:
         def add(a: Any, b: Any) -> Any:
-            if g.rank == 0:
+            if g.rank == 0 and rank == 1:
+                raise Interruption
+            if g.rank == rank:
                 handler(signal.SIGALRM, sys._getframe())
             return a + b
 
+        first: Any = None
         try:
-            first: Any = g.allreduce([g.rank], op=add)
-        except TimeoutError:
-            first = "interrupted"
-        return first, g.allreduce([g.rank], op=operator.add)
+            first = g.allreduce([g.rank], op=add)
+        except (error, Interruption) as raised:
+            first = type(raised)
+        return first, next_fold(g, cluster, isinstance(first, type))
 
-    found = in_threads(cluster, "handler in a fold", 2, body)
-    assert found == [("interrupted", [0, 1]), ([0, 1], [0, 1])]
+    found = in_threads(cluster, f"handler in a fold {rank} {error}", 3, body)
+    first, second, third = (one[0] for one in found)
+    assert (first, third) == (error if rank == 0 else Interruption, [0, 1, 2])
+    assert second == ([0, 1, 2] if rank == 0 else error)
+    check_next([one[1] for one in found], 3)
 
 
-def test_leader_that_makes_its_next_call_lets_the_others_fold(cluster: Cluster) -> None:
+def test_leader_that_has_joined_again_lets_the_others_fold(cluster: Cluster) -> None:
+    """Its new membership has sent no result of the call before it."""
+    joined = threading.Event()
+
     def body(g: Group) -> Any:
         g._timeout = 20
         if g.rank:
-            return g.allreduce([g.rank], op=operator.add), g.allgather(g.rank)
-        g._call, call = once(interrupt, g._call, False), g._call  # type: ignore[method-assign]
-        g._let_fold = lambda _: None  # type: ignore[method-assign]
+            receive = g._receive_result
+
+            def late(*args: Any) -> Any:
+                assert joined.wait(15)
+                return receive(*args)
+
+            g._receive_result = late  # type: ignore[method-assign]
+            first = g.allreduce([g.rank], op=operator.add)
+            return first, until_all_take_part(g, lambda: g.allgather(g.rank))
+        g._call = once(interrupt, g._call, False)  # type: ignore[method-assign]
         with pytest.raises(Interruption):
             g.allreduce([g.rank], op=operator.add)
-        g._call = call  # type: ignore[method-assign]
-        return None, g.allgather(g.rank)
+        with cluster.group(g.name, 2, 0, timeout=20) as again:
+            joined.set()
+            return None, again.allgather(g.rank)
 
     assert in_threads(cluster, "leader goes on", 2, body) == [(None, [0, 1]), ([0, 1], [0, 1])]
 

@@ -17,6 +17,7 @@ from hoplite_mp import ClosedError, PeerLostError, TaskError
 from hoplite_mp._protocol.local import GroupCall, GroupJoin
 from tests.support.group_members import in_threads
 from tests.support.waiting import eventually
+from tests.collectives.test_membership_ends import until_all_take_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -262,19 +263,33 @@ class InterruptedAfter:
             raise KeyboardInterrupt
 
 
-def test_ctrl_c_right_after_a_call_was_announced(both: Cluster) -> None:
-    """The others get its part, which is written all the same, and so does a repeated call."""
+def test_call_interrupted_right_after_it_was_announced_ends_membership(both: Cluster) -> None:
+    """The other rank's result has all of its part, which was not written whole, or nothing."""
 
-    def body(group: Group) -> list[int]:
+    def body(group: Group) -> Any:
         group.barrier()
         part = np.full(3 * MIB, group.rank, np.uint8)
-        if group.rank == 0 and group._hosts is not None:
+        if group.rank:
+            first = group.allgather(part)
+            assert group.contributors in ((1,), (0, 1))
+            assert (first[0] is None) == (group.contributors == (1,))
+            assert first[0] is None or not first[0].any()
+            rest = until_all_take_part(group, lambda: group.allgather(part))
+            return [int(one[-1]) for one in rest]
+        if group._hosts is not None:
             group._hosts._channel = InterruptedAfter(group._hosts._channel)
-            with pytest.raises(KeyboardInterrupt):
-                group.allgather(part)
-        return [int(one[-1]) for one in group.allgather(part)]
+        else:
+            group._committed = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            group.allgather(part)
+        with both.group(group.name, 2, 0, timeout=20) as again:
+            return [int(one[-1]) for one in again.allgather(part)]
 
     assert in_threads(both, "interrupted", 2, body) == [[0, 1], [0, 1]]
+
+
+def interrupted(*_: Any) -> Any:
+    raise KeyboardInterrupt
 
 
 class ExitsWhenLoaded:
@@ -301,11 +316,18 @@ LOADING_CALLS: dict[str, Callable[[Group, Any], Any]] = {
 def test_value_that_cannot_be_loaded_is_an_error_that_names_its_rank(
     both: Cluster, kind: str, value: Any
 ) -> None:
+    """The ranks that load a value whose own code exits leave the Group. A function's reduction has
+    that error on all ranks, so nobody leaves."""
     error = TaskError if isinstance(value, ExitsWhenLoaded) else ValueError
 
     def body(g: Group) -> Any:
         with pytest.raises(error, match=r"the value of rank 1 could not be loaded"):
             LOADING_CALLS[kind](g, value)
-        return g.allgather(g.rank)
+        if error is ValueError or kind == "fold":
+            return g.allgather(g.rank)
+        with pytest.raises(ClosedError, match="because a call ended by TaskError"):
+            g.barrier()
+        with both.group(g.name, 2, g.rank, timeout=20) as again:
+            return until_all_take_part(again, lambda: again.allgather(g.rank))
 
     assert in_threads(both, f"loads {kind} {error}", 2, body) == [[0, 1]] * 2
