@@ -29,6 +29,7 @@ from tests.support.group_members import (
     pid_in,
     random_parts,
 )
+from tests.collectives.test_small_calls import time_out_and_join_again
 from tests.support.shm_host import ShmHost
 from tests.support.values import same_array
 from tests.support.waiting import eventually
@@ -223,87 +224,75 @@ def test_a_slow_rank_reads_the_parts_of_its_call_while_others_make_the_next_one(
                 assert (one == (10 * unit if kind == "broadcast" else 111 * unit)).all(), turn
 
 
-def test_a_rank_that_gave_up_makes_the_call_anew_with_another_part(cluster: Cluster) -> None:
-    with (
-        cluster.group("anew, large", 2, 0, timeout=20) as first,
-        cluster.group("anew, large", 2, 1, timeout=20) as second,
-    ):
-        both = first.barrier_async()
-        second.barrier()
-        both.result(20)
-        second._timeout = 0.05
-        with pytest.raises(hoplite_mp.HopliteTimeoutError):
-            second.allreduce(np.full(LARGE, 100.0))
-        assert part_of(second, 1) == [100.0] * LARGE
-        second._timeout = 20
-        waits = second.allreduce_async(np.full(LARGE, 1.0))
-        eventually(lambda: second._board.member(1)[2])  # the new part is an object
-        assert set(first.allreduce(np.full(LARGE, 10.0)).tolist()) == {11.0}
-        assert set(waits.result(20).tolist()) == {11.0}
-
-
-@pytest.mark.parametrize("kind", ["allreduce", "allgather"])
-def test_a_leader_that_was_interrupted_after_its_decision_finds_it(
-    cluster: Cluster, kind: str, monkeypatch: pytest.MonkeyPatch
+def test_large_part_of_a_call_that_timed_out_is_not_taken_for_one_of_a_later_call(
+    cluster: Cluster,
 ) -> None:
-    """It makes the call again with another array; its first one counts."""
-    name, over = f"interrupted, buffers {kind}", threading.Event()
-    with (
-        cluster.group(name, 2, 0, timeout=20) as leader,
-        cluster.group(name, 2, 1, timeout=20) as other,
-    ):
-        take = other._small.take
+    time_out_and_join_again(cluster, "anew, large", LARGE)
 
-        def late(*args: Any) -> Any:
-            assert over.wait(20)
-            return take(*args)
 
-        monkeypatch.setattr(other._small, "take", late)
-        waits = getattr(other, f"{kind}_async")(np.full(LARGE, 2.0))
-        eventually(lambda: other._board.member(1)[0])
+@pytest.mark.parametrize("interrupted_rank", [0, 1])
+@pytest.mark.parametrize("kind", ["allreduce", "allgather"])
+def test_rank_interrupted_after_the_decision_has_left_and_its_part_counts(
+    cluster: Cluster, kind: str, interrupted_rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader, too. It joins again before the other rank has read the result."""
+    name, over = f"interrupted, buffers {kind} {interrupted_rank}", threading.Event()
+    pair = [cluster.group(name, 2, rank, timeout=20) for rank in range(2)]
+    one, other = pair[interrupted_rank], pair[1 - interrupted_rank]
+    take = other._small.take
 
-        def interrupted(*args: Any) -> Any:
-            assert SingleHost.make(leader._small, *args)
-            raise KeyboardInterrupt
+    def late(*args: Any) -> Any:
+        assert over.wait(20)
+        return take(*args)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(leader._small, "make", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                getattr(leader, kind)(np.full(LARGE, 1.0))
-        assert leader.calls == 0
-        mine = getattr(leader, kind)(np.full(LARGE, 50.0))
-        assert leader.calls == 1
+    def decided(*args: Any) -> Any:
+        mask = SingleHost.make(one._small, *args)
+        eventually(lambda: mask or one._board.look()[4], "the decision")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(other._small, "take", late)
+    waits = getattr(other, f"{kind}_async")(np.full(LARGE, 2.0))
+    eventually(lambda: other._board.member(other.rank)[0])
+    monkeypatch.setattr(one._small, "make", decided)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(one, kind)(np.full(LARGE, 1.0))
+    with pytest.raises(hoplite_mp.ClosedError, match="ended by KeyboardInterrupt"):
+        getattr(one, kind)(np.full(LARGE, 1.0))
+    with cluster.group(name, 2, interrupted_rank, timeout=20) as again:
+        later = again.allreduce_async(np.full(LARGE, 50.0))
         over.set()
-        for got in (mine, waits.result(20)):
-            arrays = got if kind == "allgather" else [got]
-            wanted = [1.0, 2.0] if kind == "allgather" else [3.0]
-            assert [set(one.tolist()) for one in arrays] == [{value} for value in wanted]
+        got = waits.result(20)
+        arrays = got if kind == "allgather" else [got]
+        values = [1.0, 2.0] if interrupted_rank == 0 else [2.0, 1.0]
+        wanted = values if kind == "allgather" else [3.0]
+        assert [set(array.tolist()) for array in arrays] == [{value} for value in wanted]
+        eventually(lambda: other.allreduce(np.full(LARGE, 2.0))[-1] == 52.0, "it takes part")
+        assert set(later.result(20).tolist()) == {52.0}
+    other.close()
 
 
-def test_a_rank_that_makes_an_interrupted_call_again_as_another_one_gets_an_error(
+def test_rank_interrupted_after_the_commit_joins_again_and_makes_another_kind_of_call(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = "another call"
-    with (
-        cluster.group(name, 2, 0, timeout=20) as first,
-        cluster.group(name, 2, 1, timeout=20) as second,
-    ):
-        waits = first.allgather_async(np.full(LARGE, 1.0))
+    """Its next call is the next one of the others, not the one that was interrupted."""
+    first, second = (cluster.group("another call", 2, rank, timeout=20) for rank in range(2))
+    waits = first.allgather_async(np.full(LARGE, 1.0))
 
-        def interrupted(*args: Any) -> Any:
-            SingleHost.make(second._small, *args)
-            eventually(lambda: second._board.look()[4])
-            raise KeyboardInterrupt
+    def interrupted(*args: Any) -> Any:
+        SingleHost.make(second._small, *args)
+        eventually(lambda: second._board.look()[4])
+        raise KeyboardInterrupt
 
-        with monkeypatch.context() as patch:
-            patch.setattr(second._small, "make", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                second.allgather(np.full(LARGE, 2.0))
-        with pytest.raises(ValueError, match="interrupted, and was made again as another call"):
-            second.allreduce(np.full(LARGE, 100.0))
-        assert [one[0] for one in waits.result(20)] == [1.0, 2.0]
-        later = first.allreduce_async(np.full(LARGE, 1.0))
-        assert second.allreduce(np.full(LARGE, 2.0))[0] == later.result(20)[0] == 3.0
+    monkeypatch.setattr(second._small, "make", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        second.allgather(np.full(LARGE, 2.0))
+    assert [one[0] for one in waits.result(20)] == [1.0, 2.0]
+    with cluster.group("another call", 2, 1, timeout=20) as again:
+        later = again.allreduce_async(np.full(LARGE, 100.0))
+        eventually(lambda: first.allreduce(np.full(LARGE, 1.0))[0] == 101.0, "it takes part")
+        assert later.result(20)[0] == 101.0
+        assert again.calls == first.calls
+    first.close()
 
 
 def test_parts_that_the_leader_cannot_put_into_a_full_store_are_every_ranks_error() -> None:
@@ -455,7 +444,7 @@ def test_members_are_killed_in_the_middle(tmp_path: Path, seed: int) -> None:
         eventually(lambda: cluster.stats()["bytes_used"] < before + 2 * BUFFER_BYTES_MIN, freed)
 
 
-def replaced(rank: int, size: int, folder: Path, until: float) -> list[str]:
+def replaced(rank: int, size: int, folder: Path) -> list[str]:
     """Calls of every kind, in the order of their numbers, so that a member that takes a dead one's
     place makes the call that the others make."""
     group = hoplite_mp.current().group("replaced", size, rank)
@@ -467,11 +456,11 @@ def replaced(rank: int, size: int, folder: Path, until: float) -> list[str]:
 
     (folder / f"{rank}.pid").write_text(str(os.getpid()))
     while True:
-        number = group._begin(calls=True)
+        number = group._begin()
         try:
             if number % 4 == 0:
                 part = np.full(LARGE, 10.0**rank)
-                part[0] = time.time() > until
+                part[0] = (folder / "last").exists()
                 total = group.allreduce(part)
                 check(number, "sum", total[1:], sum(10.0**one for one in group.contributors))
                 if total[0]:
@@ -495,20 +484,19 @@ def replaced(rank: int, size: int, folder: Path, until: float) -> list[str]:
 def test_members_that_take_the_place_of_killed_ones_change_no_value(tmp_path: Path) -> None:
     random_, size = random.Random(5), 3
     with hoplite_mp.Cluster(workers=5, memory="256MiB") as cluster:
-        until = time.time() + 4
         run = cluster.options(retries=100)
-        tasks = [run.submit(replaced, rank, size, tmp_path, until) for rank in range(size)]
-        kills = 0
-        while time.time() < until - 1:
-            time.sleep(0.05 + random_.random() * 0.2)
+        tasks = [run.submit(replaced, rank, size, tmp_path) for rank in range(size)]
+        kills, until = 0, time.monotonic() + 4
+        while not kills or time.monotonic() < until:
             path = tmp_path / f"{random_.randrange(size)}.pid"
             if path.exists() and path.read_text():
                 pid = int(path.read_text())
                 path.unlink()
                 os.kill(pid, signal.SIGKILL)
                 kills += 1
+            time.sleep(0.05 + random_.random() * 0.2)  # the instant is what is tried
+        (tmp_path / "last").touch()
         assert [task.result(timeout=60) for task in tasks] == [[], [], []]
-        assert kills
 
 
 def killed_or_kept(rank: int, gate: Path) -> float:

@@ -135,23 +135,34 @@ def test_calls_that_differ_are_every_ranks_error(trio: Trio) -> None:
         assert all(one == (3, (0, 1, 2)) for one in trio.call(lambda g: int(g.allreduce(1))))
 
 
-def test_who_gave_up_makes_the_call_anew_with_another_part(cluster: Cluster) -> None:
-    """What it had published lies on the board, and must not be taken for what it gives now."""
-    with (
-        cluster.group("anew", 2, 0, timeout=20) as first,
-        cluster.group("anew", 2, 1, timeout=20) as second,
-    ):
-        both = first.barrier_async()
-        second.barrier()
-        both.result(20)
-        second._timeout = 0.05
-        with pytest.raises(hoplite_mp.HopliteTimeoutError):
-            second.allreduce(np.full(4, 100.0))
-        second._timeout = 20
-        waits = second.allreduce_async(np.full(4, 1.0))
-        eventually(lambda: part_of(second, 1) == [1.0] * 4)
-        assert first.allreduce(np.full(4, 10.0)).tolist() == [11.0] * 4
-        assert waits.result(20).tolist() == [11.0] * 4
+def test_part_of_a_call_that_timed_out_is_not_taken_for_one_of_a_later_call(
+    cluster: Cluster,
+) -> None:
+    """It lies on the board, and the rank joins again at once, and gives another part."""
+    time_out_and_join_again(cluster, "anew", 4)
+
+
+def time_out_and_join_again(cluster: Cluster, name: str, elements: int) -> None:
+    first, second = (cluster.group(name, 2, rank, timeout=20) for rank in range(2))
+    both = first.barrier_async()
+    second.barrier()
+    both.result(20)
+    second._timeout = 0.05
+    with pytest.raises(hoplite_mp.HopliteTimeoutError):
+        second.allreduce(np.full(elements, 100.0))
+    seen = []
+
+    def takes_part() -> bool:
+        seen.append(set(first.allreduce(np.full(elements, 10.0)).tolist()))
+        return seen[-1] == {11.0}
+
+    with cluster.group(name, 2, 1, timeout=20) as again:
+        waits = again.allreduce_async(np.full(elements, 1.0))
+        eventually(takes_part, "the part of the rank that has joined again")
+        assert set(waits.result(20).tolist()) == {11.0}
+    assert seen[0] in ({10.0}, {11.0}, {110.0}), "the late part counts for all or for none"
+    assert all(one == {10.0} for one in seen[1:-1])
+    first.close()
 
 
 def fast(rank: int, name: str, size: int, folder: Path) -> list[Any]:
@@ -288,16 +299,15 @@ def test_member_given_up_while_it_reads_a_result_gets_an_error(
             second = g.allreduce(np.full(elements, 5.0))
             made.set()
             return second[0]
-        outcome = g._small.outcome
+        take = g._small.take
 
-        def late() -> Any:
-            found = outcome()
+        def late(*args: Any) -> Any:
             g._board.set_masks(0b01, 0, True)
             given_up.set()
             assert made.wait(20)
-            return found
+            return take(*args)
 
-        g._small.outcome = late  # type: ignore[method-assign]
+        g._small.take = late  # type: ignore[method-assign]
         try:
             while True:
                 g.allreduce(np.ones(elements))
