@@ -12,6 +12,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp import ClosedError, Cluster, PeerLostError
 from tests.support.waiting import Run, longest_pause
+from hoplite_mp import ClosedError, Cluster, HopliteTimeoutError, PeerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +90,7 @@ def test_a_cancelled_await_does_not_cancel_the_call(cluster: Cluster, run: Run) 
     run(main())
 
 
-def test_what_a_call_raises_the_await_raises(cluster: Cluster, run: Run) -> None:
+def test_await_of_a_call_that_fails_raises_its_error(cluster: Cluster, run: Run) -> None:
     async def main() -> None:
         first, second = pair(cluster, "raises")
         with first, second:
@@ -107,6 +108,36 @@ def test_what_a_call_raises_the_await_raises(cluster: Cluster, run: Run) -> None
                 await left
             with pytest.raises(ClosedError, match="this member has left"):
                 await closed
+
+    run(main())
+
+
+def test_await_of_a_call_that_is_late_raises_and_ends_membership(
+    cluster: Cluster, run: Run
+) -> None:
+    """A wait that is cancelled before leaves the call running; both calls fail when it is late."""
+
+    async def main() -> None:
+        first, second = pair(cluster, "late")
+        await asyncio.gather(first.barrier_async(), second.barrier_async())
+        first._timeout = 0.3
+        futures = [first.allgather_async("a"), first.allgather_async("b")]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(futures[0], 0.01)
+        assert not futures[0].done()
+        for future in futures:
+            with pytest.raises(HopliteTimeoutError, match="This rank has left the Group"):
+                await future
+        with pytest.raises(ClosedError, match="because a call timed out"):
+            first.allgather_async("c")
+        assert await second.allgather_async("d") in (["a", "d"], [None, "d"])
+        first = cluster.group("late", 2, 0, timeout=20)
+        found = await asyncio.gather(first.allgather_async("e"), second.allgather_async("f"))
+        assert found == [["e", "f"]] * 2
+        first.close()
+        second.close()
+
+    run(main())
 
 
 def test_a_receive_waits_in_the_background_for_a_group_that_is_not_whole(
