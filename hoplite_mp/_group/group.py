@@ -174,8 +174,7 @@ class Group(GroupCollectives):
             [(rank, *identity) for rank, identity in peers],
             _own_call(),
         )
-        place = self._runtime.channel.call(ask).value
-        made = Group(self._runtime, name, len(peers), place, self.strict, self._timeout)
+        made = _member(self._runtime, ask, self.strict, self._timeout)
         made._cluster = self._cluster
         return made
 
@@ -336,15 +335,43 @@ def join(
         leave.__self__._finish_leaving(name)
     ask = GroupJoin(name, int(size), None if rank is None else int(rank), call=_own_call())
     try:
-        place = runtime.channel.call(ask).value
+        return _member(runtime, ask, strict, timeout)
     except ValueError as error:
         own = [leave.__self__ for leave in runtime.task_leaves]
         if any((one.name, one.rank) == (name, rank) for one in own):
             raise ValueError(f"{error}, which is this program: close() that Group first") from None
         raise
-    if isinstance(place, str):
-        raise PeerLostError(place)
-    return Group(runtime, name, int(size), place, strict, timeout)
+
+
+def _member(runtime: Runtime, ask: GroupJoin, strict: bool, timeout: float | None) -> Group:
+    """Joins. If an exception interrupts this, the rank is free, and no other rank waits for it."""
+    places: list[Any] = []
+
+    def take(place: Any, number: int, seen: list[int]) -> Any:
+        places.append(place)  # first: as long as the reply is unread, the node takes it back
+        seen[0] = number
+        return place
+
+    try:
+        place = runtime.channel.call(ask, take)
+        if isinstance(place, str):
+            raise PeerLostError(place)
+        return Group(runtime, ask.name, ask.size, place, strict, timeout)
+    except BaseException:
+        for place in places:
+            if not isinstance(place, str):
+                _give_back(runtime, ask.name, place[1], place[2])
+        raise
+
+
+def _give_back(runtime: Runtime, name: str, generation: int, rank: int) -> None:
+    """Leaves a Group right after the join, perhaps before there is an object for the member."""
+    for leave in list(runtime.task_leaves):
+        member = leave.__self__
+        if (member._generation, member.rank) == (generation, rank):
+            member._leave(True)
+            return
+    runtime.channel.call(GroupLeave(name, generation, rank))
 
 
 def _own_call() -> int:
