@@ -363,22 +363,73 @@ def test_array_read_in_place_and_written_after_its_call_has_raised_changes_no_re
         write_after_calls_that_time_out(cluster, rank, 16 * MIB // 8)
 
 
+GROUP = hoplite_mp.Group  # which tests replace
+
+
+class InterruptedGroup:
+    """In the place of the class: its constructor is interrupted as it begins or ends."""
+
+    def __init__(self, moment: str) -> None:
+        self.moment = moment
+
+    def __call__(self, *about: Any) -> Any:
+        if self.moment == "when it has joined":
+            GROUP(*about)
+        raise KeyboardInterrupt
+
+
+MOMENTS = ["before it joins", "as it joins", "when it has joined"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_split_interrupted_after_its_commit_leaves_the_new_group_to_the_others(
-    both: Cluster,
+    both: Cluster, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """They do not wait for it for ever: it is a dead rank of the new Group."""
+    interrupted = threading.Event()
 
     def body(group: Group) -> Any:
         group.barrier()
         if group.rank == 1:
-            group._of_peers = raising(KeyboardInterrupt())  # type: ignore[method-assign]
-            with pytest.raises(KeyboardInterrupt):
-                group.split(0)
-            with pytest.raises(ClosedError, match="because a call ended by KeyboardInterrupt"):
-                group.split(0)
+            split_after_commit(group)
             return None
+        of_peers = group._of_peers
+
+        def late(*about: Any) -> Any:  # after the class has been replaced for the other rank only
+            assert interrupted.wait(20)
+            return of_peers(*about)
+
+        group._of_peers = late  # type: ignore[method-assign]
         with group.split(0) as part:  # type: ignore[union-attr]
             return part.allgather(group.rank), part.contributors, part.size
 
-    found = in_threads(both, "split interrupted", 3, body)
+    def split_after_commit(group: Group) -> None:
+        try:
+            with monkeypatch.context() as patch:
+                if moment == "before it joins":
+                    patch.setattr(group, "_of_peers", raising(KeyboardInterrupt()))
+                else:
+                    replaced = InterruptedGroup(moment)
+                    patch.setattr("hoplite_mp._group.group.Group", replaced)
+                with pytest.raises(KeyboardInterrupt):
+                    group.split(0)
+        finally:
+            interrupted.set()
+        with pytest.raises(ClosedError, match="because a call ended by KeyboardInterrupt"):
+            group.split(0)
+
+    found = in_threads(both, f"split interrupted {moment}", 3, body)
     assert found == [([0, None, 2], (0, 2), 3), None, ([0, None, 2], (0, 2), 3)]
+
+
+@pytest.mark.parametrize("moment", MOMENTS[1:])
+def test_join_that_is_interrupted_leaves_the_rank_free(
+    both: Cluster, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    for _ in range(10):
+        with monkeypatch.context() as patch:
+            patch.setattr("hoplite_mp._group.group.Group", InterruptedGroup(moment))
+            with pytest.raises(KeyboardInterrupt):
+                both.group("join interrupted", 1, 0)
+        with both.group("join interrupted", 1, 0, timeout=20) as group:
+            assert group.allgather(7) == [7]
