@@ -48,7 +48,6 @@ ORDER: dict[str, bool] = {
     "torch.counting": False,
     "torch.work": False,
     "group.receives": True,
-    "group.leaving": False,
     "group.first_call": False,
     "group.asking": True,
     "group.inbox": False,

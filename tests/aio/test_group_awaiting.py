@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp import ClosedError, Cluster, PeerLostError
-from tests.support.waiting import Run, longest_pause
 from hoplite_mp import ClosedError, Cluster, HopliteTimeoutError, PeerLostError
+from tests.support.waiting import Run, longest_pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable

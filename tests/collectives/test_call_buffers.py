@@ -25,11 +25,10 @@ from tests.support.group_members import (
     SIZE,
     Trio,
     board_of,
-    part_of,
     pid_in,
     random_parts,
+    time_out_and_join_again,
 )
-from tests.collectives.test_small_calls import time_out_and_join_again
 from tests.support.shm_host import ShmHost
 from tests.support.values import same_array
 from tests.support.waiting import eventually

@@ -19,9 +19,8 @@ import hoplite_mp
 from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError
 from hoplite_mp._group.inbox import Receive
 from hoplite_mp._protocol.local import RESULT_TAG
-from tests.support.group_members import in_threads
+from tests.support.group_members import in_threads, until_all_take_part
 from tests.support.waiting import Gate, eventually
-from tests.collectives.test_membership_ends import until_all_take_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,9 +15,8 @@ import pytest
 import hoplite_mp
 from hoplite_mp import ClosedError, PeerLostError, TaskError
 from hoplite_mp._protocol.local import GroupCall, GroupJoin
-from tests.support.group_members import in_threads
+from tests.support.group_members import in_threads, until_all_take_part
 from tests.support.waiting import eventually
-from tests.collectives.test_membership_ends import until_all_take_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

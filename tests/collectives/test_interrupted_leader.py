@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import ClosedError, PeerLostError
-from tests.collectives.helpers import eventually
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from hoplite_mp import Cluster, Group

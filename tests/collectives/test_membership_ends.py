@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.collectives.helpers import eventually
 
 import hoplite_mp
 from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError
-from tests.collectives.test_group_calls import in_threads
-from tests.tasks.test_interrupted_calls import Interrupt
+from tests.support.group_members import in_threads, until_all_take_part
+from tests.support.interruptions import Interrupt
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,18 +33,6 @@ def both(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     listen = {} if request.param == "one host" else {"listen": "127.0.0.1:0"}
     with hoplite_mp.Cluster(workers=2, memory="192MiB", **listen) as made:
         yield made
-
-
-def until_all_take_part(group: Group, call: Callable[[], Any]) -> Any:
-    """Makes the call until every rank contributes to it; the result of the last one."""
-    found: list[Any] = []
-
-    def has_all() -> bool:
-        found[:] = [call()]
-        return len(group.contributors) == group.size
-
-    eventually(has_all, "a call of all ranks")
-    return found[0]
 
 
 class Late(Exception):

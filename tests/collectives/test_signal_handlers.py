@@ -16,7 +16,7 @@ import pytest
 
 from hoplite_mp import ClosedError
 from hoplite_mp._common.interruptions import is_interruption
-from tests.collectives.helpers import eventually
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

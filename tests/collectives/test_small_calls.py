@@ -24,9 +24,9 @@ from tests.support.group_members import (
     Trio,
     board_of,
     in_threads,
-    part_of,
     pid_in,
     random_parts,
+    time_out_and_join_again,
 )
 from tests.support.shm_host import CLIENT_BYTES, OFF_CLIENTS, OFF_SPINNERS, ShmHost
 from tests.support.values import same_array
@@ -140,29 +140,6 @@ def test_part_of_a_call_that_timed_out_is_not_taken_for_one_of_a_later_call(
 ) -> None:
     """It lies on the board, and the rank joins again at once, and gives another part."""
     time_out_and_join_again(cluster, "anew", 4)
-
-
-def time_out_and_join_again(cluster: Cluster, name: str, elements: int) -> None:
-    first, second = (cluster.group(name, 2, rank, timeout=20) for rank in range(2))
-    both = first.barrier_async()
-    second.barrier()
-    both.result(20)
-    second._timeout = 0.05
-    with pytest.raises(hoplite_mp.HopliteTimeoutError):
-        second.allreduce(np.full(elements, 100.0))
-    seen = []
-
-    def takes_part() -> bool:
-        seen.append(set(first.allreduce(np.full(elements, 10.0)).tolist()))
-        return seen[-1] == {11.0}
-
-    with cluster.group(name, 2, 1, timeout=20) as again:
-        waits = again.allreduce_async(np.full(elements, 1.0))
-        eventually(takes_part, "the part of the rank that has joined again")
-        assert set(waits.result(20).tolist()) == {11.0}
-    assert seen[0] in ({10.0}, {11.0}, {110.0}), "the late part counts for all or for none"
-    assert all(one == {10.0} for one in seen[1:-1])
-    first.close()
 
 
 def fast(rank: int, name: str, size: int, folder: Path) -> list[Any]:

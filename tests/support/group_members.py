@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
 import hoplite_mp
 from hoplite_mp import _tasks
@@ -185,3 +186,38 @@ def board_of(host: ShmHost, size: int) -> tuple[_tasks.Board, list[_tasks.Board]
         members.append(_tasks.Board(_tasks.Tasks(host.client(slot)), 3))
     node.set_masks((1 << size) - 1, 0, True)
     return node, members
+
+
+def until_all_take_part(group: Group, call: Callable[[], Any]) -> Any:
+    """Makes the call until every rank contributes to it; the result of the last one."""
+    found: list[Any] = []
+
+    def has_all() -> bool:
+        found[:] = [call()]
+        return len(group.contributors) == group.size
+
+    eventually(has_all, "a call of all ranks")
+    return found[0]
+
+
+def time_out_and_join_again(cluster: Cluster, name: str, elements: int) -> None:
+    first, second = (cluster.group(name, 2, rank, timeout=20) for rank in range(2))
+    both = first.barrier_async()
+    second.barrier()
+    both.result(20)
+    second._timeout = 0.05
+    with pytest.raises(hoplite_mp.HopliteTimeoutError):
+        second.allreduce(np.full(elements, 100.0))
+    seen = []
+
+    def takes_part() -> bool:
+        seen.append(set(first.allreduce(np.full(elements, 10.0)).tolist()))
+        return seen[-1] == {11.0}
+
+    with cluster.group(name, 2, 1, timeout=20) as again:
+        waits = again.allreduce_async(np.full(elements, 1.0))
+        eventually(takes_part, "the part of the rank that has joined again")
+        assert set(waits.result(20).tolist()) == {11.0}
+    assert seen[0] in ({10.0}, {11.0}, {110.0}), "the late part counts for all or for none"
+    assert all(one == {10.0} for one in seen[1:-1])
+    first.close()

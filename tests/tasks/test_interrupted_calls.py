@@ -7,13 +7,9 @@ point is met, in a second or two. Afterwards there are as many objects and bytes
 
 from __future__ import annotations
 
-import dis
-import functools
 import gc
-import sys
 import time
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +18,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp._protocol.local import OpenPool, Request
 from tests.support.functions import add
+from tests.support.interruptions import interrupted
 from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -29,66 +26,12 @@ if TYPE_CHECKING:
 
     from hoplite_mp import Cluster
 
-OURS = str(Path(hoplite_mp.__file__).parent)
-CHECKER = "lockdep.py"  # runs in tests only
-
 
 @pytest.fixture
 def alone() -> Iterator[Cluster]:
     with hoplite_mp.Cluster(workers=1, memory="64MiB") as made:
         made.submit(abs, -1).result(PATIENCE_S)
         yield made
-
-
-# After these the interpreter looks for signals; in between, say inside of `with`, it does not.
-LOOKS = {
-    dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD")
-    if name in dis.opmap
-}  # fmt: skip
-
-
-class Interrupt:
-    """Raises at the nth place of this library's Python code where a signal's handler could."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-        self.raised = False
-        self.last: dict[Any, int] = {}  # what each frame has just executed
-
-    def __call__(self, frame: Any, event: str, arg: Any) -> Any:
-        file = frame.f_code.co_filename
-        if self.raised or not file.startswith(OURS) or file.endswith(CHECKER):
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            last, self.last[frame] = self.last.get(frame), opcodes_of(frame.f_code)[frame.f_lasti]
-            if last in LOOKS:
-                self.left -= 1
-                if self.left < 0:
-                    self.raised = True
-                    self.last.clear()
-                    raise KeyboardInterrupt
-        return self
-
-
-@functools.cache
-def opcodes_of(code: Any) -> bytes:
-    return bytes(code.co_code)
-
-
-def interrupted(call: Callable[[], Any], at: int) -> bool:
-    """Whether it was, before it came to its end."""
-    interrupt = Interrupt(at)
-    before = sys.gettrace()
-    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for it only in settrace
-    sys.settrace(interrupt)
-    try:
-        call()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
-    return interrupt.raised
 
 
 def counts(c: Any) -> tuple[int, int, int]:

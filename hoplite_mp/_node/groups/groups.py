@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from hoplite_mp import _tasks
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import NODE_SLOT
@@ -108,6 +110,10 @@ class HostGroups:
             members_max, task, ask.parent, tuple(ask.founders), tries,
             self.events.team_of(slot, ask.size),
         )  # fmt: skip
+        for earlier, (_, before) in self.joining.items():
+            if msgspec.structs.replace(asked, request=earlier) == before:
+                self.joining[earlier] = number, before  # Ctrl-C: it does not await that reply
+                return
         self.joining[request] = number, asked
         self.send(asked)
 
