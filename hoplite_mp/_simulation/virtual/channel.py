@@ -74,11 +74,14 @@ class VirtualChannel:
         ask: Ask,
         take: Callable[..., Any] | None = None,
         descriptors: Sequence[int] = (),
+        sent: list[int] | None = None,
     ) -> Any:
         with self._lock:
             self._number += 1
             number = self._number
             self._send(Request(number, self._seen[0], ask))
+            if sent is not None:
+                sent.append(1)
             while True:
                 while not self._replies:
                     self._check()
