@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.ports import LoopPort
     from hoplite_mp._node.roster import Roster
+    from hoplite_mp._protocol.messages import Member
     from hoplite_mp._protocol.peers import PeerMessage
 
 __all__ = ["PATIENCE_S", "Answer", "Questions"]
@@ -113,9 +114,11 @@ class Questions:
         self._end(message.number, Answer(node, message, question.asked_ns, self.loop.now_ns()))
         return True
 
-    def lose_peer(self, host_id: int) -> None:
+    def peer_lost(self, member: Member) -> None:
         """Ends the questions to a host that is lost."""
-        for number in [number for number, one in self.open.items() if one.host_id == host_id]:
+        for number in [
+            number for number, one in self.open.items() if one.host_id == member.host_id
+        ]:
             self._end(number, None)
 
     def _end(self, number: int, answer: Answer | None) -> None:

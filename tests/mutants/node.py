@@ -214,8 +214,8 @@ MUTANTS = (
     ),
     Mutant(
         "lan-drain-waits-for-the-dead",
-        "hoplite_mp/_node/runtime/cluster_node.py",
-        "        self.draining.lose_peer(host_id)\n",
+        "hoplite_mp/_node/runtime/peer_loss.py",
+        '        ("draining", node.draining.peer_lost),\n',
         "",
         (
             "remove_node ends when all living hosts have what they need; here the leaving "

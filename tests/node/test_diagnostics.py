@@ -16,6 +16,7 @@ from hoplite_mp._node.roster import Roster
 from hoplite_mp._protocol.diagnostics import DumpAsked, LookTold, TraceAsked, TraceRead
 from hoplite_mp._protocol.local import Dump, Request
 from hoplite_mp._protocol.messages import Member
+from tests.support.lost_peers import gone
 from tests.support.node_ports import ManualLoop
 
 NUMBER, OWNER, OTHER = 3, 1001, 2002
@@ -97,7 +98,7 @@ def test_a_dump_goes_to_the_process_that_has_asked(died: bool) -> None:
         world.lines[SLOT] = "another process"
     world.questions.answered(OWNER, LookTold(asked[OWNER].number, data=b"theirs"))
     assert not world.replies
-    world.questions.lose_peer(OTHER)
+    world.questions.peer_lost(gone(OTHER))
     assert world.replies == ([] if died else [(SLOT, ([(1, 6), (NUMBER, 3)], [2]))])
     assert room.dumps == ({} if died else {SLOT: {1: b"theirs", NUMBER: b"own"}})
 

@@ -24,6 +24,7 @@ from hoplite_mp._protocol.peers import PeerMessage
 from hoplite_mp._worker.output_routing import OutputRouting
 from hoplite_mp.config import Config
 from hoplite_mp.errors import ConfigError
+from tests.support.lost_peers import gone
 from tests.support.node_ports import split_in_pieces
 from tests.support.processes import exit_code_of, fork_child
 
@@ -309,7 +310,7 @@ def test_lines_for_the_dead_go_nowhere(sides: Any) -> None:
             pump(both, 1)
     assert len(first.output.held) == 2
     del first.numbers[second.host_id]
-    first.far.lose_peer(second.host_id)
+    first.far.peer_lost(gone(second.host_id))
     assert not first.output.held
     idle.write(b"to myself\n")
     runs.write(b"to nobody\n")

@@ -10,6 +10,7 @@ from hoplite_mp._node.peers.path_estimator import (
     Flow,
     PathEstimator,
 )
+from tests.support.lost_peers import gone
 from tests.support.node_ports import ManualLoop
 
 LINK = 100e6  # bytes per second of each link, as its node knows it
@@ -218,7 +219,7 @@ def test_the_next_manager_hears_of_it_as_soon_as_it_is_confirmed() -> None:
 def test_a_node_that_is_gone_begins_anew() -> None:
     channel = Wire()
     channel.burst({2: NARROW}, 2)
-    channel.pairs.lose(2)
+    channel.pairs.peer_lost(gone(node=2))
     channel.burst({2: NARROW}, 2)
     assert channel.told == []
 

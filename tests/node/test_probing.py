@@ -7,6 +7,7 @@ from hoplite_mp._node.questions import Questions
 from hoplite_mp._node.roster import Roster
 from hoplite_mp._protocol.messages import LinkMeasured, Member
 from hoplite_mp._protocol.peers import Probe, Probed
+from tests.support.lost_peers import gone
 from tests.support.node_ports import ManualLoop
 
 
@@ -62,7 +63,7 @@ def test_some_are_asked_each_by_itself() -> None:
 def test_a_node_that_goes_and_answers_that_nobody_waits_for() -> None:
     network = Network()
     network.probing.begin([member(1), member(2)])
-    network.questions.lose_peer(1001)
+    network.questions.peer_lost(gone(1001))
     network.questions.answered(1001, Probed(network.sent[0][1].number))
     network.questions.answered(1002, Probed(99))
     network.sent = [one for one in network.sent if one[0] == 1002]

@@ -11,6 +11,7 @@ from hoplite_mp._client.trace_file import ahead_ns
 from hoplite_mp._node.diagnostics.tracing import best_clock
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._protocol.diagnostics import ClockAsked, LookTold, TraceRead
+from tests.support.lost_peers import gone
 from tests.support.node_ports import ManualLoop
 
 
@@ -72,7 +73,7 @@ def test_without_patience_all_are_waited_for(node: Node, questions: Questions) -
     assert questions.answered(1, LookTold(first.number))
     assert not questions.answered(1, LookTold(first.number))
     assert not node.loop.timers
-    questions.lose_peer(2)
+    questions.peer_lost(gone(2))
     assert [set(answers) for answers in found] == [{1}]
     assert not questions.answered(2, LookTold(second.number))
 
@@ -81,7 +82,7 @@ def test_who_is_silent_or_lost_is_not_waited_for(node: Node, questions: Question
     found: list[dict[int, Any]] = []
     questions.ask_all([1, 2, 9], ClockAsked, found.append)  # nobody has host id 9
     questions.answered(1, LookTold(node.sent[0][1].number))
-    questions.lose_peer(2)
+    questions.peer_lost(gone(2))
     assert [set(answers) for answers in found] == [{1}]
     questions.ask_all([1, 2], ClockAsked, found.append, 2.0)
     (_, asked), (_, other) = node.sent[-2:]
@@ -103,7 +104,7 @@ def test_one_host_answers_or_is_lost(node: Node, questions: Questions) -> None:
     node.loop.pass_time(1000.0)
     (_, asked), _ = node.sent
     questions.answered(1, LookTold(asked.number, 7))
-    questions.lose_peer(2)
+    questions.peer_lost(gone(2))
     assert found[1].message.value == 7
     assert found[1].came_ns - found[1].asked_ns == 1000 * 10**9
     assert found[2] is None
@@ -117,7 +118,7 @@ def test_the_host_is_lost_while_it_is_asked(node: Node, questions: Questions) ->
 
     def break_first(host_id: int, message: Any) -> bool:
         if host_id == 1:
-            questions.lose_peer(host_id)
+            questions.peer_lost(gone(host_id))
         return send(host_id, message) and host_id != 1
 
     questions.send = break_first

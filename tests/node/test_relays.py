@@ -12,6 +12,7 @@ from hoplite_mp._node.questions import Questions
 from hoplite_mp._node.roster import Roster
 from hoplite_mp._protocol.messages import Member
 from hoplite_mp._protocol.peers import RelayAsked, RelayOpened
+from tests.support.lost_peers import gone
 from tests.support.node_ports import ManualLoop
 
 REMOTE = 1009  # the host id of the node that cannot be reached
@@ -65,7 +66,7 @@ class Side:
     def lose(self, host_id: int) -> None:
         self.roster.remove(host_id - 1000)
         self.relays.lose_peer(host_id)
-        self.questions.lose_peer(host_id)
+        self.questions.peer_lost(gone(host_id))
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from hoplite_mp._protocol.peers import (
 )
 from hoplite_mp._protocol.worker_broadcast import EndRound, OpenRound
 from hoplite_mp.config import Config
+from tests.support.lost_peers import gone
 from tests.support.node_ports import ManualLoop
 
 SLOT = 2  # of the process that asks
@@ -138,7 +139,7 @@ class World:
         """As runtime/cluster_node.py does."""
         self.roster.remove(OTHERS[host_id])
         del self.runners[host_id]
-        self.questions.lose_peer(host_id)
+        self.questions.peer_lost(gone(host_id))
 
     def open_remote(self, *, exact: bool = False) -> None:
         """The two other nodes are asked for 3 and 4 workers."""

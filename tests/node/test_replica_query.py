@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hoplite_mp._common import ids
+from tests.support.lost_peers import gone
 from tests.support.node_hosts import BIG, remote_hold
 from tests.support.node_losses import (
     assert_no_lineage_kept,
@@ -103,10 +104,10 @@ def test_the_one_who_has_it_is_lost_to_the_owner_alone(
     member = network.members[runner.number]
     network.stopped |= {(runner.host_id, sender.host_id), (sender.host_id, runner.host_id)}
     sender.missing[runner.number] = member
-    sender.recovery.begin(member)
+    sender.recovery.peer_lost(member)
     sender.outbound_tasks.lose_runner(runner.host_id)
-    sender.exports.lose_peer(runner.host_id)
-    sender.remote_objects.lose_node(runner.number)
+    sender.exports.peer_lost(gone(runner.host_id))
+    sender.remote_objects.peer_lost(gone(node=runner.number))
     sender.outbound_tasks.lose_runner(reader.host_id)
     sender.remote_objects.want(oid, lambda: None)
     network.settle(2)

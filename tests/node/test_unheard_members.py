@@ -16,6 +16,7 @@ from hoplite_mp._node.groups.point_to_point import PointToPoint
 from hoplite_mp._protocol.group_calls import GroupPart
 from hoplite_mp._protocol.messages import GroupMembers
 from hoplite_mp._protocol.point_to_point import GroupSent
+from tests.support.lost_peers import gone
 from tests.support.messages import WHOLE
 from tests.support.node_group_calls import NUMBER, REQUEST_SLOT, RequestingNode
 from tests.support.node_ports import NoEngineCalls
@@ -203,7 +204,7 @@ def test_what_a_lost_node_has_sent_in_a_group_that_it_alone_had_heard_of() -> No
     node.imports.ask = lambda wanted, held: held([SimpleNamespace(oid=1) for _ in wanted])
     node.remote_objects = {}
     node.receive(0, GroupSent(GENERATION, 2, 1, 0, 1, 0, bytes(16), None, ()))
-    node.lose_node(0)
+    node.peer_lost(gone(node=0))
     whole = shown(2, (2, 1), (2, 1), True, first=True)
     net.tell(1, shown(1, (None, 1), (0, 1), False), whole)
     assert not node.groups[GENERATION].mailboxes[1].arrived
@@ -215,7 +216,7 @@ def test_what_a_lost_node_has_given_to_a_call_of_such_a_group() -> None:
     host.roster = SimpleNamespace(by_number={n: SimpleNamespace(host_id=n) for n in (1, 2)})
     calls = MultiHostCalls(host, mock.Mock(), NoEngineCalls())  # type: ignore[arg-type]
     calls.receive(0, GroupPart(GENERATION, 2, 0, (1,), "barrier", "", 0, ()))
-    calls.lose_node(0)
+    calls.peer_lost(gone(node=0))
     known: Any = mock.Mock(here={0: (9, 3)})
     calls.changed(shown(2, (1, 2), (2, 1), True, first=True), known)
     assert 0 not in calls.states[GENERATION].parts

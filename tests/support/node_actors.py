@@ -92,10 +92,10 @@ class ActorSide(LossSide):
             super().take(peer, message)
 
     def lose_member(self, member: Any) -> None:
-        self.lan.backups.lose_host(member)
+        self.lan.backups.peer_lost(member)
         super().lose_member(member)
-        self.lan.remote_actors.lose_peer(member.host_id)
-        self.lan.backups.lose_peer(member.host_id, member.node)
+        self.lan.remote_actors.peer_lost(member)
+        self.lan.backups.backup_peer_lost(member)
 
     def gone(self, number: int) -> None:
         super().gone(number)

@@ -31,6 +31,7 @@ from hoplite_mp._protocol.peers import (
     RunTask,
     TaskEnded,
 )
+from tests.support.lost_peers import gone
 from tests.support.node_ports import UnhandledEvents
 from tests.support.shm_host import KIND_TASK, POOL, STATE, ShmHost
 
@@ -325,12 +326,12 @@ class Network:
         for other in self.sides:
             if other.host_id not in self.dead:
                 other.outbound_tasks.lose_runner(side.host_id)
-                other.inbound_tasks.lose_peer(side.host_id)
+                other.inbound_tasks.peer_lost(gone(side.host_id))
                 for one in list(other.imports.by_oid.values()):
                     if one.owner == side.host_id and one.number:
                         other.imports.fail(one, "its host is gone")
-                other.exports.lose_peer(side.host_id)
-                other.remote_objects.lose_node(side.number)
+                other.exports.peer_lost(gone(side.host_id))
+                other.remote_objects.peer_lost(gone(node=side.number))
                 for oid, remote in list(other.fetching.items()):
                     if not remote.holders:  # as who plans the fetches says
                         other.remote_objects.lost(oid, "refused")

@@ -26,6 +26,7 @@ from hoplite_mp._protocol.peers import (
 )
 from hoplite_mp._protocol.reports import NodeReturned, Reported
 from hoplite_mp.errors import ObjectLostError
+from tests.support.lost_peers import gone
 from tests.support.node_hosts import COMMON, Network, Side, states_of
 from tests.support.shm_host import STATE
 
@@ -197,13 +198,13 @@ class LossSide(Side):
                 super().take(peer, message)
 
     def lose_member(self, member: Any) -> None:
-        self.recovery.begin(member)
+        self.recovery.peer_lost(member)
         self.outbound_tasks.lose_runner(member.host_id)
-        self.inbound_tasks.lose_peer(member.host_id)
-        self.replicas.lose_peer(member.host_id)
-        self.questions.lose_peer(member.host_id)
-        self.exports.lose_peer(member.host_id)
-        self.remote_objects.lose_node(member.node)
+        self.inbound_tasks.peer_lost(gone(member.host_id))
+        self.replicas.peer_lost(gone(member.host_id))
+        self.questions.peer_lost(gone(member.host_id))
+        self.exports.peer_lost(gone(member.host_id))
+        self.remote_objects.peer_lost(gone(node=member.node))
 
     def gone(self, number: int) -> None:
         """The manager has said so."""

@@ -276,7 +276,7 @@ class ActorBackups:
 
     # -- deaths --------------------------------------------------------------------------------
 
-    def lose_host(self, member: Member) -> None:
+    def peer_lost(self, member: Member) -> None:
         """A host is gone: makes headers for the identities of its actors that this node can
         restart. It is called before this node reports its orphan inventory, which then contains
         them."""
@@ -296,11 +296,11 @@ class ActorBackups:
                 imports.store(one, payload, False)
                 imports.answer(one)
 
-    def lose_peer(self, host_id: int, number: int) -> None:
+    def backup_peer_lost(self, member: Member) -> None:
         """Notes which actors have a backup on a host that this node has lost contact with."""
-        for identity in [one for one, at in self.at.items() if at == host_id]:
+        for identity in [one for one, at in self.at.items() if at == member.host_id]:
             del self.at[identity]
-            self.unsure[identity] = number
+            self.unsure[identity] = member.node
 
     def are_gone(self, numbers: Collection[int]) -> None:
         """The manager has declared these nodes gone: actors whose backups they were get others."""

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
     from hoplite_mp._node.tasks.workers import Workers
     from hoplite_mp._protocol.actors import BindActor
+    from hoplite_mp._protocol.messages import Member
 
 __all__ = ["RemoteActors"]
 
@@ -438,8 +439,10 @@ class RemoteActors:
         actor = self.actors.by_identity.get(self.imports.own(message.identity))
         self.send(host_id, RestartsTold(message.number, actor.restarts if actor else 0))
 
-    def lose_peer(self, host_id: int) -> None:
+    def peer_lost(self, member: Member) -> None:
         """Drops closings of a lost host's actors that cannot restart, and holds for that host."""
-        self.closing = [one for one in self.closing if one.host_id != host_id or self._moves(one)]
-        for key in [key for key in self.given if key[0] == host_id]:
+        self.closing = [
+            one for one in self.closing if one.host_id != member.host_id or self._moves(one)
+        ]
+        for key in [key for key in self.given if key[0] == member.host_id]:
             del self.given[key]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.questions import Answer
     from hoplite_mp._protocol.local import Request
+    from hoplite_mp._protocol.messages import Member
 
 __all__ = ["Clock", "Tracing", "best_clock"]
 
@@ -220,15 +221,15 @@ class Tracing:
         owned.host_ids.add(host_id)
         self._ask(owned, [host_id], "begin", begun)
 
-    def went(self, host_id: int, number: int, workers: int) -> None:
+    def peer_lost(self, member: Member) -> None:
         """A node is gone. If it owned the trace, that is discarded here; if this node owns it, what
         the other one had recorded is lost."""
-        if host_id == self.owner and self.owned is None:
+        if member.host_id == self.owner and self.owned is None:
             self._drop()
-        if self.owned is not None and host_id in self.owned.host_ids:
-            self.owned.host_ids.discard(host_id)
-            (self.owned.lost if workers else self.owned.left).add(number)
-            self.owned.nodes.pop(number, None)
+        if self.owned is not None and member.host_id in self.owned.host_ids:
+            self.owned.host_ids.discard(member.host_id)
+            (self.owned.lost if member.workers else self.owned.left).add(member.node)
+            self.owned.nodes.pop(member.node, None)
 
     # -- internals ------------------------------------------------------------------------------
 

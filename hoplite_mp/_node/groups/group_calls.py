@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._protocol.group_calls import GroupMessage
     from hoplite_mp._protocol.local import GroupCall, GroupLeave
-    from hoplite_mp._protocol.messages import GroupMembers
+    from hoplite_mp._protocol.messages import GroupMembers, Member
 
 __all__ = ["MultiHostCalls"]
 
@@ -165,11 +165,11 @@ class MultiHostCalls:
         if ask.calls < state.calls:
             self.results.take_untaken(blocks, slot)
 
-    def lose_node(self, node: int) -> None:
+    def peer_lost(self, member: Member) -> None:
         """That host is gone. The number of a Group that it alone has heard of may be given to
         another one, for which its messages are not meant."""
         for waiting in self.pending_messages.values():
-            waiting[:] = [one for one in waiting if one[0] != node]
+            waiting[:] = [one for one in waiting if one[0] != member.node]
 
     def _let_go(self, state: GroupState) -> None:
         """Drops the current attempt, and what members that are gone gave to it."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.groups.group_state import Known
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._protocol.local import GroupInbox, GroupReceived, GroupSend, Request
-    from hoplite_mp._protocol.messages import GroupMembers
+    from hoplite_mp._protocol.messages import GroupMembers, Member
     from hoplite_mp._protocol.point_to_point import PointToPoint as Message
 
 __all__ = ["PointToPoint"]
@@ -185,16 +185,16 @@ class PointToPoint:
         for box in () if group is None else group.mailboxes.values():
             box.close()
 
-    def lose_node(self, node: int) -> None:
+    def peer_lost(self, member: Member) -> None:
         """That host is gone: what its members sent and has not arrived is lost. The number of a
         Group that it alone has heard of may be given to another one."""
         for waiting in self.pending_messages.values():
-            waiting[:] = [one for one in waiting if one[0] != node]
+            waiting[:] = [one for one in waiting if one[0] != member.node]
         for group in self.groups.values():
-            for number in [n for n, one in group.sent.items() if one.node == node]:
+            for number in [n for n, one in group.sent.items() if one.node == member.node]:
                 group.arrived(number)
             for box in group.mailboxes.values():
-                box.lose_node(node)
+                box.lose_node(member.node)
 
     # -- members of this host ------------------------------------------------------------------
 

@@ -140,7 +140,7 @@ class Recovery:
 
     # -- deaths --------------------------------------------------------------------------------
 
-    def begin(self, member: Member) -> None:
+    def peer_lost(self, member: Member) -> None:
         """A host is gone. It must be called before any component releases what it had from
         there."""
         self.owners.begin(member.host_id, member.node)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.results import ResultWriter
     from hoplite_mp._node.ports import LoopPort
     from hoplite_mp._node.roster import Roster
+    from hoplite_mp._protocol.messages import Member
     from hoplite_mp._protocol.peers import Acquire, PeerMessage, Reconstruct, Release, ReplicaStored
 
 __all__ = ["KEPT_POLL_S", "Exports"]
@@ -145,11 +146,11 @@ class Exports:
         if oid:
             self.client.delete(oid)
 
-    def lose_peer(self, peer: int) -> None:
+    def peer_lost(self, member: Member) -> None:
         """Forgets the imports and replicas of a host that is gone."""
         for export in list(self.exports.values()):
-            export.importers = {one for one in export.importers if one[0] != peer}
-            export.copies.discard(peer)
+            export.importers = {one for one in export.importers if one[0] != member.host_id}
+            export.copies.discard(member.host_id)
             self._forget_if_unused(export)
 
     def _forget_if_unused(self, export: Export) -> None:

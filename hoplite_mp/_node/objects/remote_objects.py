@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.objects.results import ResultWriter
     from hoplite_mp._node.ports import LoopPort
+    from hoplite_mp._protocol.messages import Member
 
 __all__ = ["Fetcher", "Filler", "Maker", "RemoteObject", "RemoteObjects"]
 
@@ -384,11 +385,11 @@ class RemoteObjects:
                 found.append(remote)
         return found
 
-    def lose_node(self, number: int) -> None:
+    def peer_lost(self, member: Member) -> None:
         """A node is gone, and what only it held is lost. For an object that is being fetched, the
         manager decides whether other holders remain."""
         for oid in list(self.by_oid):
-            self.lose_holder(oid, number)
+            self.lose_holder(oid, member.node)
 
     def lose_copy(self, oid: int, number: int) -> None:
         """A node has released its replica of an object."""

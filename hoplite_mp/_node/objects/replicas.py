@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
     from hoplite_mp._node.objects.results import ResultWriter
     from hoplite_mp._node.ports import LoopPort
+    from hoplite_mp._protocol.messages import Member
     from hoplite_mp._protocol.peers import PeerMessage
 
 __all__ = ["Replicas"]
@@ -117,10 +118,12 @@ class Replicas:
         hold = self.holds.get(object_id)
         return hold is not None and self.exports.only_ours(hold.oid)
 
-    def lose_peer(self, peer: int) -> None:
+    def peer_lost(self, member: Member) -> None:
         """A host is gone: releases the replicas of its objects, on which _node/lineage/ has taken
         holds of its own before."""
-        for object_id in [one for one in self.holds if self.imports.owner_of(one) == peer]:
+        for object_id in [
+            one for one in self.holds if self.imports.owner_of(one) == member.host_id
+        ]:
             del self.holds[object_id]
 
     def keep_on(self, object_id: bytes, hold: Any) -> None:

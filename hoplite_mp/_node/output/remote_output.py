@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hoplite_mp._node.output.output import Output
+    from hoplite_mp._protocol.messages import Member
     from hoplite_mp._protocol.peers import PeerMessage
 
 __all__ = ["RemoteOutput"]
@@ -188,16 +189,18 @@ class RemoteOutput:
 
     # ------------------------------------------------------------------------------------------
 
-    def lose_peer(self, host_id: int) -> None:
+    def peer_lost(self, member: Member) -> None:
         """Drops everything about a host that is gone, with its drivers and workers."""
-        gone = {name for name in self.subscribers if same_host(name, host_id)} | {host_id}
+        gone = {name for name in self.subscribers if same_host(name, member.host_id)} | {
+            member.host_id
+        }
         for name in gone:
             self.subscribers.pop(name, None)
-        for key in [key for key in self.speakers if key[0] == host_id]:
+        for key in [key for key in self.speakers if key[0] == member.host_id]:
             del self.speakers[key]
         self.asked -= gone
-        self.asking = {key for key in self.asking if key[1] != host_id}
-        for name in [name for name in self.others if same_host(name, host_id)]:
+        self.asking = {key for key in self.asking if key[1] != member.host_id}
+        for name in [name for name in self.others if same_host(name, member.host_id)]:
             del self.others[name]
         for name in gone:
             self.output.lose(name, self.busy)

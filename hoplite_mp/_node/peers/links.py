@@ -157,6 +157,10 @@ class Links:
         if self.peers.is_near(number):
             self.near.add(link)
 
+    def peer_lost(self, member: Member) -> None:
+        """See `lose_node`."""
+        self.lose_node(member.node)
+
     def lose_node(self, number: int) -> None:
         """Ends the link to a node that is gone."""
         link = self.links.pop(number, None)

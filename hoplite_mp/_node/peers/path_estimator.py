@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hoplite_mp._node.ports import LoopPort
+    from hoplite_mp._protocol.messages import Member
 
 __all__ = ["Flow", "PathEstimator"]
 
@@ -250,7 +251,7 @@ class PathEstimator:
         for pair in self.known.values():
             pair.told = pair.told_at = 0.0
 
-    def lose(self, node: int) -> None:
-        """Forgets the node, which is gone; its next life may be on another cable."""
+    def peer_lost(self, member: Member) -> None:
+        """Forgets the member.node, which is gone; its next life may be on another cable."""
         for table in (self.known, self._said, self.peaks, self._received, self.held):
-            table.pop(node, None)
+            table.pop(member.node, None)

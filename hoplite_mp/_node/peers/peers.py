@@ -172,18 +172,17 @@ class Peers:
         self.by_host_id[member.host_id] = self.by_number[member.node] = peer
         self.roster.add(member)
 
-    def went(self, number: int) -> Peer | None:
+    def peer_lost(self, member: Member) -> None:
         """Removes a node that is gone, and closes its connections."""
-        peer = self.by_number.pop(number, None)
+        peer = self.by_number.pop(member.node, None)
         if peer is None:
-            return None
+            return
         del self.by_host_id[peer.member.host_id]
-        self.roster.remove(number)
+        self.roster.remove(member.node)
         for channel in (peer.channel, *peer.extra):
             if channel is not None:
                 channel.close("the node is gone")
         self.relays.lose_peer(peer.member.host_id)
-        return peer
 
     def host_id_of(self, output_owner: int) -> int | None:
         """The id of the host of the driver with that name; None: the host is gone."""

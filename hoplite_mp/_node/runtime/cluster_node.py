@@ -33,6 +33,7 @@ from hoplite_mp._node.peers.probing import Probing
 from hoplite_mp._node.peers.suspects import Suspects
 from hoplite_mp._node.runtime import peer_table
 from hoplite_mp._node.runtime.drivers import Drivers
+from hoplite_mp._node.runtime.peer_loss import phases
 from hoplite_mp._node.store.growing_block import GrowingBlocks
 from hoplite_mp._node.tasks.draining import Draining
 from hoplite_mp._node.tasks.worker_recycling import WorkerRecycling
@@ -196,6 +197,7 @@ class ClusterNode:
         local.waits.add("transfers", self.transfers.waits)
         local.waits.add("actor calls", lambda: calls_from_here(self.remote_actors))
         self._takers = self._table()
+        self._loss_phases = phases(self)
         local.requests.add(self.membership.handlers)
         local.requests.add(self.drivers.handlers)
         local.requests.add(
@@ -384,28 +386,8 @@ class ClusterNode:
         member = self.membership.went(number)
         if member is None:
             return
-        local, host_id = self.local, member.host_id
-        self.peers.went(number)
-        self.backups.lose_host(member)
-        self.recovery.begin(member)
-        local.resources.went(host_id)
-        local.outbound_tasks.lose_runner(host_id)
-        local.inbound_tasks.lose_peer(host_id)
-        self.links.lose_node(number)
-        self.plan_executor.cells.pairs.lose(number)
-        self.replicas.lose_peer(host_id)
-        local.messages.lose_node(number)
-        self.group_calls.lose_node(number)
-        self.draining.lose_peer(host_id)
-        local.workers.lose_peer(host_id)
-        self.remote_actors.lose_peer(host_id)
-        self.backups.lose_peer(host_id, number)
-        self.remote_output.lose_peer(host_id)
-        self.former_drivers.host_ended(host_id)
-        local.tracing.went(host_id, number, member.workers)
-        local.questions.lose_peer(host_id)
-        local.exports.lose_peer(host_id)
-        local.remote_objects.lose_node(number)
+        for _, peer_lost in self._loss_phases:
+            peer_lost(member)
 
     def lost(self, member: Member) -> None:
         """Treats a member as lost because this node has lost contact; the manager decides later."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
     from hoplite_mp._node.tasks.workers import Workers
+    from hoplite_mp._protocol.messages import Member
 
 __all__ = ["Draining"]
 
@@ -136,10 +137,10 @@ class Draining:
             if not self._evacuating:
                 self._evacuate()
 
-    def lose_peer(self, host_id: int) -> None:
+    def peer_lost(self, member: Member) -> None:
         """Forgets a host that is gone, drained or not."""
-        self.leaving.pop(host_id, None)
-        self.waiting.discard(host_id)
+        self.leaving.pop(member.host_id, None)
+        self.waiting.discard(member.host_id)
 
     def _evacuate(self) -> None:
         """Fetches what only leaving nodes hold. It goes on until they are gone, because their last

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.results import ResultWriter
     from hoplite_mp._node.trace_events import TraceEvents
     from hoplite_mp._planner.resources import Demand
+    from hoplite_mp._protocol.messages import Member
     from hoplite_mp._protocol.peers import PeerMessage, Release, RunTask
 
 __all__ = ["InboundTasks"]
@@ -401,9 +402,9 @@ class InboundTasks:
         refs = self.client.inspect(oid)["refs"]
         return refs != [NODE_SLOT] or self.client.private_counts(oid)[0] > 1
 
-    def lose_peer(self, peer: int) -> None:
+    def peer_lost(self, member: Member) -> None:
         """Cancels the tasks of a host that is gone, and forgets them."""
-        for inbound_task in [one for one in self.by_task.values() if one.peer == peer]:
+        for inbound_task in [one for one in self.by_task.values() if one.peer == member.host_id]:
             if not inbound_task.ended:
                 self.cancel(inbound_task.task)
             if inbound_task.oid:

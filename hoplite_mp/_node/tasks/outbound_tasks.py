@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.results import ResultWriter
     from hoplite_mp._node.tasks.runners import Entry
     from hoplite_mp._planner.resources import Demand
+    from hoplite_mp._protocol.messages import Member
     from hoplite_mp._protocol.peers import PeerMessage, TaskEnded
 
 __all__ = ["AHEAD_TASKS", "OutboundTasks"]
@@ -130,6 +131,10 @@ class OutboundTasks:
             known.workers = workers
             known.changed()
         self.hand_out()
+
+    def peer_lost(self, member: Member) -> None:
+        """See `lose_runner`."""
+        self.lose_runner(member.host_id)
 
     def lose_runner(self, host_id: int) -> None:
         """A host is gone: the tasks that it had are queued again, or fail."""

@@ -150,10 +150,11 @@ class Resources:
         self.ranked.resources_changed()
         self.serve()
 
-    def went(self, host_id: int) -> None:
-        self.others.pop(host_id, None)
-        self.full.pop(host_id, None)
-        self.refused.discard(host_id)
+    def peer_lost(self, member: Member) -> None:
+        """Forgets what a lost host has and wants."""
+        self.others.pop(member.host_id, None)
+        self.full.pop(member.host_id, None)
+        self.refused.discard(member.host_id)
         self.ranked.resources_changed()
         self.loop.call_later(0.0, self.serve)  # later, because its tasks are queued again first
 

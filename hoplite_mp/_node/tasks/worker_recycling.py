@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.output.output import Output
     from hoplite_mp._node.tasks.worker_broadcast import WorkerBroadcasts
     from hoplite_mp._node.tasks.workers import Workers
+    from hoplite_mp._protocol.messages import Member
 
 __all__ = ["WorkerRecycling"]
 
@@ -51,9 +52,9 @@ class WorkerRecycling:
         self._gone[name] = POLLS_MAX
         self._look_soon()
 
-    def host_ended(self, host_id: int) -> None:
+    def peer_lost(self, member: Member) -> None:
         """A host is gone, with all drivers that were there."""
-        self._hosts[host_id] = POLLS_MAX
+        self._hosts[member.host_id] = POLLS_MAX
         self._look_soon()
 
     def _look_soon(self) -> None:

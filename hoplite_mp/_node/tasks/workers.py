@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.ports import ProcessesPort
     from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
     from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
+    from hoplite_mp._protocol.messages import Member
 
 __all__ = ["Workers"]
 
@@ -175,12 +176,12 @@ class Workers(hints.Hints):
             del self.inbound_tasks.pools[number]
             self.close(number, kill)
 
-    def lose_peer(self, host_id: int) -> None:
+    def peer_lost(self, member: Member) -> None:
         """A host is gone: closes the pools that were opened for it."""
         for number in [
-            pool for pool, owner in self.inbound_tasks.pools.items() if owner == host_id
+            pool for pool, owner in self.inbound_tasks.pools.items() if owner == member.host_id
         ]:
-            self.close_lent(host_id, number, True)
+            self.close_lent(member.host_id, number, True)
 
     def close_owned(self, owner: int) -> None:
         """Closes the pools of a process that has ended."""
