@@ -26,7 +26,6 @@ from hoplite_mp._group.combine import MISTAKE, Combiner, mistake_words
 from hoplite_mp._group.member_lifecycle import MemberLifecycle
 from hoplite_mp._group.multi_host import MultiHost
 from hoplite_mp._group.single_host import SingleHost
-from hoplite_mp._group.splitting import check_split
 from hoplite_mp._protocol.group_calls import error_kind, error_of
 from hoplite_mp._protocol.local import GroupAdmit
 from hoplite_mp._serialize.contributions import (
@@ -49,9 +48,12 @@ from hoplite_mp.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hoplite_mp._client.runtime import Runtime
 
-__all__ = ["CallProtocol"]
+__all__ = ["CallProtocol", "check_split", "peers_of", "split_name"]
+
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # The errors that calls document. After any other exception this rank is no member any more.
@@ -489,3 +491,43 @@ class CallProtocol(MemberLifecycle):
         threads = self._runtime.config.reduce_threads or self._runtime.tasks.cores
         total = prefix(op, arrays, threads)
         return total if out is None else into(total, out)
+
+
+NAME_SHARE_CHARS = 100  # how much of a Group's name is in the names of its parts
+LIMIT = 1 << 62
+
+
+def check_split(color: Any, key: Any) -> None:
+    """TypeError, ValueError: one of them is not allowed."""
+    for name, value in (("color", color), ("key", key)):
+        if name == "color" and value is None:
+            continue
+        number = whole(value)
+        if number is None:
+            raise TypeError(
+                f"{name}={value!r}: it must be an integer" + " or None" * (name == "color")
+            )
+        if abs(number) > LIMIT:
+            raise ValueError(f"{name}={value!r}: it must be from {-LIMIT} to {LIMIT}")
+
+
+def peers_of(given: Sequence[Any], color: int) -> list[tuple[int, Any]]:
+    """(rank, identity) of the ranks that gave that color, in the order of the new ranks. `given`:
+    by rank (color, key, identity), None for the dead."""
+    same = [
+        (one[1], rank, one[2])
+        for rank, one in enumerate(given)
+        if one is not None and one[0] is not None and one[0] == color
+    ]
+    return [(rank, identity) for _, rank, identity in sorted(same)]
+
+
+def split_name(
+    name: str, generation: int, call: int, color: int, peers: Sequence[tuple[int, Any]]
+) -> str:
+    """A name that no other Group of the cluster has, because a generation's number is used once,
+    and so is the number of a call in it. The ranks of `peers` are part of the name, in hexadecimal,
+    because a call is decided again without a host that is lost or leaves: members on that host may
+    have read the first decision, and have made a Group of more members of it."""
+    ranks = sum(1 << rank for rank, _ in peers)
+    return f"{name[:NAME_SHARE_CHARS]}/{generation}.{call}/{color}/{ranks:x}"

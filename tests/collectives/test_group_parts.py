@@ -11,7 +11,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import PeerLostError
-from hoplite_mp._group.splitting import split_name
+from hoplite_mp._group.call_protocol import split_name
 from hoplite_mp._protocol.fields import NAME_CHARS_MAX
 from tests.support.group_members import in_threads
 from tests.support.values import bits

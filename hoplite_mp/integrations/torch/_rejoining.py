@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._group.splitting import split_name
+from hoplite_mp._group.call_protocol import split_name
 from hoplite_mp.errors import PeerLostError
 
 if TYPE_CHECKING:
