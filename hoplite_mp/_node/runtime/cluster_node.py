@@ -197,7 +197,6 @@ class ClusterNode:
         local.waits.add("transfers", self.transfers.waits)
         local.waits.add("actor calls", lambda: calls_from_here(self.remote_actors))
         self._takers = self._table()
-        self._loss_phases = phases(self)
         local.requests.add(self.membership.handlers)
         local.requests.add(self.drivers.handlers)
         local.requests.add(
@@ -386,7 +385,7 @@ class ClusterNode:
         member = self.membership.went(number)
         if member is None:
             return
-        for _, peer_lost in self._loss_phases:
+        for _, peer_lost in phases(self):
             peer_lost(member)
 
     def lost(self, member: Member) -> None:
