@@ -253,37 +253,4 @@ MUTANTS = (
             "yet gives it up when a member makes its next call."
         ),
     ),
-    Mutant(
-        "group-calls-keep-what-a-leaver-has-not-taken",
-        "hoplite_mp/_node/groups/group_calls.py",
-        (
-            "        if ask.calls < state.calls:\n"
-            "            self.results.take_untaken(blocks, slot)\n"
-        ),
-        "",
-        (
-            "Results that a member has not taken before it leaves are freed; here they stay "
-            "leased to its process, which does not know of them."
-        ),
-    ),
-    Mutant(
-        "group-calls-await-the-rest-of-a-leavers-block",
-        "hoplite_mp/_node/groups/group_calls.py",
-        "                self.results.abandon(called.holds)\n",
-        "",
-        (
-            "A block that a member has not written to its end when it leaves is freed; here the "
-            "node waits for the rest of it for ever."
-        ),
-    ),
-    Mutant(
-        "group-leading-withdraws-no-attempt",
-        "hoplite_mp/_node/groups/leader.py",
-        "                self._withdraw(state)\n",
-        "                pass\n",
-        (
-            "A rank that has left in a call waits until no other rank reads its arrays; here "
-            "nodes keep an attempt with them until all others have made the call."
-        ),
-    ),
 )
