@@ -180,6 +180,8 @@ class ObjectCalls:
         memory = self._runtime.memory
         memory.check()
         deadline = deadline_ns(timeout)
+        if type(refs) is ObjectRef and errors == "raise":
+            return memory.read(memory.local_id(refs), deadline, copy)
 
         def read(ref: ObjectRef[Any]) -> Any:
             return memory.read(memory.local_id(ref), deadline, copy)
