@@ -215,8 +215,8 @@ MUTANTS = (
     Mutant(
         "lan-drain-waits-for-the-dead",
         "hoplite_mp/_node/runtime/peer_loss.py",
-        '        ("draining", node.draining.peer_lost),\n',
-        "",
+        "        receivers[name](member)\n",
+        '        if name != "draining":\n            receivers[name](member)\n',
         (
             "remove_node ends when all living hosts have what they need; here the leaving "
             "node waits also for a host that has died meanwhile, and never leaves."

@@ -33,7 +33,7 @@ from hoplite_mp._node.peers.probing import Probing
 from hoplite_mp._node.peers.suspects import Suspects
 from hoplite_mp._node.runtime import peer_table
 from hoplite_mp._node.runtime.drivers import Drivers
-from hoplite_mp._node.runtime.peer_loss import phases
+from hoplite_mp._node.runtime.peer_loss import pass_on
 from hoplite_mp._node.store.growing_block import GrowingBlocks
 from hoplite_mp._node.tasks.draining import Draining
 from hoplite_mp._node.tasks.worker_recycling import WorkerRecycling
@@ -385,8 +385,34 @@ class ClusterNode:
         member = self.membership.went(number)
         if member is None:
             return
-        for _, peer_lost in phases(self):
-            peer_lost(member)
+        pass_on(member, self.loss_receivers())
+
+    def loss_receivers(self) -> dict[str, Callable[[Member], None]]:
+        """The method of each component that receives the loss of a host; `PHASES` orders them."""
+        local = self.local
+        return {
+            "peers": self.peers.peer_lost,
+            "backups": self.backups.peer_lost,
+            "recovery": self.recovery.peer_lost,
+            "resources": local.resources.peer_lost,
+            "outbound_tasks": local.outbound_tasks.peer_lost,
+            "inbound_tasks": local.inbound_tasks.peer_lost,
+            "links": self.links.peer_lost,
+            "paths": self.plan_executor.cells.pairs.peer_lost,
+            "replicas": self.replicas.peer_lost,
+            "messages": local.messages.peer_lost,
+            "group_calls": self.group_calls.peer_lost,
+            "draining": self.draining.peer_lost,
+            "workers": local.workers.peer_lost,
+            "remote_actors": self.remote_actors.peer_lost,
+            "backups elsewhere": self.backups.backup_peer_lost,
+            "remote_output": self.remote_output.peer_lost,
+            "former_drivers": self.former_drivers.peer_lost,
+            "tracing": local.tracing.peer_lost,
+            "questions": local.questions.peer_lost,
+            "exports": local.exports.peer_lost,
+            "remote_objects": local.remote_objects.peer_lost,
+        }
 
     def lost(self, member: Member) -> None:
         """Treats a member as lost because this node has lost contact; the manager decides later."""

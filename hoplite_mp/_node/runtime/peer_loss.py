@@ -9,13 +9,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from hoplite_mp._node.runtime.cluster_node import ClusterNode
     from hoplite_mp._protocol.messages import Member
 
-__all__ = ["ORDERS", "phases"]
+__all__ = ["ORDERS", "PHASES", "pass_on"]
 
+PHASES = (
+    "peers",
+    "backups",
+    "recovery",
+    "resources",
+    "outbound_tasks",
+    "inbound_tasks",
+    "links",
+    "paths",
+    "replicas",
+    "messages",
+    "group_calls",
+    "draining",
+    "workers",
+    "remote_actors",
+    "backups elsewhere",
+    "remote_output",
+    "former_drivers",
+    "tracing",
+    "questions",
+    "exports",
+    "remote_objects",
+)
 # (earlier component, later one) -> why.
 ORDERS = {
     ("backups", "recovery"): "the inventory contains the identities that this node can restart",
@@ -30,29 +52,7 @@ ORDERS = {
 }
 
 
-def phases(node: ClusterNode) -> list[tuple[str, Callable[[Member], None]]]:
-    """(name, what to call) in the order in which a loss is passed on."""
-    local = node.local
-    return [
-        ("peers", node.peers.peer_lost),
-        ("backups", node.backups.peer_lost),
-        ("recovery", node.recovery.peer_lost),
-        ("resources", local.resources.peer_lost),
-        ("outbound_tasks", local.outbound_tasks.peer_lost),
-        ("inbound_tasks", local.inbound_tasks.peer_lost),
-        ("links", node.links.peer_lost),
-        ("paths", node.plan_executor.cells.pairs.peer_lost),
-        ("replicas", node.replicas.peer_lost),
-        ("messages", local.messages.peer_lost),
-        ("group_calls", node.group_calls.peer_lost),
-        ("draining", node.draining.peer_lost),
-        ("workers", local.workers.peer_lost),
-        ("remote_actors", node.remote_actors.peer_lost),
-        ("backups elsewhere", node.backups.backup_peer_lost),
-        ("remote_output", node.remote_output.peer_lost),
-        ("former_drivers", node.former_drivers.peer_lost),
-        ("tracing", local.tracing.peer_lost),
-        ("questions", local.questions.peer_lost),
-        ("exports", local.exports.peer_lost),
-        ("remote_objects", local.remote_objects.peer_lost),
-    ]
+def pass_on(member: Member, receivers: Mapping[str, Callable[[Member], None]]) -> None:
+    """Passes the loss of that host on to all components, given by their names in PHASES."""
+    for name in PHASES:
+        receivers[name](member)
