@@ -88,9 +88,9 @@ class GroupResults:
         self.results = host.results
         self.plan_executor = plan_executor
         self.streaming_sources = plan_executor.streaming_sources
-        # Operation -> holds on refs inside values that have arrived.
         # The blocks of the latest result that each rank here was given.
         self.given: dict[int, list[int]] = {}
+        # Operation -> holds on refs inside values that have arrived.
         self.inner: dict[int, list[Any]] = {}
 
     def part(self, members: GroupMembers, call: int, asks: Sequence[GroupCall]) -> GroupPart:

@@ -41,10 +41,7 @@ PHASES = (
 # (earlier component, later one) -> why.
 ORDERS = {
     ("backups", "recovery"): "the inventory contains the identities that this node can restart",
-    (
-        "recovery",
-        "outbound_tasks",
-    ): "lost results are held before the tasks that need them run again",
+    ("recovery", "outbound_tasks"): "lost results are held before tasks that need them run again",
     ("recovery", "inbound_tasks"): "what its tasks had here is held before they are forgotten",
     ("recovery", "replicas"): "the holds of new owners are taken before those of the old one go",
     ("recovery", "exports"): "objects that the lost host owned are held before they are forgotten",
