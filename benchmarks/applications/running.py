@@ -2,7 +2,7 @@
 
 Every run has a deadline, and saves its results together with its parameters. A program prints lines
 of JSON: {"event": "begun"} at the start of the measured part, {"event": "ended"} at its end, and
-{"event": "result", ...} last. Times are those of time.monotonic(), one clock for all hosts.
+{"event": "result", ...} last. Times are from time.monotonic(): emulated hosts share its clock.
 """
 
 from __future__ import annotations
