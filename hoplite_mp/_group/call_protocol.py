@@ -19,6 +19,7 @@ from hoplite_mp._client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp._client.in_place import InPlace, own_copy
 from hoplite_mp._client.memory import whole
 from hoplite_mp._common import clock
+from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp._common.operators import operation_name
 from hoplite_mp._common.reduction import prefix
 from hoplite_mp._common.ref import ObjectRef
@@ -381,8 +382,10 @@ class CallProtocol(MemberLifecycle):
             data = self._leading.combine(dict(sorted(parts.items())), refs)
             parts.clear()  # after the commit their ranks may write to them
             committed = self._memory.put((mask_of(ranks), "", "", data))
-        except DOCUMENTED as error:  # every rank gets it, so that none waits for ever
+        except Exception as error:  # every rank gets it, so that none waits for ever
             parts.clear()
+            if is_interruption(error):
+                raise
             _serialize.drop_traceback(error)  # its frames refer to the parts
             failed = mask_of(ranks), error_kind(error), mistake_words(str(error)), None
             committed = self._memory.put_text(failed, 2)

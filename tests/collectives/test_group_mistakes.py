@@ -14,6 +14,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError, PeerLostError, TaskError
+from hoplite_mp._group.combine import Combiner
 from hoplite_mp._protocol.local import GroupCall, GroupJoin
 from tests.support.group_members import in_threads, until_all_take_part
 from tests.support.waiting import eventually
@@ -330,3 +331,20 @@ def test_value_that_cannot_be_loaded_is_an_error_that_names_its_rank(
             return until_all_take_part(again, lambda: again.allgather(g.rank))
 
     assert in_threads(both, f"loads {kind} {error}", 2, body) == [[0, 1]] * 2
+
+
+def test_operator_that_fails_at_the_leader_is_an_error_of_every_rank(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it raises: no rank leaves, and the next call is good."""
+
+    def fails(*_: Any) -> None:
+        raise ZeroDivisionError("of the operator")
+
+    def body(group: Group) -> float:
+        with pytest.raises(ValueError, match="of the operator"):
+            group.allreduce(np.ones(2), op=np.hypot)
+        return float(group.allreduce(np.ones(1))[0])
+
+    monkeypatch.setattr(Combiner, "_reduced", fails)
+    assert in_threads(cluster, "operator fails", 2, body) == [2.0, 2.0]
