@@ -74,7 +74,7 @@ def test_secret_stays_out_of_core_dumps() -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         half = bytes.fromhex(child.stdout.readline().decode())
-        dumped, left_out = copies(child.pid, half + half[::-1])
+        _dumped, left_out = copies(child.pid, half + half[::-1])
         child.communicate()
     assert left_out == 1
     assert child.returncode == 0
