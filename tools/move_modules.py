@@ -5,7 +5,7 @@
 Each line of TABLE is `old new`, both dotted and relative to the package: `node.shell.doors
 _node.io.listeners`. A line for a package moves all of its modules that have no line of their own.
 `old into new` appends a module to another one, and `old before new` puts it in front of what the
-other one defines; the docstring of `old` goes.
+other one defines; the docstring of `old` becomes a comment.
 Rewritten are imports (also names of modules that are used as objects), dotted names in strings and
 prose, and paths of files in every tracked text file. `ruff check --fix` and `ruff format` put the
 imports in order afterwards.
@@ -244,8 +244,12 @@ def merge(old: Path, new: Path, first: bool) -> None:
     target.imports += source.imports
     target.types += source.types
     target.exports += source.exports
-    both = [source.body, target.body] if first else [target.body, source.body]
-    target.body = [*both[0], "", "", *both[1]]
+    said = source.docstring.strip().strip('"').strip().splitlines()
+    note = [f"# {one}".rstrip() for one in said]
+    if first:
+        target.body = [*note, "", "", *source.body, "", "", *target.body]
+    else:
+        target.body = [*target.body, "", "", *note, "", "", *source.body]
     own = "hoplite_mp." + ".".join(new.relative_to(ROOT / PACKAGE).with_suffix("").parts)
     text = re.sub(
         rf"^ *from {re.escape(own)} import (\([^)]*\)|.*)\n", "", target.text(), flags=re.MULTILINE
