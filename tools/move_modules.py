@@ -17,6 +17,7 @@ import ast
 import re
 import subprocess
 import sys
+import textwrap
 from collections import defaultdict
 from pathlib import Path
 
@@ -238,21 +239,26 @@ class Parts:
         return "\n".join([*blocks, *self.body]) + "\n"
 
 
-def merge(old: Path, new: Path, first: bool) -> None:
+def merge(old: Path, new: Path, name: str, first: bool) -> None:
     """Puts what one module defines into another one: in front, or at the end."""
     source, target = Parts(old.read_text()), Parts(new.read_text())
     target.imports += source.imports
     target.types += source.types
     target.exports += source.exports
     said = source.docstring.strip().strip('"').strip().splitlines()
-    note = [f"# {one}".rstrip() for one in said]
+    note = []
+    for paragraph in "\n".join(said).split("\n\n"):
+        note += ["#", *(f"# {one}" for one in textwrap.wrap(paragraph, 98))]
+    note = note[1:]
     if first:
         target.body = [*note, "", "", *source.body, "", "", *target.body]
     else:
         target.body = [*target.body, "", "", *note, "", "", *source.body]
-    own = "hoplite_mp." + ".".join(new.relative_to(ROOT / PACKAGE).with_suffix("").parts)
     text = re.sub(
-        rf"^ *from {re.escape(own)} import (\([^)]*\)|.*)\n", "", target.text(), flags=re.MULTILINE
+        rf"^ *from hoplite_mp\.{re.escape(name)} import (\([^)]*\)|.*)\n",
+        "",
+        target.text(),
+        flags=re.MULTILINE,
     )
     new.write_text(text)
 
@@ -286,7 +292,8 @@ def main() -> None:
         if text != before:
             path.write_text(text)
     for old, new, first in table.merged:
-        merge(table.modules[old], table.modules[new], first)
+        (target,) = [one for one in table.modules if one not in merged and table.new(one) == new]
+        merge(table.modules[old], table.modules[target], new, first)
         git("rm", "-f", str(table.modules[old]))
     for name, path in sorted(table.modules.items()):
         new = table.new(name)
