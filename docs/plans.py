@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from svg import COLOURS, EDGE, GREY, INK, Drawing
 
 from hoplite_mp._simulation.scale.node import WantedCollective
+from hoplite_mp._simulation.scale.scale import ScaleWorld
 from hoplite_mp._simulation.scale.streams import ScaleStream
-from hoplite_mp._simulation.scale.world import ScaleWorld
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -166,7 +166,7 @@ def test_the_simulation_of_many_nodes_plays_without_what_it_imitates() -> None:
 
 def test_strangers_meet_nothing_that_unpickles_or_runs_by_itself() -> None:
     """What reads bytes before the handshake is through; and loops drive it, not threads."""
-    greeted = ("fields", "greetings", "handshake", "versions")
+    greeted = ("fields", "greetings", "handshake")
     paths = [PACKAGE / "_protocol" / f"{name}.py" for name in greeted]
     for path in [*paths, *sorted((PACKAGE / "_transport").rglob("*.py"))]:
         for line, name in imports_of(path):

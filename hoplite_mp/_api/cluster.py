@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._client.futures import Future
     from hoplite_mp._client.launch import HostProcesses
-    from hoplite_mp._client.remote_hosts import RemoteHosts
+    from hoplite_mp._client.network import RemoteHosts
 
 __all__ = ["Cluster", "Node", "current"]
 
@@ -152,7 +152,7 @@ class Cluster(
         debug: bool = False,
     ) -> None:
         if hosts is not None:
-            from hoplite_mp._client.remote_hosts import checked_hosts
+            from hoplite_mp._client.network import checked_hosts
 
             hosts = checked_hosts(hosts)
         if hosts and address is not None:
@@ -199,7 +199,7 @@ class Cluster(
 
     def _start_remote(self, hosts: Sequence[str], config: Config) -> None:
         """Starts nodes on other hosts; returns when all have joined."""
-        from hoplite_mp._client.remote_hosts import RemoteHosts
+        from hoplite_mp._client.network import RemoteHosts
 
         network = self._network
         assert network is not None

@@ -230,7 +230,7 @@ class NodeCalls:
 
     def _repr_html_(self) -> str:
         """For notebooks: its nodes, their workers, and memory as bars."""
-        from hoplite_mp._client.notebook import cluster_html, in_time
+        from hoplite_mp._client.describing import cluster_html, in_time
 
         words = cluster_words(self)
         runtime: Runtime | None = self.__dict__.get("_runtime")

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hoplite_mp import errors
 from hoplite_mp._api.executor import TaskExecutor
 from hoplite_mp._api.nodes import named_places, working_places
+from hoplite_mp._client.closing import Completion, suppress_closed
 from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.demands import WORKERS_MAX, refusal, refuse_demands, spread
-from hoplite_mp._client.fail_pending import Completion, suppress_closed
 from hoplite_mp._client.functions import FrozenFunction
 from hoplite_mp._client.inherited_context import Inheritance, put_setup
 from hoplite_mp._client.memory import whole
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from hoplite_mp._client.futures import Future
     from hoplite_mp._client.runtime import Runtime
     from hoplite_mp._planner.resources import Demand
-    from hoplite_mp._protocol.inherited_context import Environment
+    from hoplite_mp._protocol.spawning import Environment
 
 __all__ = ["PoolCalls", "PoolExecutor", "open_pool", "spmd"]
 

@@ -17,8 +17,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hoplite_mp._client.closing import Completion, suppress_closed
 from hoplite_mp._client.deadlines import FOREVER_NS
-from hoplite_mp._client.fail_pending import Completion, suppress_closed
 from hoplite_mp._client.threads import starting_thread
 from hoplite_mp.errors import HopliteTimeoutError
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._client.launch import HostProcesses
-    from hoplite_mp._client.remote_hosts import RemoteHosts
+    from hoplite_mp._client.network import RemoteHosts
     from hoplite_mp._client.runtime import Runtime
 
 __all__ = ["ClusterShutdown"]

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp._api.executor import COMMON_POOL, Options, TaskExecutor
-from hoplite_mp._client.function_kind import FLAG_STREAM, is_async
-from hoplite_mp._client.option_checks import refuse_unused
-from hoplite_mp._client.priorities import rank_of
+from hoplite_mp._client.functions import FLAG_STREAM, is_async
+from hoplite_mp._client.option_checks import rank_of, refuse_unused
 from hoplite_mp._client.queues import SHUT_DOWN
 from hoplite_mp._client.streams import Stream, StreamPlan
 from hoplite_mp._client.submitter import FLAG_OWN_STACK

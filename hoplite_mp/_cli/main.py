@@ -335,7 +335,7 @@ def _add_checks(commands: Commands) -> list[argparse.ArgumentParser]:
         "compared with ProcessPoolExecutor, memcpy and numpy, in about 20 s. With HOST:PORT: tasks "
         "and transfers at each node of that cluster, and an allreduce over all.",
     )
-    bench.set_defaults(run=_lazy("hoplite_mp._cli.bench.main", "bench"))
+    bench.set_defaults(run=_lazy("hoplite_mp._cli.bench.host", "bench"))
     bench.add_argument(
         "address", nargs="?", metavar="HOST:PORT", help="address of a running cluster"
     )

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._common import clock, ids
 from hoplite_mp._protocol.codec import encode, node_decoder
-from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._protocol.greetings import Introduction, software_versions
 from hoplite_mp._protocol.terms import Promote, Promoted
-from hoplite_mp._protocol.versions import software_versions
 from hoplite_mp._transport.addresses import parse_address, resolve
 from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.tokens import load_token

@@ -19,7 +19,7 @@ from hoplite_mp._api.nodes import WORKERS_MAX, node_id
 from hoplite_mp._cli.mdns import LISTEN_S, announced, heard
 from hoplite_mp._common import clock
 from hoplite_mp._common.machine_limits import cpu_count
-from hoplite_mp._common.stop_request import StopRequest
+from hoplite_mp._common.signals import StopRequest
 from hoplite_mp._transport.addresses import parse_address, resolve
 from hoplite_mp._transport.tokens import VARIABLE, default_path, load_token, token_path
 from hoplite_mp.config import Config

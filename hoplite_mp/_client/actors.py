@@ -20,6 +20,7 @@ from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._common import ids, locks
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._protocol.actors import (
+    ABOUT_BYTES_MAX,
     ActorRestarts,
     BindActor,
     EndActor,
@@ -27,7 +28,6 @@ from hoplite_mp._protocol.actors import (
     OpenActor,
 )
 from hoplite_mp._protocol.local import POOL_LEAVING, LeavingNodes
-from hoplite_mp._protocol.peer_actors import ABOUT_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hoplite_mp._client.futures import Future
     from hoplite_mp._client.ports import MembershipPort
     from hoplite_mp._planner.resources import Demand
-    from hoplite_mp._protocol.inherited_context import Environment
+    from hoplite_mp._protocol.spawning import Environment
 
 __all__ = ["ActorClient", "ActorInfo", "ActorSetup"]
 

@@ -12,15 +12,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hoplite_mp import _pages, _shm
-from hoplite_mp._client import dirty_pages
 from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.memory import Memory, format_bytes
+from hoplite_mp._common import locks
 from hoplite_mp._common.object_states import STATE
 from hoplite_mp._serialize import is_bytes_alone, raw_bytes
 from hoplite_mp.errors import ObjectLostError
@@ -28,10 +29,187 @@ from hoplite_mp.errors import ObjectLostError
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from hoplite_mp._client.memory import Memory
     from hoplite_mp._common.ref import ObjectRef
     from hoplite_mp._serialize import Array
 
-__all__ = ["ArrayScan", "CapturedArrays", "CapturedPart", "StoredCopy", "TrackedArray"]
+__all__ = [
+    "ArrayScan",
+    "CapturedArrays",
+    "CapturedPart",
+    "Lending",
+    "StoredCopy",
+    "TrackedArray",
+    "WriteWatch",
+    "available",
+    "lock",
+]
+
+# Watches: which bytes of an array may have been written since they were last compared.
+#
+# A global array travels with each task of the functions that name it, and reading 100 MB to find
+# them unchanged costs more than the task. The kernel knows which pages were written (`_pages`), but
+# only for private anonymous memory and whole pages, and it tells a process only once: a look
+# protects the pages again, so what one watch finds must be noted for all other watches over the
+# same memory. If a watch is not sure whether bytes were written, it reports them as written.
+
+
+PAGE_BYTES = 4096
+MAPS, STATUS = "/proc/self/maps", "/proc/self/status"
+ANONYMOUS = ("", "[heap]")
+# Ranges noted for a watch that is not looked at; with more, all of its memory is compared.
+UNREAD_RANGES_MAX = 4096
+
+Ranges = list[tuple[int, int]]
+
+
+class _State:
+    """The state of this module, which a forked child begins anew."""
+
+    def __init__(self) -> None:
+        self.usable: bool | None = None  # None: not tried yet
+        self.watches: list[WriteWatch] = []
+
+
+_state = _State()
+# Held from a look until its result has been used. A second thread that looked meanwhile would find
+# nothing written, and take an outdated comparison for a current one.
+lock = locks.rlock("client.written_pages")
+
+
+def _forked() -> None:
+    """Resets the state in a forked child: its memory is its own and not watched, and a thread that
+    does not exist there may hold the lock."""
+    global lock
+    lock = locks.rlock("client.written_pages")
+    _state.usable = None
+    for watch in _state.watches:
+        watch.watched = False
+    _state.watches = []
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def available() -> bool:
+    """Can the kernel tell which pages were written, and may this process ask it?"""
+    if _state.usable is None:
+        try:
+            _pages.open_watch()
+            _state.usable = True
+        except OSError:
+            _state.usable = False
+    return _state.usable
+
+
+class WriteWatch:
+    """A watch over a piece of memory that stays in place; to be used under `lock`.
+
+    look() tells what may have been written since the last settle(), and tells it again until
+    settle() is called, so nothing is forgotten if the caller is interrupted.
+    """
+
+    __slots__ = ("begin", "doubt", "end", "found", "nbytes", "start", "watched")
+
+    def __init__(self, start: int, nbytes: int) -> None:
+        self.start, self.nbytes = start, nbytes
+        self.begin = -(-start // PAGE_BYTES) * PAGE_BYTES  # the whole pages in it
+        self.end = (start + nbytes) // PAGE_BYTES * PAGE_BYTES
+        self.found: Ranges = []
+        self.doubt = True  # anything may have been written
+        self.watched = False
+
+    def open(self) -> None:
+        """From the next look on, the kernel tracks writes, if that is possible."""
+        if self.watched or self.end <= self.begin or not available():
+            return
+        if _pinned() or not _private(self.begin, self.end):
+            return
+        with contextlib.suppress(OSError):
+            _pages.watch(self.begin, self.end)
+            self.watched = True
+            self.doubt = True
+            _state.watches.append(self)
+
+    def close(self) -> None:
+        """Ends the kernel's tracking, unless other watches cover parts of the memory. The memory
+        may have been freed before, and belong to another watch's array by now."""
+        if not self.watched:
+            return
+        self.watched = False
+        self.doubt = True
+        _state.watches.remove(self)
+        if not self._others():
+            _pages.unwatch(self.begin, self.end)
+
+    def look(self) -> Ranges | None:
+        """(offset, end) of bytes that may have been written; None: any of them may."""
+        if not self.watched:
+            return None
+        concerned = [self, *self._others()]
+        doubts = [watch.doubt for watch in concerned]
+        for watch in concerned:  # so that it stays in doubt if an exception interrupts this
+            watch.doubt = True
+        try:
+            found = _pages.look(self.begin, self.end)
+        except OSError:  # the memory was replaced, for example: unmapped, moved, mapped again
+            self.close()
+            self.open()
+            return None
+        for watch, doubt in zip(concerned, doubts, strict=True):
+            if watch is not self and len(watch.found) + len(found) > UNREAD_RANGES_MAX:
+                watch.found = []  # too many ranges: it stays in doubt
+                continue
+            watch.found += found
+            watch.doubt = doubt
+        if self.found and _pinned():  # `found` may be from another watch's look
+            self.close()  # devices may go on writing there, which page tables do not show
+        if self.doubt:
+            return None
+        edges = [(0, self.begin - self.start), (self.end - self.start, self.nbytes)]
+        return [(low, high) for low, high in edges if low < high] + self._inside()
+
+    def _inside(self) -> Ranges:
+        start = self.start
+        clipped = ((max(low, self.begin), min(high, self.end)) for low, high in self.found)
+        return [(low - start, high - start) for low, high in clipped if low < high]
+
+    def settle(self) -> None:
+        """The bytes reported by the last look have been read."""
+        self.found = []
+        self.doubt = False
+
+    def _others(self) -> list[WriteWatch]:
+        return [
+            watch
+            for watch in _state.watches
+            if watch is not self and watch.begin < self.end and self.begin < watch.end
+        ]
+
+
+def _private(begin: int, end: int) -> bool:
+    """Is all of it private memory without a file? Other processes may write to shared memory."""
+    covered = begin
+    with open(MAPS) as maps:
+        for line in maps:
+            place, rights, _, _, inode, *name = line.split(None, 5)
+            low, high = (int(side, 16) for side in place.split("-"))
+            if high <= begin or low >= end:
+                continue
+            named = name[0].strip() if name else ""
+            anonymous = inode == "0" and (named in ANONYMOUS or named.startswith("[anon:"))
+            if low > covered or not anonymous or rights[:2] != "rw" or rights[3] != "p":
+                return False
+            covered = high
+    return covered >= end
+
+
+def _pinned() -> bool:
+    """Does this process have memory that devices write to unseen by its page tables: buffers
+    registered with io_uring, RDMA or VFIO?"""
+    with open(STATUS) as status:
+        return any(line.startswith("VmPin:") and int(line.split()[1]) for line in status)
+
 
 # An array that was mostly rewritten at so many checks in a row is no longer watched; one that was
 # found unchanged at so many checks without a watch is watched again.
@@ -62,7 +240,9 @@ class TrackedArray:
 
     __slots__ = ("__weakref__", "copy", "frozen", "gone", "looks", "number", "place", "watch")
 
-    def __init__(self, place: Any, watch: dirty_pages.WriteWatch | None, gone: list[Any]) -> None:
+    def __init__(
+        self, place: Any, watch: WriteWatch | None, gone: list[Any]
+    ) -> None:
         self.place = place  # address, shape, strides, dtype and class
         self.watch = watch
         self.gone = gone
@@ -89,7 +269,7 @@ class CapturedArrays:
         self._copies: dict[
             int, list[weakref.ref[StoredCopy]]
         ] = {}  # by size in bytes, the newest last
-        self._gone: list[dirty_pages.WriteWatch] = []
+        self._gone: list[WriteWatch] = []
         self._users: dict[int, tuple[weakref.ref[Any], list[TrackedArray]]] = {}
         # (id of a module, name) -> the module, the id of the variable's value, its arrays.
         self._bound: dict[
@@ -102,7 +282,7 @@ class CapturedArrays:
     def copy_of(self, array: Array) -> tuple[StoredCopy, TrackedArray]:
         """The copy that equals the array now, and the array's TrackedArray. Each array has its
         own, and gets a new one when its address, shape, strides or dtype has changed."""
-        with dirty_pages.lock:
+        with lock:
             self._forget()
             kept = self._kept_of(array)
             now = kept.copy
@@ -145,7 +325,7 @@ class CapturedArrays:
             return kept
         flags = array.flags
         contiguous = flags.c_contiguous or flags.f_contiguous
-        watch = dirty_pages.WriteWatch(address, array.nbytes) if contiguous else None
+        watch = WriteWatch(address, array.nbytes) if contiguous else None
         kept = self._kept[key] = TrackedArray(place, watch, self._gone)
         if readonly and _immutable(array):
             kept.frozen = weakref.ref(array)
@@ -168,7 +348,7 @@ class CapturedArrays:
         with it is gone, and would overwrite values that tasks have set."""
         if not kept and not self._bound:
             return
-        with dirty_pages.lock:
+        with lock:
             for (key, other), (ref, number, _) in list(self._bound.items()):
                 found = ref()
                 if found is None or id(found.__dict__.get(other)) != number:
@@ -184,7 +364,7 @@ class CapturedArrays:
 
     def close(self) -> None:
         """At the end of the cluster: removes all write protection."""
-        with dirty_pages.lock:
+        with lock:
             self._forget()
             for kept in list(self._kept.values()):
                 if kept.watch is not None:
@@ -196,7 +376,7 @@ class CapturedArrays:
     # -- watch an array or compare all of it? -----------------------------------------------------
 
     def _hectic(
-        self, kept: TrackedArray, watch: dirty_pages.WriteWatch, ranges: dirty_pages.Ranges
+        self, kept: TrackedArray, watch: WriteWatch, ranges: Ranges
     ) -> None:
         """Stops watching an array that is mostly rewritten between submits: the first write to each
         protected page costs a fault, so comparing all of it is cheaper."""
@@ -206,7 +386,7 @@ class CapturedArrays:
             kept.looks = 0
             watch.close()
 
-    def _calm(self, kept: TrackedArray, watch: dirty_pages.WriteWatch) -> None:
+    def _calm(self, kept: TrackedArray, watch: WriteWatch) -> None:
         kept.looks += 1
         if kept.looks >= REWRITTEN_POLLS:
             kept.looks = 0
@@ -223,7 +403,9 @@ class CapturedArrays:
             return None
         return stored
 
-    def _differs(self, array: Array, copy: StoredCopy, ranges: dirty_pages.Ranges | None) -> bool:
+    def _differs(
+        self, array: Array, copy: StoredCopy, ranges: Ranges | None
+    ) -> bool:
         stored = self._stored(copy)
         if stored is None:
             return True
@@ -337,3 +519,76 @@ def _immutable(array: Array) -> bool:
     if isinstance(base, memoryview):
         base = base.obj
     return type(base) in (bytes, _shm.View)
+
+
+# Large arrays that a series of calls passes repeatedly are stored once.
+#
+# A library such as joblib sends the same array with every task, and promises that its tasks only
+# read it, so one stored copy serves them all. Copies are made as for the globals of functions
+# (`captured_arrays`): the kernel watches an array's memory, so neither a changed array nor a new
+# one at an old one's address is mistaken for the stored one. Where the kernel cannot watch, an
+# array is compared once for each call of the library.
+
+
+class Lending:
+    """Stores arrays, and keeps each one stored as long as the array lives or until `end()`."""
+
+    def __init__(self, memory: Memory, nbytes_min: float) -> None:
+        self.nbytes_min: Any = nbytes_min
+        self.snapshot: dict[tuple[int, str], Any] = {}
+        self._memory = memory
+        # Id of an array -> (weak reference to it, its copy, what is known of it). An entry is
+        # removed with its array, so an id never stands for another array.
+        self._held: dict[int, tuple[weakref.ref[Array], StoredCopy, TrackedArray]] = {}
+        self._compared: set[int] = set()  # ids of arrays that were compared during the present call
+        self._call: object = None
+
+    def begin(self, call: object) -> None:
+        """The library begins another call; arrays may have changed since the one before."""
+        if call != self._call:
+            self._call = call
+            self._compared.clear()
+
+    def end(self) -> None:
+        """Releases all copies. Only tasks that still run may hold them from here on."""
+        self._held.clear()
+        self._compared.clear()
+
+    # -- the interface `serial.Keep` -------------------------------------------------------------
+
+    def copy_of(self, array: Array) -> tuple[StoredCopy, TrackedArray]:
+        key = id(array)
+        known = self._held.get(key)
+        if known is not None and key in self._compared and not _watched(known[2]):
+            return known[1:]
+        look: Any = self._memory.keep
+        copy, kept = look().copy_of(array)
+        if known is None:
+            held, compared = self._held, self._compared
+
+            def forget(_: object) -> None:  # the garbage collector may call this anywhere
+                held.pop(key, None)
+                compared.discard(key)
+
+            self._held[key] = weakref.ref(array, forget), copy, kept
+        else:
+            self._held[key] = known[0], copy, kept
+        self._compared.add(key)
+        return copy, kept
+
+    def used_by(self, fn: Any) -> None:
+        """Does nothing, because the copies are held here and not by functions."""
+
+    def named(self, module: str, name: str, array: Array) -> None:
+        """Does nothing, because the array is an argument, not a global variable."""
+
+    def part(self) -> Lending:
+        return self
+
+    def bound(self, module: ModuleType, name: str, value: Any, part: Any) -> None:
+        """Does nothing, as `named`."""
+
+
+def _watched(kept: TrackedArray) -> bool:
+    """Is checking the array cheap, because the kernel knows which pages were written?"""
+    return kept.frozen is not None or (kept.watch is not None and kept.watch.watched)

@@ -21,7 +21,7 @@ import msgspec
 from hoplite_mp import errors
 from hoplite_mp._client.descriptors import Watched, close_socket, lift_socket
 from hoplite_mp._common import locks
-from hoplite_mp._common.interruptions import is_interruption
+from hoplite_mp._common.signals import is_interruption
 from hoplite_mp._protocol.local import Ask, Reply, Request
 from hoplite_mp.errors import ClosedError
 

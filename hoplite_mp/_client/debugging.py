@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize
 from hoplite_mp._client.deadlines import FOREVER_NS
-from hoplite_mp._client.function_kind import is_async
-from hoplite_mp._client.functions import FrozenFunction
+from hoplite_mp._client.functions import FrozenFunction, is_async
 from hoplite_mp._client.futures import Future
 from hoplite_mp._client.option_checks import retry_pause
 from hoplite_mp._common import clock

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._client.calls import current_call
-from hoplite_mp._client.priorities import checked_priority
+from hoplite_mp._client.option_checks import checked_priority
 from hoplite_mp._planner.resources import Demand, amounts_of, demand_words
 from hoplite_mp._protocol.resources import AssignedAsked, ResourcePlaces
 

@@ -93,7 +93,7 @@ def held_too_short(ref: ObjectRef[Any], node: int, seconds: float) -> ObjectLost
 
 # Module of an engine, which its processes have imported -> its front end. The front end's `enter()`
 # joins the cluster that the engine's driver has begun; False if there is none for this process.
-FRONT_ENDS = {"ray": "hoplite_mp.integrations.ray._workers"}
+FRONT_ENDS = {"ray": "hoplite_mp.integrations.ray._driver"}
 
 
 def enter_by_engine() -> bool:

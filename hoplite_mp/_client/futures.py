@@ -21,9 +21,9 @@ from hoplite_mp import _serialize
 from hoplite_mp._client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp._client.thread_futures import for_asyncio, outcome
 from hoplite_mp._common import locks
-from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp._common.object_states import CANCELLED, STATE, is_cancelled
 from hoplite_mp._common.ref import NotAnArray, ObjectRef
+from hoplite_mp._common.signals import is_interruption
 from hoplite_mp.errors import ClosedError
 
 if TYPE_CHECKING:

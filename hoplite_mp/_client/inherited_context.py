@@ -19,7 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import _serialize
-from hoplite_mp._protocol.inherited_context import InheritedContext
+from hoplite_mp._protocol.spawning import InheritedContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable

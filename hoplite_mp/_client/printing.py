@@ -17,7 +17,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._client.progress import bars_aside
+from hoplite_mp._client.mapping import bars_aside
 from hoplite_mp._protocol.output import LINES_MARK
 
 if TYPE_CHECKING:

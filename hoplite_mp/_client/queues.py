@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from hoplite_mp import _tasks
-from hoplite_mp._client.priorities import Best
+from hoplite_mp._client.option_checks import Best
 from hoplite_mp._protocol.actors import FailActorCalls
 from hoplite_mp._protocol.resources import TakeResources
 

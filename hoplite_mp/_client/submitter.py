@@ -15,18 +15,15 @@ from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize, _shm, _tasks
-from hoplite_mp._client.collector import Collector
+from hoplite_mp._client.closing import Unread, call_back, fail_pending, keep_results
+from hoplite_mp._client.collector import Collector, DoneCallback
 from hoplite_mp._client.deadlines import FOREVER_NS
-from hoplite_mp._client.done_callbacks import DoneCallback
-from hoplite_mp._client.fail_pending import call_back, fail_pending
 from hoplite_mp._client.failures import Failures
-from hoplite_mp._client.function_kind import FLAG_ASYNC
-from hoplite_mp._client.functions import Functions
+from hoplite_mp._client.functions import FLAG_ASYNC, Functions
 from hoplite_mp._client.futures import Future
+from hoplite_mp._client.option_checks import NO_FLOOR
 from hoplite_mp._client.pending import Pending
-from hoplite_mp._client.priorities import NO_FLOOR
 from hoplite_mp._client.queues import HERE, PLACE, SHUT_DOWN, Queues
-from hoplite_mp._client.retain_results import Unread, keep_results
 from hoplite_mp._client.waiting import Waiting
 from hoplite_mp._common import locks
 from hoplite_mp._common.object_states import (
@@ -125,7 +122,7 @@ class Submitter:
         delay: RetryDelay | None = None,
     ) -> Future[Any]:
         """holder: held until the task is done. refusal: an error with which it fails at once.
-        more_flags: see _client/function_kind.py. rank, demand: see _client/ports.py. delay: the
+        more_flags: see _client/functions.py. rank, demand: see _client/ports.py. delay: the
         pauses before its retries."""
         client, memory = self.client, self.memory
         if self.closed or memory.lost is not None or not client.usable:

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp._common import clock
 from hoplite_mp._common.ref import NotAnArray
+from hoplite_mp.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
 
     from hoplite_mp._client.ports import WaitsPort
 
 __all__ = ["ThreadFuture", "for_asyncio", "outcome"]
+
 
 T = TypeVar("T")
 BLOCKED_AFTER_NS = 2_000_000

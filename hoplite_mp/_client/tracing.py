@@ -9,22 +9,35 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import heapq
+import json
 import logging
 import os
+import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+
+import msgspec
 
 from hoplite_mp._common import clock
+from hoplite_mp._common.ids import pack_id
+from hoplite_mp._protocol.diagnostics import (
+    EVENT,
+    KINDS_OF_EVENTS,
+    OUTCOMES_OF_EVENTS,
+    TraceDocument,
+)
 from hoplite_mp._protocol.local import TraceBegin, TraceDrop, TraceEnd, TracePiece
 from hoplite_mp._version import __version__
-from hoplite_mp.errors import HopliteError
+from hoplite_mp.errors import HopliteError, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hoplite_mp._client.runtime import Runtime
 
-__all__ = ["Trace"]
+__all__ = ["Clock", "Trace", "TraceText", "ahead_ns"]
+
 
 TRACE_BITS = 63  # of the random number that identifies a trace
 _log = logging.getLogger("hoplite_mp")
@@ -93,9 +106,6 @@ class Trace:
             self._runtime.channel.call(TraceDrop(self._trace))
 
     def _finish(self) -> None:
-        from hoplite_mp._client.trace_file import (
-            TraceText,  # imports json, which only a trace needs
-        )
 
         self._runtime.memory.check()
         found = self._runtime.channel.call(TraceEnd(self._trace)).value
@@ -126,3 +136,223 @@ class Trace:
                 return None
             data += piece
         return bytes(data)
+
+
+# Converts what nodes have recorded to a timeline for ui.perfetto.dev and chrome://tracing.
+#
+# The format (Chrome trace events, JSON) needs processes with tracks on which events do not overlap,
+# and a single clock. Each node becomes such a process. Each of its workers has a track for its
+# tasks, which may nest but not overlap otherwise; all other events are spread over as many tracks
+# as it takes for none to overlap. Times of a node are shifted by the difference between its clock
+# and the driver's.
+#
+#     {"traceEvents": [...], "displayTimeUnit": "ms", "otherData": {what a reader must know}}
+
+
+# (driver host's time, how far the other clock is ahead, maximal error), in ns
+Clock: TypeAlias = tuple[int, int, int]
+TASK = KINDS_OF_EVENTS.index("task")
+TRACKS_OF_NODE = 1_000_000  # range of track numbers for each node
+TRACKS_OF_KIND = 10_000
+CLOCKS_TEXT = (
+    "Times are those of the monotonic clock of the host that traced. Each other node's clock was "
+    "compared with it at the beginning and at the end, by the answer to a message: of several, "
+    "the one with the shortest round trip, give or take half of that. Between the two the "
+    "difference is taken to change evenly. ahead_us, error_us: microseconds, at each of the two."
+)
+
+
+def ahead_ns(clocks: list[Clock], at_ns: int) -> int:
+    """How far a clock was ahead when it showed `at_ns`: interpolated between two comparisons,
+    constant before the first and after the last."""
+    if not clocks:
+        return 0
+    first, last = clocks[0], clocks[-1]
+    begin, end = first[0] + first[1], last[0] + last[1]  # in that clock's time
+    if end <= begin:
+        return first[1]
+    part = min(1.0, max(0.0, (at_ns - begin) / (end - begin)))
+    return round(first[1] + part * (last[1] - first[1]))
+
+
+class TraceText:
+    """Produces the text in pieces: `head`, `node` for each node, `tail`."""
+
+    def __init__(self, begin_ns: int, end_ns: int) -> None:
+        """When the trace began and ended, by the driver's clock. Events that began earlier are cut
+        at the trace's beginning; their `began_before_us` says how much."""
+        self._begin_ns = begin_ns
+        self._end_ns = end_ns
+        self._first = True
+        self._clocks: dict[str, Any] = {}
+        self._dropped: dict[str, int] = {}
+        self._events = 0
+
+    def head(self) -> str:
+        """The beginning of the file."""
+        return '{"traceEvents":['
+
+    def _line(self, event: dict[str, Any]) -> str:
+        comma = "\n" if self._first else ",\n"
+        self._first = False
+        self._events += 1
+        return comma + json.dumps(event, separators=(",", ":"), default=str, skipkeys=True)
+
+    def node(self, number: int, data: bytes, clocks: list[Clock]) -> Iterator[str]:
+        """Everything that one node has recorded. ProtocolError if the document is invalid."""
+        name = f"h{number}"
+        document, found = _document(number, data)
+        self._dropped[name] = document.dropped
+        self._clocks[name] = {
+            "ahead_us": [clock[1] / 1000 for clock in clocks],
+            "error_us": [clock[2] / 1000 for clock in clocks],
+        }
+        yield self._named("process_name", number, None, f"{name} ({document.host})")
+        yield self._line(
+            {
+                "ph": "M", "name": "process_sort_index", "pid": number + 1,
+                "args": {"sort_index": number},
+            }
+        )  # fmt: skip
+        tracks = _Tracks(number)
+        for event in found:
+            self._place(event, clocks)
+            tracks.add(event)
+        for tid, track, events in tracks:
+            yield self._named("thread_name", number, tid, track)
+            for event in events:
+                event["ts"] /= 1000
+                event["dur"] /= 1000
+                event["tid"] = tid
+                yield self._line(event)
+
+    def _place(self, event: dict[str, Any], clocks: list[Clock]) -> None:
+        """Converts an event's times to the driver's clock, relative to the trace's beginning. Its
+        begin and its end are shifted each by its own difference, so that consecutive events do not
+        overlap."""
+        begin = event["ts"] - ahead_ns(clocks, event["ts"]) - self._begin_ns
+        end = event.pop("end")
+        end = max(begin, end - ahead_ns(clocks, end) - self._begin_ns)
+        if begin < 0:
+            event["args"]["began_before_us"] = -begin / 1000
+        event["ts"] = max(0, begin)
+        event["dur"] = max(0, end) - event["ts"]
+
+    def _named(self, what: str, node: int, tid: int | None, name: str) -> str:
+        event = {"ph": "M", "name": what, "pid": node + 1, "args": {"name": name}}
+        return self._line(event if tid is None else event | {"tid": tid})
+
+    def tail(self, lost: list[int], left: list[int], version: str) -> str:
+        """The end of the file. `lost`, `left`: nodes that have gone meanwhile, whose events are
+        missing; `left` had no workers (nodes of programs)."""
+        names = [f"h{number}" for number in lost]
+        dropped = {name: count for name, count in self._dropped.items() if count}
+        text = ""
+        for name in names:
+            text += self._said(f"node {name} was lost: its events are missing")
+        for name, count in dropped.items():
+            text += self._said(f"{count} events of {name} were dropped (Config.trace_events_max)")
+        other = {
+            "program": f"hoplite_mp {version}",
+            "seconds": (self._end_ns - self._begin_ns) / 1e9,
+            "clocks": CLOCKS_TEXT,
+            "nodes": self._clocks,
+            "lost": names,
+            "left": [f"h{number}" for number in left],
+            "dropped": dropped,
+        }
+        return text + '\n],"displayTimeUnit":"ms","otherData":' + json.dumps(other) + "}\n"
+
+    def _said(self, text: str) -> str:
+        at = (self._end_ns - self._begin_ns) / 1000
+        return self._line({"ph": "i", "name": text, "s": "g", "ts": at, "pid": 1, "tid": 0})
+
+
+class _Tracks:
+    """The tracks of one node."""
+
+    def __init__(self, node: int) -> None:
+        self._base = (node + 1) * TRACKS_OF_NODE
+        self._tasks: dict[int, list[dict[str, Any]]] = {}  # by client slot
+        self._others: dict[str, list[dict[str, Any]]] = {}
+
+    def add(self, event: dict[str, Any]) -> None:
+        """`event["track"]` is a client slot, or the name of a track."""
+        track = event.pop("track")
+        tracks: dict[Any, Any] = self._tasks if isinstance(track, int) else self._others
+        tracks.setdefault(track, []).append(event)
+
+    def __iter__(self) -> Iterator[tuple[int, str, list[dict[str, Any]]]]:
+        for slot, events in sorted(self._tasks.items()):
+            name = f"worker {slot}"
+            # Of tasks that begin at the same time, the outer one first.
+            events.sort(key=lambda event: (event["ts"], -event["dur"]))
+            yield self._base + slot, name, events
+        for kind, (name, events) in enumerate(sorted(self._others.items()), 1):
+            for number, lane in enumerate(_lanes(events)):
+                shown = name if not number else f"{name} {number + 1}"
+                yield self._base + TRACKS_OF_KIND * kind + number, shown, lane
+
+
+def _process(slot: int) -> str:
+    return "driver" if slot == 1 else f"process {slot}"
+
+
+def _lanes(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The fewest rows in which no events overlap."""
+    lanes: list[list[dict[str, Any]]] = []
+    free: list[tuple[int, int]] = []  # (when it is free, index of the lane)
+    for event in sorted(events, key=lambda event: (event["ts"], event["dur"])):
+        if free and free[0][0] <= event["ts"]:
+            _, lane = heapq.heappop(free)
+        else:
+            lane = len(lanes)
+            lanes.append([])
+        lanes[lane].append(event)
+        heapq.heappush(free, (event["ts"] + event["dur"], lane))
+    return lanes
+
+
+def _document(number: int, data: bytes) -> tuple[TraceDocument, list[dict[str, Any]]]:
+    """A node's document, and its events."""
+    try:
+        document = msgspec.msgpack.decode(data, type=TraceDocument)
+        return document, list(_events(number, document))
+    except (msgspec.MsgspecError, struct.error, LookupError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"{len(data)} bytes of h{number} are no trace: {error}") from error
+
+
+def _events(number: int, document: TraceDocument) -> Iterator[dict[str, Any]]:
+    """The events of a document, with times in nanoseconds by that node's clock."""
+    for slot, pid, packed in document.events:
+        track = document.actors.get(pid, slot)
+        for oid, begin, end, kind, outcome, depth, rank, raw in EVENT.iter_unpack(packed):
+            name = raw.split(b"\0")[0].decode(errors="replace")
+            args: dict[str, Any] = {"pid": pid, "outcome": OUTCOMES_OF_EVENTS[outcome]}
+            if kind == TASK:
+                public = document.inbound_tasks.get(oid) or pack_id(document.host_id, oid)
+                args = {"id": public.hex(), **args, "inside": depth - 1}
+            else:
+                args = {"call": oid, "rank": rank, **args}
+            yield {
+                "ph": "X", "name": name or "?", "cat": KINDS_OF_EVENTS[kind], "pid": number + 1,
+                "track": track if kind == TASK else f"{_process(slot)}: group calls",
+                "ts": begin, "end": end, "args": args,
+            }  # fmt: skip
+    for kind_name, name, begin, end, more in document.trace_events:
+        args = {key: _shown(key, value) for key, value in more.items()}
+        if kind_name == "transfer":
+            args["to"] = f"h{number}"
+        yield {
+            "ph": "X", "name": name, "cat": kind_name, "pid": number + 1,
+            "track": _PLURAL[kind_name], "ts": begin, "end": end, "args": args,
+        }  # fmt: skip
+
+
+def _shown(key: str, value: Any) -> Any:
+    if key == "from":
+        return f"h{value}"
+    return value.hex() if isinstance(value, bytes) else value
+
+
+_PLURAL = {"transfer": "transfers", "collective": "collectives", "spill": "spilling"}

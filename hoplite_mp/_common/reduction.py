@@ -9,19 +9,151 @@ divided by the count, float64 for integers.
 from __future__ import annotations
 
 import functools
+import pickle
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hoplite_mp import _reduce
-from hoplite_mp._common.dtypes import dtype_name, named_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["fold", "has_kernel", "kernel_dtype", "prefix", "reduce_arrays", "result_dtype"]
+__all__ = [
+    "OPS",
+    "fold",
+    "function_name",
+    "has_kernel",
+    "is_function",
+    "kernel_dtype",
+    "operation_name",
+    "prefix",
+    "reduce_arrays",
+    "result_dtype",
+]
+
+# The names that dtypes travel under, and the memory of an array of any of them as plain bytes.
+#
+# The node can read a name without pickle.
+
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+CACHE_ENTRIES_MAX = 4096
+NAME_CHARS_MAX = 64  # how much of a wrong name the error shows
+
+# All names that `dtype_name` makes of NumPy's own dtypes. np.dtype accepts far more strings, and
+# evaluates parts of some.
+_NUMPY_NAME = re.compile(
+    r"[<>|](?:[biufcSU][1-9][0-9]{0,9}|[mM]8(?:\[[0-9]{0,10}(?:[YMWDhms]|[munpfa]s)\])?)"
+)
+
+_dtype_names: dict[np.dtype[Any], str | None] = {}
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str | None:
+    """The name that `named_dtype` turns back into `dtype`; None if only pickle can describe it."""
+    if dtype.metadata is not None:  # Equal to the dtype without metadata, but not the same.
+        return None
+    try:
+        return _dtype_names[dtype]
+    except KeyError:
+        pass
+    name: str | None = None
+    if dtype.type.__module__ == "ml_dtypes":
+        name = dtype.name
+    elif dtype.kind in "biufcmMSU" and dtype.itemsize and dtype.isbuiltin != 2:
+        name = dtype.str
+    if len(_dtype_names) >= CACHE_ENTRIES_MAX:
+        _dtype_names.clear()
+    _dtype_names[dtype] = name
+    return name
+
+
+@functools.lru_cache(CACHE_ENTRIES_MAX)
+def named_dtype(name: str) -> np.dtype[Any]:
+    """The dtype that `dtype_name` named so. ValueError for a name that `dtype_name` does not make,
+    because it may come from another host. ImportError where ml_dtypes is missing."""
+    try:
+        if _NUMPY_NAME.fullmatch(name):
+            dtype: np.dtype[Any] | None = np.dtype(name)
+        else:
+            import ml_dtypes  # Not needed, and perhaps not installed, if its dtypes are not used.
+
+            dtype = np.dtype(getattr(ml_dtypes, name))
+    except (TypeError, AttributeError):
+        dtype = None
+    if dtype is None or dtype_name(dtype) != name:
+        raise ValueError(f"{name[:NAME_CHARS_MAX]!r} is no dtype's name")
+    return dtype
+
+
+def raw_bytes(array: Array) -> pickle.PickleBuffer:
+    """The memory of a contiguous array as a buffer, whatever its dtype and subclass."""
+    if type(array) is not np.ndarray:
+        array = np.ndarray.view(array, np.ndarray)
+    dtype = array.dtype
+    if dtype.kind not in "biufcSU" or dtype.isbuiltin == 2:
+        # The buffer protocol has no format for dates, records and foreign dtypes; void bytes do.
+        array = array.view(np.dtype((np.void, dtype.itemsize)))
+    buffer: Any = array  # numpy's stubs declare the buffer protocol from Python 3.12 on.
+    return pickle.PickleBuffer(buffer)
+
+
+# Operators of reductions: which names, NumPy ufuncs and functions a call accepts as `op`.
+
+
+OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
+FUNCTION_NAME_CHARS_MAX = 200  # OP_CHARS_MAX of _protocol/fields.py holds it and a kind of call
+_KERNELS = {
+    "add": "sum", "multiply": "prod", "minimum": "min", "maximum": "max",
+    "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
+}  # fmt: skip
+# Associative and commutative, as far as floating-point numbers allow it.
+_UFUNCS = frozenset(
+    {
+        "fmax", "fmin", "gcd", "lcm", "hypot", "logaddexp", "logaddexp2", "logical_and",
+        "logical_or", "logical_xor",
+    }
+)  # fmt: skip
+
+
+def operation_name(op: str | Callable[..., Any]) -> str:
+    """The name of a reduction's operator; ValueError for one that is unknown or unsuitable."""
+    if isinstance(op, str):
+        if op not in OPS:
+            raise ValueError(f"unknown op {op!r}: use one of {', '.join(OPS)}, or a numpy ufunc")
+        return op
+    if isinstance(op, np.ufunc):
+        name = op.__name__
+        if getattr(np, name, None) is op:
+            if name in _KERNELS:
+                return _KERNELS[name]
+            if name in _UFUNCS:
+                return name
+        raise ValueError(
+            f"{op!r} cannot reduce: an associative and commutative binary ufunc of numpy can"
+        )
+    if callable(op):
+        raise ValueError(
+            f"op={op!r}: this call takes a name or a numpy ufunc, and no other function"
+        )
+    raise ValueError(f"op must be a name, a numpy ufunc or a function of two values, not {op!r}")
+
+
+def is_function(op: Any) -> bool:
+    """Is this operator a function of the user, which folds values of any kind?"""
+    return callable(op) and not isinstance(op, np.ufunc)
+
+
+def function_name(op: Callable[..., Any]) -> str:
+    """The module and the qualified name of such a function, by which ranks agree on it."""
+    named = op if hasattr(op, "__qualname__") else type(op)
+    name = f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
+    return name[-FUNCTION_NAME_CHARS_MAX:]
+
+
 _FUNCTIONS = {
     "sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "mean": "add",
     "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",

@@ -19,14 +19,12 @@ from hoplite_mp._client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp._client.in_place import InPlace, own_copy
 from hoplite_mp._client.memory import whole
 from hoplite_mp._common import clock
-from hoplite_mp._common.interruptions import is_interruption
-from hoplite_mp._common.operators import operation_name
-from hoplite_mp._common.reduction import prefix
+from hoplite_mp._common.reduction import operation_name, prefix
 from hoplite_mp._common.ref import ObjectRef
-from hoplite_mp._group.combine import MISTAKE, Combiner, mistake_words
+from hoplite_mp._common.signals import is_interruption
 from hoplite_mp._group.member_lifecycle import MemberLifecycle
 from hoplite_mp._group.multi_host import MultiHost
-from hoplite_mp._group.single_host import SingleHost
+from hoplite_mp._group.single_host import MISTAKE, Combiner, SingleHost, mistake_words
 from hoplite_mp._protocol.group_calls import error_kind, error_of
 from hoplite_mp._protocol.local import GroupAdmit
 from hoplite_mp._serialize.contributions import (

@@ -7,23 +7,27 @@ bytes, large ones as objects or blocks; the result of the call comes back as one
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp import _serialize
+from hoplite_mp import _serialize, _tasks
 from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._client.descriptors import Watched, lift
 from hoplite_mp._client.in_place import own_copy
 from hoplite_mp._common import clock
-from hoplite_mp._common.reduction import prefix
-from hoplite_mp._group.combine import MISTAKE
-from hoplite_mp._group.engine_calls import EngineCalls
-from hoplite_mp._group.overlapped_copy import WRITE_ROUND_BYTES, OverlappedCopy
+from hoplite_mp._common.reduction import has_kernel, prefix, result_dtype
+from hoplite_mp._group.single_host import MISTAKE
 from hoplite_mp._protocol.group_calls import PIECE_BYTES_MAX
-from hoplite_mp._protocol.local import GroupCall
+from hoplite_mp._protocol.local import GroupBell, GroupCall, GroupWritten
 from hoplite_mp._serialize.contributions import (
     PREFIXES,
+    REDUCTIONS,
+    SMALL_KINDS,
+    SMALL_OPS,
     TARGETED,
     into,
     is_plain_array,
@@ -36,10 +40,93 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hoplite_mp import _shm
+    from hoplite_mp._client.channel import Channel
     from hoplite_mp._client.in_place import InPlace
     from hoplite_mp._client.runtime import Runtime
 
-__all__ = ["MultiHost"]
+__all__ = ["WRITE_ROUND_BYTES", "EngineCalls", "MultiHost", "OverlappedCopy"]
+
+# Copies a large part of a Group's call into its block of the store while other hosts read it.
+#
+# Copying an array takes a good part of the time that sending it takes, so the node and the other
+# hosts begin with the first bytes.
+
+
+# Bytes of an array that are copied into the store before the first message to the node about them.
+# Less: the other hosts begin earlier. Each later round is twice as large, up to the maximum,
+# because copying is ahead of the network by then, and each message costs the node and its engine
+# some 300 us. The maximum bounds for how long copying keeps a core from the threads that send the
+# first bytes.
+WRITE_ROUND_BYTES = 2 << 20
+WRITE_ROUND_BYTES_MAX = 16 << 20
+# Sections begin this much earlier, because nodes divide the whole payload, with its head, at whole
+# elements.
+SECTION_OVERLAP_BYTES = 16 << 10
+
+
+class OverlappedCopy:
+    """The elements of one part, from `buffer` into the block from `offset` on. Every round has a
+    part of each section, and every host of the call begins to read where a section begins, so all
+    hosts begin at once.
+
+    Invariant: bytes that were reported to the node never change; where two sections overlap the
+    same values are written a second time."""
+
+    def __init__(
+        self,
+        client: _shm.Client,
+        channel: Channel,
+        payload: int,
+        buffer: memoryview,
+        offset: int,
+        bounds: Sequence[int],
+        pace: float,
+        readers: int,
+    ) -> None:
+        """bounds: where sections begin, and the end. pace: bytes per second that each of that many
+        readers takes at most; 0: not known."""
+        self.nbytes = buffer.nbytes
+        self._client = client
+        self._channel = channel
+        self._payload = payload
+        self._buffer = buffer
+        self._offset = offset
+        self._ends = bounds[1:]
+        self._at = [max(0, begin - SECTION_OVERLAP_BYTES) for begin in bounds[:-1]]
+        sections = len(self._ends)
+        self._step = max(1, WRITE_ROUND_BYTES // sections)
+        self._step_max = max(1, WRITE_ROUND_BYTES_MAX // sections)
+        # Seconds for each byte of a step.
+        self._wait_s = min(sections, readers) / pace if pace else 0.0
+        self._due = 0.0
+        self._ranges: list[tuple[int, int]] = []  # written, but not reported to the node yet
+
+    def run(self) -> None:
+        """Writes all of it."""
+        while self._ranges or any(b < e for b, e in zip(self._at, self._ends, strict=True)):
+            if not self._ranges:
+                if self._wait_s:
+                    self._due = self._due or clock.monotonic()
+                    clock.sleep(max(0.0, self._due - clock.monotonic()))
+                    self._due += self._step * self._wait_s
+                self._ranges, self._at = self._round()
+                self._step = min(2 * self._step, self._step_max)
+            self._channel.tell(GroupWritten(self._payload, self._ranges))
+            self._ranges = []
+
+    def _round(self) -> tuple[list[tuple[int, int]], list[int]]:
+        """Writes the next bytes of each section; returns (their ranges, where the sections are
+        now)."""
+        ranges, now, offset = [], [], self._offset
+        for begin, end in zip(self._at, self._ends, strict=True):
+            upto = min(begin + self._step, end)
+            if begin < upto:
+                self._client.write(self._payload, b"", [self._buffer[begin:upto]], [offset + begin])
+                ranges.append((offset + begin, offset + upto))
+                os.sched_yield()  # threads that send the first bytes go first
+            now.append(max(begin, upto))
+        return ranges, now
+
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OWN_AT_ROOT = ("broadcast", "gather", "scatter")  # the root gets a value of its own back
@@ -351,3 +438,129 @@ class MultiHost:
 def _overlaps(own: Array, out: Any) -> bool:
     """Might filling `out` change this array?"""
     return isinstance(out, np.ndarray) and np.may_share_memory(own, out)
+
+
+# A member's small calls over several hosts: written to the board, answered there by the engine.
+#
+# While all members make small calls of one kind, the engines of their nodes exchange what they
+# give, and no node runs Python (`cext/engine_small.h`). A member then writes its part to the board,
+# rings its doorbell (an eventfd that the engine watches), and sleeps until the result lies beside
+# the part. A call that is not small, or of another kind, goes through the node like any other
+# (`multi_host.py`).
+
+
+# In the order of reduce_kernels.h.
+DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
+)  # fmt: skip
+NONE = 255  # no operator, no dtype
+_KINDS = {kind: number for number, kind in enumerate(SMALL_KINDS)}
+
+
+@functools.cache
+def _numbers(kind: str, op: str, name: str | None) -> tuple[int, int, int] | None:
+    """(kind, op, dtype) as the engine numbers them; None: it has no such call."""
+    if kind not in _KINDS:
+        return None
+    if kind not in REDUCTIONS:
+        return None if op else (_KINDS[kind], NONE, NONE)
+    kernel = has_kernel(op, name) if name is not None else None
+    if kernel is None or name is None or result_dtype(op, name) != name:
+        return None
+    return _KINDS[kind], SMALL_OPS.index(op), DTYPES.index(kernel)
+
+
+class Doorbell(Watched):
+    """An eventfd, which is closed with its owner."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        super().close()
+        self.fd = -1  # `there` cannot tell one eventfd from another
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class EngineCalls:
+    """One member's place on the board, and its doorbell."""
+
+    def __init__(self, runtime: Runtime, board: int, generation: int, rank: int, size: int) -> None:
+        self._channel = runtime.channel
+        self._board = _tasks.SmallBoard(runtime.tasks, board)
+        self._generation = generation
+        self._rank = rank
+        self._size = size
+        self._doorbell: Doorbell | None = None
+
+    def give(
+        self, call: int, kind: str, op: str, root: int, encoded: _serialize.Encoded | None
+    ) -> bool:
+        """Gives this rank's payload to a call; None: it gives nothing. False: the call has to be
+        made through the node."""
+        if not self._board.is_open():
+            return False
+        head, offset, elements = b"", 0, None
+        name = None
+        if encoded is not None:
+            if encoded.refs or encoded.nbytes > PIECE_BYTES_MAX:
+                return False
+            if kind in REDUCTIONS:
+                info = _serialize.describe_array(memoryview(encoded.head))
+                if (
+                    info is None
+                    or info.order != "C"
+                    or (kind == "reduce_scatter" and not info.shape)
+                ):
+                    return False
+                name = info.dtype_name
+            if len(encoded.buffers) == 1:
+                head, offset, elements = encoded.head, encoded.offsets[0], encoded.buffers[0]
+            else:
+                head = encoded.tobytes()
+        numbers = _numbers(kind, op, name)
+        if numbers is None or (self._doorbell is None and not self._hang_doorbell()):
+            return False
+        about = *numbers, root
+        if not self._board.give(self._rank, self._size, call, about, head, offset, elements):
+            return False
+        self.ring()
+        return True
+
+    def ring(self) -> None:
+        """Wakes the engine, because there is something on the board."""
+        doorbell = self._doorbell
+        if doorbell is not None and doorbell.there():
+            os.eventfd_write(doorbell.fd, 1)
+        elif self._hang_doorbell():  # a new doorbell makes the engine look at the board
+            return
+
+    def _hang_doorbell(self) -> bool:
+        try:
+            fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError:  # no descriptor is left
+            return False
+        doorbell = Doorbell(lift(fd))
+        self._channel.call(GroupBell(self._generation, self._rank), descriptors=[doorbell.fd])
+        self._doorbell = doorbell  # only now, because the line above may be interrupted
+        return True
+
+    def is_done(self, call: int) -> bool:
+        """Has the engine committed that call?"""
+        return self._board.done() > call
+
+    def result(self) -> tuple[int, str, str, Any]:
+        """(ranks as bits, no error, no message, data) of the last call, in the form of the node's
+        results of other calls; see `MultiHost.take`."""
+        _, mask, kind, _, _, _, found = _tasks.read_record(self._board.record())
+        if SMALL_KINDS[kind] in REDUCTIONS:
+            return mask, "", "", list(found.values())
+        return mask, "", "", {(source, -1): part for source, part in found.items()}
+
+    def close(self) -> None:
+        """Called when the member has left."""
+        if self._doorbell is not None:
+            self._doorbell.close()
+            self._doorbell = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from hoplite_mp._transport.silence import Silence
+from hoplite_mp._transport.stream import Silence
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

@@ -26,6 +26,7 @@ from hoplite_mp._common import clock, locks
 from hoplite_mp._planner.packing import pack
 from hoplite_mp._protocol.codec import BEAT, encode, manager_decoder
 from hoplite_mp._protocol.local import GIVEN_UP
+from hoplite_mp._protocol.membership import NodeReturned
 from hoplite_mp._protocol.messages import (
     ClusterEnded,
     Credentials,
@@ -34,7 +35,6 @@ from hoplite_mp._protocol.messages import (
     NodeJoined,
     NodeLost,
 )
-from hoplite_mp._protocol.reports import NodeReturned
 from hoplite_mp._protocol.terms import Promote
 from hoplite_mp._transport.stream import TcpStream
 from hoplite_mp.errors import ProtocolError
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.packing import PackingWanted, TreesPacked
     from hoplite_mp._planner.planner_core import Planner
     from hoplite_mp._planner.step_result import StepResult
+    from hoplite_mp._protocol.membership import Report
     from hoplite_mp._protocol.messages import NodeToManager
-    from hoplite_mp._protocol.reports import Report
     from hoplite_mp._protocol.terms import TermsToManager
     from hoplite_mp._transport.listener import Listener
     from hoplite_mp._transport.stream import ByteStream

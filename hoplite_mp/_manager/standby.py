@@ -24,9 +24,8 @@ from hoplite_mp._manager.main import listener_of
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.terms import Candidate, lease_s
 from hoplite_mp._protocol.codec import encode
-from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._protocol.greetings import Introduction, software_versions
 from hoplite_mp._protocol.terms import Superseded
-from hoplite_mp._protocol.versions import software_versions
 from hoplite_mp._transport.addresses import Endpoint
 from hoplite_mp._transport.caller import Dialer
 from hoplite_mp.errors import HopliteError

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from hoplite_mp._protocol.actor_names import ActorNameHeld
+from hoplite_mp._protocol.actors import ActorNameHeld
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._planner.step_result import Send
-    from hoplite_mp._protocol.actor_names import (
+    from hoplite_mp._protocol.actors import (
         ActorNameAsked,
         ActorNameClaimed,
         ActorNameReleased,

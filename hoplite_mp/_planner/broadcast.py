@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._planner import stripe_plan
 from hoplite_mp._planner.directory import Directory, DirectoryEntry, Transfer
-from hoplite_mp._planner.plan_cache import PlanCache
+from hoplite_mp._planner.plan_cache import PlanCache, TreeCache
 from hoplite_mp._planner.program import participants, shares_sent
 from hoplite_mp._planner.repair import kept_cut
-from hoplite_mp._planner.tree_cache import TreeCache
 from hoplite_mp._protocol.messages import (
     SHARES,
     CopyDropped,
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.membership import ClusterMembership
     from hoplite_mp._planner.step_result import Send
     from hoplite_mp._planner.topology import HostRates, Topology
-    from hoplite_mp._protocol.reports import CopyHeld
+    from hoplite_mp._protocol.membership import CopyHeld
 
 # Holders of each sort that are considered for a new receiver, the latest first, because they have
 # served least. Higher: a slightly better parent in large clusters, for more of the manager's time.

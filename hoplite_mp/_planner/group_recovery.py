@@ -19,8 +19,8 @@ from hoplite_mp._planner.group_members import (
     MemberRecord,
     MemberStanding,
     Phase,
+    struck_text,
 )
-from hoplite_mp._planner.rejoin import struck_text
 from hoplite_mp._protocol.groups import NO_TASK
 from hoplite_mp._protocol.messages import GroupGivenUp
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from hoplite_mp._planner.step_result import Send
+    from hoplite_mp._protocol.membership import GroupHeld
     from hoplite_mp._protocol.messages import GroupJoinRequested, GroupMembers
-    from hoplite_mp._protocol.reports import GroupHeld
 
 __all__ = ["RecoveredGroups"]
 

@@ -31,10 +31,13 @@ from hoplite_mp._planner.group_members import (
     MemberRecord,
     MemberStanding,
     Phase,
+    Rejoins,
+    Tombstones,
+    Vacated,
+    ended_text,
+    vacated_text,
 )
 from hoplite_mp._planner.group_recovery import RecoveredGroups
-from hoplite_mp._planner.rejoin import Rejoins, Vacated, ended_text, vacated_text
-from hoplite_mp._planner.tombstones import Tombstones
 from hoplite_mp._protocol.groups import NO_TASK
 from hoplite_mp._protocol.messages import (
     SHARES,
@@ -54,8 +57,8 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.step_result import Send
     from hoplite_mp._planner.topology import Topology
     from hoplite_mp._protocol.groups import GroupEnd, GroupTasksOver
+    from hoplite_mp._protocol.membership import GroupHeld
     from hoplite_mp._protocol.messages import ManagerToNode, Stripe
-    from hoplite_mp._protocol.reports import GroupHeld
 
 
 class GroupRegistry:

@@ -13,14 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._protocol.groups import GroupEnd
-from hoplite_mp._protocol.messages import (
-    Forget,
-    GroupJoinRequested,
-    HoldingsReported,
-    NodeLost,
-    ReduceRequested,
-)
-from hoplite_mp._protocol.reports import (
+from hoplite_mp._protocol.membership import (
     CopyHeld,
     DistributeHeld,
     GroupHeld,
@@ -29,6 +22,13 @@ from hoplite_mp._protocol.reports import (
     OwnersKnown,
     ReduceHeld,
     Reported,
+)
+from hoplite_mp._protocol.messages import (
+    Forget,
+    GroupJoinRequested,
+    HoldingsReported,
+    NodeLost,
+    ReduceRequested,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ __all__ = ["RESTORE_S", "ManagerRecovery", "RunningCopy", "RunningFold"]
 RESTORE_S = 2.0
 # The same for the node of the manager's host. Its death is always noticed and ends the cluster, so
 # if it is late it is only busy, at most as long as a loop may be
-# (_node/manager_link/heartbeat_sender.py). All reports must be complete after this time, too.
+# (_node/manager_link/connection.py). All reports must be complete after this time, too.
 OWN_S = 30.0
 
 

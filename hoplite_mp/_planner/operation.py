@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hoplite_mp._planner.program import participants, waits_for
-from hoplite_mp._planner.slow_owners import SlowLinks
+from hoplite_mp._planner.repair import SlowLinks
 from hoplite_mp._protocol.fields import FOLDING
 from hoplite_mp._protocol.messages import (
     Commit,

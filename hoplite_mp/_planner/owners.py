@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from hoplite_mp._common.ids import unpack_id
+from hoplite_mp._protocol.copies import HOLDINGS_MAX
 from hoplite_mp._protocol.fields import NODES_MAX
 from hoplite_mp._protocol.messages import HoldingsReported, OwnersNamed, OwnerTold
-from hoplite_mp._protocol.owners import HOLDINGS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp._planner.membership import ClusterMembership
     from hoplite_mp._planner.step_result import Send
+    from hoplite_mp._protocol.membership import OwnersKnown
     from hoplite_mp._protocol.messages import ObjectGone, OwnerAsked
-    from hoplite_mp._protocol.reports import OwnersKnown
 
 NOBODY = NODES_MAX
 # Numbers in one message, of at most 5 bytes each, and how many numbers an object's id counts as. A

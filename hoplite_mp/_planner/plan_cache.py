@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp._planner import stripe_plan
+from hoplite_mp._planner import cost, stripe_plan
+from hoplite_mp._planner.packing import PackingWanted
+from hoplite_mp._protocol.messages import Distribute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from hoplite_mp._planner.packing import TreesPacked
     from hoplite_mp._planner.stripe_plan import StripePlan
     from hoplite_mp._planner.topology import Topology
 
-__all__ = ["PlanCache"]
+__all__ = ["PlanCache", "TreeCache"]
+
 
 # Stripe plans that are kept, of some hundred bytes for each of their nodes. Higher: also programs
 # that alternate between more kinds of operations are planned quickly.
@@ -73,3 +77,80 @@ class PlanCache:
                 del self._known[next(iter(self._known))]
         self._known[key] = found
         return found
+
+
+# Packed trees for LANs that are no star: requested once, used as soon as they are packed.
+#
+# Packing takes seconds, and a plan does not wait for it. The first spread between some nodes uses
+# stripes and requests trees; later ones use the trees. When a rate has changed, new trees are
+# requested; until they are packed, the last ones are used if they are still faster than stripes.
+# Stripes are kept where narrow paths do not slow them down, because with many receivers each of
+# these paths carries few bytes.
+
+
+# Nodes of the largest spread for which trees are packed when the LAN is no star. Packing 16 takes
+# 4 s of a thread that shares the interpreter with the manager's loop, 32 would take 50 s.
+PACKED_NODES_MAX = 16
+# Trees are packed if narrow paths make stripes take this many times as long. Lower: more packing,
+# also for differences that are only errors of measurement.
+WORTH = 1.2
+# Packings that are kept, of a few kilobytes each.
+PACKINGS_MAX = 64
+
+
+class TreeCache:
+    """The packed trees, and the requests for more."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._packed: dict[PackingWanted, TreesPacked | None] = {}  # None: requested
+        self._latest: dict[tuple[int, ...], TreesPacked] = {}  # by their nodes, for any links
+        self.wanted: list[PackingWanted] = []  # taken by the machine
+
+    def take(self, trees: TreesPacked) -> None:
+        """The answer to a PackingWanted: for the next spread between these nodes."""
+        while len(self._packed) >= PACKINGS_MAX:
+            del self._packed[next(iter(self._packed))]
+        while len(self._latest) >= PACKINGS_MAX:
+            del self._latest[next(iter(self._latest))]
+        self._packed[trees.wanted] = self._latest[trees.wanted.nodes] = trees
+
+    def used_by(
+        self, plan: Distribute, seconds: float, now: float, notes: list[str]
+    ) -> tuple[Distribute, float]:
+        """Returns the plan along packed trees if there are any and they are faster, else `plan`;
+        and the seconds that it takes. Trees that are worth packing are requested. `seconds`: how
+        long stripes would take if the LAN were a star."""
+        nodes = (plan.sources[0], *plan.receivers)
+        if len(nodes) > PACKED_NODES_MAX or self._topology.is_star(nodes, now):
+            return plan, seconds
+        held_up_s = cost.narrow_s(plan, self._topology.pair_rates(nodes, now))
+        if held_up_s <= WORTH * seconds:
+            return plan, max(seconds, held_up_s)
+        wanted = PackingWanted.between(nodes, self._topology, now)
+        packed = self._packed.get(wanted)
+        if wanted not in self._packed:
+            self._packed[wanted] = None  # so that it is requested once
+            self.wanted.append(wanted)
+        if packed is None:
+            packed = self._latest.get(wanted.nodes)
+        if packed is None:
+            return plan, held_up_s
+        rate = packed.rate if packed.wanted == wanted else packed.rate_over(wanted)
+        if plan.nbytes / rate >= held_up_s:
+            return plan, held_up_s
+        stripes = stripe_plan.cut([(plan.sources[0], weight) for weight, _ in packed.trees])
+        rows = tuple(parents for _, parents in packed.trees)[: len(stripes)]
+        notes.append(f"the LAN is no star: {len(rows)} packed trees, {rate:.3g} B/s")
+        along = Distribute(
+            plan.operation,
+            plan.object,
+            plan.epoch,
+            plan.nbytes,
+            plan.sources[:1],
+            plan.receivers,
+            stripes,
+            "parents",
+            rows,
+        )
+        return along, plan.nbytes / rate

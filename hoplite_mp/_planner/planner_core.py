@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hoplite_mp._planner.actors import ActorNames
-from hoplite_mp._planner.announcements import Announcements
 from hoplite_mp._planner.broadcast import Copies
 from hoplite_mp._planner.groups import GroupRegistry
 from hoplite_mp._planner.manager_recovery import ManagerRecovery
-from hoplite_mp._planner.membership import ClusterMembership
+from hoplite_mp._planner.membership import Announcements, ClusterMembership
 from hoplite_mp._planner.operation import CopyRefused
 from hoplite_mp._planner.owners import OwnerRounds
 from hoplite_mp._planner.packing import TreesPacked
@@ -63,8 +62,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._planner.step_result import Send
+    from hoplite_mp._protocol.membership import Report
     from hoplite_mp._protocol.messages import Member, NodeToManager
-    from hoplite_mp._protocol.reports import Report
 
 # Groups at one time. There are as many boards in a node's shared memory.
 BOARDS_MAX = 64

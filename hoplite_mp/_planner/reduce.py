@@ -33,8 +33,7 @@ from hoplite_mp._planner.operation import (
 )
 from hoplite_mp._planner.plan_cache import PlanCache
 from hoplite_mp._planner.program import participants, too_many_parts, waits_for
-from hoplite_mp._planner.repair import kept_cut
-from hoplite_mp._planner.slow_owners import SLOW_GATHER_S, SlowLinks, relieved
+from hoplite_mp._planner.repair import SLOW_GATHER_S, SlowLinks, kept_cut, relieved
 from hoplite_mp._protocol.fields import FOLDING
 from hoplite_mp._protocol.messages import (
     Commit,

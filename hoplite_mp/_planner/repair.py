@@ -11,12 +11,28 @@ way (`slow_owners`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from hoplite_mp._protocol.messages import Stripe
+from hoplite_mp._protocol.fields import SHARES
+from hoplite_mp._protocol.messages import ExecuteReduce, Stripe
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
+
+    from hoplite_mp._planner.topology import HostRates
+    from hoplite_mp._protocol.group_calls import Plan
+
+__all__ = [
+    "FRESH_S",
+    "SLOW_GATHER_S",
+    "SlowLinks",
+    "is_slow",
+    "owners_without",
+    "relieved",
+    "slow_one",
+    "stays_slow",
+]
 
 
 # A repaired stripe plan is used unless its busiest owner has more than this many times as much as
@@ -69,3 +85,190 @@ def repaired(stripes: Sequence[Stripe], able: Collection[int]) -> tuple[Stripe, 
                 result.append(Stripe(owner, begin, end))
                 begin = end
     return tuple(result)
+
+
+# Who owns the stripes of an allreduce when the link of one owner becomes slow in the middle of it.
+#
+# Of n hosts that give one array each and get the result, one that owns the share w sends and
+# receives (1 - w) of the array for the others' stripes and (n - 1) w for its own: parts of stripes,
+# then results of folds. Without a stripe it does so with the array once. So if its link becomes
+# slow early enough, the call is over earlier when the others take its stripe. What it has sent to
+# other owners counts as before (_node/execution/plan_state.py), but parts of its own stripe that it
+# has received are sent once more, to others. Reduces and broadcasts gain nothing by this: there
+# each host sends or receives the whole array anyway.
+
+
+# How long to wait for more reports after the first one of a slow link, to tell which link is slow.
+# Higher: stripes are changed later. Lower: they are changed in vain.
+SLOW_GATHER_S = 0.1
+# A slow link is reported every SAY_AGAIN_S (_node/peers/path_estimator.py) or a little later; one
+# that was not for so long does not count any more for the stripes of a running allreduce. Lower:
+# reports are missed on a busy host.
+FRESH_S = 0.6
+
+# With fewer owners left, each would send as much more as the slow one sends less.
+OWNERS_LEFT_MIN = 2
+# The rest of the call must take less than this part of the time that it would take as it is.
+# Higher: stripes are changed for little; a rate that was measured wrongly then costs time.
+WORTHWHILE = 0.9
+# A link is slow if it carries less than this part of what it has to, for the call to take as long
+# as the slowest link needs by the rates that are known. A host that is faster than the others sends
+# less than it can because they take no more. Higher: busy processors count as slow links.
+EXPECTED = 0.6
+# One of several hosts that are slow at the same time is the slow one if it sends at less than this
+# part of the rate of each other. If they are equally slow, they share processors, or a switch, that
+# are busy. Higher: such hosts are taken for slow ones by chance.
+SLOWEST = 0.7
+
+
+class SlowReport(Protocol):
+    """What a node reports of its link while an allreduce moves: bytes per second that it carries
+    now (`up`, `down`), and all bytes since the node began with it (`sent`, `received`)."""
+
+    @property
+    def up(self) -> int: ...
+    @property
+    def down(self) -> int: ...
+    @property
+    def sent(self) -> int: ...
+    @property
+    def received(self) -> int: ...
+
+
+Report = TypeVar("Report", bound=SlowReport)
+
+
+@dataclass(slots=True)
+class SlowLinks(Generic[Report]):
+    """What nodes have reported of slow links while one plan is executed, by node."""
+
+    slow: dict[int, Report] = field(default_factory=dict)  # links slower than the plan needs
+    reports: dict[int, Report] = field(default_factory=dict)  # all slow links
+    heard_at: dict[int, float] = field(default_factory=dict)  # when the last report came
+    looks: bool = False  # a look at them is due SLOW_GATHER_S after the first report
+
+    def hear(
+        self,
+        node: int,
+        report: Report,
+        plan: Plan | None,
+        rates: Mapping[int, HostRates],
+        now: float,
+    ) -> bool:
+        """A report; returns whether a look at all of them becomes due by it."""
+        self.reports[node] = report
+        self.heard_at[node] = now
+        self.slow.pop(node, None)  # it was slower before
+        if not is_slow(node, report, plan, rates):
+            return False
+        self.slow[node] = report
+        begins, self.looks = not self.looks, True
+        return begins
+
+    def forget_old(self, age_s: float, now: float) -> None:
+        """Forgets reports of links that have become fast again since: these send no more."""
+        for node in [one for one, at in self.heard_at.items() if now - at > age_s]:
+            del self.heard_at[node]
+            self.slow.pop(node, None)
+            self.reports.pop(node, None)
+
+
+def is_slow(
+    node: int, report: SlowReport, plan: Plan | None, rates: Mapping[int, HostRates]
+) -> bool:
+    """Does that node, which has reported a slow link, send less than the plan needs? rates: bytes
+    per second of the links, by node."""
+    if not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
+        return False
+    owned = _owned(plan)
+    if any(one not in rates for one in owned) or node not in owned:
+        return False
+    moves = {one: _moved(plan, one, share) for one, share in owned.items()}
+    call_s = max(
+        nbytes / max(1.0, rate)
+        for one, both in moves.items()
+        for nbytes, rate in zip(both, rates[one], strict=True)
+    )
+    return report.up * call_s < EXPECTED * moves[node][0]
+
+
+def slow_one(reports: Mapping[int, SlowReport]) -> int | None:
+    """The node whose link is slow, by the reports of nodes by number; None: no single one."""
+    if not reports:
+        return None
+    node, *others = sorted(reports, key=lambda one: reports[one].up)
+    if others and reports[node].up >= SLOWEST * reports[others[0]].up:
+        return None
+    return node
+
+
+def stays_slow(report: SlowReport | None, believed: HostRates | None, up: float) -> bool:
+    """Is a link still as slow as it is believed to be, although its own node remembers `up`?"""
+    if report is None or believed is None or believed.up > EXPECTED * up:
+        return False
+    return report.up < believed.up / EXPECTED
+
+
+def owners_without(reports: Mapping[int, SlowReport], plan: Plan | None) -> set[int]:
+    """The owners that the stripes of that plan should have from now on; none: those that they have.
+    reports: of the nodes whose links are slow."""
+    node = slow_one(reports)
+    if node is None or not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
+        return set()
+    owned = _owned(plan)
+    left = {one for one, share in owned.items() if share} - {node}
+    if not owned.get(node) or len(left) < OWNERS_LEFT_MIN:
+        return set()
+    report, share = reports[node], owned[node]
+    with_s = _with_s(report, plan, node, share)
+    return left if _without_s(report, plan, node, share) < WORTHWHILE * with_s else set()
+
+
+def relieved(
+    links: SlowLinks[Report], plan: ExecuteReduce, now: float
+) -> tuple[int, tuple[Stripe, ...]] | None:
+    """(the node whose link has become slow, the stripes if the other owners have its own); None: it
+    keeps them."""
+    links.looks = False
+    links.forget_old(FRESH_S, now)
+    stripes = repaired(plan.stripes, owners_without(links.slow, plan))
+    slow = slow_one(links.slow)
+    return None if stripes is None or slow is None else (slow, stripes)
+
+
+def _owned(plan: ExecuteReduce) -> dict[int, float]:
+    """The part of the array that each node owns; 0 for nodes that own nothing."""
+    owned = dict.fromkeys((*plan.holders, *plan.destinations), 0.0)
+    for stripe in plan.stripes:
+        width = (stripe.end_share - stripe.begin_share) / SHARES
+        owned[stripe.owner] = owned.get(stripe.owner, 0.0) + width
+    return owned
+
+
+def _moved(plan: ExecuteReduce, node: int, share: float) -> tuple[float, float]:
+    """The bytes that a node sends, and receives, which owns that share of the array."""
+    destinations = {*plan.destinations}
+    wants, others_want = node in destinations, len(destinations - {node})
+    if plan.rule == "fold":  # each member travels by itself
+        given = plan.holders.count(node)
+        others_give = len(plan.holders) - given
+    else:
+        given, others_give = int(node in plan.holders), len({*plan.holders} - {node})
+    sent = given * (1 - share) + others_want * share
+    received = others_give * share + wants * (1 - share)
+    return plan.nbytes * sent, plan.nbytes * received
+
+
+def _with_s(report: SlowReport, plan: ExecuteReduce, node: int, share: float) -> float:
+    """Seconds until the slow node has sent and received everything, if it keeps its stripe."""
+    sends, receives = _moved(plan, node, share)
+    sending = (sends - report.sent) / max(1, report.up)
+    return max(sending, (receives - report.received) / max(1, report.down))
+
+
+def _without_s(report: SlowReport, plan: ExecuteReduce, node: int, share: float) -> float:
+    """Likewise without a stripe. Owners send results of folds after all parts, so what it has
+    received were parts of its own stripe; results are sent again in any case."""
+    sends, receives = _moved(plan, node, 0.0)
+    sending = (sends - min(sends * (1 - share), report.sent)) / max(1, report.up)
+    return max(sending, receives / max(1, report.down))

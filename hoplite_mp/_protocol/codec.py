@@ -23,8 +23,8 @@ from typing import Generic, TypeVar, cast
 
 import msgspec
 
+from hoplite_mp._protocol.membership import Report
 from hoplite_mp._protocol.messages import AnyMessage, ManagerToNode, NodeToManager
-from hoplite_mp._protocol.reports import Report
 from hoplite_mp._protocol.terms import TermsToManager, TermsToNode
 from hoplite_mp.errors import ProtocolError
 

@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from hoplite_mp._protocol.actors import ActorAsk
-from hoplite_mp._protocol.inherited_context import Environment
-from hoplite_mp._protocol.local_groups import (
+from hoplite_mp._protocol.group_calls import (
     INBOX_MAX,
     RESULT_TAG,
     TAG_MAX,
@@ -35,6 +34,7 @@ from hoplite_mp._protocol.resources import ResourceAsk, Wanted
 from hoplite_mp._protocol.spawning import (
     GIVEN_UP,
     NODE_DIED,
+    Environment,
     Exited,
     FromSupervisor,
     LanStart,
@@ -47,7 +47,6 @@ from hoplite_mp._protocol.spawning import (
     StartStandby,
     ToSupervisor,
 )
-from hoplite_mp._protocol.worker_broadcast import RoundAsk
 
 __all__ = [
     "GIVEN_UP",
@@ -67,6 +66,7 @@ __all__ = [
     "AddWorkers",
     "Ask",
     "Attached",
+    "BeginRound",
     "BindPool",
     "ClosePool",
     "Collective",
@@ -74,6 +74,7 @@ __all__ = [
     "DropForeign",
     "Dump",
     "DumpRead",
+    "EndRound",
     "Exited",
     "FromSupervisor",
     "GiveSpans",
@@ -104,10 +105,12 @@ __all__ = [
     "NotAttached",
     "NotSpawned",
     "OpenPool",
+    "OpenRound",
     "ReadSpilled",
     "Reply",
     "Request",
     "Restore",
+    "RoundAsk",
     "SetUp",
     "SetupFailed",
     "Shutdown",
@@ -116,6 +119,7 @@ __all__ = [
     "Start",
     "StartStandby",
     "Stats",
+    "TakeRound",
     "ToSupervisor",
     "TraceBegin",
     "TraceDrop",
@@ -124,6 +128,43 @@ __all__ = [
     "TryAgain",
     "UsersOfNode",
 ]
+
+# The messages between a client and its node about one call of `Cluster.run`: a round.
+#
+# caller ── OpenRound ─►  node     pool of the round, and how many workers it has        ── tasks of
+# that pool, one for each worker; BeginRound ─► worker ── TakeRound ─►  node     its task of each
+# round that it has not run yet caller ── ClosePool ─►  node     the round is over        ──
+# EndRound ─►   node     tasks that have not begun are not run
+
+
+class OpenRound(msgspec.Struct, frozen=True, tag="OpenRound", array_like=True):
+    """Each worker that is now in the common pool of these nodes (none named: of all) is to run one
+    task. Reply: (number of a pool for these tasks, how many workers); None if not all nodes have
+    answered within `timeout_s`."""
+
+    nodes: list[int] = []
+    timeout_s: float | None = None
+
+
+class BeginRound(msgspec.Struct, frozen=True, tag="BeginRound", array_like=True):
+    """All tasks of the round in that pool are queued. No reply."""
+
+    pool: int
+
+
+class EndRound(msgspec.Struct, frozen=True, tag="EndRound", array_like=True):
+    """The caller no longer waits for the round of that pool, which closes. Reply: None, when all
+    nodes know it, or those that do not answer in time are given up. No worker of a node that knows
+    it begins a task of the round."""
+
+    pool: int
+
+
+class TakeRound(msgspec.Struct, frozen=True, tag="TakeRound", array_like=True):
+    """This worker is between two tasks. Reply: ids of the tasks that it must claim and run."""
+
+
+RoundAsk: TypeAlias = OpenRound | BeginRound | EndRound | TakeRound
 
 
 # A pool whose initializer raises is broken. A pool whose initializer has returned in any worker

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from hoplite_mp._protocol.actor_names import (
+from hoplite_mp._protocol.actors import (
     ActorNameAsked,
     ActorNameClaimed,
     ActorNameHeld,
@@ -44,7 +44,11 @@ from hoplite_mp._protocol.copies import (
     FetchFailed,
     FetchRefused,
     FetchRequested,
+    HoldingsReported,
     ObjectGone,
+    OwnerAsked,
+    OwnersNamed,
+    OwnerTold,
     Withdraw,
 )
 from hoplite_mp._protocol.fields import SHARES, Message, Stripe, counts, shorten
@@ -88,7 +92,6 @@ from hoplite_mp._protocol.operations import (
     SourceReady,
     StripesComplete,
 )
-from hoplite_mp._protocol.owners import HoldingsReported, OwnerAsked, OwnersNamed, OwnerTold
 
 __all__ = [
     "SHARES",

@@ -14,8 +14,8 @@ from hoplite_mp._protocol.fields import (
     flags,
     text,
 )
-from hoplite_mp._protocol.inherited_context import Environment
 from hoplite_mp._protocol.resources import Wanted
+from hoplite_mp._protocol.spawning import Environment
 
 __all__ = [
     "AddPeerWorkers",

@@ -21,11 +21,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from hoplite_mp._common.ids import ID_BYTES
-from hoplite_mp._protocol.diagnostics import LookMessage
-from hoplite_mp._protocol.fields import Message, amounts, between, counts, flags, layout, one_of
-from hoplite_mp._protocol.group_calls import GroupMessage
-from hoplite_mp._protocol.output import LastLinesAsked, LastLinesSent, Printed, PrintedTaken
-from hoplite_mp._protocol.peer_actors import (
+from hoplite_mp._protocol.actors import (
     ActorBegun,
     ActorFound,
     ActorHeld,
@@ -38,6 +34,10 @@ from hoplite_mp._protocol.peer_actors import (
     RestartsAsked,
     RestartsTold,
 )
+from hoplite_mp._protocol.diagnostics import LookMessage
+from hoplite_mp._protocol.fields import Message, amounts, between, counts, flags, layout, one_of
+from hoplite_mp._protocol.group_calls import GroupMessage, PointToPoint
+from hoplite_mp._protocol.output import LastLinesAsked, LastLinesSent, Printed, PrintedTaken
 from hoplite_mp._protocol.peer_hosts import (
     AddPeerWorkers,
     CloseFarPool,
@@ -60,7 +60,6 @@ from hoplite_mp._protocol.peer_hosts import (
     ResourcesFreed,
     WorkersNow,
 )
-from hoplite_mp._protocol.point_to_point import PointToPoint
 from hoplite_mp._protocol.resources import Wanted
 
 __all__ = [
@@ -165,7 +164,7 @@ class Described(Message, frozen=True, tag="Described"):
     it the bytes are at `holders` (numbers of nodes). No holders: it is lost, and is made again when
     a node asks for it (Reconstruct). Pending: another Described follows. `layout`: the shape and
     dtype, as text, of an array whose bytes are not in this message
-    (_node/objects/array_layouts.py)."""
+    (_node/objects/remote_objects.py)."""
 
     object: bytes
     number: int

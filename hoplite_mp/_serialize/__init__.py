@@ -35,7 +35,7 @@ only what other packages may use. The modules:
 
 from __future__ import annotations
 
-from hoplite_mp._common.dtypes import (
+from hoplite_mp._common.reduction import (
     Array,
     dtype_name,
     named_dtype,
@@ -46,14 +46,14 @@ from hoplite_mp._serialize.arrays import (
     encode_array_head,
     read_contributors,
 )
-from hoplite_mp._serialize.borrowed import (
-    Lender,
-)
 from hoplite_mp._serialize.calls import (
     EncodedCall,
     decode_call,
     encode_call,
     read_dependencies,
+)
+from hoplite_mp._serialize.code import (
+    set_readers_path,
 )
 from hoplite_mp._serialize.copies import (
     large_copies,
@@ -82,9 +82,6 @@ from hoplite_mp._serialize.functions import (
     encode_function,
     encode_with_aside,
     function_name,
-)
-from hoplite_mp._serialize.imports import (
-    set_readers_path,
 )
 from hoplite_mp._serialize.layout import (
     ARGS_ONLY,
@@ -130,6 +127,7 @@ from hoplite_mp._serialize.namespaces import (
 )
 from hoplite_mp._serialize.out_of_band import (
     Keep,
+    Lender,
     fetching,
 )
 from hoplite_mp._serialize.reducers import (

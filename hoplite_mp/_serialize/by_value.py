@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp._serialize.annotations import annotations_of, own_annotations
-from hoplite_mp._serialize.classes import cloudpickled
+from hoplite_mp._serialize.classes import annotations_of, cloudpickled, own_annotations
 from hoplite_mp._serialize.code import Reduced, importable, module_travels
 from hoplite_mp._serialize.fingerprints import fingerprint
 from hoplite_mp._serialize.mains import MAIN_NAMES, hidden_names
@@ -23,17 +22,18 @@ from hoplite_mp._serialize.namespaces import (
     ABSENT,
     Entry,
     Namespace,
+    Source,
     load_class_state,
     load_function,
     load_function_state,
     namespace_of,
     process,
     seen_of_class,
+    source_of,
 )
 from hoplite_mp._serialize.out_of_band import UNBOUND
 from hoplite_mp._serialize.reading import Private
 from hoplite_mp._serialize.reducers import is_bytes_alone
-from hoplite_mp._serialize.sources import Source, source_of
 from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp._common.ref import ObjectRef
-from hoplite_mp._serialize.blame import blamed
-from hoplite_mp._serialize.errors import decode_error
+from hoplite_mp._common.signals import is_interruption
+from hoplite_mp._serialize.errors import blamed, decode_error
 from hoplite_mp._serialize.layout import (
     ARGS_ONLY,
     ERROR,
@@ -39,7 +38,7 @@ from hoplite_mp._serialize.streams import (
 from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:
-    from hoplite_mp._serialize.pickle_stream import PickleStream
+    from hoplite_mp._serialize.layout import PickleStream
 
 
 class EncodedCall(Encoded):

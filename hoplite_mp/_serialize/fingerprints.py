@@ -26,8 +26,8 @@ from hoplite_mp._serialize.out_of_band import Marks
 from hoplite_mp._serialize.reducers import reducer_override, ref_types
 
 if TYPE_CHECKING:
+    from hoplite_mp._serialize.layout import PickleStream
     from hoplite_mp._serialize.out_of_band import GlobalArrays
-    from hoplite_mp._serialize.pickle_stream import PickleStream
 
 DIGEST_BYTES = 16
 PLAIN_BYTES_MAX = 32  # A pickle up to this length is as good a fingerprint as its digest.

@@ -9,11 +9,11 @@ import functools
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._common.interruptions import is_interruption
-from hoplite_mp._serialize.blame import blamed
+from hoplite_mp._common.signals import is_interruption
+from hoplite_mp._serialize.errors import blamed
+from hoplite_mp._serialize.layout import PickleStream
 from hoplite_mp._serialize.namespaces import BroughtGlobals, collecting
 from hoplite_mp._serialize.out_of_band import Keep, OutOfBand, bringing
-from hoplite_mp._serialize.pickle_stream import PickleStream
 from hoplite_mp._serialize.picklers import LightPickler, heavy_pickler
 from hoplite_mp._serialize.reading import load_foreign
 from hoplite_mp._serialize.streams import UNPICKLABLE, ExitWhilePickling, NotPicklable, text_of

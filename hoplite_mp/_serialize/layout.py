@@ -14,6 +14,8 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    import pickle
+
     from hoplite_mp._common.ref import ObjectRef
 
 
@@ -118,3 +120,30 @@ def read_refs(mem: memoryview) -> list[bytes]:
 def align(offset: int, to: int = BUFFER_ALIGN) -> int:
     """The next multiple of `to`, or `offset` itself if it is one."""
     return (offset + to - 1) // to * to
+
+
+# A pickle stream that is being written, and what goes beside it: buffers and refs.
+#
+# Both picklers write into it, and the modules that put arrays beside a stream (`out_of_band`,
+# `borrowed`) ask it for the places of refs.
+
+
+class PickleStream:
+    """A pickle stream: its bytes, the buffers beside it, and the refs that it names."""
+
+    __slots__ = ("buffers", "chunks", "dependencies", "index", "refs", "write")
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+        self.buffers: list[pickle.PickleBuffer] = []
+        self.refs: list[ObjectRef[Any]] = []
+        self.dependencies: dict[ObjectRef[Any], None] = {}  # a set in order
+        self.index: dict[ObjectRef[Any], int] = {}
+        self.write = self.chunks.append  # Picklers write to this object as if it were a file.
+
+    def index_of(self, ref: ObjectRef[Any]) -> int:
+        """The place of `ref` in the payload's list of refs."""
+        index = self.index.setdefault(ref, len(self.refs))
+        if index == len(self.refs):
+            self.refs.append(ref)
+        return index

@@ -13,11 +13,11 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from hoplite_mp._common.interruptions import is_interruption
+from hoplite_mp._common.signals import is_interruption
 from hoplite_mp._serialize.by_value import Manifests, reduce_by_value
 from hoplite_mp._serialize.code import by_value_modules
+from hoplite_mp._serialize.layout import PickleStream
 from hoplite_mp._serialize.out_of_band import Keep, OutOfBand
-from hoplite_mp._serialize.pickle_stream import PickleStream
 from hoplite_mp._serialize.reducers import RefMet, reducer_override
 
 MakeKeep = Callable[[], Keep]

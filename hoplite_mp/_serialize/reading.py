@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp._common.dtypes import Array, named_dtype
+from hoplite_mp._common.reduction import Array, named_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

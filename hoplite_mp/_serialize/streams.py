@@ -28,7 +28,7 @@ from hoplite_mp._serialize.reading import Reading, load_stream
 from hoplite_mp.errors import TaskError
 
 if TYPE_CHECKING:
-    from hoplite_mp._serialize.pickle_stream import PickleStream
+    from hoplite_mp._serialize.layout import PickleStream
 
 
 MakeRef = Callable[[bytes], ObjectRef[Any]]

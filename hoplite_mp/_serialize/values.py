@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp._common.interruptions import is_interruption
-from hoplite_mp._serialize.arrays import decode_array, encode_array
-from hoplite_mp._serialize.blame import blamed
-from hoplite_mp._serialize.errors import decode_error
+from hoplite_mp._common.signals import is_interruption
+from hoplite_mp._serialize.arrays import (
+    NUMBER_ENCODERS,
+    decode_array,
+    decode_number,
+    encode_array,
+    encode_scalar,
+)
+from hoplite_mp._serialize.errors import blamed, decode_error
 from hoplite_mp._serialize.layout import (
     ARRAY,
     BUFFER,
@@ -37,7 +42,6 @@ from hoplite_mp._serialize.layout import (
     unpack_buffer,
     unpack_head,
 )
-from hoplite_mp._serialize.numbers import NUMBER_ENCODERS, decode_number, encode_scalar
 from hoplite_mp._serialize.picklers import MakeKeep, write_stream
 from hoplite_mp._serialize.streams import (
     PLAIN_ITEMS_MAX,

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from hoplite_mp._protocol.inherited_context import InheritedContext
+from hoplite_mp._protocol.spawning import InheritedContext
 from hoplite_mp._supervisor.environment import BLAS_VARIABLES
 from hoplite_mp._supervisor.processes import leave
 
 if TYPE_CHECKING:
-    from hoplite_mp._protocol.inherited_context import Environment
     from hoplite_mp._protocol.local import Spawn, Start
+    from hoplite_mp._protocol.spawning import Environment
 
 __all__ = ["become_fresh", "begin", "environment_of"]
 

@@ -10,9 +10,8 @@ from hoplite_mp._client.deadlines import FOREVER_NS, check_timeout
 from hoplite_mp._client.memory import whole
 from hoplite_mp._common import clock
 from hoplite_mp._sync import sync_actors
-from hoplite_mp._sync.handles import Handle, waits
+from hoplite_mp._sync.handles import Handle, Read, Until, run, run_async, waits
 from hoplite_mp._sync.locks import Lock, RLock, owner, task_owner
-from hoplite_mp._sync.sync_async_driver import Read, Until, run, run_async
 from hoplite_mp._sync.waiting import CallAnswer
 from hoplite_mp.errors import HopliteError
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hoplite_mp._client.memory import whole
 from hoplite_mp._sync import sync_actors
-from hoplite_mp._sync.handles import Handle, waits
-from hoplite_mp._sync.sync_async_driver import Read, Until, run, run_async
+from hoplite_mp._sync.handles import Handle, Read, Until, run, run_async, waits
 from hoplite_mp._sync.waiting import CallAnswer
 from hoplite_mp.errors import HopliteError
 

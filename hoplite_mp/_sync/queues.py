@@ -16,11 +16,10 @@ from hoplite_mp import _serialize, errors
 from hoplite_mp._api.actor import _identity_of
 from hoplite_mp._client.deadlines import deadline_ns
 from hoplite_mp._client.memory import whole
-from hoplite_mp._common.interruptions import is_interruption
 from hoplite_mp._common.ref import ObjectRef, by_ref
+from hoplite_mp._common.signals import is_interruption
 from hoplite_mp._sync import sync_actors
-from hoplite_mp._sync.handles import Handle, waits
-from hoplite_mp._sync.sync_async_driver import Read, Until, run, run_async
+from hoplite_mp._sync.handles import Handle, Read, Until, run, run_async, waits
 from hoplite_mp._sync.waiting import CallAnswer
 from hoplite_mp.errors import ClosedError, HopliteError
 

@@ -14,7 +14,7 @@ import functools
 import queue
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._client.done_callbacks import watch
+from hoplite_mp._client.collector import watch
 from hoplite_mp._client.promises import keep, promise
 from hoplite_mp._client.runtime import current_runtime
 from hoplite_mp._common import clock, locks

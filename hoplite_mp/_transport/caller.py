@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._protocol.greetings import Introduction
     from hoplite_mp._protocol.handshake import HandshakeOutcome
-    from hoplite_mp._protocol.secret import Secret
+    from hoplite_mp._protocol.handshake import Secret
     from hoplite_mp._transport.addresses import Endpoint
 
 __all__ = ["Dialer"]

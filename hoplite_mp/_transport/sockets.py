@@ -26,7 +26,7 @@ BACKLOG = 256  # connections that the kernel completes before they are accepted
 # After this time without acknowledgements the kernel ends a connection, because the peer's host is
 # gone or cannot be reached. The cluster's beats notice that sooner; this is for connections without
 # beats. Lower: a peer that reads nothing for so long is lost, too, although its loop may be busy
-# with one thing for 30 s (_node/manager_link/heartbeat_sender.py).
+# with one thing for 30 s (_node/manager_link/connection.py).
 UNACKNOWLEDGED_MS_MAX = 40_000
 KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize, _tasks
 from hoplite_mp._client.calls import Call, current_call
-from hoplite_mp._client.function_kind import (
+from hoplite_mp._client.functions import (
     CONCURRENCY_MAX,
     CONCURRENCY_SHIFT,
     FLAG_ASYNC,

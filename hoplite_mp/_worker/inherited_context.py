@@ -1,6 +1,6 @@
 """Gives a worker what spawned processes get from their parent; a worker's parent is a template.
 
-`_protocol/inherited_context.py` lists what that is. Settings of multiprocessing are applied when
+`_protocol/spawning.py` lists what that is. Settings of multiprocessing are applied when
 user code first imports multiprocessing, if ever: the import costs 1.5 ms, and most workers never
 need it.
 """
@@ -17,7 +17,7 @@ from hoplite_mp import _serialize
 from hoplite_mp._client.descriptors import lift
 
 if TYPE_CHECKING:
-    from hoplite_mp._protocol.inherited_context import InheritedContext
+    from hoplite_mp._protocol.spawning import InheritedContext
 
 __all__ = ["take_after"]
 

@@ -29,14 +29,13 @@ from hoplite_mp._protocol.local import SETUP_FAILED, SetUp, SetupFailed
 from hoplite_mp._worker import actor, checkpoints, preimport
 from hoplite_mp._worker.forked import end_if_forked
 from hoplite_mp._worker.inherited_context import take_after
-from hoplite_mp._worker.output_routing import OutputRouting
 from hoplite_mp._worker.preimport import offer_stacks, warm_up, warm_up_worker
-from hoplite_mp._worker.stdio import note_prints, without_stdin
+from hoplite_mp._worker.stdio import OutputRouting, note_prints, without_stdin
 from hoplite_mp._worker.task_loop import Worker
 from hoplite_mp.config import Config
 
 if TYPE_CHECKING:
-    from hoplite_mp._protocol.inherited_context import InheritedContext
+    from hoplite_mp._protocol.spawning import InheritedContext
 
 __all__ = ["main", "prepare", "warm_up"]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hoplite_mp._client.runtime import Runtime
     from hoplite_mp._client.submitter import Submitter
     from hoplite_mp._worker.event_loop import EventLoop
-    from hoplite_mp._worker.output_routing import OutputRouting
+    from hoplite_mp._worker.stdio import OutputRouting
 
 __all__ = ["OfWorker", "Several"]
 

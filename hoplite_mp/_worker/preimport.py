@@ -59,7 +59,7 @@ _thresholds: tuple[int, int, int] = gc.get_threshold()
 
 
 def offer_stacks() -> None:
-    """Lets the node read where this process's threads are (_node/io/stacks.py). The handler is
+    """Lets the node read where this process's threads are (_node/io/processes.py). The handler is
     written in C, and system calls that it interrupts are restarted."""
     fd = lift(os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC))
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # the reader truncates it each time

@@ -16,8 +16,7 @@ import numpy as np
 
 from hoplite_mp import _serialize, _tasks
 from hoplite_mp._client.deadlines import FOREVER_NS
-from hoplite_mp._client.function_kind import FLAG_ASYNC, FLAG_STREAM
-from hoplite_mp._client.functions import Caught, Raised
+from hoplite_mp._client.functions import FLAG_ASYNC, FLAG_STREAM, Caught, Raised
 from hoplite_mp._client.memory import freeze
 from hoplite_mp._client.streams import StreamPlan
 from hoplite_mp._client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
@@ -29,10 +28,9 @@ from hoplite_mp._protocol.actors import (
     ActorBegins,
     ActorMayEnd,
 )
-from hoplite_mp._protocol.local import LINE_LOST
+from hoplite_mp._protocol.local import LINE_LOST, TakeRound
 from hoplite_mp._protocol.peers import PAYLOAD_BYTES_MAX
 from hoplite_mp._protocol.resources import AssignedAsked
-from hoplite_mp._protocol.worker_broadcast import TakeRound
 from hoplite_mp._worker import preimport, task_options
 from hoplite_mp._worker.concurrent_tasks import ConcurrentTasks
 from hoplite_mp._worker.forked import end_if_forked
@@ -45,8 +43,8 @@ if TYPE_CHECKING:
     from hoplite_mp._client.actors import ActorSetup
     from hoplite_mp._client.functions import Exceptions
     from hoplite_mp._client.runtime import Runtime
-    from hoplite_mp._worker.output_routing import OutputRouting
     from hoplite_mp._worker.ports import OfWorker
+    from hoplite_mp._worker.stdio import OutputRouting
 
 __all__ = ["Worker"]
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import hoplite_mp
-from hoplite_mp._node.objects import orphan_inventory
+from hoplite_mp._node.objects import ownership_transfer
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.oracle.values import make
 from hoplite_mp._simulation.workloads.programs import HANGS_S
@@ -78,7 +78,7 @@ def ownerless(a: Aim) -> None:
     identity. Here hosts hold more of the dead one than their reports can name."""
     a.must(die=1, nobody=1)
     A, C = a.some(2)
-    a.limit(orphan_inventory, "HOLDINGS_MAX", 1)
+    a.limit(ownership_transfer, "HOLDINGS_MAX", 1)
 
     def make(c: Any) -> None:
         sleeper = c.options(name="sleeper", restarts=1, retries=1).actor(Sleeper)

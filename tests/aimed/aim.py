@@ -219,5 +219,5 @@ class Aim:
 
 
 def with_resource(a: Aim) -> list[Any]:
-    """The hosts that have the resource of resource.py."""
+    """The hosts that have the resource of remote.py."""
     return [h for h in a.hosts if h.config.resources]

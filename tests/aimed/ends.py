@@ -11,7 +11,7 @@ import numpy as np
 from hoplite_mp._api.actor import Actor
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.workloads.programs import HANGS_S
-from hoplite_mp._simulation.workloads.resource import RESOURCE
+from hoplite_mp._simulation.workloads.remote import RESOURCE
 from hoplite_mp.errors import ActorLostError, HopliteError, ObjectLostError
 from tests.aimed.aim import with_resource
 

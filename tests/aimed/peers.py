@@ -9,7 +9,7 @@ import numpy as np
 
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.workloads.programs import HANGS_S
-from hoplite_mp._simulation.workloads.resource import RESOURCE
+from hoplite_mp._simulation.workloads.remote import RESOURCE
 from tests.aimed.aim import Aim, with_resource
 
 __all__ = [

@@ -16,7 +16,7 @@ from hoplite_mp._simulation.oracle.values import (
     make_once_more,
 )
 from hoplite_mp._simulation.workloads.programs import HANGS_S
-from hoplite_mp._simulation.workloads.resource import RESOURCE
+from hoplite_mp._simulation.workloads.remote import RESOURCE
 from hoplite_mp.errors import ReduceError
 from tests.aimed.aim import BIG, Aim, with_resource
 

@@ -18,7 +18,7 @@ from hoplite_mp._simulation.oracle.values import (
     scaled,
 )
 from hoplite_mp._simulation.workloads.programs import HANGS_S
-from hoplite_mp._simulation.workloads.resource import RESOURCE
+from hoplite_mp._simulation.workloads.remote import RESOURCE
 from tests.aimed.aim import BIG, Aim, with_resource
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp import Actor, Cluster
-from hoplite_mp._client.done_callbacks import _Call, watch, withdraw
+from hoplite_mp._client.collector import _Call, watch, withdraw
 from tests.support.functions import echo
 
 if TYPE_CHECKING:

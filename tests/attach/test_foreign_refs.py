@@ -201,7 +201,7 @@ def test_a_ref_that_is_the_first_thing_of_this_library_finds_the_engine(hold: ob
     body = f"""
 import pickle, sys, types
 sys.modules["ray"] = types.ModuleType("ray")
-front = types.ModuleType("hoplite_mp.integrations.ray._workers")
+front = types.ModuleType("hoplite_mp.integrations.ray._driver")
 front.enter = lambda: bool(print("asked"))
 sys.modules[front.__name__] = front
 import hoplite_mp

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from hoplite_mp import _serialize, _tasks
 from hoplite_mp._common.reduction import has_kernel, reduce_arrays, result_dtype
-from hoplite_mp._group.engine_calls import DTYPES
+from hoplite_mp._group.multi_host import DTYPES
 from hoplite_mp._serialize.contributions import SMALL_OPS
 from tests.support.engine_calls import (
     ALLGATHER,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hoplite_mp._cli import up_join
-from hoplite_mp._common.stop_request import StopRequest
+from hoplite_mp._common.signals import StopRequest
 from hoplite_mp.errors import AuthError, HopliteError, ManagerLostError
 
 COMMON = {"workers": 1, "memory": None, "ports": None, "token": None, "tls": None}

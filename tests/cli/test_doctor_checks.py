@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp._cli.doctor import capacity, findings, network, software, storage, trial
+from hoplite_mp._cli.doctor import capacity, findings, network, software, trial
 from hoplite_mp._cli.doctor.findings import Finding, ok, problem, run, show, summary, warning
-from hoplite_mp._client import store_size
+from hoplite_mp._client import launch
 from hoplite_mp._version import __version__
 from hoplite_mp.config import GIB, MIB
 
@@ -209,45 +209,45 @@ def test_processes(monkeypatch: pytest.MonkeyPatch, room: int, level: str) -> No
 def test_memory(
     monkeypatch: pytest.MonkeyPatch, total: int, free: int, asked: int | None, level: str
 ) -> None:
-    patch(monkeypatch, storage, total_bytes=total, available_bytes=free, cgroup_limit=total)
-    patch(monkeypatch, store_size, total_bytes=total)
+    patch(monkeypatch, capacity, total_bytes=total, available_bytes=free, cgroup_limit=total)
+    patch(monkeypatch, launch, total_bytes=total)
     if asked is not None:
         monkeypatch.setenv("HOPLITE_MP_MEMORY_BYTES", str(asked))
-    assert only(storage._memory()).level == level
+    assert only(capacity._memory()).level == level
 
 
 def test_spilling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    patch(monkeypatch, storage, total_bytes=1 * MIB)
-    patch(monkeypatch, store_size, total_bytes=1 * MIB)
-    monkeypatch.setattr(storage, "is_tmpfs", lambda _: False)
+    patch(monkeypatch, capacity, total_bytes=1 * MIB)
+    patch(monkeypatch, launch, total_bytes=1 * MIB)
+    monkeypatch.setattr(capacity, "is_tmpfs", lambda _: False)
     monkeypatch.setenv("HOPLITE_MP_SPILL_DIR", str(tmp_path))
-    good = only(storage._spilling())
+    good = only(capacity._spilling())
     assert good.level == "ok"
     assert str(tmp_path) in good.words
     assert list(tmp_path.iterdir()) == []
-    patch(monkeypatch, storage, total_bytes=1 << 60)
-    patch(monkeypatch, store_size, total_bytes=1 << 60)
-    assert only(storage._spilling()).level == "warning"
+    patch(monkeypatch, capacity, total_bytes=1 << 60)
+    patch(monkeypatch, launch, total_bytes=1 << 60)
+    assert only(capacity._spilling()).level == "warning"
     monkeypatch.setenv("HOPLITE_MP_SPILL_BYTES_MAX", "0")
-    assert "switched off" in only(storage._spilling()).words
+    assert "switched off" in only(capacity._spilling()).words
     monkeypatch.delenv("HOPLITE_MP_SPILL_BYTES_MAX")
     monkeypatch.setenv("HOPLITE_MP_SPILL_DIR", str(tmp_path / "nowhere"))
-    assert only(storage._spilling()).level == "problem"
+    assert only(capacity._spilling()).level == "problem"
     monkeypatch.setenv("HOPLITE_MP_SPILL_DIR", "/proc")  # nobody may write there, not even root
-    refused = only(storage._spilling())
+    refused = only(capacity._spilling())
     assert refused.level == "problem"
     assert "/proc does not take a file" in refused.words
 
 
 def test_spilling_into_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(storage, "is_tmpfs", lambda _: True)
+    monkeypatch.setattr(capacity, "is_tmpfs", lambda _: True)
     monkeypatch.setenv("HOPLITE_MP_SPILL_DIR", str(tmp_path))
-    found = only(storage._spilling())
+    found = only(capacity._spilling())
     assert found.level == "warning"
     assert "tmpfs" in found.words
     monkeypatch.delenv("HOPLITE_MP_SPILL_DIR")
-    patch(monkeypatch, storage, default_directory=None)
-    assert "neither TMPDIR" in only(storage._spilling()).words
+    patch(monkeypatch, capacity, default_directory=None)
+    assert "neither TMPDIR" in only(capacity._spilling()).words
 
 
 # -- addresses, token, the way to a cluster --------------------------------------------------------

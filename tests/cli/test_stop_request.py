@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from hoplite_mp._common.stop_request import StopRequest
+from hoplite_mp._common.signals import StopRequest
 
 PATIENCE_S = 60.0
 # The alarm strikes inside the wait, before it, and between its steps.
 OFTEN = """
 import random, signal
-from hoplite_mp._common.stop_request import StopRequest
+from hoplite_mp._common.signals import StopRequest
 for _ in range(3000):
     asked = StopRequest()
     signal.signal(signal.SIGALRM, asked.signalled)

@@ -17,7 +17,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError
-from hoplite_mp._group.inbox import Receive
+from hoplite_mp._group.messages import Receive
 from hoplite_mp._protocol.local import RESULT_TAG
 from tests.support.group_members import in_threads, until_all_take_part
 from tests.support.waiting import Gate, eventually

@@ -14,7 +14,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError, PeerLostError, TaskError
-from hoplite_mp._group.combine import Combiner
+from hoplite_mp._group.single_host import Combiner
 from hoplite_mp._protocol.local import GroupCall, GroupJoin
 from tests.support.group_members import in_threads, until_all_take_part
 from tests.support.waiting import eventually

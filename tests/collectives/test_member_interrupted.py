@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from hoplite_mp._group.call_protocol import CallProtocol
-from hoplite_mp._group.multi_host import MultiHost
-from hoplite_mp._group.overlapped_copy import WRITE_ROUND_BYTES
-from hoplite_mp._node.ranges import Ranges
+from hoplite_mp._group.multi_host import WRITE_ROUND_BYTES, MultiHost
+from hoplite_mp._node.store.growing_block import Ranges
 from hoplite_mp._protocol.local import GroupCall, GroupWritten
 from hoplite_mp.errors import NodeLostError
 

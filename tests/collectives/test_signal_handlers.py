@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import ClosedError
-from hoplite_mp._common.interruptions import is_interruption
+from hoplite_mp._common.signals import is_interruption
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:

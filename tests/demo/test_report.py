@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from hoplite_mp._cli.demo import report
+from hoplite_mp._cli.demo import main
 from hoplite_mp._cli.demo.training import TrainingPlan, TrainingRun
 
 
@@ -43,7 +43,7 @@ def fixture_pool() -> TrainingRun:
 
 def shown(ours: TrainingRun, pool: TrainingRun) -> str:
     out = io.StringIO()
-    Console(file=out, width=100).print(report.table(ours, pool))
+    Console(file=out, width=100).print(main.table(ours, pool))
     return out.getvalue()
 
 
@@ -70,8 +70,8 @@ def test_table_without_a_kill():
 
 
 def test_verdict(ours, pool):
-    assert report.verdict(ours) is None
-    complaint = report.verdict(pool)
+    assert main.verdict(ours) is None
+    complaint = main.verdict(pool)
     assert complaint is not None
     assert "90.0%" in complaint
     assert "95%" in complaint
@@ -79,7 +79,7 @@ def test_verdict(ours, pool):
 
 
 def test_files(ours, pool, tmp_path):
-    report.write(tmp_path, TrainingPlan(workers=2, steps=20), ours, pool)
+    main.write(tmp_path, TrainingPlan(workers=2, steps=20), ours, pool)
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert result["accuracy"] == 0.9722
     assert result["killed_pid"] == 4711
@@ -93,7 +93,7 @@ def test_files(ours, pool, tmp_path):
 
 
 def test_picture_of_runs_without_a_kill():
-    figure = report.picture(a_run("a", 0.97, kill=False), a_run("b", 0.97, kill=False))
+    figure = main.picture(a_run("a", 0.97, kill=False), a_run("b", 0.97, kill=False))
     [axes] = figure.axes
     assert len(axes.get_lines()) == 3  # two curves and the wanted accuracy
 
@@ -102,4 +102,4 @@ def test_picture_of_runs_without_a_kill():
     ("seconds", "text"), [(0.0001, "0.1 ms"), (0.0123, "12.3 ms"), (1.5, "1500 ms")]
 )
 def test_milliseconds(seconds, text):
-    assert report.milliseconds(seconds) == text
+    assert main.milliseconds(seconds) == text

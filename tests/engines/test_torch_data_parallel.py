@@ -11,7 +11,7 @@ import torch
 
 import hoplite_mp
 from hoplite_mp.integrations.torch import DistributedDataParallel
-from hoplite_mp.integrations.torch._rejoining import StepMembership
+from hoplite_mp.integrations.torch._data_parallel import StepMembership
 from tests.engines.torch_training import DIES_AT, SIZE, Step, data_of, model_of, train
 
 if TYPE_CHECKING:

@@ -37,17 +37,17 @@ import msgspec
 import numpy as np
 
 from hoplite_mp import _serialize
-from hoplite_mp._client.trace_file import TraceText
+from hoplite_mp._client.tracing import TraceText
 from hoplite_mp._common.ref import ObjectRef
-from hoplite_mp._node.objects.array_layouts import parse_layout, payload_layout
-from hoplite_mp._node.output.lines import LineSplitter
+from hoplite_mp._node.objects.remote_objects import parse_layout, payload_layout
+from hoplite_mp._node.output.output import LineSplitter
 from hoplite_mp._protocol import codec, greetings, local
 from hoplite_mp._protocol.diagnostics import EVENT, TraceDocument
 from hoplite_mp._protocol.handshake import ClientHandshake, ServerHandshake
 from hoplite_mp._protocol.peers import PeerMessage
-from hoplite_mp._protocol.secret import Secret, decode_secret, encode_secret
+from hoplite_mp._protocol.handshake import Secret, decode_secret, encode_secret
 from hoplite_mp._transport.addresses import parse_address, parse_ports
-from hoplite_mp._transport.certificates import Certificate
+from hoplite_mp._transport.tls import Certificate
 from hoplite_mp.errors import (
     ConfigError,
     HopliteError,
@@ -282,7 +282,7 @@ OWN = "what this very process, or the kernel, has written"
 # Every module that decodes anything: the targets that try it, or why nothing has to.
 SOURCES: dict[str, str] = {
     "_client/actors.py": "payloads",
-    "_client/attached.py": "local: Attached",
+    "_client/open_cluster.py": "local: Attached",
     "_client/captured_arrays.py": OWN,
     "_client/channel.py": "local: Reply",
     "_client/futures.py": "payloads",
@@ -290,7 +290,7 @@ SOURCES: dict[str, str] = {
     "_client/memory.py": "payloads",
     "_client/runtime.py": OWN,
     "_client/streams.py": "payloads",
-    "_client/trace_file.py": "traces",
+    "_client/tracing.py": "traces",
     "_cli/doctor/trial.py": OWN + ": a program that it has started",
     "_common/ids.py": "frames; from nodes; from peers",
     "integrations/_sidecar/sidecar.py": OWN + ": the sidecar that it has started",
@@ -301,16 +301,16 @@ SOURCES: dict[str, str] = {
     "_group/single_host.py": OWN,
     "_group/call_protocol.py": "payloads",
     "_client/in_place.py": "payloads",
-    "_node/groups/small_calls.py": OWN,
+    "_node/groups/engine_commit.py": OWN,
     "_group/multi_host.py": "payloads",
-    "_group/object_folds.py": "payloads",
+    "_group/collectives.py": "payloads",
     "_node/execution/local_reduce.py": "payloads",
     "_node/execution/folding.py": OWN,
     "_node/groups/group_decisions.py": "payloads",
     "_node/runtime/main.py": "local: FromSupervisor",
     "_node/peers/peers.py": "from peers",
     "_node/collectives/chunked_reduce.py": "heads of payloads",
-    "_node/diagnostics/recording.py": OWN,
+    "_node/diagnostics/tracing.py": OWN,
     "_node/io/client_sockets.py": "local: Request",
     "_node/io/spill_file.py": OWN,
     "_node/diagnostics/waits.py": OWN,
@@ -322,12 +322,11 @@ SOURCES: dict[str, str] = {
     "_serialize/copies.py": OWN + ": a copy, whatever the bytes mean",
     "_serialize/errors.py": "payloads",
     "_serialize/layout.py": "payloads; heads of payloads",
-    "_serialize/numbers.py": "payloads; heads of payloads",
     "_serialize/reading.py": "payloads",
     "_serialize/streams.py": "payloads; calls",
     "_serialize/tensors.py": "payloads",
     "_serialize/values.py": "payloads",
-    "_simulation/virtual/channel.py": OWN,
+    "_simulation/virtual/processes.py": OWN,
     "_supervisor/boot.py": "local: Start",
     "_supervisor/exec_worker.py": "local: Start",
     "_supervisor/main.py": "local: ToSupervisor",
@@ -336,9 +335,9 @@ SOURCES: dict[str, str] = {
     "_worker/main.py": "payloads; calls",
     "_worker/preimport.py": "payloads; calls",
     # Decoders that use none of the calls that the test looks for.
-    "_node/objects/array_layouts.py": "layouts",
-    "_node/output/lines.py": "lines",
+    "_node/objects/remote_objects.py": "layouts",
+    "_node/output/output.py": "lines",
     "_sync/queues.py": "payloads",
     "_transport/addresses.py": "addresses",
-    "_transport/certificates.py": "certificates",
+    "_transport/tls.py": "certificates",
 }

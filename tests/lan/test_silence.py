@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp._transport.silence import PATIENCE_MOST
+from hoplite_mp._transport.stream import PATIENCE_MOST
 from tests.lan import Lan
 from tests.support.clusters import PATIENCE_S, Driver, UpCluster, signal_all
 from tests.support.lan_programs import LOADED_S, stay_when_loaded

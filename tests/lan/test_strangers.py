@@ -27,7 +27,7 @@ import os, socket, ssl, sys, threading, time
 from hoplite_mp._common import ids
 from hoplite_mp.errors import HopliteError
 from hoplite_mp._protocol.greetings import Introduction
-from hoplite_mp._protocol.versions import software_versions
+from hoplite_mp._protocol.greetings import software_versions
 from hoplite_mp._transport.addresses import Endpoint
 from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.tokens import Token

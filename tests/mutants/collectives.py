@@ -122,7 +122,7 @@ MUTANTS = (
     ),
     Mutant(
         "carryover-name-ignores-members",
-        "hoplite_mp/_node/execution/carryover.py",
+        "hoplite_mp/_node/execution/plan_state.py",
         "return SlotName(cell.node, *bounds, members)",
         "return SlotName(cell.node, *bounds, members[:1])",
         (

@@ -105,7 +105,7 @@ MUTANTS = (
     ),
     Mutant(
         "repeated-plans-count-all-pieces-as-one",
-        "hoplite_mp/_node/groups/repeated_plans.py",
+        "hoplite_mp/_node/groups/plan_sources.py",
         "    return ids.pack_id(0, 1 + member)",
         "    return ids.pack_id(0, 1)",
         (
@@ -115,7 +115,7 @@ MUTANTS = (
     ),
     Mutant(
         "repeated-plans-of-some",
-        "hoplite_mp/_node/groups/repeated_plans.py",
+        "hoplite_mp/_node/groups/plan_sources.py",
         "    return len(named) == 1 and all(",
         "    return all(",
         (
@@ -204,7 +204,7 @@ MUTANTS = (
     ),
     Mutant(
         "point-to-point-never-met-who-has-left",
-        "hoplite_mp/_node/groups/point_to_point.py",
+        "hoplite_mp/_node/groups/mailbox.py",
         "            self._await_unheard(group, knowing)\n",
         "",
         (
@@ -224,7 +224,7 @@ MUTANTS = (
     ),
     Mutant(
         "speculative-start-takes-what-comes",
-        "hoplite_mp/_node/groups/speculative_start.py",
+        "hoplite_mp/_node/groups/leader.py",
         "            if not fits(part, in_progress.outcome.plans[0]):",
         "            if part.mistake:",
         (

@@ -135,7 +135,7 @@ MUTANTS = (
     ),
     Mutant(
         "missing-the-dead-stay-in-doubt",
-        "hoplite_mp/_node/peers/suspects.py",
+        "hoplite_mp/_node/peers/peers.py",
         "            self.members.pop(number, None)",
         "            self.members.get(number)",
         (
@@ -224,7 +224,7 @@ MUTANTS = (
     ),
     Mutant(
         "far-actor-calls-wait-after-its-end",
-        "hoplite_mp/_node/runtime/cluster_node_events.py",
+        "hoplite_mp/_node/runtime/node_events.py",
         (
             "        pool = self.components.workers.tasks.pool_of(oid)\n"
             "        self.remote_actors.fail_calls(pool)"

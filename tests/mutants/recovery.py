@@ -71,7 +71,7 @@ MUTANTS = (
     ),
     Mutant(
         "holdings-are-not-held",
-        "hoplite_mp/_node/objects/orphan_inventory.py",
+        "hoplite_mp/_node/objects/ownership_transfer.py",
         "        self.hold(lost, self.of(host_id))\n",
         "",
         (

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from hoplite_mp._node.actors.actor_backup import ActorBackup
-from hoplite_mp._node.objects import orphan_inventory
+from hoplite_mp._node.objects import ownership_transfer
 from hoplite_mp._protocol.fields import NAME_CHARS_MAX
 from hoplite_mp._protocol.messages import ActorNameAsked, ActorNameClaimed, NodeLost
 from hoplite_mp._protocol.peers import DropActor
@@ -346,7 +346,7 @@ def test_calls_fail_if_nobody_is_named_for_its_identity(
     assert maker.replies == []
     assert backup.lan.backups.kept
     monkeypatch.setattr(
-        orphan_inventory, "HOLDINGS_MAX", 0
+        ownership_transfer, "HOLDINGS_MAX", 0
     )  # no host has room for it in its report
     network.to_manager(NodeLost(played.owner.number, 0))
     network.report(played.owner)

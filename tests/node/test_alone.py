@@ -8,8 +8,7 @@ import inspect
 from typing import Any
 
 from hoplite_mp._node.runtime.cluster_node import ClusterNode
-from hoplite_mp._node.runtime.cluster_node_events import ClusterNodeEvents
-from hoplite_mp._node.runtime.node_events import NodeEvents
+from hoplite_mp._node.runtime.node_events import ClusterNodeEvents, NodeEvents
 
 
 def test_an_actor_goes_on_at_once_where_nobody_can_keep_a_spare_of_it() -> None:

@@ -16,10 +16,9 @@ from hoplite_mp._node.execution.plan_cells import PULL_TRIES_MAX, PlanCells
 from hoplite_mp._node.execution.transfers import Transfers
 from hoplite_mp._node.objects.replicas import Replicas
 from hoplite_mp._node.peers.links import UNREACHABLE
-from hoplite_mp._node.ranges import Ranges
-from hoplite_mp._node.store.growing_block import EngineBuffer
+from hoplite_mp._node.store.growing_block import EngineBuffer, Ranges
 from hoplite_mp._protocol import messages as m
-from hoplite_mp._protocol.reports import CopyHeld
+from hoplite_mp._protocol.membership import CopyHeld
 from tests.support.node_hosts import Network, Side
 from tests.support.node_ports import ManualLoop
 

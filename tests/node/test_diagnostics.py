@@ -10,7 +10,7 @@ import pytest
 from hoplite_mp._node.actors.actor_status import calls_from_here
 from hoplite_mp._node.diagnostics.tracing import Tracing
 from hoplite_mp._node.diagnostics.waits import WaitReports
-from hoplite_mp._node.groups.group_waits import group_waits
+from hoplite_mp._node.groups.groups import group_waits
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._node.roster import Roster
 from hoplite_mp._protocol.diagnostics import DumpAsked, LookTold, TraceAsked, TraceRead

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_mp._node.objects.foreign_leases import SLACK_S, Deadlines, ForeignLeases
+from hoplite_mp._node.objects.leases import SLACK_S, Deadlines, ForeignLeases
 from hoplite_mp._protocol.local import HoldForeign, Reply, Request
 from tests.support.node_ports import ManualLoop
 

@@ -9,9 +9,9 @@ from unittest import mock
 
 import pytest
 
-from hoplite_mp._node.groups import group_state, leader, repeated_plans, speculative_start
+from hoplite_mp._node.groups import group_state, leader, plan_sources
 from hoplite_mp._node.groups.group_decisions import is_repeated
-from hoplite_mp._planner import slow_owners
+from hoplite_mp._planner import repair
 from hoplite_mp._protocol.messages import ExecuteReduce
 from tests.support.node_groups import LARGE, GroupWorld
 
@@ -184,7 +184,7 @@ def test_links_become_slow_at_any_step() -> None:
     """The same judge, while calls begin again with other owners of their stripes."""
     calls = 0
     narrowed: list[int] = []  # calls that did
-    narrow = slow_owners.owners_without
+    narrow = repair.owners_without
 
     def spied(*about: Any) -> set[int]:
         owners = narrow(*about)
@@ -205,8 +205,8 @@ def test_links_become_slow_at_any_step() -> None:
 def play_early(seed: int, repeats: int) -> GroupWorld:
     """A life in which all large allreduces may begin early, and none is repeated."""
     with (
-        mock.patch.object(speculative_start, "BYTES_MIN", LARGE),
-        mock.patch.object(repeated_plans, "PART_BYTES_MAX", LARGE),
+        mock.patch.object(leader, "BYTES_MIN", LARGE),
+        mock.patch.object(plan_sources, "PART_BYTES_MAX", LARGE),
     ):
         return play(seed, repeats, slows=seed % 3 == 0, early=True)
 

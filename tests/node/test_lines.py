@@ -7,8 +7,7 @@ import select
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_mp._node.output.lines import LineSplitter
-from hoplite_mp._node.output.subscriber import Subscriber
+from hoplite_mp._node.output.output import LineSplitter, Subscriber
 from hoplite_mp._protocol import output as words
 from hoplite_mp._protocol.output import MARK_BYTES, bytes_of, mark
 from tests.support.node_ports import split_in_pieces

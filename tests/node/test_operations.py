@@ -10,8 +10,7 @@ import pytest
 
 from hoplite_mp._common import ids
 from hoplite_mp._node.collectives.chunked_reduce import ChunkedReduce
-from hoplite_mp._node.collectives.endings import placed
-from hoplite_mp._node.collectives.operations import Operations
+from hoplite_mp._node.collectives.operations import Operations, placed
 from hoplite_mp._node.objects.remote_objects import ROOM_POLL_S
 from hoplite_mp._protocol import messages as m
 

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from hoplite_mp._node.io.driver_socket import DriverSocket
+from hoplite_mp._node.io.driver_listener import DriverSocket
 from hoplite_mp._node.io.epoll_loop import EpollLoop
-from hoplite_mp._node.output.lines import LineSplitter
-from hoplite_mp._node.output.output import BACKLOG_BYTES_MAX, DRAIN_BYTES_MAX, Output
+from hoplite_mp._node.output.output import BACKLOG_BYTES_MAX, DRAIN_BYTES_MAX, LineSplitter, Output
 from hoplite_mp._node.output.remote_output import RemoteOutput
 from hoplite_mp._protocol import output as words
 from hoplite_mp._protocol.codec import Decoder, encode
 from hoplite_mp._protocol.output import Printed, mark
 from hoplite_mp._protocol.peers import PeerMessage
-from hoplite_mp._worker.output_routing import OutputRouting
+from hoplite_mp._worker.stdio import OutputRouting
 from hoplite_mp.config import Config
 from hoplite_mp.errors import ConfigError
 from tests.support.lost_peers import gone

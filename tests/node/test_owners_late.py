@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from hoplite_mp._common import ids
-from hoplite_mp._node.objects import orphan_inventory
+from hoplite_mp._node.objects import ownership_transfer
 from hoplite_mp._planner import owners
+from hoplite_mp._protocol.membership import Reported
 from hoplite_mp._protocol.messages import NodeLost
 from hoplite_mp._protocol.peers import Acquire, Release
-from hoplite_mp._protocol.reports import Reported
 from tests.support.node_hosts import BIG, remote_hold
 from tests.support.node_losses import assert_no_lineage_kept
 
@@ -357,7 +357,7 @@ def test_more_than_one_report_can_name(
     network: LossNetwork, monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
     """What is not in it is lost; nobody waits for it."""
-    monkeypatch.setattr(orphan_inventory, "HOLDINGS_MAX", 1)
+    monkeypatch.setattr(ownership_transfer, "HOLDINGS_MAX", 1)
     owner, first, *_ = network.living
     tasks = [owner.pending() for _ in range(3)]
     waits = [remote_hold(network, first, task)[0] for task, _ in tasks]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp._planner.planner_core import Planner
+from hoplite_mp._protocol.membership import NodeReturned, Reported
 from hoplite_mp._protocol.messages import Member
-from hoplite_mp._protocol.reports import NodeReturned, Reported
 from tests.support.node_hosts import BIG, remote_hold
 from tests.support.node_losses import assert_no_lineage_kept
 

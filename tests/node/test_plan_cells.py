@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from hoplite_mp._common import ids
-from hoplite_mp._node.execution.carryover import CarriedCopy, Carryover
 from hoplite_mp._node.execution.filling import fill_blocks
 from hoplite_mp._node.execution.plan_cells import NOBODY, PULL_TRIES_MAX
 from hoplite_mp._node.execution.plan_runner import PlanRunner
-from hoplite_mp._node.execution.plan_state import PlanState
+from hoplite_mp._node.execution.plan_state import CarriedCopy, Carryover, PlanState
 from hoplite_mp._node.peers.links import UNREACHABLE
-from hoplite_mp._node.ranges import Ranges
+from hoplite_mp._node.store.growing_block import Ranges
 from hoplite_mp._planner.program import INBOUND_PARENTS_MAX, program_of
 from hoplite_mp._protocol import messages as m
 from tests.support.node_plans import NBYTES, OBJECT, PlanNode, copy_plan

@@ -9,10 +9,10 @@ from unittest import mock
 import pytest
 
 from hoplite_mp._common.object_states import STATE
-from hoplite_mp._node.groups.point_to_point import PointToPoint
+from hoplite_mp._node.groups.mailbox import PointToPoint
+from hoplite_mp._protocol.group_calls import GroupSent
 from hoplite_mp._protocol.local import GroupReceived, Request
 from hoplite_mp._protocol.messages import GroupMembers
-from hoplite_mp._protocol.point_to_point import GroupSent
 from tests.support.messages import WHOLE
 
 ME, OTHER, OBJECT = 4, 5, bytes(16)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hoplite_mp._node.peers.probing import PEERS_MAX, Probing
+from hoplite_mp._node.peers.link_estimator import PEERS_MAX, Probing
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._node.roster import Roster
 from hoplite_mp._protocol.messages import LinkMeasured, Member

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp._client.trace_file import ahead_ns
+from hoplite_mp._client.tracing import ahead_ns
 from hoplite_mp._node.diagnostics.tracing import best_clock
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._protocol.diagnostics import ClockAsked, LookTold, TraceRead

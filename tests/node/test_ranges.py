@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_mp._node import ranges
-from hoplite_mp._node.ranges import Ranges
+from hoplite_mp._node.store import growing_block
+from hoplite_mp._node.store.growing_block import Ranges
 
 SIZE = 50
 ADDED = st.lists(st.tuples(st.integers(0, SIZE - 1), st.integers(0, SIZE)), max_size=30)
@@ -33,8 +33,8 @@ def test_what_is_there_and_what_is_missing(
     gaps = mine.gaps(begin, end)
     missing = {byte for gap in gaps for byte in range(*gap)}
     assert missing >= set(range(begin, end)) - there
-    assert len(gaps) <= ranges.GAPS_MAX
-    if len(gaps) < ranges.GAPS_MAX:
+    assert len(gaps) <= growing_block.GAPS_MAX
+    if len(gaps) < growing_block.GAPS_MAX:
         assert missing == set(range(begin, end)) - there
     assert all(first < last and first not in there for first, last in gaps)
 
@@ -45,7 +45,7 @@ def test_many_gaps_are_filled_with_what_lies_behind_the_last() -> None:
         mine.add(byte, byte + 1)
     gaps = mine.gaps(0, 100)
     assert gaps[:2] == [(1, 2), (3, 4)]
-    assert gaps[-1] == (2 * ranges.GAPS_MAX - 1, 100)
+    assert gaps[-1] == (2 * growing_block.GAPS_MAX - 1, 100)
 
 
 def test_a_copy_is_another_one() -> None:

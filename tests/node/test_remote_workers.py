@@ -10,12 +10,11 @@ import pytest
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._node.roster import Roster
 from hoplite_mp._node.tasks.outbound_tasks import Runner
-from hoplite_mp._node.tasks.pool_requests import PoolRequests
 from hoplite_mp._node.tasks.pools import RETIRE_ASKS, RETIRE_ENDS, Pool, WorkerInfo
-from hoplite_mp._node.tasks.remote_workers import POLL_AGAIN_S
+from hoplite_mp._node.tasks.remote_workers import POLL_AGAIN_S, PoolRequests
 from hoplite_mp._node.tasks.worker_broadcast import WorkerBroadcasts
 from hoplite_mp._planner.resources import ResourceLedger
-from hoplite_mp._protocol.local import OpenPool, Request
+from hoplite_mp._protocol.local import EndRound, OpenPool, OpenRound, Request
 from hoplite_mp._protocol.messages import Member
 from hoplite_mp._protocol.peers import (
     CloseFarPool,
@@ -26,7 +25,6 @@ from hoplite_mp._protocol.peers import (
     OpenFarPool,
     OpenFarRound,
 )
-from hoplite_mp._protocol.worker_broadcast import EndRound, OpenRound
 from hoplite_mp.config import Config
 from tests.support.lost_peers import gone
 from tests.support.node_ports import ManualLoop

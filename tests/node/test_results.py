@@ -9,7 +9,7 @@ import pytest
 
 from hoplite_mp import _serialize
 from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
-from hoplite_mp._node.objects.array_layouts import layout_of, parse_layout
+from hoplite_mp._node.objects.remote_objects import layout_of, parse_layout
 from tests.support.shm_host import ShmHost
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp._node.tasks.runners import OneRunner, Runner, Runners
+from hoplite_mp._node.tasks.outbound_tasks import OneRunner, Runner, Runners
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from hoplite_mp._node.groups.speculative_start import (
+from hoplite_mp._node.groups.leader import (
     decide_speculatively,
     fill_in,
     fits,

@@ -8,7 +8,7 @@ import signal
 from types import SimpleNamespace
 from typing import Any
 
-from hoplite_mp._node.io.stacks import STACKS_PATIENCE_S, WorkerStacks
+from hoplite_mp._node.io.processes import STACKS_PATIENCE_S, WorkerStacks
 from hoplite_mp._protocol.local import STACKS_FILE, STACKS_SIGNAL
 from tests.support.node_ports import ManualLoop
 

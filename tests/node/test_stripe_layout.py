@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp._node.execution.stripe_layout import StripeLayout
+from hoplite_mp._node.execution.folding import StripeLayout
 
 
 @pytest.mark.parametrize("op", ["sum", "max", "mean", "min", "prod"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hoplite_mp._node.peers.suspects import PEER_LOST_SILENCES, Suspects
+from hoplite_mp._node.peers.peers import PEER_LOST_SILENCES, Suspects
 from hoplite_mp._protocol.messages import Member, PeerLost
 from tests.support.node_ports import ManualLoop
 

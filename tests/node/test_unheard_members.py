@@ -11,11 +11,9 @@ import pytest
 
 from hoplite_mp._common.object_states import STATE
 from hoplite_mp._node.groups.group_calls import MultiHostCalls
-from hoplite_mp._node.groups.mailbox import QueuedMessage
-from hoplite_mp._node.groups.point_to_point import PointToPoint
-from hoplite_mp._protocol.group_calls import GroupPart
+from hoplite_mp._node.groups.mailbox import PointToPoint, QueuedMessage
+from hoplite_mp._protocol.group_calls import GroupPart, GroupSent
 from hoplite_mp._protocol.messages import GroupMembers
-from hoplite_mp._protocol.point_to_point import GroupSent
 from tests.support.lost_peers import gone
 from tests.support.messages import WHOLE
 from tests.support.node_group_calls import NUMBER, REQUEST_SLOT, RequestingNode

@@ -8,6 +8,7 @@ import pytest
 
 from hoplite_mp._planner.actors import ActorNames
 from hoplite_mp._planner.planner_core import Planner
+from hoplite_mp._protocol.membership import NodeReturned, Reported
 from hoplite_mp._protocol.messages import (
     ActorNameAsked,
     ActorNameClaimed,
@@ -18,7 +19,6 @@ from hoplite_mp._protocol.messages import (
     NodeLost,
     OwnersNamed,
 )
-from hoplite_mp._protocol.reports import NodeReturned, Reported
 
 if TYPE_CHECKING:
     from hoplite_mp._protocol.messages import Member

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp._manager.loop import ManagerLoop
-from hoplite_mp._planner.announcements import ANNOUNCE_S, AT_ONCE_MAX
+from hoplite_mp._planner.membership import ANNOUNCE_S, AT_ONCE_MAX
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.codec import encode

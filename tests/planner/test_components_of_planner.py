@@ -12,8 +12,7 @@ from hoplite_mp._planner.step_result import _DRAWN, StepResult
 from hoplite_mp._planner.stripe_plan import owners, single_vertex
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.fields import NODES_MAX
-from hoplite_mp._protocol.membership import Member
-from hoplite_mp._protocol.reports import Report
+from hoplite_mp._protocol.membership import Member, Report
 from tests.support.messages import ID, SAMPLES
 
 

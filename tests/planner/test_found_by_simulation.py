@@ -7,7 +7,7 @@ from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.program import program_of
 from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import messages as m
-from hoplite_mp._protocol.reports import DistributeHeld, NodeReturned, ReduceHeld, Reported
+from hoplite_mp._protocol.membership import DistributeHeld, NodeReturned, ReduceHeld, Reported
 from tests.support.planner_clusters import NBYTES, A, B, PlannedCluster
 from tests.support.planner_scenarios import letter_id
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from hoplite_mp._planner.group_members import VACATED_MAX, Vacated
 from hoplite_mp._planner.groups import GroupRegistry
-from hoplite_mp._planner.rejoin import VACATED_MAX, Vacated
 from hoplite_mp._planner.topology import Topology
+from hoplite_mp._protocol import membership as r
 from hoplite_mp._protocol import messages as m
-from hoplite_mp._protocol import reports as r
 from tests.support.planner_groups import (
     RegistryWorld,
     end_tasks,

@@ -19,8 +19,8 @@ from hoplite_mp._manager.loop import JOIN_WAIT_S, Link, ManagerLoop
 from hoplite_mp._planner.manager_recovery import RESTORE_S
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.terms import OUT_S, Candidate, lease_s
+from hoplite_mp._protocol import membership as r
 from hoplite_mp._protocol import messages as m
-from hoplite_mp._protocol import reports as r
 from hoplite_mp._protocol import terms as t
 from hoplite_mp._protocol.codec import BEAT, encode, node_decoder
 from hoplite_mp._protocol.local import GIVEN_UP

@@ -17,7 +17,7 @@ from hoplite_mp._planner.manager_recovery import OWN_S
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.codec import encode, node_decoder
-from hoplite_mp._protocol.reports import NodeReturned, Reported
+from hoplite_mp._protocol.membership import NodeReturned, Reported
 from hoplite_mp._transport.stream import TcpStream
 from tests.support.messages import MEMBER
 

@@ -9,9 +9,9 @@ import pytest
 from hoplite_mp._planner import owners
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._protocol.codec import FRAME_BYTES_MAX, encode
+from hoplite_mp._protocol.copies import HoldingsReported, OwnersNamed
+from hoplite_mp._protocol.membership import OwnersKnown
 from hoplite_mp._protocol.messages import NodeJoined, NodeLost, ObjectGone, OwnerAsked, OwnerTold
-from hoplite_mp._protocol.owners import HoldingsReported, OwnersNamed
-from hoplite_mp._protocol.reports import OwnersKnown
 
 if TYPE_CHECKING:
     from hoplite_mp._planner.step_result import Send

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from hoplite_mp._common import ids
+from hoplite_mp._planner.group_members import Rejoins, Tombstones
 from hoplite_mp._planner.groups import GroupRegistry
-from hoplite_mp._planner.rejoin import Rejoins
-from hoplite_mp._planner.tombstones import Tombstones
 from hoplite_mp._planner.topology import Topology
+from hoplite_mp._protocol import membership as r
 from hoplite_mp._protocol import messages as m
-from hoplite_mp._protocol import reports as r
 from hoplite_mp._protocol.groups import ASKED_MAX, GroupEnd
 from tests.support.planner_groups import (
     RegistryWorld,

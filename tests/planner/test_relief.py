@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp._planner.slow_owners import FRESH_S, SLOW_GATHER_S
+from hoplite_mp._planner.repair import FRESH_S, SLOW_GATHER_S
 from hoplite_mp._protocol import messages as m
 from tests.support.planner_scenarios import letter_id
 

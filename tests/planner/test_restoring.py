@@ -9,8 +9,8 @@ import pytest
 
 from hoplite_mp._planner.manager_recovery import OWN_S, RESTORE_S
 from hoplite_mp._planner.program import participants
+from hoplite_mp._protocol import membership as r
 from hoplite_mp._protocol import messages as m
-from hoplite_mp._protocol import reports as r
 from tests.support.planner_clusters import (
     NBYTES,
     NODES,

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from hoplite_mp._planner.manager_recovery import RESTORE_S
+from hoplite_mp._protocol import membership as r
 from hoplite_mp._protocol import messages as m
-from hoplite_mp._protocol import reports as r
 from tests.support.planner_clusters import (
     NBYTES,
     NODES,

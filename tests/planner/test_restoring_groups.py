@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hoplite_mp._protocol import membership as r
 from hoplite_mp._protocol import messages as m
-from hoplite_mp._protocol import reports as r
 from tests.support.planner_clusters import RestartedPlanner, empty_reports
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from hoplite_mp._protocol import membership as r
 from hoplite_mp._protocol import messages as m
-from hoplite_mp._protocol import reports as r
 from tests.support.planner_clusters import (
     RestartedPlanner,
     answer_to,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from hoplite_mp._protocol import membership as r
 from hoplite_mp._protocol import messages as m
-from hoplite_mp._protocol import reports as r
 from hoplite_mp._protocol.groups import NO_TASK, GroupEnd
 from tests.support.planner_clusters import (
     NODES,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from hoplite_mp._node.groups.group_decisions import decide
-from hoplite_mp._planner.slow_owners import is_slow, owners_without, slow_one, stays_slow
+from hoplite_mp._planner.repair import is_slow, owners_without, slow_one, stays_slow
 from hoplite_mp._planner.stripe_plan import cut
 from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol.group_calls import GroupSlow

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from hoplite_mp._planner.group_members import TASKS_MAX
+from hoplite_mp._planner.group_members import ENDED_TASKS_MAX, TASKS_MAX, Tombstones
 from hoplite_mp._planner.groups import GroupRegistry
-from hoplite_mp._planner.tombstones import ENDED_TASKS_MAX, Tombstones
 from hoplite_mp._planner.topology import Topology
+from hoplite_mp._protocol import membership as r
 from hoplite_mp._protocol import messages as m
-from hoplite_mp._protocol import reports as r
 from hoplite_mp._protocol.groups import GroupEnd
 from tests.support.planner_groups import RegistryWorld, is_refused_as_ended, task_id
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hoplite_mp._protocol import codec
 from hoplite_mp._protocol import messages as m
-from hoplite_mp._protocol.reports import Report
+from hoplite_mp._protocol.membership import Report
 from hoplite_mp.errors import ProtocolError
 from tests.support.messages import ID, SAMPLES
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import __version__
-from hoplite_mp._protocol.versions import compare_versions, software_versions
+from hoplite_mp._protocol.greetings import compare_versions, software_versions
 
 HERE = {"python": "3.11.7", "hoplite_mp": "0.1.0", "numpy": "2.4.6", "byte order": "little"}
 

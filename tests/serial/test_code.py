@@ -18,7 +18,7 @@ import pytest
 
 from hoplite_mp import _serialize
 from hoplite_mp._common.ref import ObjectRef
-from hoplite_mp._serialize import code, imports
+from hoplite_mp._serialize import code
 from tests.support.payloads import function_trip, round_trip
 from tests.support.processes import run_python
 
@@ -162,7 +162,7 @@ class TestByValue:
             "OFFSET = 2\nclass Thing:\n    def f(self): return g(1)\ndef g(x): return x + OFFSET\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.setattr(imports, "_path", None)  # perhaps that of workers of an earlier test
+        monkeypatch.setattr(code, "_path", None)  # perhaps that of workers of an earlier test
         import byvalue  # type: ignore[import-not-found]
 
         assert round_trip([byvalue.g])[0] is byvalue.g

@@ -1,4 +1,4 @@
-"""Which modules readers can import: `_serialize/imports.py`."""
+"""Which modules readers can import: `_serialize/code.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp._serialize import imports
+from hoplite_mp._serialize import code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,26 +28,26 @@ def test_module_without_spec_is_searched_for_once(
     module: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searched: list[str] = []
-    find = imports._find
+    find = code._find
 
     def counted(name: str) -> Any:
         searched.append(name)
         return find(name)
 
-    monkeypatch.setattr(imports, "_find", counted)
+    monkeypatch.setattr(code, "_find", counted)
     exec("x = 1", module.__dict__)
-    assert [imports.is_found_by_readers(NAME) for _ in range(5)] == [False] * 5
+    assert [code.is_found_by_readers(NAME) for _ in range(5)] == [False] * 5
     assert searched == [NAME]
 
 
 def test_module_that_the_program_fills_is_searched_for_again(module: types.ModuleType) -> None:
-    assert not imports.is_found_by_readers(NAME)
+    assert not code.is_found_by_readers(NAME)
     module.__name__ = "json"
-    assert not imports.is_found_by_readers(NAME)
+    assert not code.is_found_by_readers(NAME)
     module.__spec__ = json.__spec__
     module.__file__ = json.__file__
-    assert imports.is_found_by_readers("json")
+    assert code.is_found_by_readers("json")
     again = types.ModuleType(NAME)
     again.__file__ = "/nowhere/" + NAME + ".py"
     sys.modules[NAME] = again
-    assert not imports.is_found_by_readers(NAME)
+    assert not code.is_found_by_readers(NAME)

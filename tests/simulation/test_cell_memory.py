@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hoplite_mp._simulation.virtual.cell_memory import CellMemory
+from hoplite_mp._simulation.virtual.engine import CellMemory
 
 
 def test_what_is_to_be_filled_is_used_until_it_is_full() -> None:

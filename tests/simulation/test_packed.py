@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(300)
 SECONDS_MAX = 280.0
 PLAY = """
 import json, logging
-from hoplite_mp._planner import packing, tree_cache as trees
+from hoplite_mp._planner import packing, plan_cache as trees
 from hoplite_mp._simulation import runs
 
 logging.disable(logging.CRITICAL)

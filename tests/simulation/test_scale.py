@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp._planner.program import Cell, program_of
-from hoplite_mp._simulation.scale import executions
-from hoplite_mp._simulation.scale.oracle import WrongCompletion
+from hoplite_mp._simulation.scale import node
 from hoplite_mp._simulation.scale.scale import OPERATIONS, Size, measure
-from hoplite_mp._simulation.scale.streams import WrongPlace
+from hoplite_mp._simulation.scale.streams import WrongCompletion, WrongPlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +45,7 @@ def mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[[Program], Program
     def wrong(plan: Distribute | ExecuteReduce, node: int) -> Program:
         return change(program_of(plan, node))
 
-    monkeypatch.setattr(executions, "program_of", wrong)
+    monkeypatch.setattr(node, "program_of", wrong)
 
 
 def _forget_a_source(program: Program) -> Program:
@@ -82,13 +81,13 @@ def test_each_contributor_counts_once(
 def test_a_stripe_that_is_pulled_as_another_one_is_seen(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = executions.ScalePart.key
+    real = node.ScalePart.key
 
-    def next_one(part: executions.ScalePart, name: Cell) -> tuple[int, int, int, int]:
+    def next_one(part: node.ScalePart, name: Cell) -> tuple[int, int, int, int]:
         operation, epoch, stripe, kind = real(part, name)
         return operation, epoch, (stripe + (part.program.node == 2)) % len(part.bounds), kind
 
-    monkeypatch.setattr(executions.ScalePart, "key", next_one)
+    monkeypatch.setattr(node.ScalePart, "key", next_one)
     with pytest.raises((WrongPlace, WrongCompletion)):
         played(operation, 4)
 

@@ -15,7 +15,7 @@ import pytest
 from hoplite_mp._node.peers import path_estimator
 from hoplite_mp._node.peers.link_estimator import LATER_POLL_S
 from hoplite_mp._node.peers.path_estimator import SLOW_S
-from hoplite_mp._planner.slow_owners import SLOW_GATHER_S
+from hoplite_mp._planner.repair import SLOW_GATHER_S
 from tests.support.simulations import LINK_BYTES_PER_S, play_without_faults
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hoplite_mp
-from hoplite_mp._api.actor_method import ActorMethod
+from hoplite_mp._api.actor import ActorMethod
 from hoplite_mp._client.completions import Completions
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _engine, _serialize, _tasks
-from hoplite_mp._group.engine_calls import DTYPES, NONE
+from hoplite_mp._group.multi_host import DTYPES, NONE
 from hoplite_mp._serialize.contributions import SMALL_OPS
 from tests.support.shm_host import ShmHost
 

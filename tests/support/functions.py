@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp._client import dirty_pages
+from hoplite_mp._client import captured_arrays
 from tests.support.waiting import Gate, wait_for
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Member:
         wait_for(path)
 
 
-WATCHES = dirty_pages.available()
+WATCHES = captured_arrays.available()
 
 
 def captured_arrays(cluster: Cluster) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import get_args
 
 from hoplite_mp._protocol import greetings as g
+from hoplite_mp._protocol import membership as r
 from hoplite_mp._protocol import messages as m
-from hoplite_mp._protocol import reports as r
 from hoplite_mp._protocol import terms as t
 from hoplite_mp._protocol.groups import GroupEnd
 

@@ -15,6 +15,7 @@ from hoplite_mp._node.lineage.recovery import Recovery
 from hoplite_mp._node.objects.replicas import Replicas
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._planner.planner_core import Planner
+from hoplite_mp._protocol.membership import NodeReturned, Reported
 from hoplite_mp._protocol.messages import Member, NodeJoined, NodeLost, OwnersNamed, OwnerTold
 from hoplite_mp._protocol.peers import (
     CopiesAsked,
@@ -24,7 +25,6 @@ from hoplite_mp._protocol.peers import (
     Release,
     ReplicaStored,
 )
-from hoplite_mp._protocol.reports import NodeReturned, Reported
 from hoplite_mp.errors import ObjectLostError
 from tests.support.lost_peers import gone
 from tests.support.node_hosts import COMMON, Network, Side, states_of

@@ -13,7 +13,7 @@ from hoplite_mp._protocol import messages as m
 from tests.support.node_ports import ManualLoop
 
 if TYPE_CHECKING:
-    from hoplite_mp._node.ranges import Ranges
+    from hoplite_mp._node.store.growing_block import Ranges
 
 OBJECT = ids.pack_id(1000, 7)
 NBYTES = 100_000

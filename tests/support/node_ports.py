@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hoplite_mp._node.output.lines import LineSplitter
+    from hoplite_mp._node.output.output import LineSplitter
 
 T = TypeVar("T")
 

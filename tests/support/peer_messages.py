@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hoplite_mp._protocol import diagnostics as look
 from hoplite_mp._protocol import group_calls as g
+from hoplite_mp._protocol import group_calls as pp
 from hoplite_mp._protocol import output
 from hoplite_mp._protocol import peers as p
-from hoplite_mp._protocol import point_to_point as pp
 from tests.support.messages import DISTRIBUTE, ID, REDUCE
 
 LAYOUT = b"shape (16,) and dtype <f4"

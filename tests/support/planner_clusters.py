@@ -8,8 +8,8 @@ from hoplite_mp._planner.broadcast import Copies
 from hoplite_mp._planner.membership import ClusterMembership
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.topology import Topology
+from hoplite_mp._protocol import membership as r
 from hoplite_mp._protocol import messages as m
-from hoplite_mp._protocol import reports as r
 from tests.support.planner_scenarios import letter_id
 
 if TYPE_CHECKING:

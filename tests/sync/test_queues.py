@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import hoplite_mp
 from hoplite_mp import ActorLostError, ClosedError
 from hoplite_mp._api.actor import Actor
-from hoplite_mp._sync.sync_async_driver import Read
+from hoplite_mp._sync.handles import Read
 from tests.support.waiting import PATIENCE_S, eventually, waiters_are
 
 if TYPE_CHECKING:

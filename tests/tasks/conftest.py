@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import hoplite_mp
-from hoplite_mp._client import dirty_pages
+from hoplite_mp._client import captured_arrays
 from tests.support.functions import WATCHES
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Twice: the kernel tells which pages were written, and it does not."""
     kind: str = request.param
     if kind == "read in full":
-        monkeypatch.setattr(dirty_pages, "available", lambda: False)
+        monkeypatch.setattr(captured_arrays, "available", lambda: False)
     elif not WATCHES:
         pytest.skip("the kernel does not tell, or must not")
     return kind

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hoplite_mp._client import dirty_pages
+from hoplite_mp._client import captured_arrays
 from tests.support.functions import WATCHES, expected_total, function_with_globals
 from tests.support.values import MIB
 from tests.support.waiting import PATIENCE_S
@@ -64,10 +64,10 @@ def test_what_a_function_that_is_not_sent_has_missed_is_bounded(kernel: str) -> 
     base[:] = 1
     address = base.__array_interface__["data"][0]
     read_often, read_once = (
-        dirty_pages.WriteWatch(address, base.nbytes),
-        dirty_pages.WriteWatch(address, base.nbytes),
+        captured_arrays.WriteWatch(address, base.nbytes),
+        captured_arrays.WriteWatch(address, base.nbytes),
     )
-    with dirty_pages.lock:
+    with captured_arrays.lock:
         for watch in (read_often, read_once):
             watch.open()
             watch.look()
@@ -77,7 +77,7 @@ def test_what_a_function_that_is_not_sent_has_missed_is_bounded(kernel: str) -> 
             ranges = read_often.look()
             assert (ranges is None) == (kernel == "read in full")
             read_often.settle()
-        assert len(read_once.found) <= dirty_pages.UNREAD_RANGES_MAX
+        assert len(read_once.found) <= captured_arrays.UNREAD_RANGES_MAX
         assert read_once.look() is None  # anything: nothing of it is forgotten
         read_once.settle()
         assert (read_once.look() is None) == (kernel == "read in full")
@@ -147,8 +147,8 @@ def test_a_fork_between_two_submits(cluster: Cluster) -> None:
     pid = os.fork()
     if pid == 0:  # writes to its own pages; what it asks of the kernel is about its own, too
         x[:] = 5
-        watch = dirty_pages.WriteWatch(x.ctypes.data, x.nbytes)
-        with dirty_pages.lock:
+        watch = captured_arrays.WriteWatch(x.ctypes.data, x.nbytes)
+        with captured_arrays.lock:
             watch.open()
             watch.look()
             watch.settle()
@@ -168,7 +168,7 @@ def test_a_fork_between_two_submits(cluster: Cluster) -> None:
 KERNEL_WRITES = """
 import ctypes, mmap, os, socket, sys
 import numpy as np
-from hoplite_mp._client import dirty_pages as written
+from hoplite_mp._client import captured_arrays as written
 if sys.argv[1] == "nobody":
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
     ctypes.CDLL(None).prctl(4, 1)  # a process that changes its user is not to look at itself
@@ -295,7 +295,7 @@ def test_an_interrupt_in_the_middle_forgets_nothing(
     _, total = function_with_globals(x=x)
     assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)
     for name in ("same", "look"):
-        real = getattr(dirty_pages._pages, name)
+        real = getattr(captured_arrays._pages, name)
 
         def interrupted(*args: Any, real: Any = real) -> Any:
             real(*args)
@@ -303,7 +303,7 @@ def test_an_interrupt_in_the_middle_forgets_nothing(
 
         x[7] += 1
         with monkeypatch.context() as patch:
-            patch.setattr(dirty_pages._pages, name, interrupted)
+            patch.setattr(captured_arrays._pages, name, interrupted)
             with contextlib.suppress(KeyboardInterrupt):
                 cluster.submit(total)
         assert cluster.submit(total).result(PATIENCE_S) == expected_total(x)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import hoplite_mp
-from hoplite_mp._client import retain_results
+from hoplite_mp._client import closing
 from tests.support.processes import at_rest, host_of
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -32,12 +32,12 @@ def wait_for(path: str) -> str:
 
 def test_unread_futures_of_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sorts out those that were read while the other adds some."""
-    monkeypatch.setattr(retain_results, "UNREAD_MIN", 8)
+    monkeypatch.setattr(closing, "UNREAD_MIN", 8)
 
     class Settled:
         _is_unread = True
 
-    unread, kept = retain_results.Unread(), [[Settled() for _ in range(3000)] for _ in range(2)]
+    unread, kept = closing.Unread(), [[Settled() for _ in range(3000)] for _ in range(2)]
 
     def add(futures: list[Any]) -> None:
         for future in futures:

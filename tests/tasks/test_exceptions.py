@@ -14,7 +14,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import TaskError
-from hoplite_mp._common.interruptions import is_interruption
+from hoplite_mp._common.signals import is_interruption
 from hoplite_mp._serialize import RemoteTraceback
 from tests.support.waiting import PATIENCE_S
 

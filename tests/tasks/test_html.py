@@ -13,7 +13,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import Cluster, Node, NodeLostError
-from hoplite_mp._client import notebook
+from hoplite_mp._client import describing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,11 +60,11 @@ def test_nodes_workers_and_memory(cluster: Cluster) -> None:
 def test_what_comes_from_outside_is_escaped() -> None:
     evil = '<script>alert("x")</script>'
     node = Node("h1", evil, evil, 1, 95, 100)
-    shown = Reader(notebook.cluster_html(evil, evil, [node], "h0"))
+    shown = Reader(describing.cluster_html(evil, evil, [node], "h0"))
     assert "script" not in shown.tags
     assert shown.words.count(evil) == 2
     assert any("width:95%" in (value or "") for _, value in shown.attributes)
-    assert Reader(notebook.cluster_html(evil, None, None, "")).words[-1] == evil
+    assert Reader(describing.cluster_html(evil, None, None, "")).words[-1] == evil
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def stopped() -> Iterator[Cluster]:
 def test_a_node_that_stands_still_is_not_waited_for(
     stopped: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notebook, "ANSWER_WAIT_S", 0.2)
+    monkeypatch.setattr(describing, "ANSWER_WAIT_S", 0.2)
     begun = time.monotonic()
     shown = Reader(stopped._repr_html_())
     assert time.monotonic() - begun < 5

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp._client import dirty_pages
+from hoplite_mp._client import captured_arrays as captured
 from tests.support.functions import captured_arrays, expected_total, function_with_globals
 from tests.support.processes import run_program
 from tests.support.values import MIB
@@ -251,7 +251,7 @@ def test_a_script_that_is_run_with_errors_for_warnings() -> None:
 def test_a_closed_cluster_watches_nothing(kernel: str) -> None:
     x = np.zeros(MIB, np.int64)
     _, total = function_with_globals(x=x)
-    before = len(dirty_pages._state.watches)
+    before = len(captured._state.watches)
     with hoplite_mp.Cluster(workers=1) as one, hoplite_mp.Cluster(workers=1) as other:
         for n in range(4):
             x[n * 1000] = 1
@@ -260,8 +260,8 @@ def test_a_closed_cluster_watches_nothing(kernel: str) -> None:
             x[n * 2000] = 2
             assert other.submit(total).result(PATIENCE_S) == expected_total(x)
             assert one.submit(total).result(PATIENCE_S) == expected_total(x)
-        assert len(dirty_pages._state.watches) == before + (2 if kernel == "watched" else 0)
-    assert len(dirty_pages._state.watches) == before
+        assert len(captured._state.watches) == before + (2 if kernel == "watched" else 0)
+    assert len(captured._state.watches) == before
 
 
 def test_scripts_whose_workers_change_their_globals() -> None:

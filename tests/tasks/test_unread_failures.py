@@ -18,7 +18,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._client import failures
-from hoplite_mp._client.retain_results import Unread
+from hoplite_mp._client.closing import Unread
 from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from hoplite_mp._protocol.handshake import (
     HandshakeOutcome,
     ServerHandshake,
 )
-from hoplite_mp._protocol.secret import Secret
+from hoplite_mp._protocol.handshake import Secret
 from hoplite_mp._transport.conversation import Conversation
 from hoplite_mp._transport.memory import MemoryStream, pair
 from hoplite_mp.errors import AuthError, HopliteError, ProtocolError

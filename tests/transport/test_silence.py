@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hoplite_mp._manager.heartbeats import Heartbeats
-from hoplite_mp._transport.silence import LATELY_S, PATIENCE_FACTOR, PATIENCE_MOST, Silence
+from hoplite_mp._transport.stream import LATELY_S, PATIENCE_FACTOR, PATIENCE_MOST, Silence
 
 PATIENCE_S = 1.5
 

@@ -9,26 +9,30 @@ from __future__ import annotations
 import ctypes
 import itertools
 import multiprocessing
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hoplite_mp._api.cluster import Cluster
+from hoplite_mp._api.cluster import ApartCluster, Cluster
 from hoplite_mp._cli.bench import tasks
-from hoplite_mp._cli.bench.table import BenchRow, in_turns, median, percentile
+from hoplite_mp._cli.bench.lan import cluster_rows
+from hoplite_mp._cli.bench.table import BenchRow, Effort, in_turns, median, percentile, show, write
 from hoplite_mp._common.machine_limits import cpu_count
 from hoplite_mp._common.ref import by_ref
 from hoplite_mp.config import MIB
+from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator
 
-    from hoplite_mp._cli.bench.table import Effort
     from hoplite_mp._cli.bench.tasks import Floats
 
-__all__ = ["host_rows", "workers_of"]
+__all__ = ["bench", "host_rows", "workers_of"]
+
 
 BLOCK_BYTES = 64 * MIB
 SOURCES, SOURCE_BYTES = 8, 16 * MIB
@@ -234,3 +238,52 @@ def _reduce(effort: Effort, cluster: Cluster) -> BenchRow:
     theirs, ours = in_turns(effort, plain, reduce)
     title = f"reduce of {SOURCES} x {SOURCE_BYTES // MIB} MiB"
     return BenchRow(title, median(ours), "s", "numpy, one process", median(theirs))
+
+
+# `hoplite-mp bench` from its options to its exit code.
+#
+# The folder `benchmarks/` of the repository is not installed, but users who have only the package
+# want to know how fast it is on their hosts, too.
+
+
+# To start and to warm up takes further time, and the least number of rounds may take longer.
+WHOLE, QUICK = Effort(15.0, 3), Effort(1.0, 1)
+INTERRUPTED = 130  # the exit code that shells use
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """Measures, and prints a table. Returns the exit code."""
+    about: dict[str, Any] = {"quick": arguments.quick, "cluster": arguments.address}
+    effort = QUICK if arguments.quick else WHOLE
+    rows: list[BenchRow] = []
+    try:
+        if arguments.json is not None:
+            arguments.json.touch()  # so that an error in writing is known before it measures
+        for row in _measure(arguments, effort, about):
+            rows.append(row)
+            print(f"measured: {row.title}", file=sys.stderr)
+        print(show(rows))
+        if arguments.json is not None:
+            write(arguments.json, rows, **about)
+    except KeyboardInterrupt:
+        print("hoplite-mp bench: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except (HopliteError, OSError, ValueError) as error:  # TimeoutError is an OSError
+        print(f"hoplite-mp bench: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _measure(
+    arguments: argparse.Namespace, effort: Effort, about: dict[str, Any]
+) -> Iterator[BenchRow]:
+    if arguments.address is None:
+        about["workers"] = workers_of(arguments.workers)
+        yield from host_rows(effort, about["workers"])
+        return
+    tls = False if arguments.no_tls else None
+    with ApartCluster(
+        workers=0, address=arguments.address, token=arguments.token_file, tls=tls
+    ) as cluster:
+        about["nodes"] = len(cluster.nodes) - 1
+        yield from cluster_rows(cluster, effort)

@@ -9,7 +9,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from hoplite_mp._cli.doctor import capacity, findings, network, software, storage
+from hoplite_mp._cli.doctor import capacity, findings, network, software
 from hoplite_mp._cli.doctor.findings import run, show, summary
 from hoplite_mp._cli.doctor.trial import trial_of_cluster, trial_of_host
 
@@ -48,7 +48,7 @@ def _look(arguments: argparse.Namespace, found: list[Finding]) -> None:
             print(show(finding, columns), flush=True)
         return all(finding.level != "problem" for finding in found[before:])
 
-    host = [*software.CHECKS, *findings.CHECKS, *capacity.CHECKS, *storage.CHECKS]
+    host = [*software.CHECKS, *findings.CHECKS, *capacity.CHECKS]
     look([*host, *network.host_checks(token_file, address is not None)])
     if not arguments.no_start:
         look([trial_of_host()])

@@ -22,8 +22,7 @@ import psutil
 
 from hoplite_mp._cli.doctor.findings import limits, ok, problem, warning
 from hoplite_mp._common import ids
-from hoplite_mp._protocol.greetings import Introduction
-from hoplite_mp._protocol.versions import software_versions
+from hoplite_mp._protocol.greetings import Introduction, software_versions
 from hoplite_mp._transport.addresses import own_addresses, parse_address, resolve, routed_address
 from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.tokens import VARIABLE, load_token, token_path

@@ -16,9 +16,9 @@ import socket
 from typing import TYPE_CHECKING
 
 from hoplite_mp._cli.doctor.findings import limits, ok, problem
+from hoplite_mp._client.launch import store_size
 from hoplite_mp._client.memory import format_bytes
-from hoplite_mp._client.store_size import store_size
-from hoplite_mp._protocol.versions import software_versions
+from hoplite_mp._protocol.greetings import software_versions
 from hoplite_mp.errors import ConfigError
 
 if TYPE_CHECKING:

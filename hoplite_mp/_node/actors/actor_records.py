@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp import _shm
     from hoplite_mp._planner.resources import Demand
-    from hoplite_mp._protocol.inherited_context import Environment
+    from hoplite_mp._protocol.spawning import Environment
 
 __all__ = [
     "ENDED",

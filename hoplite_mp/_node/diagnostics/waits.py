@@ -25,7 +25,7 @@ from hoplite_mp._common.object_states import (
     STATE,
     VALUED,
 )
-from hoplite_mp._node.io.os_info import hostname
+from hoplite_mp._node.io.processes import hostname
 from hoplite_mp._protocol.diagnostics import EVENT, PIECE_BYTES_MAX, DumpAsked, LookTold
 from hoplite_mp._protocol.local import Reply
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hoplite_mp._node.collectives.operations import Operations
-    from hoplite_mp._node.diagnostics.recording import Recording
+    from hoplite_mp._node.diagnostics.tracing import Recording
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.ports import StacksPort
     from hoplite_mp._node.questions import Answer

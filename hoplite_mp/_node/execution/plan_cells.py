@@ -19,8 +19,7 @@ from hoplite_mp._protocol.messages import Distribute, HostMeasured, LinkMeasured
 from hoplite_mp._protocol.peers import HeldUp
 
 if TYPE_CHECKING:
-    from hoplite_mp._node.execution.carryover import Carryover
-    from hoplite_mp._node.execution.plan_state import PlanState
+    from hoplite_mp._node.execution.plan_state import Carryover, PlanState
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.peers.links import Links
     from hoplite_mp._node.ports import Key

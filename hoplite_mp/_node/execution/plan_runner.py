@@ -13,17 +13,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hoplite_mp._common.object_states import STATE
-from hoplite_mp._node.execution.carryover import Carryover
-from hoplite_mp._node.execution.filling import fill_blocks
+from hoplite_mp._node.execution.filling import Replicating, fill_blocks
 from hoplite_mp._node.execution.folding import Folding, slots_of
 from hoplite_mp._node.execution.local_reduce import PlanError, SourcesGone
-from hoplite_mp._node.execution.pinning import Pinning
 from hoplite_mp._node.execution.plan_cells import NOBODY
-from hoplite_mp._node.execution.plan_state import NotNow, PlanState
-from hoplite_mp._node.execution.replicating import Replicating
+from hoplite_mp._node.execution.plan_state import Carryover, NotNow, Pinning, PlanState
 from hoplite_mp._node.objects.remote_objects import ROOM_POLL_S
 from hoplite_mp._planner.program import ProgramCache, program_of
 from hoplite_mp._protocol.fields import FOLDING
+from hoplite_mp._protocol.membership import ReduceHeld
 from hoplite_mp._protocol.messages import (
     Distribute,
     ExecuteReduce,
@@ -31,22 +29,20 @@ from hoplite_mp._protocol.messages import (
     OperationSlow,
     StripesComplete,
 )
-from hoplite_mp._protocol.reports import ReduceHeld
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
-    from hoplite_mp._node.execution.carryover import SlotName
     from hoplite_mp._node.execution.plan_cells import PlanCells
+    from hoplite_mp._node.execution.plan_state import SlotName
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.objects.remote_objects import RemoteObject
     from hoplite_mp._node.objects.replicas import Replicas
-    from hoplite_mp._node.ranges import Ranges
-    from hoplite_mp._node.store.growing_block import GrowingBlock, GrowingBlocks
+    from hoplite_mp._node.store.growing_block import GrowingBlock, GrowingBlocks, Ranges
     from hoplite_mp._planner.program import Program
     from hoplite_mp._protocol.group_calls import Plan
+    from hoplite_mp._protocol.membership import Report
     from hoplite_mp._protocol.messages import Commit
-    from hoplite_mp._protocol.reports import Report
 
 __all__ = ["PlanRunner"]
 

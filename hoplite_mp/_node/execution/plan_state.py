@@ -7,24 +7,122 @@ copy an object and for collectives alike.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from hoplite_mp._node.execution.carryover import CarriedCopy, Carryover
-from hoplite_mp._node.ranges import Ranges
+from hoplite_mp._common.object_states import STATE
+from hoplite_mp._node.execution.local_reduce import SourcesGone
+from hoplite_mp._node.store.growing_block import EngineBuffer, Ranges
+from hoplite_mp._planner.program import CONTRIBUTION, MEMBER
 from hoplite_mp._protocol.fields import FOLDING
 from hoplite_mp._protocol.messages import Distribute
 from hoplite_mp._protocol.operations import COPY_OPERATION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
-    from hoplite_mp._node.execution.carryover import Slot, SlotName
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.peers.links import Links
     from hoplite_mp._node.ports import Key
-    from hoplite_mp._node.store.growing_block import EngineBuffer, GrowingBlock
+    from hoplite_mp._node.store.growing_block import (
+        GrowingBlock,
+        GrowingBlocks,
+    )
     from hoplite_mp._planner.program import Cell, Program
     from hoplite_mp._protocol.group_calls import Plan
+    from hoplite_mp._protocol.messages import ExecuteReduce
 
-__all__ = ["NotNow", "PlanState"]
+__all__ = [
+    "CarriedCopy",
+    "Carryover",
+    "NotNow",
+    "Pinning",
+    "PlanState",
+    "Slot",
+    "SlotName",
+    "slot_name",
+]
+
+
+# What one execution of a plan hands over to the next execution of the same operation.
+#
+# When a host dies, or its link becomes slow, the operation is planned again, and bytes that have
+# already arrived are kept. Each contribution is received into a slot, a cell that nothing else
+# writes. Under the new plan the slot is filled further from its watermark if the same node provides
+# the same members of the same elements. Of a copy that has arrived in part, only the missing byte
+# ranges are pulled. Results of folds, and cells that other nodes read, are made again, because
+# members or bytes may differ.
+#
+# The cells of slots stay open from one plan to the next, while those of copies are closed. Both
+# plans share one engine buffer, so that no block is freed while a closed cell may still be written.
+
+
+class SlotName(NamedTuple):
+    """Identifies the content of a contribution: equal names mean equal bytes."""
+
+    node: int  # the node that provides it
+    begin: int  # range in elements of the whole array
+    end: int
+    members: tuple[int, ...]  # in the order in which they are folded
+
+
+@dataclass(slots=True)
+class Slot:
+    """The cell of one contribution that has arrived or is arriving."""
+
+    cell: int
+    payload: int  # offset of its block in the store; 0: the memory is not in the store
+
+
+@dataclass(slots=True)
+class CarriedCopy:
+    """A block that is being filled with a copy of an object."""
+
+    payload: int
+    nbytes: int
+    arrived: Ranges
+
+
+@dataclass(slots=True)
+class Carryover:
+    """What an ended execution leaves to the next one of the same operation."""
+
+    engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)
+    slots: dict[SlotName, Slot] = field(default_factory=dict)
+    copies: dict[bytes, CarriedCopy] = field(default_factory=dict)  # by object id
+
+    def discard(
+        self,
+        links: Links,
+        give_back: Callable[[int], None],
+        *,
+        slots: Collection[SlotName | None] = (),
+        copies: Collection[bytes] = (),
+    ) -> None:
+        """Frees what the next execution has not taken over, except for these."""
+        unused = [name for name in self.slots if name not in slots]
+        unwanted = [one for one in self.copies if one not in copies]
+        payloads = [self.copies.pop(one).payload for one in unwanted]
+        for name in unused:
+            slot = self.slots.pop(name)
+            links.close(slot.cell, self.engine_buffer)
+            payloads += [slot.payload] if slot.payload else []
+        for payload in payloads:
+            self.engine_buffer.when_free(partial(give_back, payload))
+
+
+def slot_name(plan: ExecuteReduce, cell: Cell, bounds: tuple[int, int]) -> SlotName | None:
+    """The slot name of a pulled cell; None if the cell is not the contribution of a single node."""
+    if plan.shape != "stripes":
+        return None
+    if cell.part >= MEMBER:
+        members: tuple[int, ...] = (plan.order[cell.part - MEMBER],)
+    elif cell.part == CONTRIBUTION:
+        holder_of = dict(zip(plan.members, plan.holders, strict=True))
+        members = tuple(index for index in plan.order if holder_of[index] == cell.node)
+    else:
+        return None
+    return SlotName(cell.node, *bounds, members)
 
 
 class NotNow(Exception):
@@ -174,3 +272,56 @@ class PlanState:
             self.followed[cell] = begin, begin + nbytes
         if index in self.streaming:
             self.streaming[index].cells[cell] = begin, nbytes
+
+
+# Pins the members of a plan that are on this host, so that they stay in memory during the plan.
+#
+# A member is an object, which may have to be brought back from disk first, or a block that a member
+# of a Group is still writing.
+
+
+class Pinning:
+    """Pins for all executions of this node."""
+
+    def __init__(self, host: HostContext, streaming_sources: GrowingBlocks) -> None:
+        self.config = host.config
+        self.loop = host.loop
+        self.client = host.client
+        self.imports = host.imports
+        self.results = host.results
+        self.remote_objects = host.remote_objects
+        self.streaming_sources = streaming_sources
+
+    def pin(self, execution: PlanState) -> None:
+        """Fills `execution.views`. Raises NotNow if there is no room yet, SourcesGone."""
+        plan = execution.plan
+        gone = []
+        folds = not isinstance(plan, Distribute) and plan.kind in FOLDING  # an error can be copied
+        if isinstance(plan, Distribute):
+            at = {0: plan.object}
+            wanted = [0] if self.client.number in plan.sources else []
+        else:
+            at = dict(zip(plan.members, plan.objects, strict=True))
+            wanted = list(dict.fromkeys(index for _, index in execution.program.given))
+        for index in wanted:
+            if index in execution.views:
+                continue
+            source = self.streaming_sources.get(at[index])
+            if source is not None:
+                execution.views[index] = self.client.memory(source.payload, source.nbytes)
+                execution.streaming[index] = source
+                source.users += 1
+                continue
+            oid = self.imports.local(at[index])
+            got = self.results.pin(oid) if oid else STATE["FREE"]
+            if got is None:
+                # It is being fetched from another host, and the fetch has a deadline of its own.
+                if oid in self.remote_objects:
+                    execution.until = self.loop.now() + self.config.put_wait_s
+                raise NotNow(f"source {index} does not fit into the store beside what is in use")
+            if isinstance(got, int) or (folds and self.results.is_gone(got)):
+                gone.append(index)
+            else:
+                execution.views[index] = got
+        if gone:
+            raise SourcesGone(tuple(sorted(gone)))

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import AWAY, NODE_SLOT, STATE
-from hoplite_mp._node.execution.carryover import CarriedCopy, Carryover
 from hoplite_mp._node.execution.filling import fill_blocks
-from hoplite_mp._node.execution.plan_state import PlanState
+from hoplite_mp._node.execution.plan_state import CarriedCopy, Carryover, PlanState
 from hoplite_mp._node.objects.remote_objects import ROOM_POLL_S
-from hoplite_mp._node.ranges import Ranges
+from hoplite_mp._node.store.growing_block import Ranges
 from hoplite_mp._planner.program import program_of
+from hoplite_mp._protocol.membership import CopyHeld, DistributeHeld
 from hoplite_mp._protocol.messages import (
     CopyDropped,
     FetchComplete,
@@ -25,7 +25,6 @@ from hoplite_mp._protocol.messages import (
     FetchRequested,
 )
 from hoplite_mp._protocol.operations import COPY_OPERATION
-from hoplite_mp._protocol.reports import CopyHeld, DistributeHeld
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.remote_objects import RemoteObject
     from hoplite_mp._node.objects.replicas import Replicas
     from hoplite_mp._node.store.growing_block import EngineBuffer
+    from hoplite_mp._protocol.membership import Report
     from hoplite_mp._protocol.messages import Distribute, FetchRefused, NodeToManager, Withdraw
-    from hoplite_mp._protocol.reports import Report
 
 __all__ = ["Transfers"]
 

@@ -13,23 +13,31 @@ everything as if nothing had been prepared.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import struct
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from hoplite_mp import _tasks
+from hoplite_mp._engine import SMALL_FIRST, SMALL_MOVED, SMALL_PART, SMALL_SEND, SMALL_TAKEN
 from hoplite_mp._node.groups.group_state import Voting
+from hoplite_mp._node.objects.remote_objects import payload_layout
 from hoplite_mp._protocol.fields import FOLDING
+from hoplite_mp._protocol.group_calls import GroupCommit, GroupSmall, Piece
+from hoplite_mp._protocol.local import GroupCall
+from hoplite_mp._serialize.contributions import SMALL_KINDS, SMALL_OPS, contributors_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from hoplite_mp._node.groups.group_results import GroupResults
-    from hoplite_mp._node.groups.group_state import GroupState
-    from hoplite_mp._node.groups.small_calls import EngineCallsOwner
+    from hoplite_mp._node.groups.group_state import GroupState, Known
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, GroupPart
+    from hoplite_mp._node.peers.links import Links
+    from hoplite_mp._protocol.group_calls import GroupGo, GroupMessage, GroupPart
 
-__all__ = ["EngineCommit"]
+__all__ = ["EngineCallsOwner", "EngineCommit"]
 
 
 class EngineCommit:
@@ -125,3 +133,191 @@ def _commit_of(before: GroupCommit, go: GroupGo, part: GroupPart, number: int) -
     return msgspec.structs.replace(
         before, call=go.call, attempt=go.attempt, pieces=pieces, leader=number, to=number, opens=0
     )
+
+
+# Calls of Groups that the engine commits without this process's Python while it *owns* them.
+#
+# `cext/engine_small.h` has the protocol. When a call is committed that the leading node has decided
+# under the present members, the engine gets the group's later calls, and it gives them back when
+# anything deviates. This component hands them over and takes them back; while it waits for the
+# engine's answer, events that concern the group are deferred.
+
+
+_PART = struct.Struct("<IIIBBBB")  # struct small_part: rank, bytes, offset, kind, op, dtype, root
+
+
+class EngineCallsOwnerEvents(Protocol):
+    """The component that decides calls, while the engine does not own them."""
+
+    def member_called(self, slot: int, ask: GroupCall) -> None:
+        """A member on this host has made its next call."""
+
+    def resume(self, state: GroupState) -> None:
+        """The engine has given the calls back."""
+
+    def moved(self, state: GroupState, call: int) -> None:
+        """The engines have committed a call for which all nodes had voted."""
+
+    def look_at_board(self, state: GroupState) -> None:
+        """Concludes a call that the engine has committed, as the board shows."""
+
+    def send(self, state: GroupState, node: int, message: GroupMessage) -> None:
+        """Sends a message to a node."""
+
+
+class EngineCallsOwner:
+    """The groups of this node as the engine knows them."""
+
+    _events: EngineCallsOwnerEvents
+    _states: Mapping[int, GroupState]
+
+    def __init__(self, host: HostContext, links: Links) -> None:
+        self.client = host.client
+        self.tasks = host.tasks
+        self.links = links
+        self.engine = links.engine
+        self.boards: dict[int, _tasks.SmallBoard] = {}  # by generation
+        self.known: dict[int, Known] = {}
+        links.when_small(self._event)
+
+    def serve(self, events: EngineCallsOwnerEvents, states: Mapping[int, GroupState]) -> None:
+        """Sets the component that decides calls, and its groups."""
+        self._events, self._states = events, states
+
+    @property
+    def possible(self) -> bool:
+        """Whether engines may own calls. Not over TLS: little would be gained, because there Python
+        threads move each frame."""
+        return not self.links.tls
+
+    # -- handing over and taking back ------------------------------------------------------------
+
+    def add(self, known: Known) -> None:
+        """Registers a group with members on this node, whose calls this process owns at first."""
+        index = known.board.index
+        for other in list(self.known.values()):
+            if other.board.index == index:  # it ended, but the last manager died before it said so
+                self.forget(other.generation)
+        self.known[known.generation] = known
+        self.boards[known.generation] = _tasks.SmallBoard(self.tasks, index)
+        number = self.client.number
+        self.engine.small_add(known.generation, known.shown.size, number, self.client, index)
+
+    def forget(self, generation: int) -> None:
+        """Removes a group that has ended."""
+        if self.known.pop(generation, None) is not None:
+            self.boards.pop(generation).set_open(False)
+            self.engine.small_forget(generation)
+
+    def open(self, state: GroupState, call: int) -> None:
+        """Gives the calls from this one on to the engine, before any member can make it."""
+        members = state.members
+        state.owned = True
+        self.boards[members.generation].set_open(True)
+        self.engine.small_open(members.generation, members.version, call, members.nodes)
+        self.links.prepare(state.nodes)
+        for one in state.member_calls.values():  # this process has these, so the engine yields them
+            self.engine.small_yield(members.generation, one.ask.call)
+
+    def close(self, state: GroupState, then: Callable[[], None]) -> None:
+        """Takes the calls back at once, and calls `then` when the engine has given them back."""
+        generation = state.members.generation
+        self.boards[generation].set_open(False)
+        state.deferred.append(then)
+        self.engine.small_close(generation)
+
+    def give_way(self, state: GroupState, call: int, then: Callable[[], None]) -> None:
+        """Asks the engine to yield this call, and calls `then` when it has given the calls back."""
+        state.deferred.append(then)
+        self.engine.small_yield(state.members.generation, call)
+
+    def give_back(self, state: GroupState, call: int) -> None:
+        """Asks the engine to yield this call, which cannot be voted for."""
+        self.engine.small_yield(state.members.generation, call)
+
+    def begin(self, state: GroupState, go: GroupGo) -> None:
+        """This process begins to move a call that the engine owns, by a repeated plan."""
+        self.engine.small_begin(state.members.generation, go.call, go.attempt)
+
+    def vote(self, state: GroupState, go: GroupGo) -> None:
+        """This node has what it should receive of that call."""
+        self.engine.small_vote(state.members.generation, go.call, go.attempt)
+
+    def give_result(self, state: GroupState, call: int, oid: int, awaited: bool) -> None:
+        """What members here read when the engine has committed that call. awaited: a member waits
+        until this process has let go of what it gave."""
+        self.engine.small_result(state.members.generation, call, oid, awaited)
+
+    def receive(self, node: int, message: GroupSmall) -> None:
+        """Hands the engine a frame that came as a message, because there was no link for it."""
+        about = message.version, message.call, message.phase, message.plan
+        self.engine.small_frame(message.generation, node, *about, message.parts)
+
+    def doorbell(self, slot: int, generation: int, rank: int, given: list[int]) -> None:
+        """Hands the engine a member's doorbell: an eventfd, or -1 if the process is simulated."""
+        known = self.known.get(generation)
+        if known is not None and known.here.get(rank, (-1,))[0] == slot:
+            self.engine.small_doorbell(generation, rank, given.pop() if given else -1)
+
+    # -- events of the engine --------------------------------------------------------------------
+
+    def _event(self, event: tuple[Any, ...]) -> None:
+        kind, generation = event[:2]
+        state = self._states.get(generation)
+        if state is None:
+            return
+        if kind == SMALL_SEND:
+            node, *about = event[2:]
+            self.links.prepare((node,))  # so that the next frame has a link
+            self._events.send(state, node, GroupSmall(generation, *about))
+        elif kind == SMALL_PART and not state.owned:  # an engine that owns the calls has it already
+            self._part(generation, *event[2:])
+        elif kind == SMALL_FIRST:
+            # All members have read the result of the large call before, because they have made a
+            # later call. The board may have shown a large call after that one already.
+            if event[2] >= state.calls:
+                state.result = []
+        elif kind == SMALL_MOVED:
+            self._events.moved(state, event[2])
+        elif kind == SMALL_TAKEN and state.owned:
+            self._taken(state, *event[2:])
+
+    def _taken(self, state: GroupState, calls: int, record: bytes) -> None:
+        """This process owns the calls from number `calls` on again. `record`: the call before that
+        one, if the engine has committed it."""
+        state.owned = False
+        self._events.look_at_board(state)
+        if record:  # else this process has made the last commit known, or has heard MOVED
+            state.last = _small_commit(state.members.generation, self.client.number, record)
+        if calls > state.calls:
+            state.calls, state.last_part, state.result = calls, None, []
+        deferred, state.deferred = state.deferred, []
+        for action in deferred:
+            action()
+        self._events.resume(state)
+
+    def _part(self, generation: int, call: int, data: bytes) -> None:
+        known = self.known.get(generation)
+        rank, nbytes, _, kind, op, _, root = _PART.unpack_from(data)
+        slot = None if known is None else known.here.get(rank)
+        if slot is None or kind >= len(SMALL_KINDS):
+            return  # that member is gone
+        parts: list[Any] = [data[_PART.size :]] if nbytes else []
+        name = SMALL_OPS[op] if op < len(SMALL_OPS) else ""
+        ask = GroupCall(generation, rank, call, SMALL_KINDS[kind], name, root, parts)
+        self._events.member_called(slot[0], ask)
+
+
+def _small_commit(generation: int, node: int, record: bytes) -> GroupCommit:
+    """The commit of a small call, as if a leading node had decided it."""
+    call, mask, kind, op, _, root, found = _tasks.read_record(record)
+    pieces = [
+        Piece(source, -1, len(payload), payload, layout=payload_layout(memoryview(payload)))
+        for source, payload in found.items()
+        if payload
+    ]
+    name = SMALL_OPS[op] if op < len(SMALL_OPS) else ""
+    return GroupCommit(
+        generation, call, contributors_of(mask), SMALL_KINDS[kind], name, root, tuple(pieces),
+        leader=node, to=node,
+    )  # fmt: skip

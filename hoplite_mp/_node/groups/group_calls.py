@@ -2,7 +2,7 @@
 
 Members hand their parts to their node. When all of a node's members have called, it tells the
 leading node, that of the lowest living rank, which decides (`leader.py`). Large parts move by
-plans: by that of an earlier call, with which a node begins at once (`repeated_plans.py`), or by one
+plans: by that of an earlier call, with which a node begins at once (`plan_sources.py`), or by one
 that the leading node has sent. The commit is written to every host's board, so members wait as on
 one host. The manager takes no part in a call; it only decides who is a member.
 """
@@ -17,8 +17,7 @@ import msgspec
 from hoplite_mp._node.groups.engine_commit import EngineCommit
 from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, lost
 from hoplite_mp._node.groups.group_state import GroupState, MemberCall
-from hoplite_mp._node.groups.leader import GroupLeader
-from hoplite_mp._node.groups.speculative_start import fill_in, lacks
+from hoplite_mp._node.groups.leader import GroupLeader, fill_in, lacks
 from hoplite_mp._protocol.group_calls import (
     GroupCommit,
     GroupDone,
@@ -34,9 +33,9 @@ from hoplite_mp._protocol.group_calls import (
 from hoplite_mp.errors import StoreFullError
 
 if TYPE_CHECKING:
+    from hoplite_mp._node.groups.engine_commit import EngineCallsOwner
     from hoplite_mp._node.groups.group_results import GroupResults
     from hoplite_mp._node.groups.group_state import Known
-    from hoplite_mp._node.groups.small_calls import EngineCallsOwner
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._protocol.group_calls import GroupMessage
     from hoplite_mp._protocol.local import GroupCall, GroupLeave

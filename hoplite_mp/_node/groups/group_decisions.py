@@ -14,7 +14,7 @@ import numpy as np
 
 from hoplite_mp import _serialize
 from hoplite_mp._common.reduction import reduce_arrays, result_dtype
-from hoplite_mp._node.objects.array_layouts import can_fold, layout_words, parse_layout
+from hoplite_mp._node.objects.remote_objects import can_fold, layout_words, parse_layout
 from hoplite_mp._planner import cost
 from hoplite_mp._planner.program import participants, waits_for
 from hoplite_mp._planner.repair import kept_cut

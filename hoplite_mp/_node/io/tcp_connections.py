@@ -11,9 +11,9 @@ import socket
 from typing import TYPE_CHECKING
 
 from hoplite_mp._node.io.forward import Forward, reach
-from hoplite_mp._node.io.listeners import open_listener
 from hoplite_mp._transport.addresses import own_addresses
 from hoplite_mp._transport.caller import Dialer
+from hoplite_mp._transport.listener import Listener
 from hoplite_mp._transport.sockets import listen
 
 if TYPE_CHECKING:
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.local import LanStart
     from hoplite_mp._transport.addresses import Endpoint
     from hoplite_mp._transport.conversation import Admission
+    from hoplite_mp._transport.tls import Certificate
 
-__all__ = ["TcpConnections"]
+__all__ = ["TcpConnections", "open_listener"]
 
 
 class TcpConnections:
@@ -69,7 +70,7 @@ class TcpConnections:
         mine: Introduction,
         roles: Mapping[str, Callable[[Admission], None]],
     ) -> str:
-        from hoplite_mp._transport.certificates import Certificate
+        from hoplite_mp._transport.tls import Certificate
 
         listening_socket = socket.socket(fileno=self._start.peer_fd)
         proof = Certificate(certificate) if certificate else None
@@ -95,3 +96,50 @@ class TcpConnections:
 
     def own_addresses(self) -> Collection[str]:
         return own_addresses()
+
+
+# Listening sockets in the node's loop; each admitted connection goes to the handler of its role.
+#
+# Other nodes connect over TCP, drivers of this host over a UNIX socket. All of them are strangers
+# until the handshake has proved that they have the token, and those that take too long for it must
+# be disconnected by a timer.
+
+
+def open_listener(
+    loop: LoopPort,
+    start: LanStart,
+    listening_socket: socket.socket,
+    cluster: bytes,
+    certificate: Certificate | None,
+    mine: Introduction,
+    roles: Mapping[str, Callable[[Admission], None]],
+) -> Listener:
+    """Starts admitting connections. certificate: None without TLS. roles: role -> function that
+    takes the connection; any other role is refused."""
+    listener = Listener(
+        listening_socket,
+        key=start.key,
+        service="node",
+        cluster=cluster,
+        mine=mine,
+        certificate=certificate,
+        handshake_timeout_s=start.handshake_timeout_s,
+        pending_handshakes_max=start.pending_handshakes_max,
+    )
+
+    def admit() -> None:
+        for admission in listener.turn(loop.now()):
+            take = roles.get(admission.role)
+            if take is None:
+                admission.stream.close()
+            else:
+                take(admission)
+        if listener.deadline is not None:
+            loop.call_later(max(0.0, listener.deadline - loop.now()), admit_again)
+
+    def admit_again() -> None:
+        if listener.deadline is not None and listener.deadline <= loop.now():
+            admit()
+
+    loop.watch(listener.fileno(), admit)
+    return listener

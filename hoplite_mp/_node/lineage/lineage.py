@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _serialize
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import FLAG_REFS, KIND_TASK, NODE_SLOT, STATE, VALUELESS
-from hoplite_mp._node.objects.array_layouts import layout_of
+from hoplite_mp._node.objects.remote_objects import layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common import ids
 from hoplite_mp._node.lineage.lineage import Lineage
-from hoplite_mp._node.lineage.reconstruction import Reconstruction
-from hoplite_mp._node.lineage.replica_query import ReplicaQuery
+from hoplite_mp._node.lineage.reconstruction import Reconstruction, ReplicaQuery
 from hoplite_mp._node.objects.ownership_transfer import OwnershipTransfer, OwnershipTransferEvents
 from hoplite_mp._protocol.messages import OwnersNamed, OwnerTold
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.objects.imports import ImportRecord
     from hoplite_mp._node.objects.replicas import Replicas
-    from hoplite_mp._node.peers.suspects import Suspects
+    from hoplite_mp._node.peers.peers import Suspects
     from hoplite_mp._node.tasks.hints import Hints
     from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
     from hoplite_mp._node.tasks.resources import Resources

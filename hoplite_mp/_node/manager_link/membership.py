@@ -8,7 +8,7 @@ live use the roster (_node/roster.py).
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -16,6 +16,7 @@ from hoplite_mp._protocol.local import (
     DrainNode,
     GoneNodes,
     GroupWritten,
+    JoinStatus,
     LeavingNodes,
     Locate,
     Members,
@@ -26,13 +27,16 @@ from hoplite_mp._protocol.messages import Member, NodeJoined
 from hoplite_mp._protocol.peers import AddPeerWorkers, WorkersNow
 
 if TYPE_CHECKING:
+    from hoplite_mp._node.manager_link.connection import ManagerConnection
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.requests import Handler
+    from hoplite_mp._node.roster import Life
+    from hoplite_mp._node.runtime.dispatch import Handler, Requests
     from hoplite_mp._node.tasks.resources import Resources
     from hoplite_mp._node.tasks.workers import Workers
     from hoplite_mp._protocol.local import LanStart, Request
 
-__all__ = ["NodeMembership", "SingleHostMembership"]
+__all__ = ["JoinWaiters", "NodeMembership", "SingleHostMembership"]
+
 
 NUMBER = 0  # the number of the only node in a cluster of one host
 GONE_MAX = 32  # how many former hosts are remembered for programs that ask about them
@@ -230,3 +234,60 @@ class NodeMembership:
             self.gone.popleft()
         gone = [(number, host, now - at, number in self.left) for number, host, at in self.gone]
         self.reply(slot, Reply(request.number, gone))
+
+
+# Requests of clients that wait until their node has joined a cluster.
+#
+# A node serves the processes of its host before a manager has let it in, but a program must not
+# begin its work before that.
+
+
+class JoinWaitersEvents(Protocol):
+    """What this component reports to components above it, and asks of them."""
+
+    def cluster(self) -> bytes:
+        """The id of the cluster; empty in a cluster of one host."""
+
+
+class JoinWaiters:
+    """The requests of one host's processes."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        requests: Requests,
+        life: Life,
+        management: ManagerConnection,
+        events: JoinWaitersEvents,
+    ) -> None:
+        self.client = host.client
+        self.reply = host.reply
+        self.life = life
+        self.management = management
+        self.events = events
+        self.waiting: list[tuple[int, int]] = []  # (slot, number of its request)
+        requests.when_forgotten(self._forget_client)
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """Handlers by type of request."""
+        return {JoinStatus: self.ask}
+
+    def ask(self, slot: int, request: Request) -> None:
+        """A process asks to be answered when this node has joined."""
+        self.waiting.append((slot, request.number))
+        self.answer()
+
+    def answer(self) -> None:
+        """Answers all waiting requests if this node has joined or has failed to join."""
+        management = self.management
+        if not self.life.standing and management.join_error is None:
+            return
+        managed = management.channel is not None
+        stands = (self.client.number, self.events.cluster(), *management.standby, managed)
+        waiting, self.waiting = self.waiting, []
+        for slot, number in waiting:
+            self.reply(slot, Reply(number, management.join_error or stands))
+
+    def _forget_client(self, slot: int) -> None:
+        self.waiting = [one for one in self.waiting if one[0] != slot]

@@ -13,19 +13,185 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp._node.io import processes
-from hoplite_mp._node.io.driver_socket import DriverSocket, frames
-from hoplite_mp._node.output.lines import LineSplitter, Run
-from hoplite_mp._node.output.subscriber import Subscriber
-from hoplite_mp._protocol.output import LINES_MARK, bytes_of, same_host
+from hoplite_mp._node.io.driver_listener import DriverSocket, frames
+from hoplite_mp._protocol.output import LINES_MARK, MARK_BYTES, bytes_of, mark_head, same_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._node.io.driver_socket import Socket
+    from hoplite_mp._node.io.driver_listener import Socket
     from hoplite_mp._node.ports import LoopPort
     from hoplite_mp.config import Config
 
-__all__ = ["Output"]
+__all__ = ["LineSplitter", "Output", "Run", "Subscriber"]
+
+# A driver as a subscriber of lines: how many bytes are on their way, and whether it takes any.
+#
+# A driver that reads slowly must lose nothing, but one that does not read at all must not block
+# workers that also serve others. So lines wait as long as the driver takes some, however few; after
+# `patience_s` without progress they are dropped and counted until it reads again, and then it is
+# told how many it has missed.
+
+
+class Subscriber:
+    """A driver, here or elsewhere. Times are seconds of one clock."""
+
+    def __init__(
+        self,
+        deliver: Callable[[int, int, list[bytes]], None],
+        bytes_max: int,
+        patience_s: float | None,
+    ) -> None:
+        """deliver: sends (slot, stream, lines) now. patience_s: None means no limit."""
+        self.deliver = deliver
+        self.bytes_max = bytes_max
+        self.patience_s = patience_s
+        self.waiting = 0  # bytes delivered and not yet taken
+        self.stalled_at: float | None = None  # since when lines have waited without progress
+        self.deaf = False  # it has taken nothing for too long: its lines are dropped
+        self.dropped: dict[tuple[int, int], int] = {}  # (slot, stream) -> number of lines
+
+    def offer(self, slot: int, stream: int, lines: list[bytes], now: float) -> bool:
+        """Sends the lines to the driver if there is room. False: they must wait. True: they are on
+        their way, or dropped because the driver is `deaf`."""
+        if self.deaf:
+            key = slot, stream
+            self.dropped[key] = self.dropped.get(key, 0) + len(lines)
+            return True
+        if self.waiting >= self.bytes_max:
+            if self.stalled_at is None:
+                self.stalled_at = now
+            return False
+        self._deliver(slot, stream, lines)
+        return True
+
+    def _deliver(self, slot: int, stream: int, lines: list[bytes]) -> None:
+        self.waiting += bytes_of(lines)
+        self.deliver(slot, stream, lines)
+
+    def taken(self, nbytes: int, now: float) -> bool:
+        """The driver has taken this many bytes. Returns whether lines that had to wait may be
+        offered again."""
+        self.waiting -= nbytes
+        if self.waiting > self.bytes_max // 2:
+            if self.stalled_at is not None:
+                self.stalled_at = now
+            return False
+        stalled = self.stalled_at is not None or self.deaf
+        self.stalled_at, self.deaf = None, False
+        self.confess()
+        return stalled
+
+    def confess(self) -> None:
+        """Tells the driver how many lines it has missed."""
+        dropped, self.dropped = self.dropped, {}
+        for (slot, stream), count in dropped.items():
+            lines = "1 line was" if count == 1 else f"{count} lines were"
+            text = f"{lines} dropped here: nobody read for {self.patience_s:g} s (output_wait_s)"
+            self._deliver(slot, stream, [text.encode()])
+
+    def due(self) -> float | None:
+        """When the driver counts as not reading; None if no lines wait for it."""
+        if self.stalled_at is None or self.patience_s is None or self.deaf:
+            return None
+        return self.stalled_at + self.patience_s
+
+    def give_up(self, now: float) -> bool:
+        """Returns whether the time that `due` returns has come. From then on the driver's lines are
+        dropped."""
+        due = self.due()
+        if due is None or now < due:
+            return False
+        self.deaf = True
+        return True
+
+
+# Splits the bytes of one pipe into lines, and finds the output owner of each line.
+#
+# A pipe is read in pieces that end anywhere. A line may be longer than the limit, lack an end, or
+# be cut off by a mark, after which the lines are for another output owner.
+
+
+# Consecutive lines for one output owner.
+Run = tuple[int, list[bytes]]
+
+
+class LineSplitter:
+    """The state of one pipe. `output_owner`: that of the bytes that are read next;
+    `served`: all that marks have named."""
+
+    def __init__(self, host_id: int, line_bytes_max: int, output_owner: int = 0) -> None:
+        self.line_bytes_max = line_bytes_max
+        self.output_owner = output_owner
+        self.served: set[int] = set()
+        self.rest = b""  # the beginning of a line whose end has not been read yet
+        self._head = mark_head(host_id)
+
+    def feed(self, data: bytes) -> list[Run]:
+        """Takes bytes of the pipe. Returns the lines that are complete now, without line ends; a
+        line that is too long is returned in pieces."""
+        *lines, rest = (self.rest + data).split(b"\n")
+        most = self.line_bytes_max
+        runs: list[Run] = []
+        if lines:
+            if self._head in data or self._head in lines[0]:
+                runs = self._by_output_owner(lines)
+            else:
+                runs = [(self.output_owner, lines)]
+            if max(map(len, lines)) > most:
+                runs = [(to, self._pieces(found)) for to, found in runs]
+        # Keep MARK_BYTES at least, because the rest may end with the first bytes of a mark.
+        if len(rest) >= most + MARK_BYTES:
+            cut = (len(rest) - MARK_BYTES) // most * most
+            pieces = [rest[at : at + most] for at in range(0, cut, most)]
+            rest = rest[cut:]
+            _append(runs, self.output_owner, pieces)
+        self.rest = rest
+        return runs
+
+    def finish(self) -> list[Run]:
+        """Returns what was read of a last line that has no end."""
+        rest, self.rest = self.rest, b""
+        return [(self.output_owner, self._pieces([rest]))] if rest else []
+
+    def _by_output_owner(self, lines: list[bytes]) -> list[Run]:
+        runs: list[Run] = []
+        for line in lines:
+            before, output_owner = self._marked(line)
+            if output_owner is None:
+                _append(runs, self.output_owner, [line])
+                continue
+            if before:
+                _append(runs, self.output_owner, [before])
+            self.output_owner = output_owner
+            self.served.add(output_owner)
+        return runs
+
+    def _marked(self, line: bytes) -> tuple[bytes, int | None]:
+        """Splits a line that ends with a mark into what was printed before the mark, and the mark's
+        output owner; returns the whole line and None if there is no mark."""
+        at = len(line) - MARK_BYTES
+        if at < 0 or not line.startswith(self._head, at):
+            return line, None
+        try:
+            return line[:at], int(line[at + len(self._head) :], 16)
+        except ValueError:  # the program has printed something that resembles a mark
+            return line, None
+
+    def _pieces(self, lines: list[bytes]) -> list[bytes]:
+        most = self.line_bytes_max
+        found: list[bytes] = []
+        for line in lines:
+            found += [line[at : at + most] for at in range(0, len(line), most)] or [line]
+        return found
+
+
+def _append(runs: list[Run], output_owner: int, lines: list[bytes]) -> None:
+    if runs and runs[-1][0] == output_owner:
+        runs[-1][1].extend(lines)
+    else:
+        runs.append((output_owner, lines))
+
 
 # Bytes of this host's own workers' lines that may wait for its driver. Higher: workers wait less
 # for a driver that reads in bursts. Lower: less memory in the node.

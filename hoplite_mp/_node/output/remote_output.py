@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp._node.output.subscriber import Subscriber
+from hoplite_mp._node.output.output import Subscriber
 from hoplite_mp._protocol.output import (
     REMOTE_BYTES_MAX,
     LastLinesAsked,

@@ -18,26 +18,26 @@ from hoplite_mp._node.actors.remote_actors import RemoteActors
 from hoplite_mp._node.execution.plan_cells import PlanCells
 from hoplite_mp._node.execution.plan_runner import PlanRunner
 from hoplite_mp._node.execution.transfers import Transfers
+from hoplite_mp._node.groups.engine_commit import EngineCallsOwner
 from hoplite_mp._node.groups.group_calls import MultiHostCalls
 from hoplite_mp._node.groups.group_results import GroupResults
-from hoplite_mp._node.groups.small_calls import EngineCallsOwner
 from hoplite_mp._node.lineage.recovery import Recovery
-from hoplite_mp._node.manager_link.dialing import ManagerDialing
+from hoplite_mp._node.manager_link.failover import ManagerDialing
 from hoplite_mp._node.manager_link.membership import NodeMembership
-from hoplite_mp._node.objects.locations import Locations
+from hoplite_mp._node.objects.import_requests import Locations
 from hoplite_mp._node.objects.replicas import Replicas
 from hoplite_mp._node.output.remote_output import RemoteOutput
+from hoplite_mp._node.peers.link_estimator import Probing
 from hoplite_mp._node.peers.links import Links
-from hoplite_mp._node.peers.peers import Peers
-from hoplite_mp._node.peers.probing import Probing
-from hoplite_mp._node.peers.suspects import Suspects
-from hoplite_mp._node.runtime import peer_table
+from hoplite_mp._node.peers.peers import Peers, Suspects
+from hoplite_mp._node.runtime import tables
 from hoplite_mp._node.runtime.drivers import Drivers
 from hoplite_mp._node.runtime.peer_loss import pass_on
 from hoplite_mp._node.store.growing_block import GrowingBlocks
 from hoplite_mp._node.tasks.draining import Draining
-from hoplite_mp._node.tasks.worker_recycling import WorkerRecycling
-from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._node.tasks.worker_broadcast import WorkerRecycling
+from hoplite_mp._protocol.greetings import Introduction, software_versions
+from hoplite_mp._protocol.group_calls import GroupSent, GroupSentTaken, GroupSourceEnded
 from hoplite_mp._protocol.local import (
     DrainNode,
     GroupBell,
@@ -66,8 +66,6 @@ from hoplite_mp._protocol.peers import (
     RemoveNode,
     WorkersNow,
 )
-from hoplite_mp._protocol.point_to_point import GroupSent, GroupSentTaken, GroupSourceEnded
-from hoplite_mp._protocol.versions import software_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,8 +76,8 @@ if TYPE_CHECKING:
         DriverListenerPort,
         EnginePort,
     )
-    from hoplite_mp._node.runtime.cluster_node_events import ClusterNodeEvents
     from hoplite_mp._node.runtime.components import Components
+    from hoplite_mp._node.runtime.node_events import ClusterNodeEvents
     from hoplite_mp._protocol.local import LanStart, Request, Start
     from hoplite_mp._protocol.messages import Member
     from hoplite_mp._transport.conversation import Admission
@@ -224,11 +222,11 @@ class ClusterNode:
         if not network.manager:
             self._open()
 
-    def _table(self) -> dict[type, peer_table.Taker]:
+    def _table(self) -> dict[type, tables.Taker]:
         local = self.local
         both = local.inbound_tasks, local.outbound_tasks
         return {
-            **peer_table.object_table(
+            **tables.object_table(
                 local.exports,
                 local.imports,
                 local.inbound_tasks,
@@ -236,7 +234,7 @@ class ClusterNode:
                 self.locations,
                 self.recovery,
             ),
-            **peer_table.task_table(
+            **tables.task_table(
                 *both,
                 local.workers,
                 local.pool_requests,
@@ -244,14 +242,14 @@ class ClusterNode:
                 local.resources,
                 self.membership,
             ),
-            **peer_table.inspection_table(
+            **tables.inspection_table(
                 local.counters,
                 local.tracing,
                 local.waits,
                 self.remote_output,
                 self.peers.relays,
             ),
-            **dict.fromkeys(peer_table.ANSWERS, local.questions.answered),
+            **dict.fromkeys(tables.ANSWERS, local.questions.answered),
             Probe: lambda host_id, message: self.peers.send(host_id, Probed(message.number)),
             HeldUp: lambda host_id, message: self.plan_executor.cells.held_up(host_id),
             LastLinesAsked: self._driver_leaves,

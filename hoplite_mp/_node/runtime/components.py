@@ -14,33 +14,32 @@ from hoplite_mp._node.actors import actors
 from hoplite_mp._node.actors.actor_status import actors_here, track_name
 from hoplite_mp._node.collectives.operations import Operations
 from hoplite_mp._node.diagnostics.counters import Counters
-from hoplite_mp._node.diagnostics.recording import Recording
-from hoplite_mp._node.diagnostics.tracing import Tracing
+from hoplite_mp._node.diagnostics.tracing import Recording, Tracing
 from hoplite_mp._node.diagnostics.waits import WaitReports
 from hoplite_mp._node.groups import groups
-from hoplite_mp._node.groups.group_waits import group_waits
-from hoplite_mp._node.groups.point_to_point import PointToPoint
-from hoplite_mp._node.manager_link import connection, join_waiters
+from hoplite_mp._node.groups.groups import group_waits
+from hoplite_mp._node.groups.mailbox import PointToPoint
+from hoplite_mp._node.manager_link import connection, membership
 from hoplite_mp._node.objects import exports, imports, leases, remote_objects
 from hoplite_mp._node.objects.context import HostContext
 from hoplite_mp._node.objects.import_requests import ImportRequests
 from hoplite_mp._node.objects.results import ResultWriter
 from hoplite_mp._node.questions import Questions
-from hoplite_mp._node.requests import Requests
 from hoplite_mp._node.roster import Life, Roster
-from hoplite_mp._node.runtime.client_cleanup import ClientCleanup
+from hoplite_mp._node.runtime.dispatch import Requests
 from hoplite_mp._node.store import budget
 from hoplite_mp._node.store.pages import Pages
 from hoplite_mp._node.tasks import (
     inbound_tasks,
     outbound_tasks,
-    pool_requests,
+    remote_workers,
     sweeper,
     worker_broadcast,
     workers,
 )
 from hoplite_mp._node.tasks.resources import Resources
 from hoplite_mp._node.tasks.retry_delays import RetryDelays
+from hoplite_mp._node.tasks.sweeper import ClientCleanup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,9 +66,9 @@ class ComponentsEvents(
     connection.ManagerConnectionEvents,
     trace_events.ObjectNames,
     remote_objects.RemoteObjectsEvents,
-    pool_requests.PoolRequestsEvents,
+    remote_workers.PoolRequestsEvents,
     worker_broadcast.WorkerBroadcastsEvents,
-    join_waiters.JoinWaitersEvents,
+    membership.JoinWaitersEvents,
     budget.StoreEvents,
     sweeper.SweeperEvents,
     workers.WorkersEvents,
@@ -165,11 +164,11 @@ class Components:
         self.waits.add("actors", lambda: actors_here(self.actors))
         of_pools = self.workers, *both
         self.rounds = worker_broadcast.WorkerBroadcasts(host, *of_pools, events)
-        self.pool_requests = pool_requests.PoolRequests(
+        self.pool_requests = remote_workers.PoolRequests(
             host, self.requests, self.sweeper, *of_pools, self.resources, events
         )
         self.pages = Pages(host.config, host.loop, host.client, host.store, start.workers)
-        self.standing = join_waiters.JoinWaiters(
+        self.standing = membership.JoinWaiters(
             host, self.requests, self.life, self.management, events
         )
         self.import_requests = ImportRequests(host, self.requests)

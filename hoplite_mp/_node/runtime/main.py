@@ -20,14 +20,12 @@ from hoplite_mp._client.channel import PACKET_BYTES_MAX
 from hoplite_mp._common.object_states import NODE_SLOT
 from hoplite_mp._node.io.client_sockets import ClientSockets
 from hoplite_mp._node.io.epoll_loop import EpollLoop
-from hoplite_mp._node.io.processes import SupervisedProcesses
+from hoplite_mp._node.io.processes import SupervisedProcesses, WorkerStacks
 from hoplite_mp._node.io.spill_file import SpillFile
-from hoplite_mp._node.io.stacks import WorkerStacks
 from hoplite_mp._node.output.output import Output
 from hoplite_mp._node.ports import NodePorts
-from hoplite_mp._node.runtime.cluster_node_events import ClusterNodeEvents
 from hoplite_mp._node.runtime.node import HostNode
-from hoplite_mp._node.runtime.node_events import NodeEvents
+from hoplite_mp._node.runtime.node_events import ClusterNodeEvents, NodeEvents
 from hoplite_mp._protocol.local import (
     GIVEN_UP,
     Exited,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common.object_states import CLIENT_DRIVER, DRIVER_SLOT, NODE_SLOT
 from hoplite_mp._node.manager_link.membership import SingleHostMembership
-from hoplite_mp._node.runtime.client_table import client_table
-from hoplite_mp._node.runtime.cluster_node_events import ClusterNodeEvents
 from hoplite_mp._node.runtime.components import Components
+from hoplite_mp._node.runtime.node_events import ClusterNodeEvents
+from hoplite_mp._node.runtime.tables import client_table
 
 if TYPE_CHECKING:
     from hoplite_mp import _shm, _tasks

@@ -17,7 +17,7 @@ from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._common.arena import Arena
 from hoplite_mp._common.machine_limits import available_bytes, total_bytes
 from hoplite_mp._common.object_states import FLAG_INLINE, NODE_SLOT, STATE
-from hoplite_mp._node.io.os_info import file_bytes, resident_bytes
+from hoplite_mp._node.io.processes import file_bytes, resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp._node.io.os_info import yield_core
+from hoplite_mp._node.io.processes import yield_core
 
 if TYPE_CHECKING:
     from hoplite_mp import _shm

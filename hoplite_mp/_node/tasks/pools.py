@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Set
 
     from hoplite_mp._planner.resources import Demand
-    from hoplite_mp._protocol.inherited_context import Environment
+    from hoplite_mp._protocol.spawning import Environment
     from hoplite_mp.config import Config
 
 __all__ = ["Pool", "WorkerInfo", "next_number"]

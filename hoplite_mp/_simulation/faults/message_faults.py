@@ -11,9 +11,9 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
+from hoplite_mp._protocol.membership import Report
 from hoplite_mp._protocol.messages import ManagerToNode, NodeToManager
 from hoplite_mp._protocol.peers import PeerMessage
-from hoplite_mp._protocol.reports import Report
 from hoplite_mp._protocol.terms import TermsToManager, TermsToNode
 
 if TYPE_CHECKING:

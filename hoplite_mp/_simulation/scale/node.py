@@ -7,29 +7,54 @@ _node/objects/imports.py does. It makes one request in its life.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._protocol.fields import FOLDING
+from hoplite_mp._common.ids import unpack_id
+from hoplite_mp._planner.program import program_of
+from hoplite_mp._protocol.codec import encode
+from hoplite_mp._protocol.fields import FOLDING, copy_offset
 from hoplite_mp._protocol.membership import MembersChanged
 from hoplite_mp._protocol.messages import (
     Commit,
     Distribute,
     ExecuteReduce,
+    FetchComplete,
+    FetchRequested,
     ReduceRequested,
     SourceReady,
+    StripesComplete,
     Withdraw,
 )
-from hoplite_mp._simulation.scale.executions import Executions
-from hoplite_mp._simulation.scale.host import Wait
-from hoplite_mp._simulation.scale.oracle import WrongCompletion
+from hoplite_mp._simulation.scale.streams import WrongCompletion
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import Any
 
-    from hoplite_mp._simulation.scale.host import ScaleHost
+    from hoplite_mp._planner.program import Cell as Name
+    from hoplite_mp._planner.program import Program
+    from hoplite_mp._protocol.messages import NodeToManager
+    from hoplite_mp._simulation.scale.streams import (
+        Content,
+        Key,
+        ScaleCell,
+        ScaleEngine,
+        ScaleOracle,
+    )
 
-__all__ = ["ScaleNode", "WantedCollective"]
+__all__ = [
+    "HOST_ID_BASE",
+    "MANAGER_HOST",
+    "Executions",
+    "ScaleHost",
+    "ScaleNode",
+    "Wait",
+    "WantedCollective",
+]
+
 
 # An operation's number has the number of the node that requests it in the bits from this one on; in
 # the lower bits it has the node's life and a count.
@@ -162,3 +187,344 @@ class ScaleNode:
                 if wanted.sources[index] not in self.host.hosts[number].holds:
                     raise WrongCompletion(f"{commit}, and host {number} has not got source {index}")
         self._wait.ended_at = self.host.timeline.now
+
+
+# One host's part in plans: makes cells of the planner's Distribute and ExecuteReduce messages.
+#
+# It sends the planner the same messages as _node/collectives/ at the same points, and turns
+# programs into cells as the modules there do, as long as nothing fails. Every fold is a sum of
+# float32. If a program has two names for the same bytes, both mean one cell, as they do there.
+
+
+ITEM_BYTES = 4
+# Interval at which a cell is advanced that is served while another plan still receives its bytes
+# (see _node/execution/plan_cells.py).
+WINDOW_S = 0.004
+
+
+@dataclass(slots=True, eq=False)
+class ScalePart:
+    """One plan, as far as this host takes part."""
+
+    plan: Distribute | ExecuteReduce
+    program: Program
+    bounds: list[tuple[int, int]]  # (begin, end) of each stripe, in bytes of the whole object
+    cells: list[ScaleCell] = field(default_factory=list)
+    made: dict[Name, ScaleCell] = field(default_factory=dict)  # by their names in the program
+    missing: set[Name] = field(default_factory=set)
+    running: set[Name] = field(default_factory=set)
+    queue: list[Name] = field(default_factory=list)  # cells that are pulled later
+    # Cells served while another plan receives their bytes.
+    growing: list[ScaleCell] = field(default_factory=list)
+
+    def key(self, name: Name) -> Key:
+        """The key by which hosts ask each other for that cell."""
+        return self.plan.operation, self.plan.epoch, name.stripe, name.part
+
+    def object(self, stripe: int) -> bytes:
+        """The object that this stripe copies. Only for plans that copy."""
+        plan = self.plan
+        return plan.object if isinstance(plan, Distribute) else plan.objects[stripe]
+
+    def reach(self, begin: int, end: int) -> int:
+        """How many bytes from `begin` on have arrived, up to `end`."""
+        at = begin
+        for first, last in sorted((cell.begin, cell.begin + cell.watermark) for cell in self.cells):
+            if first <= at < last:
+                at = last
+        return min(at, end) - begin
+
+
+class Executions:
+    """All plans that one host executes."""
+
+    def __init__(self, host: ScaleHost) -> None:
+        self.host = host
+        self.copying: dict[int, ScalePart] = {}  # plans that copy one object, by epoch
+        self.parts: dict[int, ScalePart] = {}  # plans with several sources, by operation
+        # Plans by which an object is being received, by object.
+        self._receiving: dict[bytes, ScalePart] = {}
+
+    # ---- what the manager sends
+
+    def fetch(self, object_id: bytes, holders: tuple[int, ...]) -> None:
+        """Asks the manager for a copy that a process wants."""
+        host, nbytes = self.host, self.host.oracle.sizes[object_id]
+        host.send_manager(FetchRequested(host.number, object_id, nbytes, holders))
+
+    def distribute(self, plan: Distribute) -> None:
+        """Begins this host's part in copying one object."""
+        part = self.copying[plan.epoch] = self._part(plan)
+        here, older = plan.object in self.host.holds, self._receiving.get(plan.object)
+        if here or older:
+            if part.program.pulls:
+                raise WrongCompletion(
+                    f"{plan} brings what host {self.host.number} has, or receives"
+                )
+        elif not part.program.pulls:
+            raise WrongCompletion(f"{plan} takes from host {self.host.number} what it has not got")
+        else:
+            self._receiving[plan.object] = part
+        self._make(part, older)
+        self._pull_more(part)
+        if part.growing:
+            self.host.timeline.after(0.0, self._grow, part)
+
+    def withdraw(self, epoch: int) -> None:
+        """Ends this host's part in copying one object, and closes its cells."""
+        part = self.copying.pop(epoch, None)
+        if part is not None:
+            self._close(part)
+
+    def execute(self, plan: ExecuteReduce) -> None:
+        """Begins this host's part in a collective of several sources."""
+        part = self._part(plan)
+        at = dict(zip(plan.members, plan.objects, strict=True))
+        gone = {index for _, index in part.program.given if at[index] not in self.host.holds}
+        if gone or plan.operation in self.parts:
+            raise WrongCompletion(f"{plan} on host {self.host.number}, which has not got {gone}")
+        if part.program.is_empty:
+            return
+        self.parts[plan.operation] = part
+        self._make(part, None)
+        self._pull_more(part)
+        self._look(part)
+
+    def commit(self, message: Commit) -> None:
+        """The operation is complete everywhere: checks the results, and closes all cells."""
+        part = self.parts.pop(message.operation, None)
+        if part is None:
+            return
+        plan, result = part.plan, part.program.result
+        assert isinstance(plan, ExecuteReduce)
+        if plan.kind == "reduce_scatter":
+            for name in result:
+                bounds = part.bounds[name.stripe]
+                self.host.oracle.check_result(plan, message, [part.made[name]], *bounds)
+        elif plan.kind in FOLDING and self.host.number in plan.destinations:
+            cells = [part.made[name] for name in result]
+            self.host.oracle.check_result(plan, message, cells, 0, plan.nbytes)
+        self._close(part)
+
+    # ---- cells
+
+    def _part(self, plan: Distribute | ExecuteReduce) -> ScalePart:
+        return ScalePart(plan, program_of(plan, self.host.number), _bounds_of(plan))
+
+    def _make(self, part: ScalePart, older: ScalePart | None) -> None:
+        """Makes all cells of a plan. older: the plan that is still receiving what this one
+        serves."""
+        program, made = part.program, part.made
+        pulled = {pull.cell for pull in program.pulls}
+        served = {serve.cell for serve in program.serves}
+        result, members = set(program.result), dict(program.given)
+        # A fold with one source is that source under a second name.
+        single = {fold.cell: fold.sources[0] for fold in program.folds if len(fold.sources) == 1}
+        second = {source: name for name, source in single.items() if source in pulled}
+
+        def make(name: Name, content: Content = None) -> ScaleCell:
+            begin, end = part.bounds[name.stripe]
+            watermark = 0 if content is None else end - begin
+            if older:
+                watermark = older.reach(begin, end)
+            key = part.key(name) if name in served else None
+            made[name] = self.host.engine.cell(key, begin, end - begin, content, watermark)
+            part.cells.append(made[name])
+            return made[name]
+
+        for pull in program.pulls:
+            made[pull.cell] = make(second.get(pull.cell, pull.cell))
+            self._expect(part, pull.cell)
+            part.queue.append(pull.cell)
+        for fold in program.folds:
+            name, first = fold.cell, fold.sources[0]
+            if name in made:
+                continue
+            if name in single and first in members and name not in result:
+                make(name, members[first])
+                continue
+            cell = make(name)
+            sources = [made.get(one) or make(one, members[one]) for one in fold.sources]
+            if cell.nbytes:
+                self._expect(part, name)
+                self.host.engine.fold(cell, sources)
+        for serve in program.serves:
+            if serve.cell not in made:  # an object that other hosts copy from this one
+                cell = make(serve.cell, part.object(serve.cell.stripe))
+                part.growing += [cell] if older else []
+
+    def _grow(self, part: ScalePart) -> None:
+        """Advances cells that are served while another plan receives their bytes; repeats on a
+        timer."""
+        source = self._receiving.get(part.object(0))
+        for cell in part.growing:
+            come = source.reach(cell.begin, cell.begin + cell.nbytes) if source else cell.nbytes
+            if come > cell.watermark:
+                self.host.engine.raise_to(cell, come)
+        if source:
+            self.host.timeline.after(WINDOW_S, self._grow, part)
+
+    def _close(self, part: ScalePart) -> None:
+        for cell in part.cells:
+            self.host.engine.close(cell)
+
+    # ---- completion
+
+    def _expect(self, part: ScalePart, name: Name) -> None:
+        part.missing.add(name)
+        part.made[name].filled = partial(self._filled, part, name)
+
+    def _pull_more(self, part: ScalePart) -> None:
+        most = part.program.inbound_max or len(part.queue)
+        while part.queue and len(part.running) < most:
+            name = part.queue.pop(0)
+            part.running.add(name)
+            server = self.host.hosts[name.node].engine
+            self.host.engine.pull(part.made[name], server, part.key(name))
+
+    def _filled(self, part: ScalePart, name: Name) -> None:
+        part.missing.remove(name)
+        part.running.discard(name)
+        if isinstance(part.plan, Distribute):
+            if not part.missing:
+                self._copied(part.plan, part)
+            return
+        if part.plan.kind not in FOLDING:
+            object_id = part.object(name.stripe)
+            self.host.oracle.check_copy(object_id, [part.made[name]])
+            self.host.put(object_id)
+        self._pull_more(part)
+        self._look(part)
+
+    def _copied(self, plan: Distribute, part: ScalePart) -> None:
+        del self._receiving[plan.object]
+        self.host.oracle.check_copy(plan.object, part.cells)
+        if not part.program.serves:
+            self.withdraw(plan.epoch)
+        self.host.put(plan.object)
+        self.host.send_manager(FetchComplete(self.host.number, plan.object, plan.epoch))
+
+    def _look(self, part: ScalePart) -> None:
+        if not part.missing and part.program.reports:
+            plan, number = part.plan, self.host.number
+            self.host.send_manager(StripesComplete(plan.operation, plan.epoch, number))
+
+
+def _bounds_of(plan: Distribute | ExecuteReduce) -> list[tuple[int, int]]:
+    """(begin, end) of each stripe, in bytes of the whole object."""
+    if isinstance(plan, Distribute):
+        return [
+            (copy_offset(plan.nbytes, one.begin_share), copy_offset(plan.nbytes, one.end_share))
+            for one in plan.stripes
+        ]
+    if plan.kind not in FOLDING:
+        return [(0, nbytes) for nbytes in plan.sizes]
+    count = plan.nbytes // ITEM_BYTES
+    if plan.kind == "reduce_scatter":  # as numpy.array_split
+        size, longer = divmod(count, len(plan.results))
+        edges = [size * k + min(k, longer) for k in range(len(plan.results) + 1)]
+        cut = list(pairwise(edges))
+    else:
+        cut = [(count * s.begin_share >> 20, count * s.end_share >> 20) for s in plan.stripes]
+    return [(begin * ITEM_BYTES, end * ITEM_BYTES) for begin, end in cut]
+
+
+# The state that the parts of a simulated node share: its objects, its engine, its messages.
+#
+# All plans of a host fill cells of one engine and leave objects on that host, whichever node has
+# requested them. Hosts are identified by number, which is also that of their node.
+
+
+MANAGER_HOST = 0
+# In a cluster host ids are random; here they are consecutive from this number on.
+HOST_ID_BASE = 1000
+# Size of a message between nodes about one object.
+PEER_MESSAGE_BYTES = 100
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """A process's wait for something; `ended_at` is None until the wait has ended."""
+
+    what: str
+    ended_at: float | None = None
+
+
+class ScaleHost:
+    """One simulated host."""
+
+    def __init__(
+        self,
+        engine: ScaleEngine,
+        oracle: ScaleOracle,
+        hosts: Sequence[ScaleHost],
+        manager: Callable[[NodeToManager], None],
+    ) -> None:
+        """hosts: all hosts by number, including this one; manager: called with each message to the
+        manager."""
+        self.engine = engine
+        self.number = engine.host
+        self.oracle = oracle
+        self.hosts = hosts
+        self.timeline = engine.network.timeline
+        self.holds: set[bytes] = set()
+        self.reads: dict[bytes, Wait] = {}  # objects that a process waits for here
+        self._manager = manager
+        self._copies_at: dict[bytes, set[int]] = {}  # objects made here -> hosts with a copy
+        # Objects made here that are not ready -> the hosts to answer when they are.
+        self._askers: dict[bytes, list[tuple[ScaleHost, Callable[..., None]]]] = {}
+
+    # ---- messages
+
+    def send(self, to: int, nbytes: int, call: Callable[..., None], *message: Any) -> None:
+        """Sends a message to another host, which calls `call` when it arrives."""
+        network = self.engine.network
+        left_at = network.leaves_at(self.number, to, nbytes)
+        self.timeline.at(left_at + network.delay(self.number, to), call, *message)
+
+    def send_manager(self, message: NodeToManager) -> None:
+        """Sends a message to the manager."""
+        self.send(MANAGER_HOST, len(encode(message)), self._manager, message)
+
+    # ---- objects
+
+    def put(self, object_id: bytes) -> None:
+        """The object is complete on this host from now on, and others may read it."""
+        self.holds.add(object_id)
+        for asker, answer in self._askers.pop(object_id, ()):
+            self._answer(object_id, asker, answer)
+        if object_id in self.reads:
+            self.reads.pop(object_id).ended_at = self.timeline.now
+        if not self.is_own(object_id):
+            owner = self._owner(object_id)
+            self.send(owner.number, PEER_MESSAGE_BYTES, owner._copied, object_id, self.number)
+
+    def is_own(self, object_id: bytes) -> bool:
+        """Was the object made here?"""
+        return self._owner(object_id) is self
+
+    def holders(self, object_id: bytes) -> tuple[int, ...]:
+        """The hosts that hold an object that was made here; empty if it is not ready."""
+        here = (self.number,) if object_id in self.holds else ()
+        return (*here, *sorted(self._copies_at.get(object_id, ())))
+
+    def ask(self, object_id: bytes, answer: Callable[[bytes, tuple[int, ...]], None]) -> None:
+        """Asks the object's owner which hosts hold it. The owner answers at once and, if the object
+        is pending, again when it is ready."""
+        owner = self._owner(object_id)
+        self.send(owner.number, PEER_MESSAGE_BYTES, owner._asked, object_id, self, answer)
+
+    def _asked(self, object_id: bytes, asker: ScaleHost, answer: Callable[..., None]) -> None:
+        if object_id not in self.holds:
+            self._askers.setdefault(object_id, []).append((asker, answer))
+        self._answer(object_id, asker, answer)
+
+    def _answer(self, object_id: bytes, asker: ScaleHost, answer: Callable[..., None]) -> None:
+        holders = self.holders(object_id)
+        self.send(asker.number, PEER_MESSAGE_BYTES, answer, object_id, holders)
+
+    def _copied(self, object_id: bytes, number: int) -> None:
+        self._copies_at.setdefault(object_id, set()).add(number)
+
+    def _owner(self, object_id: bytes) -> ScaleHost:
+        return self.hosts[unpack_id(object_id)[0] - HOST_ID_BASE]

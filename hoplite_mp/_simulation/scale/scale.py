@@ -8,16 +8,31 @@ alone is measured on a real clock.
 from __future__ import annotations
 
 import gc
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hoplite_mp._simulation.scale.node import WantedCollective
-from hoplite_mp._simulation.scale.world import ScaleWorld
+from hoplite_mp._common.ids import pack_id, pack_local
+from hoplite_mp._planner.planner_core import Planner
+from hoplite_mp._protocol.codec import encode
+from hoplite_mp._protocol.messages import HostMeasured, NodeJoined
+from hoplite_mp._simulation.network import VirtualNetwork
+from hoplite_mp._simulation.scale.node import (
+    HOST_ID_BASE,
+    MANAGER_HOST,
+    ScaleHost,
+    ScaleNode,
+    WantedCollective,
+)
+from hoplite_mp._simulation.scale.streams import ScaleEngine, ScaleOracle, WrongCompletion
+from hoplite_mp._simulation.timeline import Timeline
 
 if TYPE_CHECKING:
-    from hoplite_mp._simulation.scale.host import Wait
+    from hoplite_mp._protocol.messages import NodeToManager
+    from hoplite_mp._simulation.scale.node import Wait
 
-__all__ = ["OPERATIONS", "ScaleRow", "Size", "coarseness", "measure"]
+__all__ = ["OPERATIONS", "ScaleRow", "ScaleWorld", "Size", "coarseness", "measure"]
+
 
 # With more nodes than this, blocks have at least COARSE_BYTES, unless --block says otherwise,
 # because a thousand nodes have a million streams. Longer blocks need fewer events, but a stripe
@@ -117,3 +132,120 @@ def _begin(world: ScaleWorld, operation: str, nbytes: int) -> list[Wait]:
     slices = {"reduce": 1, "allreduce": 1, "reduce_scatter": len(nodes)}.get(operation, 0)
     results = tuple(world.result(asker, nbytes // slices) for _ in range(slices))
     return [asker.begin(WantedCollective(operation, sources, len(sources), results))]
+
+
+# Very many simulated nodes, the real planner, and the network between them.
+#
+# It replaces _manager/loop.py as far as plans need that, and counts messages, bytes and the
+# planner's time. All links are alike and nothing fails; faults are simulated with real nodes, in
+# _simulation/virtual/.
+
+
+BLOCK_BYTES = 256 << 10
+EVENTS_MAX = 400_000_000
+SECONDS_MAX = 1e6
+
+
+class ScaleWorld:
+    """One cluster, whose nodes have joined, and whose planner knows the rates of their links."""
+
+    def __init__(
+        self, nodes: int, rate: float, *, latency_s: float = 100e-6, least: int = 0
+    ) -> None:
+        """rate: of each link in each direction, in bytes per second; least: no block is shorter."""
+        self.timeline = Timeline(0)
+        self.network = VirtualNetwork(self.timeline, latency_s, 0.0)
+        self.oracle = ScaleOracle()
+        self.planner = Planner()
+        self.nodes: list[ScaleNode] = []
+        self.messages = self.bytes_out = 0  # the manager's messages in and out; its bytes out
+        self.steps = 0
+        self.step_s = self.step_s_max = 0.0  # real time spent in the planner
+        self.notes: list[str] = []
+        hosts: list[ScaleHost] = []
+        for number in range(nodes):
+            self.network.add(rate, rate)
+            engine = ScaleEngine(self.network, number, BLOCK_BYTES, least)
+            hosts.append(ScaleHost(engine, self.oracle, hosts, self._take))
+            self.nodes.append(ScaleNode(hosts[number]))
+            self.planner.step(NodeJoined(HOST_ID_BASE + number, 1, 1), 0.0)
+            self.planner.step(HostMeasured(number, rate, rate), 0.0)
+
+    # ---- objects
+
+    def put(self, node: ScaleNode, nbytes: int, ready_in: float = 0.0) -> bytes:
+        """Makes an object of that node, which becomes ready after that time. Returns its id."""
+        object_id = self._new_id(node, nbytes, 1)
+        if ready_in:
+            self.timeline.after(ready_in, self._ready, node, object_id)
+        else:
+            self._ready(node, object_id)
+        return object_id
+
+    def _ready(self, node: ScaleNode, object_id: bytes) -> None:
+        node.host.put(object_id)
+        node.ready(object_id)
+
+    def result(self, node: ScaleNode, nbytes: int) -> bytes:
+        """An id for the result of a collective that this node requests."""
+        return self._new_id(node, nbytes, 2)
+
+    def _new_id(self, node: ScaleNode, nbytes: int, slot: int) -> bytes:
+        count = len(self.oracle.sizes) + 1
+        local = pack_local(slot, count >> 16, count & 0xFFFF)
+        object_id = pack_id(HOST_ID_BASE + node.host.number, local)
+        self.oracle.sizes[object_id] = nbytes
+        return object_id
+
+    # ---- the manager
+
+    @property
+    def stripe_plan(self) -> str:
+        """The last stripe plan, in the planner's words; "-" if there was no choice."""
+        if not self.notes:
+            return "-"
+        words = self.notes[-1].rpartition(": ")[2].split(",")[0].split()
+        return " ".join(words[:4])
+
+    def _take(self, message: NodeToManager) -> None:
+        # Trees are not packed, because all links are alike; no tick is needed, because there are no
+        # deadlines.
+        began = time.perf_counter()  # only for the table: nothing in the run depends on it
+        plan = self.planner.step(message, self.timeline.now)
+        seconds = time.perf_counter() - began
+        self.steps += 1
+        self.step_s += seconds
+        self.step_s_max = max(self.step_s_max, seconds)
+        self.messages += 1 + len(plan.sends)
+        self.notes += plan.notes
+        encoded: tuple[object, int] = (None, 0)
+        for number, sent in plan.sends:
+            if encoded[0] is not sent:  # a plan that is sent to many nodes is encoded once
+                encoded = (sent, len(encode(sent)))
+            self.bytes_out += encoded[1]
+            manager = self.nodes[MANAGER_HOST].host
+            manager.send(number, encoded[1], self.nodes[number].receive, sent)
+
+    # ---- running
+
+    def run(self, waits: list[Wait]) -> float:
+        """Runs until no event is left; returns the time at which the last of the waits ended."""
+        if not self.timeline.run(EVENTS_MAX, SECONDS_MAX):
+            raise WrongCompletion(f"{waits} do not end")
+        ended = [wait.ended_at for wait in waits if wait.ended_at is not None]
+        if len(ended) < len(waits):
+            raise WrongCompletion(f"{[wait for wait in waits if wait.ended_at is None]} never end")
+        # Nothing may be left over in the planner or on any host.
+        reductions, entries = self.planner.reductions, self.planner.copies.entries.values()
+        left: list[object] = [
+            *reductions.operations,
+            *(epoch for entry in entries for epoch in entry.transfers),
+            *(node for entry in entries for node in entry.receiving),
+        ]
+        for node in self.nodes:
+            engine = node.host.engine
+            left += [*node.executions.copying, *node.executions.parts, *node.host.reads]
+            left += [*engine.waiting, *(cell.key for cell in engine.cells)]
+        if left or reductions.wake_at is not None:
+            raise WrongCompletion(f"when all was over, there was still {left}")
+        return max(ended)

@@ -19,14 +19,11 @@ from hoplite_mp._common.object_states import DRIVER_SLOT, FIRST_SLOT, NODE_SLOT
 from hoplite_mp._node.output.output import Output
 from hoplite_mp._node.ports import NodePorts
 from hoplite_mp._node.runtime.cluster_node import ClusterNode
-from hoplite_mp._node.runtime.cluster_node_events import ClusterNodeEvents
 from hoplite_mp._node.runtime.node import HostNode
-from hoplite_mp._protocol.inherited_context import InheritedContext
+from hoplite_mp._node.runtime.node_events import ClusterNodeEvents
 from hoplite_mp._protocol.local import SETUP_FAILED, Start
-from hoplite_mp._protocol.secret import Secret
-from hoplite_mp._protocol.spawning import LanStart, Spawn
-from hoplite_mp._simulation.virtual.channel import VirtualChannel
-from hoplite_mp._simulation.virtual.collectors import VirtualCollector
+from hoplite_mp._protocol.handshake import Secret
+from hoplite_mp._protocol.spawning import InheritedContext, LanStart, Spawn
 from hoplite_mp._simulation.virtual.connections import VirtualConnections
 from hoplite_mp._simulation.virtual.engine import VirtualEngine
 from hoplite_mp._simulation.virtual.environment import PORT, address_of
@@ -39,6 +36,7 @@ from hoplite_mp._simulation.virtual.host_ports import (
     VirtualWorkers,
 )
 from hoplite_mp._simulation.virtual.loop import VirtualLoop
+from hoplite_mp._simulation.virtual.processes import VirtualChannel, VirtualCollector
 from hoplite_mp._transport.addresses import Address
 from hoplite_mp._worker.main import prepare
 from hoplite_mp._worker.task_loop import Worker
@@ -48,9 +46,9 @@ if TYPE_CHECKING:
 
     from hoplite_mp._protocol.local import Request
     from hoplite_mp._protocol.spawning import Exited, StartStandby
+    from hoplite_mp._simulation.virtual.connections import VirtualStream
     from hoplite_mp._simulation.virtual.environment import RunEnvironment
     from hoplite_mp._simulation.virtual.processes import VirtualProcess
-    from hoplite_mp._simulation.virtual.streams import VirtualStream
 
 __all__ = ["VirtualHost"]
 
@@ -60,7 +58,7 @@ LEAVE_S = 0.001  # between the end of a program's line and its process's end
 
 
 class _Mute:
-    """Discards what a worker prints; see _worker/output_routing.py."""
+    """Discards what a worker prints; see _worker/stdio.py."""
 
     def turn_to(self, output_owner: int) -> None: ...
 

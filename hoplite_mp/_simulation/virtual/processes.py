@@ -9,20 +9,38 @@ is deterministic, although the code in it blocks wherever it likes.
 from __future__ import annotations
 
 import _thread
+import contextlib
+import sys
 import threading
 import time
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp import _engine, _shm, _tasks
+import msgspec
+
+from hoplite_mp import _engine, _shm, _tasks, errors
+from hoplite_mp._client.collector import Collector
+from hoplite_mp._common import locks
+from hoplite_mp._protocol.local import GroupWritten, Reply, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
+    from hoplite_mp._client.submitter import Submitter
+    from hoplite_mp._protocol.local import Ask
     from hoplite_mp._simulation.network import VirtualNetwork
     from hoplite_mp._simulation.timeline import Timeline
 
-__all__ = ["Ended", "VirtualProcess", "VirtualProcesses"]
+__all__ = [
+    "Ended",
+    "VirtualChannel",
+    "VirtualCollector",
+    "VirtualLock",
+    "VirtualProcess",
+    "VirtualProcesses",
+    "virtual_locks",
+]
+
 
 # The longest time that waking a process takes.
 WAKE_S = 30e-6
@@ -280,3 +298,253 @@ class VirtualProcesses:
         for module in (_shm, _tasks):
             module.play(None, None)
         _engine.play_small(None, None)
+
+
+# Locks that the threads of a simulated process share.
+#
+# A thread that finds a lock taken must give the baton back, or its owner could never release it. So
+# in a run whose processes have several threads, `locks` makes these locks for client code.
+
+
+# Modules of simulated processes whose locks both threads take.
+CLIENT = (
+    "hoplite_mp._client.", "hoplite_mp._sync.", "hoplite_mp._worker.",
+    "hoplite_mp._group.member_lifecycle", "hoplite_mp._group.messages",
+    "hoplite_mp._api.cluster", "hoplite_mp._api.pools",
+)  # fmt: skip
+
+
+class VirtualLock:
+    """A lock, reentrant or not. Threads that do not belong to the run must not share one."""
+
+    def __init__(self, processes: VirtualProcesses, reentrant: bool) -> None:
+        self._processes = processes
+        self._reentrant = reentrant
+        self._owner: object = None
+        self._depth = 0
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        running = self._processes.running
+        mine: object = running if running is not None else self._processes
+        while self._depth and not (self._reentrant and self._owner is mine):
+            if self._is_left():
+                break
+            if not blocking:
+                return False
+            assert running is not None, "a finalizer has found a lock taken"
+            if not running.wait(self, None if timeout < 0 else timeout) and timeout >= 0:
+                return False
+        self._owner = mine
+        self._depth += 1
+        return True
+
+    def _is_left(self) -> bool:
+        """Whether its owner was killed. Then only finalizers of that process's objects come here,
+        which nobody would run in a process that is dead."""
+        return self._processes.over or not getattr(self._owner, "alive", True)
+
+    def release(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
+            self._processes.wake_all(self)
+
+    def locked(self) -> bool:
+        return self._depth > 0
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class _Locks:
+    """Stands for the module `locks`, and makes locks of the run."""
+
+    def __init__(self, processes: VirtualProcesses) -> None:
+        self._processes = processes
+
+    def lock(self, name: str) -> VirtualLock:
+        return VirtualLock(self._processes, False)
+
+    def rlock(self, name: str) -> VirtualLock:
+        return VirtualLock(self._processes, True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(locks, name)
+
+
+@contextlib.contextmanager
+def virtual_locks(processes: VirtualProcesses) -> Iterator[None]:
+    """Surrounds a run in which processes have collectors: locks that client code makes with
+    `locks` meanwhile are locks of the run."""
+    ours = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith(CLIENT) and getattr(module, "locks", None) is locks
+    ]
+    for module in ours:
+        module.locks = _Locks(processes)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module in ours:
+            module.locks = locks  # type: ignore[attr-defined]
+
+
+# Collector threads of simulated processes.
+#
+# A process that ships has a second thread, which processes completions while nobody waits for them
+# (_client/collector.py). Without it a program that waits for something else never learns that a
+# call has ended: dependencies do not advance, and the lock of a dead process is never free again.
+# In a run that thread is a process of its own with the same pid, which gets the baton as any other.
+
+
+class VirtualCollector(Collector):
+    """The collector of one simulated process."""
+
+    def __init__(
+        self,
+        submitter: Submitter,
+        processes: VirtualProcesses,
+        begin: Callable[..., VirtualProcess],
+    ) -> None:
+        """begin: starts a process on the same host."""
+        super().__init__(submitter)
+        self._processes = processes
+        self._begin = begin
+        self._main = processes.running
+        self._process: VirtualProcess | None = None
+
+    def start(self) -> None:
+        if self._process is None and not self._closed and self._main is not None:
+            self._process = self._begin(f"collector of {self._main.name}", self._turns)
+            self._main.has_thread(self._process)
+
+    def notice(self) -> None:
+        self._woken.put(None)
+        self._processes.wake_all(self)
+
+    @property
+    def _serves(self) -> bool:
+        return self._process is not None and not self._closed
+
+    @property
+    def _is_here(self) -> bool:
+        return self._process is self._processes.running
+
+    def stop(self) -> None:
+        self._closed = True
+        if self._process is not None and self._process is not self._processes.running:
+            self._process.kill()
+
+    def _sleep(self, seconds: float | None) -> None:
+        running = self._processes.running
+        if self._woken.empty() and running is not None:
+            running.wait(self, seconds)
+        while not self._woken.empty():
+            self._woken.get()
+
+
+# A simulated process's line to the node of its host.
+#
+# Client code sends requests to its node over a `Channel` (_client/channel.py). Here the timeline
+# carries the packets. Each message is encoded and decoded, as if it went through a socket.
+
+
+ROUND_S = 0.0005
+_encode = msgspec.msgpack.Encoder().encode
+_request = msgspec.msgpack.Decoder(Request).decode
+_reply = msgspec.msgpack.Decoder(Reply).decode
+
+
+class NodeOfHost(Protocol):
+    """The host's node."""
+
+    def ask(self, slot: int, request: Request) -> None:
+        """Receives a request of a process."""
+
+
+class _There:
+    """Stands in for `Watched`, because no code closes the descriptor of a simulated line."""
+
+    def there(self) -> bool:
+        return True
+
+
+class VirtualChannel:
+    """Has the interface of _client/channel.py."""
+
+    def __init__(
+        self, node: NodeOfHost, slot: int, processes: VirtualProcesses, first: int = 0
+    ) -> None:
+        self.node = node
+        self.slot = slot
+        self.processes = processes
+        self.line = _There()
+        self.taken_away: Callable[[], None] = lambda: None
+        self.is_closed = False
+        self._number = first
+        self._seen = [first]
+        self._replies: list[Reply] = []
+        self._lock = VirtualLock(processes, False)  # one call at a time
+
+    def tell(self, ask: Ask, sent: list[int] | None = None) -> None:
+        self._send(Request(0, 0, ask))
+        if sent is not None:
+            sent.append(1)
+        # Producing the next piece of a large value takes that long.
+        if isinstance(ask, GroupWritten):
+            running = self.processes.running
+            assert running is not None
+            running.wait(None, ROUND_S)
+
+    def call(
+        self,
+        ask: Ask,
+        take: Callable[..., Any] | None = None,
+        descriptors: Sequence[int] = (),
+        sent: list[int] | None = None,
+    ) -> Any:
+        with self._lock:
+            self._number += 1
+            number = self._number
+            self._send(Request(number, self._seen[0], ask))
+            if sent is not None:
+                sent.append(1)
+            while True:
+                while not self._replies:
+                    self._check()
+                    running = self.processes.running
+                    assert running is not None
+                    running.wait(self, None)
+                reply = self._replies.pop(0)
+                if take is not None and reply.number == number and not reply.error:
+                    return take(reply.value, number, self._seen)
+                self._seen[0] = reply.number
+                if reply.number == number:
+                    break
+        if reply.error and not reply.full:
+            raise (errors.NodeLostError if reply.gone else ValueError)(reply.error)
+        return reply
+
+    def _send(self, request: Request) -> None:
+        self._check()
+        self.node.ask(self.slot, _request(_encode(request)))
+
+    def _check(self) -> None:
+        if self.is_closed:
+            raise errors.NodeLostError("the node of this host has ended")
+
+    def deliver(self, reply: Reply) -> None:
+        """Receives a reply of the node."""
+        self._replies.append(_reply(_encode(reply)))
+        self.processes.wake_all(self)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.processes.wake_all(self)
+
+    def fileno(self) -> int:
+        return -1

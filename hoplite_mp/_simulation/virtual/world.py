@@ -9,13 +9,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hoplite_mp._protocol.greetings import Introduction
-from hoplite_mp._protocol.versions import software_versions
+from hoplite_mp._protocol.greetings import Introduction, software_versions
 from hoplite_mp._simulation.virtual.host import VirtualHost
-from hoplite_mp._simulation.virtual.manager import VirtualManager
-from hoplite_mp._simulation.virtual.standby import (
+from hoplite_mp._simulation.virtual.manager import (
     Promotion,
     Superseding,
+    VirtualManager,
     candidate_leadership,
     first_leadership,
 )

@@ -32,11 +32,9 @@ from hoplite_mp._simulation.workloads.durability import (
     begin_nested,
     begin_remade,
 )
-from hoplite_mp._simulation.workloads.groups import begin_group
-from hoplite_mp._simulation.workloads.p2p import begin_letters, begin_rejoining
+from hoplite_mp._simulation.workloads.groups import begin_group, begin_letters, begin_rejoining
 from hoplite_mp._simulation.workloads.programs import HANGS_S, PATIENCE_S, Programs
-from hoplite_mp._simulation.workloads.remote import begin_rolled, begin_shared
-from hoplite_mp._simulation.workloads.resource import begin_scarce
+from hoplite_mp._simulation.workloads.remote import begin_rolled, begin_scarce, begin_shared
 from hoplite_mp._simulation.workloads.sharing import begin_locks, begin_stream
 from hoplite_mp._simulation.workloads.store_pressure import begin_full
 from hoplite_mp.errors import HopliteTimeoutError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._api.cluster import current
 from hoplite_mp._client.memory import whole
-from hoplite_mp._common.operators import is_function, operation_name
+from hoplite_mp._common.reduction import is_function, operation_name
 from hoplite_mp.errors import HopliteError, NodeLostError, ObjectLostError, ReduceError
 
 if TYPE_CHECKING:

@@ -40,12 +40,14 @@ from hoplite_mp._api.cluster import Cluster
 from hoplite_mp._client.launch import interpreter
 from hoplite_mp._client.open_cluster import NoNodeHere
 from hoplite_mp._common import clock, locks
+from hoplite_mp._common.ref import ObjectRef, named
 from hoplite_mp._transport.addresses import Address, parse_address
 from hoplite_mp._transport.rendezvous import Sole
 from hoplite_mp.config import Config
 from hoplite_mp.errors import AuthError, ConfigError, HopliteError, ProtocolError
 
 __all__ = [
+    "CarriedRef",
     "Place",
     "SidecarCluster",
     "SidecarMember",
@@ -57,6 +59,7 @@ __all__ = [
     "member_of",
     "take_part",
 ]
+
 
 TOKEN_BYTES = 32
 # How often a process looks for a node that is being started, or is leaving. Lower: more connections
@@ -473,3 +476,29 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+# A ref that an engine carries to another process while the sender itself holds the object.
+#
+# Where this library itself sends a ref through an engine, and learns when it has arrived, no node
+# has to hold the object for Config.foreign_hold_s. The sender holds it until then, so its memory is
+# free as soon as no process needs it, not ten minutes later.
+
+
+class CarriedRef:
+    """Contains a ref, which holds the object in this process; its pickled bytes hold nothing."""
+
+    __slots__ = ("ref",)
+
+    def __init__(self, ref: ObjectRef[Any]) -> None:
+        self.ref = ref
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load, named(self.ref)
+
+    def __repr__(self) -> str:
+        return f"CarriedRef({self.ref})"
+
+
+def _load(attach: Any, arguments: tuple[Any, ...]) -> CarriedRef:
+    return CarriedRef(attach(*arguments))

@@ -17,7 +17,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common import clock
-from hoplite_mp._common.stop_request import StopRequest
+from hoplite_mp._common.signals import StopRequest
 from hoplite_mp._protocol.local import DrainNode, UsersOfNode
 from hoplite_mp._transport.rendezvous import Sole
 from hoplite_mp.config import Config

@@ -33,8 +33,8 @@ from distributed import Future
 from hoplite_mp._api.cluster import Cluster, current
 from hoplite_mp.errors import ObjectLostError
 from hoplite_mp.integrations._sidecar import sidecar
-from hoplite_mp.integrations._sidecar.carried_ref import CarriedRef
 from hoplite_mp.integrations._sidecar.reducing import check_reduction
+from hoplite_mp.integrations._sidecar.sidecar import CarriedRef
 from hoplite_mp.integrations.dask._plugins import SchedulerSide, WorkerSide, host_of, place_of
 from hoplite_mp.integrations.dask._reducing import Sources, reduce_sources
 

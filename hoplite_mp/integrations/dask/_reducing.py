@@ -8,8 +8,8 @@ from distributed import Future, as_completed, worker_client
 
 from hoplite_mp._api.cluster import current
 from hoplite_mp._common.ref import ObjectRef
-from hoplite_mp.integrations._sidecar.carried_ref import CarriedRef
 from hoplite_mp.integrations._sidecar.reducing import Reducing
+from hoplite_mp.integrations._sidecar.sidecar import CarriedRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from hoplite_mp._api.cluster import Cluster
     from hoplite_mp.config import Config
 
-__all__ = ["init", "shutdown"]
+__all__ = ["enter", "init", "shutdown"]
+
 
 # How many calls of the leader run at a time, because drivers that wait for hosts, and processes
 # that ask where the cluster is, must not wait for one another. Each costs a thread there.
@@ -151,3 +152,23 @@ def shutdown(timeout: float | None = 60.0) -> None:
     except (GetTimeoutError, RayActorError) as error:
         _log.warning("the cluster beside Ray's did not end in order: %s", error)
     ray.kill(leader)
+
+
+# Lets a process of Ray's take part in the cluster when it first needs it.
+#
+# `current()`, and refs among the arguments of a task, must work in processes that Ray starts,
+# without any preparation there.
+
+
+def enter() -> bool:
+    """Takes part in the cluster beside Ray's. False: this process is not a worker of Ray's, or no
+    driver has called `init()`. Raises the reason if it cannot take part."""
+    # Ray has no public function for the kind of a process; its own collectives look here, too.
+    if ray._private.worker.global_worker.mode != ray.WORKER_MODE:
+        return False
+    try:
+        leader = ray.get_actor(LEADER, namespace=NAMESPACE)
+    except ValueError:
+        return False
+    sidecar.take_part(ray.get(leader.place.remote()))
+    return True

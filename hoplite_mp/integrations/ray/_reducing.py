@@ -10,8 +10,8 @@ from ray.exceptions import RayError, RayTaskError
 from hoplite_mp._api.cluster import current
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp.errors import ClosedError
-from hoplite_mp.integrations._sidecar.carried_ref import CarriedRef
 from hoplite_mp.integrations._sidecar.reducing import Reducing, check_reduction
+from hoplite_mp.integrations._sidecar.sidecar import CarriedRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

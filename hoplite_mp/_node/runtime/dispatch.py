@@ -5,7 +5,7 @@ waits, so that it never reads the reply. Each request that has a reply therefore
 of the last reply that the process has read, and what a later reply has granted (a lease, for
 example) is undone. Messages without a reply (number 0) come from any thread of the process, also
 while another one waits for a reply, and undo nothing. Which component handles which request is in
-`_node/runtime/client_table.py`.
+`_node/runtime/tables.py`.
 """
 
 from __future__ import annotations
