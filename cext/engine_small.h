@@ -10,7 +10,7 @@
  *             one frame to each other node ──► fold in the order of ranks ──► the board, members wake
  *
  * A call that is not small, whose bytes the nodes move by the plan of an earlier call
- * (_node/groups/plan_sources.py), is committed by the same frames, as by the votes of a two-phase
+ * (_node/groups/repeated_plans.py), is committed by the same frames, as by the votes of a two-phase
  * commit. Each node names the plan when Python has begun to move (*begun*), and says once more when
  * it has all that it should receive (*vote*). Whoever has the votes of all nodes for one plan, and
  * the object that Python has made of the bytes, writes that object's id to the board:

@@ -240,9 +240,7 @@ class TrackedArray:
 
     __slots__ = ("__weakref__", "copy", "frozen", "gone", "looks", "number", "place", "watch")
 
-    def __init__(
-        self, place: Any, watch: WriteWatch | None, gone: list[Any]
-    ) -> None:
+    def __init__(self, place: Any, watch: WriteWatch | None, gone: list[Any]) -> None:
         self.place = place  # address, shape, strides, dtype and class
         self.watch = watch
         self.gone = gone
@@ -375,9 +373,7 @@ class CapturedArrays:
 
     # -- watch an array or compare all of it? -----------------------------------------------------
 
-    def _hectic(
-        self, kept: TrackedArray, watch: WriteWatch, ranges: Ranges
-    ) -> None:
+    def _hectic(self, kept: TrackedArray, watch: WriteWatch, ranges: Ranges) -> None:
         """Stops watching an array that is mostly rewritten between submits: the first write to each
         protected page costs a fault, so comparing all of it is cheaper."""
         much = sum(high - low for low, high in ranges) > watch.nbytes // 2
@@ -403,9 +399,7 @@ class CapturedArrays:
             return None
         return stored
 
-    def _differs(
-        self, array: Array, copy: StoredCopy, ranges: Ranges | None
-    ) -> bool:
+    def _differs(self, array: Array, copy: StoredCopy, ranges: Ranges | None) -> bool:
         stored = self._stored(copy)
         if stored is None:
             return True

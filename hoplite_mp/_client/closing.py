@@ -1,4 +1,4 @@
-"""Keeps unread results readable after the end of the cluster.
+"""The end of a cluster: unread results stay readable, and everything that still waits fails.
 
 As in the standard library, a finished Future may be read after its cluster has gone. Results in
 memory are pinned where they are. Spilled results are not restored into the store, which may be full

@@ -1,4 +1,4 @@
-"""The collector: a thread that processes completions when no call waits for them.
+"""The collector, a thread that processes completions when no call waits for them; and callbacks.
 
 A result is processed by the thread that waits for it or submits next. Callbacks, the standard
 library's waiters and dependencies between tasks have no such thread, so the collector runs for

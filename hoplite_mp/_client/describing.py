@@ -1,4 +1,4 @@
-"""One-line descriptions of a ref and of a cluster, for prompts, debuggers and lists.
+"""How refs and clusters are shown: one line for prompts and debuggers, HTML for notebooks.
 
 People look at a repr when something is wrong, so it must work then. It reads only this process's
 own fields and shared memory. So it does not wait for a node that hangs, fetches nothing, and does

@@ -1,4 +1,4 @@
-"""What a host in a LAN needs before its processes start: token, sockets, addresses, certificate.
+"""What hosts in a LAN need: token, sockets, addresses, certificate; and nodes started over ssh.
 
 Mistakes in an address, a port or a token are found in the user's process, where they can be raised
 at once. The other processes receive descriptors and values, never names to resolve.

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp._common import clock
 from hoplite_mp._common.ref import NotAnArray
-from hoplite_mp.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator
 
     from hoplite_mp._client.ports import WaitsPort
 

@@ -1,4 +1,4 @@
-"""Reduces arrays on one host: by a compiled kernel if there is one, otherwise by numpy's function.
+"""Reductions of arrays on one host: operators, dtypes, and the kernel or numpy's function.
 
 The node (collectives on refs) and the leader of a Group's call make the same reductions, and must
 get the same bits. The result is defined as that of functools.reduce(np.add, arrays) with the dtype

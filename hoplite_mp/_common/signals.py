@@ -1,4 +1,4 @@
-"""Lets a signal ask this process to end.
+"""Signals: one asks this process to end, and a handler of another one may raise an exception.
 
 The process is to end properly, after what it is doing now, and the wait for the signal must not be
 able to hang.

@@ -1,4 +1,4 @@
-"""Calls of a Group on one host that need no objects: parts lie on the board or in call buffers.
+"""Calls of a Group on one host: parts lie on the board or in call buffers, and are combined.
 
 A barrier or a reduction of a few KiB takes some microseconds on the board, because C folds and
 commits it. Larger arrays lie in call buffers in the store, from which each rank takes what it

@@ -1,4 +1,4 @@
-"""Which nodes live, in which life, and which of their clients are known to have ended.
+"""Which nodes live, in which life, which of their clients have ended, and when joins are told.
 
 A node joins with the id of its host, and is given its number here. Numbers are given in
 order of joining. A number is never given to another host, so that a late message about a dead node

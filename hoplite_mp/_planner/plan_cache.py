@@ -1,4 +1,4 @@
-"""Remembers the stripe plans of the last operations, for operations that are the same.
+"""Caches of stripe plans and of packed trees, for operations that are the same as earlier ones.
 
 A program makes the same collectives again and again, and computing a stripe plan over a thousand
 nodes takes milliseconds. The same nodes, bytes and links give the same stripe plan.

@@ -1,4 +1,4 @@
-"""What a plan keeps when a node is lost: the stripes of the other owners stay where they are.
+"""What a plan keeps when a node is lost or an owner becomes slow, and which stripes move.
 
 Owners hold every contribution in its own slot until the commit. So after a death the survivors
 fold again what they have, without the dead node's slots, and none of these bytes is sent again.

@@ -1,4 +1,4 @@
-"""The messages between a client and its node about actors.
+"""The messages about actors: between a client and its node, and between nodes.
 
 Calls of actors are tasks and need no message. With these messages a client opens, finds and ends
 actors, and an actor's process asks what it must know when it starts again.

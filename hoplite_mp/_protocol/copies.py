@@ -1,4 +1,4 @@
-"""The messages about copies of immutable objects: which nodes want or have one, and the plans.
+"""The messages about copies of objects, the plans that make them, and owners that have died.
 
     FetchRequested ─► Distribute to all that take part ─► FetchComplete ─► Withdraw
                         ▲           │

@@ -1,4 +1,4 @@
-"""The messages that two processes exchange before either may trust the other, as bytes.
+"""The messages that two processes exchange before either trusts the other, and their versions.
 
     preamble | "HOPLITE" | protocol version u8 |                      each side, once, first
     frame    | body length u16, little-endian | body: MessagePack array [name, field, ...] |

@@ -1,4 +1,4 @@
-"""The messages between the nodes of a Group's members about its calls.
+"""The messages about a Group's calls and its point-to-point messages: of members and of nodes.
 
     members call ─► GroupPart of each node ─► the leading node ─► GroupCommit to all
                                                   │      ▲

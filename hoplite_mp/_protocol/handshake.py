@@ -25,9 +25,11 @@ it has been compared with a limit of a few KiB.
 from __future__ import annotations
 
 import hmac
+import mmap
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
+
 from hoplite_mp._protocol.greetings import (
     LENGTH,
     MAGIC,
@@ -49,15 +51,22 @@ from hoplite_mp._protocol.greetings import (
     printable,
 )
 from hoplite_mp.errors import AuthError, HopliteError, ProtocolError
-import mmap
-from typing import Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._protocol.greetings import Greeting
 
-__all__ = ["ClientHandshake", "HandshakeOutcome", "PLAIN", "Secret", "ServerHandshake", "decode_secret", "encode_secret", "transcript"]
+__all__ = [
+    "PLAIN",
+    "ClientHandshake",
+    "HandshakeOutcome",
+    "Secret",
+    "ServerHandshake",
+    "decode_secret",
+    "encode_secret",
+    "transcript",
+]
 
 
 PLAIN = bytes(32)  # in place of the certificate's hash where there is no TLS
@@ -326,8 +335,6 @@ class ClientHandshake(_Handshake):
 #
 # The mapping is private and excluded from core dumps (`MADV_DONTDUMP`); forked children inherit it.
 # SECURITY.md lists the copies of a token that remain elsewhere.
-
-
 
 
 class Secret:

@@ -1,4 +1,4 @@
-"""The messages about nodes: how they join, leave and are lost, and how fast their links are.
+"""The messages about nodes: joining, leaving, loss, the speed of links, reports to a new manager.
 
     NodeJoined ─► NodeAdmitted to the newcomer, MembersChanged to all others
     NodeLeaving ─► no new work for it; Leave, as soon as nothing that runs needs it

@@ -49,7 +49,12 @@ from hoplite_mp._serialize.arrays import (
 from hoplite_mp._serialize.calls import (
     EncodedCall,
     decode_call,
+    decode_function,
+    decode_with_carried,
     encode_call,
+    encode_function,
+    encode_with_aside,
+    function_name,
     read_dependencies,
 )
 from hoplite_mp._serialize.code import (
@@ -75,13 +80,6 @@ from hoplite_mp._serialize.errors import (
 )
 from hoplite_mp._serialize.fingerprints import (
     digest,
-)
-from hoplite_mp._serialize.functions import (
-    decode_function,
-    decode_with_carried,
-    encode_function,
-    encode_with_aside,
-    function_name,
 )
 from hoplite_mp._serialize.layout import (
     ARGS_ONLY,

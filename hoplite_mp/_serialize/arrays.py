@@ -1,4 +1,4 @@
-"""Payloads of one array: a head that the node can read too, and the array's own memory.
+"""Payloads of one array or of one number: a head that the node can read too, and the bytes.
 
 Thanks to that head, a reduction never unpickles a user's data.
 """

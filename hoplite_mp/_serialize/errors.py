@@ -1,4 +1,4 @@
-"""Failures as payloads: the exception where it can travel, and always its text.
+"""Failures as payloads, and which part of a value cannot be pickled.
 
 An exception raised in a worker may run any code when it is pickled or loaded. So nothing here
 trusts it, and neither encoding nor decoding raises.

@@ -1,4 +1,4 @@
-"""Large arrays beside a function's stream: the writer names them, the reader fetches them.
+"""Large arrays beside a stream: those of functions, and arguments that a task reads in place.
 
 A function by value is bytes, and 100 MB of a global array would be written into them each time.
 Such arrays are objects of their own instead; the stream names them by their places in a list. The

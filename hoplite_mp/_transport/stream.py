@@ -1,4 +1,4 @@
-"""Connections for a loop: bytes are read and written without blocking.
+"""Connections for a loop: bytes without blocking, and how long the other side may be silent.
 
 Manager and node communicate over TCP, over TLS and, in tests, over memory; the code around a
 connection must not know which. `ByteStream` is the smallest interface that fits all three. Writes

@@ -1,4 +1,4 @@
-"""A worker's sys.stdin, sys.stdout and sys.stderr.
+"""A worker's sys.stdin, sys.stdout and sys.stderr, and for which driver their lines are.
 
 sys.stdin is empty. A debugger that reads it gets an error with advice. sys.stdout and sys.stderr
 note each write in shared memory.

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._node.tasks.worker_broadcast import POLL_S
+from hoplite_mp._node.tasks.worker_recycling import POLL_S
 from hoplite_mp._protocol.local import BeginRound
 from tests.support.clusters import PATIENCE_S
 from tests.support.waiting import eventually

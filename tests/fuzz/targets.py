@@ -43,9 +43,14 @@ from hoplite_mp._node.objects.remote_objects import parse_layout, payload_layout
 from hoplite_mp._node.output.output import LineSplitter
 from hoplite_mp._protocol import codec, greetings, local
 from hoplite_mp._protocol.diagnostics import EVENT, TraceDocument
-from hoplite_mp._protocol.handshake import ClientHandshake, ServerHandshake
+from hoplite_mp._protocol.handshake import (
+    ClientHandshake,
+    Secret,
+    ServerHandshake,
+    decode_secret,
+    encode_secret,
+)
 from hoplite_mp._protocol.peers import PeerMessage
-from hoplite_mp._protocol.handshake import Secret, decode_secret, encode_secret
 from hoplite_mp._transport.addresses import parse_address, parse_ports
 from hoplite_mp._transport.tls import Certificate
 from hoplite_mp.errors import (

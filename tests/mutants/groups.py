@@ -105,7 +105,7 @@ MUTANTS = (
     ),
     Mutant(
         "repeated-plans-count-all-pieces-as-one",
-        "hoplite_mp/_node/groups/plan_sources.py",
+        "hoplite_mp/_node/groups/repeated_plans.py",
         "    return ids.pack_id(0, 1 + member)",
         "    return ids.pack_id(0, 1)",
         (
@@ -115,7 +115,7 @@ MUTANTS = (
     ),
     Mutant(
         "repeated-plans-of-some",
-        "hoplite_mp/_node/groups/plan_sources.py",
+        "hoplite_mp/_node/groups/repeated_plans.py",
         "    return len(named) == 1 and all(",
         "    return all(",
         (

@@ -13,7 +13,7 @@ from hoplite_mp import _engine
 from hoplite_mp._common.object_states import NODE_SLOT
 from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, REPEATED, decide
 from hoplite_mp._node.groups.group_results import GroupResults, Prepared
-from hoplite_mp._node.groups.plan_sources import LED_EVERY
+from hoplite_mp._node.groups.repeated_plans import LED_EVERY
 from hoplite_mp._node.store.budget import PROMISED
 from hoplite_mp._node.store.growing_block import GrowingBlocks
 from hoplite_mp._protocol.group_calls import GroupCommit, GroupDone, GroupGo, GroupPart, GroupSync

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from hoplite_mp._node.groups import group_state, leader, plan_sources
+from hoplite_mp._node.groups import group_state, leader, repeated_plans
 from hoplite_mp._node.groups.group_decisions import is_repeated
 from hoplite_mp._planner import repair
 from hoplite_mp._protocol.messages import ExecuteReduce
@@ -206,7 +206,7 @@ def play_early(seed: int, repeats: int) -> GroupWorld:
     """A life in which all large allreduces may begin early, and none is repeated."""
     with (
         mock.patch.object(leader, "BYTES_MIN", LARGE),
-        mock.patch.object(plan_sources, "PART_BYTES_MAX", LARGE),
+        mock.patch.object(repeated_plans, "PART_BYTES_MAX", LARGE),
     ):
         return play(seed, repeats, slows=seed % 3 == 0, early=True)
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, REPEATED, decide, is_repeated
-from hoplite_mp._node.groups.plan_sources import (
+from hoplite_mp._node.groups.repeated_plans import (
     FORMS_MAX,
     LED_EVERY,
     PART_BYTES_MAX,

@@ -18,7 +18,7 @@ import numpy as np
 from hoplite_mp import _serialize
 from hoplite_mp._node.groups.group_calls import MultiHostCalls
 from hoplite_mp._node.groups.group_decisions import is_repeated
-from hoplite_mp._node.groups.plan_sources import member_of
+from hoplite_mp._node.groups.repeated_plans import member_of
 from hoplite_mp._node.objects.remote_objects import payload_layout
 from hoplite_mp._planner.groups import GroupRegistry
 from hoplite_mp._planner.program import participants

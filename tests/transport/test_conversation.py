@@ -14,9 +14,9 @@ from hoplite_mp._protocol.handshake import (
     PLAIN,
     ClientHandshake,
     HandshakeOutcome,
+    Secret,
     ServerHandshake,
 )
-from hoplite_mp._protocol.handshake import Secret
 from hoplite_mp._transport.conversation import Conversation
 from hoplite_mp._transport.memory import MemoryStream, pair
 from hoplite_mp.errors import AuthError, HopliteError, ProtocolError

@@ -1,4 +1,4 @@
-"""Checks whether CPUs, and the limits of open files and processes, suffice for the workers.
+"""Checks whether CPUs, limits of open files and processes, memory and the disk suffice.
 
 The effects of too few of these show late, and look like something else: workers that compete for
 cores, a slow network, a stand-in for a blocked worker that cannot be started.

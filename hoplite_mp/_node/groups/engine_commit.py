@@ -1,4 +1,4 @@
-"""Large calls of a Group that its engines commit, by the votes of all nodes for one plan.
+"""Calls of a Group that engines commit: large ones by votes for one plan, and small ones.
 
 When a call repeats the plan of an earlier one, there is nothing to decide. Each node moves the
 bytes, votes when it has all that it should receive, and prepares the result; the engines exchange

@@ -2,7 +2,7 @@
 
 Members hand their parts to their node. When all of a node's members have called, it tells the
 leading node, that of the lowest living rank, which decides (`leader.py`). Large parts move by
-plans: by that of an earlier call, with which a node begins at once (`plan_sources.py`), or by one
+plans: by that of an earlier call, with which a node begins at once (`repeated_plans.py`), or by one
 that the leading node has sent. The commit is written to every host's board, so members wait as on
 one host. The manager takes no part in a call; it only decides who is a member.
 """

@@ -17,7 +17,7 @@ from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._node.groups.group_decisions import combine, is_repeated
-from hoplite_mp._node.groups.plan_sources import member_of
+from hoplite_mp._node.groups.repeated_plans import member_of
 from hoplite_mp._node.objects.remote_objects import payload_layout
 from hoplite_mp._node.store.budget import PROMISED
 from hoplite_mp._node.store.growing_block import BLOCK, GrowingBlock

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, is_repeated
-from hoplite_mp._node.groups.plan_sources import RepeatedPlans
+from hoplite_mp._node.groups.repeated_plans import RepeatedPlans
 from hoplite_mp._planner.repair import SlowLinks
 from hoplite_mp._protocol.group_calls import DECISION_REPEATED_BYTES_MAX, bytes_of
 

@@ -21,7 +21,7 @@ from hoplite_mp._node.groups.group_decisions import (
     is_repeated,
 )
 from hoplite_mp._node.groups.group_state import InProgress
-from hoplite_mp._node.groups.plan_sources import PART_BYTES_MAX, named_by_all, repeat
+from hoplite_mp._node.groups.repeated_plans import PART_BYTES_MAX, named_by_all, repeat
 from hoplite_mp._planner.repair import (
     FRESH_S,
     SLOW_GATHER_S,

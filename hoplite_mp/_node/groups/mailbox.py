@@ -1,4 +1,4 @@
-"""A member's mailbox: messages sent to it that it has not received, in each sender's order.
+"""Messages from one member of a Group to another: mailboxes, and how messages reach them.
 
 A large message arrives later than small ones sent after it, and this node may learn that a sender
 is gone before everything it sent is here. A mailbox releases one sender's messages in order, each

@@ -1,4 +1,4 @@
-"""Worker processes of this host: started by the supervisor, killed and interrupted by signals.
+"""Worker processes of this host: started by the supervisor, stopped by signals; their stacks.
 
 It implements ProcessesPort (_node/ports.py). The supervisor forks a worker. The worker's line
 to the node and its output pipes are made here, and their other ends are sent to the supervisor.

@@ -1,4 +1,4 @@
-"""Requests of processes for objects of other hosts, and the holds that they are granted.
+"""Requests of processes for objects of other hosts: where they are, and holds on them.
 
 A process takes a hold of its own after it has read the reply. Until the process has confirmed that,
 the node keeps a hold for it.

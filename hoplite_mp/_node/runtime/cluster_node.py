@@ -35,7 +35,7 @@ from hoplite_mp._node.runtime.drivers import Drivers
 from hoplite_mp._node.runtime.peer_loss import pass_on
 from hoplite_mp._node.store.growing_block import GrowingBlocks
 from hoplite_mp._node.tasks.draining import Draining
-from hoplite_mp._node.tasks.worker_broadcast import WorkerRecycling
+from hoplite_mp._node.tasks.worker_recycling import WorkerRecycling
 from hoplite_mp._protocol.greetings import Introduction, software_versions
 from hoplite_mp._protocol.group_calls import GroupSent, GroupSentTaken, GroupSourceEnded
 from hoplite_mp._protocol.local import (

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.store.growing_block import GrowingBlocks
     from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
     from hoplite_mp._node.tasks.sweeper import ClientCleanup
-    from hoplite_mp._node.tasks.worker_broadcast import WorkerRecycling
+    from hoplite_mp._node.tasks.worker_recycling import WorkerRecycling
     from hoplite_mp._node.tasks.workers import Workers
     from hoplite_mp._protocol.local import Request
 

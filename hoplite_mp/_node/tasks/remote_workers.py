@@ -1,4 +1,4 @@
-"""Workers on other hosts for pools of this one: with the pool, and again when hosts are lost.
+"""Requests for pools and workers, and the workers of a pool that are on other hosts.
 
 The peers of an `spmd` wait for one another, so each needs a process of its own. When the host of
 one is lost, or leaves, a process is started elsewhere: otherwise the peer would begin again only

@@ -1,4 +1,4 @@
-"""Cleaning up shared memory after a dead process: its tasks, its holds, its blocks.
+"""Cleaning up after a process: shared memory (tasks, holds, blocks), and every component.
 
 A killed process leaves claims, holds, half-written blocks and leases. The order is essential: first
 the node holds what living processes still need, then it settles the dead process's claims, then

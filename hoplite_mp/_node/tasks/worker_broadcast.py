@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp._common.object_states import NODE_SLOT, STATE
 from hoplite_mp._node.tasks.outbound_tasks import Runner
 from hoplite_mp._protocol.local import Reply
-from hoplite_mp._protocol.output import same_host
 from hoplite_mp._protocol.peers import (
     CloseFarPool,
     EndFarRound,
@@ -28,15 +27,13 @@ from hoplite_mp._protocol.peers import (
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.output.output import Output
     from hoplite_mp._node.questions import Answer
     from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
     from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
     from hoplite_mp._node.tasks.workers import Workers
     from hoplite_mp._protocol.local import Request
-    from hoplite_mp._protocol.messages import Member
 
-__all__ = ["WorkerBroadcasts", "WorkerRecycling"]
+__all__ = ["WorkerBroadcasts"]
 
 
 COMMON_POOL = 0
@@ -288,85 +285,3 @@ class WorkerBroadcasts:
     def _close_there(self, round: WorkerBroadcast) -> None:
         for host_id, (pool, _) in round.far.items():
             self.send_peer(host_id, CloseFarPool(pool, False))
-
-
-# Replaces workers after all drivers that they have served have left.
-#
-# Functions bring the globals of their program along, and what a task has imported or set stays in
-# its worker for the next task. So a node that serves one program after another would keep something
-# of each of them for ever, in the workers' memory and in the store. A worker of the common pool
-# ends as soon as it is idle and all drivers for which it has run tasks have gone; a new one takes
-# its place. One that has also served a driver that is still there stays, because that one may count
-# on what its tasks have set. Whom a worker has served is known from marks in its output.
-
-
-# How often workers are looked at that are busy, or whose marks may still be unread. Higher: memory
-# of programs that are gone is freed later.
-RECYCLING_POLL_S = 0.5
-# For so many looks after a driver's end a worker's mark may be read that names it.
-POLLS_MAX = 20
-
-
-class WorkerRecycling:
-    """The drivers that have gone, as long as some worker has served them."""
-
-    def __init__(
-        self, host: HostContext, output: Output, workers: Workers, rounds: WorkerBroadcasts
-    ) -> None:
-        self.loop = host.loop
-        self.roster = host.roster
-        self.client = host.client
-        self.output = output
-        self.workers = workers
-        self.rounds = rounds
-        self._gone: dict[int, int] = {}  # name of a driver -> looks left
-        self._hosts: dict[int, int] = {}  # the same by id, of hosts with all their drivers
-        self._looking = False
-
-    def driver_ended(self, name: int) -> None:
-        """The attached driver of that name has gone."""
-        self._gone[name] = POLLS_MAX
-        self._look_soon()
-
-    def peer_lost(self, member: Member) -> None:
-        """A host is gone, with all drivers that were there."""
-        self._hosts[member.host_id] = POLLS_MAX
-        self._look_soon()
-
-    def _look_soon(self) -> None:
-        if not self._looking:
-            self._looking = True
-            self.loop.call_later(RECYCLING_POLL_S, self._look)
-
-    def _look(self) -> None:
-        for host_id in self.roster.by_host_id:  # given up once, and a member again
-            self._hosts.pop(host_id, None)
-        busy = False
-        self.output.read_marks()
-        served = self.output.served()  # by slot
-        for slot, names in served.items():
-            worker = self.workers.all.get(slot)
-            if worker is None or worker.pool != COMMON_POOL or worker.retiring:
-                continue
-            if not all(map(self._is_gone, names)):
-                continue
-            running = self.client.client_info(slot)["running"]
-            if running or self.rounds.counts_on(slot) or self.workers.pauses():
-                busy = True
-            else:
-                self.workers.replace(worker)
-        everyone = {name for names in served.values() for name in names}
-        self._gone = {
-            name: max(0, left - 1) for name, left in self._gone.items() if left or name in everyone
-        }
-        self._hosts = {
-            host_id: max(0, left - 1)
-            for host_id, left in self._hosts.items()
-            if left or any(same_host(name, host_id) for name in everyone)
-        }
-        self._looking = False
-        if busy or any(self._gone.values()) or any(self._hosts.values()):
-            self._look_soon()
-
-    def _is_gone(self, name: int) -> bool:
-        return name in self._gone or any(same_host(name, host_id) for host_id in self._hosts)

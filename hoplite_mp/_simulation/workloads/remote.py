@@ -1,4 +1,4 @@
-"""Tasks that run on other hosts: shared arguments, results with refs, results that differ by run.
+"""Tasks on other hosts: shared arguments, results with refs, resources that few hosts have.
 
 A task that stays on its host needs no transfers. These tasks need a resource that the submitting
 host does not have, so that arguments, results and refs inside results travel. Some results depend
