@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from hoplite_mp._common import clock, ids
-from hoplite_mp._protocol.codec import encode, node_decoder
+from hoplite_mp._protocol.codec import encode, promotion_decoder
 from hoplite_mp._protocol.greetings import Introduction, software_versions
 from hoplite_mp._protocol.terms import Promote, Promoted
 from hoplite_mp._transport.addresses import parse_address, resolve
@@ -74,7 +74,7 @@ def _ask(arguments: argparse.Namespace) -> Promoted:
 
 
 def _answer(stream: TcpStream) -> Promoted:
-    decoder = node_decoder()
+    decoder = promotion_decoder()
     deadline = clock.monotonic() + ANSWER_S
     poll = select.poll()
     while (left := deadline - clock.monotonic()) > 0:

@@ -25,7 +25,7 @@ import msgspec
 
 from hoplite_mp._protocol.membership import Report
 from hoplite_mp._protocol.messages import AnyMessage, ManagerToNode, NodeToManager
-from hoplite_mp._protocol.terms import TermsToManager, TermsToNode
+from hoplite_mp._protocol.terms import Promoted, TermsToManager, TermsToNode
 from hoplite_mp.errors import ProtocolError
 
 # A request with SOURCES_MAX sources has 4.7 MB. Higher: one peer can make this process hold more.
@@ -45,7 +45,7 @@ def _head(body: bytes) -> bytes:
 BEAT = _head(b"")
 
 
-def encode(message: AnyMessage | Report | TermsToManager | TermsToNode) -> bytes:
+def encode(message: AnyMessage | Report | TermsToManager | TermsToNode | Promoted) -> bytes:
     """The frame of one message. ValueError if it is longer than any peer would accept."""
     body = _encoder.encode(message)
     if len(body) > FRAME_BYTES_MAX:
@@ -130,3 +130,8 @@ def manager_decoder() -> Decoder[NodeToManager | Report | TermsToManager]:
 def node_decoder() -> Decoder[ManagerToNode | TermsToNode]:
     """A decoder of the messages that a manager sends to a node."""
     return Decoder(ManagerToNode | TermsToNode)
+
+
+def promotion_decoder() -> Decoder[Promoted | TermsToNode]:
+    """A decoder of what a standby sends to `hoplite-mp promote`."""
+    return Decoder(Promoted | TermsToNode)

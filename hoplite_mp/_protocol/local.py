@@ -417,7 +417,9 @@ class DumpRead(msgspec.Struct, frozen=True, tag="DumpRead", array_like=True):
     offset: int
 
 
-Ask: TypeAlias = (
+# Requests that only a node with other hosts handles.
+HostsAsk: TypeAlias = DrainNode | GroupBell | GroupWritten | Locate | LeavingNodes | UsersOfNode
+LocalAsk: TypeAlias = (
     Lease
     | LeaseSpan
     | GiveSpans
@@ -432,22 +434,17 @@ Ask: TypeAlias = (
     | AddWorkers
     | BindPool
     | ClosePool
-    | DrainNode
-    | GroupBell
     | GroupBuffers
     | GroupCall
     | GroupSend
     | GroupInbox
     | GroupReceived
-    | GroupWritten
     | GroupJoin
     | GroupLeave
     | GroupRefusal
     | GroupAdmit
-    | Locate
     | Members
     | GoneNodes
-    | LeavingNodes
     | JoinStatus
     | SetUp
     | SetupFailed
@@ -464,8 +461,8 @@ Ask: TypeAlias = (
     | RoundAsk
     | TryAgain
     | HoldForeign
-    | UsersOfNode
 )
+Ask: TypeAlias = LocalAsk | HostsAsk
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):

@@ -243,5 +243,5 @@ class Promoted(Message, frozen=True, tag="Promoted"):
         text("words", self.words, TEXT_CHARS_MAX, 1)
 
 
-TermsToNode: TypeAlias = StandbyNamed | Leads | VoteAsked | Promoted
+TermsToNode: TypeAlias = StandbyNamed | Leads | VoteAsked
 TermsToManager: TypeAlias = Follows | Knows | Voted | Ends | NotLed | Superseded | Promote

@@ -230,7 +230,7 @@ def test_a_state_of_an_earlier_life_is_not_begun_from(network: ActorNetwork) -> 
     (kept,) = backups.kept.values()
     assert kept.whole
     later = msgspec.structs.replace(kept.what, setup=played.other.put(BIG)[0])
-    backups.receive(played.other.host_id, later)
+    backups.peer_handlers[type(later)](played.other.host_id, later)
     assert backups.number_of(played.identity, played.other.host_id) == 0
 
 

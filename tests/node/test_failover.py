@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,7 +23,7 @@ from hoplite_mp._protocol.codec import BEAT, encode, manager_decoder
 from hoplite_mp._protocol.handshake import Secret
 from hoplite_mp._protocol.local import LanStart
 from hoplite_mp._protocol.membership import NodeReturned
-from hoplite_mp._protocol.messages import GivenUp, Member, NodeJoined, NodeLeaving
+from hoplite_mp._protocol.messages import GivenUp, ManagerToNode, Member, NodeJoined, NodeLeaving
 from hoplite_mp._transport.stream import TcpStream
 
 if TYPE_CHECKING:
@@ -78,9 +79,6 @@ class Other:
 class StageAbove:
     """Components that have nothing to say."""
 
-    def receive(self, message: Any) -> None:
-        assert not isinstance(message, t.VoteAsked)
-
     def answer_standing(self) -> None:
         pass
 
@@ -92,6 +90,15 @@ class StageAbove:
 
     def report(self) -> Iterator[Any]:
         return iter(())
+
+
+def connection(*built_from: Any) -> ManagerConnection:
+    """Other components take every message of the manager, and do nothing."""
+    management = ManagerConnection(*built_from)
+    own = management.manager_handlers
+    others = {kind for kind in get_args(ManagerToNode | t.TermsToNode) if kind not in own}
+    management.serve(own, dict.fromkeys(others, Mock()))
+    return management
 
 
 class StageNetwork:
@@ -134,7 +141,7 @@ class Stage:
         self.life.standing = True
         client: Any = SimpleNamespace(number=1, host_id=5)
         self.events = StageAbove()
-        self.management = ManagerConnection(self.loop, client, self.life, None, self.events)
+        self.management = connection(self.loop, client, self.life, None, self.events)
         peers: Any = None  # the standby is at none of this host's addresses
         members: Any = {node: None for _, nodes in LISTS for node in nodes}
         membership: Any = SimpleNamespace(start=LAN, members=members, manager_is_at=lambda at: None)
@@ -426,9 +433,7 @@ def test_a_manager_of_this_host_is_waited_for(stage: Stage, comes_at: float | No
     life = Life(False)
     life.standing = True
     first = stage.open()
-    management = ManagerConnection(
-        stage.loop, client, life, TcpStream(first.nodes_end), stage.events
-    )
+    management = connection(stage.loop, client, life, TcpStream(first.nodes_end), stage.events)
     management._speak(TcpStream(first.nodes_end), [])
     begun = stage.now
     first.sock.close()
@@ -454,7 +459,7 @@ def test_a_node_that_is_turned_away_calls_again_until_its_time_is_over(
     first, second = stage.open(), stage.open()
     monkeypatch.setattr(stage.events, "joining", lambda lives: NodeJoined(5, lives, 1))
     monkeypatch.setattr(network, "connect", lambda: stage.admission(first, 4))
-    management = ManagerConnection(stage.loop, client, life, None, stage.events)
+    management = connection(stage.loop, client, life, None, stage.events)
     management.network = network
     management.join()
     first.sock.close()

@@ -19,6 +19,7 @@ from tests.support.node_group_calls import (
     REQUEST_SLOT,
     RequestingNode,
 )
+from tests.support.node_ports import deliver
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def world() -> RequestingNode:
 def test_a_process_that_joins(world: RequestingNode) -> None:
     request = world.join()
     assert [one.request for one in world.open_joins()] == [request]
-    world.groups.receive(GroupJoined(request, "g", 7, 1, 2, 0, False, False))
+    deliver(world.groups, GroupJoined(request, "g", 7, 1, 2, 0, False, False))
     ((slot, reply),) = world.replies
     assert (slot, reply.number, reply.value) == (
         REQUEST_SLOT,
@@ -38,13 +39,15 @@ def test_a_process_that_joins(world: RequestingNode) -> None:
     )
     assert world.known.here == {1: (REQUEST_SLOT, 3)}
     assert not world.open_joins()
-    world.groups.receive(GroupJoined(request, "g", 7, 1, 2, 0, False, False))  # by the next manager
+    deliver(
+        world.groups, GroupJoined(request, "g", 7, 1, 2, 0, False, False)
+    )  # by the next manager
     assert len(world.replies) == 1
 
 
 @pytest.mark.parametrize(("error", "value"), [("value", None), ("ended", "no")])
 def test_one_that_is_refused(world: RequestingNode, error: str, value: str | None) -> None:
-    world.groups.receive(GroupRefused(world.join(), "no", error))
+    deliver(world.groups, GroupRefused(world.join(), "no", error))
     ((_, reply),) = world.replies
     assert (reply.value, reply.error) == (value, "" if value else "no")
     assert world.groups.refused == {"g": "no"}
@@ -58,7 +61,7 @@ def test_the_answer_for_a_process_that_has_died(world: RequestingNode, joins: bo
     world.groups.forget_client(REQUEST_SLOT)
     assert not world.open_joins()
     joined = GroupJoined(request, "g", 7, 1, 2, 0, False, False)
-    world.groups.receive(joined if joins else GroupRefused(request, "no"))
+    deliver(world.groups, joined if joins else GroupRefused(request, "no"))
     assert not world.replies
     assert not world.known.here
     assert not world.known.board.set_client.called  # type: ignore[attr-defined]
@@ -89,10 +92,10 @@ def test_a_group_that_is_closed_late_does_not_close_the_next_one_on_its_board() 
     """The manager died between the end of the first and the beginning of the second: its successor
     says both at once, and the first one's end may come last."""
     world = RequestingNode()
-    world.groups.receive(GroupClosed("an earlier one", 6, 0))
+    deliver(world.groups, GroupClosed("an earlier one", 6, 0))
     assert world.groups.known == {0: world.known}
     world.known.board.set_masks.assert_not_called()  # type: ignore[attr-defined]
-    world.groups.receive(GroupClosed("g", 7, 0))
+    deliver(world.groups, GroupClosed("g", 7, 0))
     assert not world.groups.known
     world.known.board.set_masks.assert_called_once_with(0, 0, True)  # type: ignore[attr-defined]
 
@@ -107,10 +110,10 @@ def test_a_member_whose_group_will_never_be_whole_is_woken(
     world: RequestingNode, generation: int, client: int, life: int, given_up: bool
 ) -> None:
     """And not who has its slot, its rank or its board after it."""
-    world.groups.receive(GroupJoined(world.join(), "g", 7, 1, 2, 0, False, False))
+    deliver(world.groups, GroupJoined(world.join(), "g", 7, 1, 2, 0, False, False))
     woken: list[int] = []
     world.groups.tasks.wake = woken.append  # type: ignore[method-assign]
-    world.groups.receive(GroupGivenUp("g", generation, 0, 1, client, life, "nobody comes"))
+    deliver(world.groups, GroupGivenUp("g", generation, 0, 1, client, life, "nobody comes"))
     assert woken == ([REQUEST_SLOT] if given_up else [])
     assert world.groups.given_up == ({REQUEST_SLOT: {(7, 1): "nobody comes"}} if given_up else {})
     assert world.known.left == ({1} if given_up else set())
@@ -126,7 +129,7 @@ def test_the_next_manager_is_told_of_each_end(world: RequestingNode) -> None:
         GroupEnd("left", 4, (), (task,), ((0, 1, 1, 0),)),
     ]
     for end in ends:
-        world.groups.receive(GroupClosed(end.name, end.generation, 1, end))
-    world.groups.receive(GroupClosed("of threads", 5, 1, None))
+        deliver(world.groups, GroupClosed(end.name, end.generation, 1, end))
+    deliver(world.groups, GroupClosed("of threads", 5, 1, None))
     told = [one for one in world.groups.report() if isinstance(one, GroupEnd)]
     assert told == [*ends, GroupEnd("of threads", 5, (), (), ())]

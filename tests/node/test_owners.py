@@ -9,6 +9,7 @@ import pytest
 from hoplite_mp._protocol.messages import OwnersNamed
 from tests.support.node_hosts import BIG, remote_hold
 from tests.support.node_losses import assert_no_lineage_kept
+from tests.support.node_ports import deliver
 
 if TYPE_CHECKING:
     from tests.support.node_losses import LossNetwork
@@ -124,7 +125,7 @@ def test_let_go_between_the_report_and_the_answer(network: LossNetwork, early: b
     network.held_back = None
     for number, answer in held:
         assert isinstance(answer, OwnersNamed)
-        network.sides[number].recovery.receive(answer)  # type: ignore[attr-defined]
+        deliver(network.sides[number].recovery.owners, answer)  # type: ignore[attr-defined]
         network.pump()
     del mine
     assert_no_lineage_kept(network)
@@ -189,7 +190,7 @@ def test_the_manager_dies_with_it(network: LossNetwork, told: int) -> None:
     network.lose(owner)
     said, network.held_back = network.held_back[3 - told :], None
     for number, answer in said:
-        network.sides[number].recovery.receive(answer)  # type: ignore[attr-defined]
+        deliver(network.sides[number].recovery.owners, answer)  # type: ignore[attr-defined]
     network.restart_manager()
     network.settle()
     assert network.planner.owners.named[object_id] == keeper.number

@@ -17,7 +17,7 @@ from hoplite_mp._protocol.messages import GroupMembers
 from tests.support.lost_peers import gone
 from tests.support.messages import WHOLE
 from tests.support.node_group_calls import NUMBER, REQUEST_SLOT, RequestingNode
-from tests.support.node_ports import NoEngineCalls
+from tests.support.node_ports import NoEngineCalls, deliver
 
 GENERATION = 7
 
@@ -79,7 +79,7 @@ def test_ranks_that_were_left_are_those_of_the_member_that_was_shown(since: int)
     world.known.shown = shown(1, (5, NUMBER), (1, 1), False)
     world.known.here[1] = REQUEST_SLOT, 3
     world.groups.forget_client(REQUEST_SLOT)
-    world.groups.receive(shown(4, (5, NUMBER), (1, since), True, first=True))
+    deliver(world.groups, shown(4, (5, NUMBER), (1, since), True, first=True))
     expected = ({1}, {1}) if since == 1 else (set(), set())
     assert (world.known.left, world.known.died) == expected
 

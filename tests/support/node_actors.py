@@ -85,11 +85,15 @@ class ActorSide(LossSide):
     # -- what hosts tell each other ------------------------------------------------------------
 
     def take(self, peer: int, message: Any) -> None:
-        lan = self.lan
         if isinstance(message, (ActorBegun, RestartsTold)):
             self.questions.answered(peer, message)
-        elif not (lan.remote_actors.receive(peer, message) or lan.backups.receive(peer, message)):
+        elif handler := self._about_actors().get(type(message)):
+            handler(peer, message)
+        else:
             super().take(peer, message)
+
+    def _about_actors(self) -> dict[type, Any]:
+        return {**self.lan.remote_actors.peer_handlers, **self.lan.backups.peer_handlers}
 
     def lose_member(self, member: Any) -> None:
         self.lan.backups.peer_lost(member)

@@ -25,6 +25,7 @@ from hoplite_mp._protocol.messages import (
     GroupTasksOver,
 )
 from tests.support.messages import WHOLE
+from tests.support.node_ports import deliver
 from tests.support.shm_host import ShmHost
 
 HERE, GONE, OTHER = 0, 5, 3
@@ -163,7 +164,7 @@ class RequestingNode:
 
     def ask(self, *tasks: bytes) -> list[bytes]:
         """Which of them the manager is told to be over now."""
-        self.groups.receive(GroupTasksAsked(tasks))
+        deliver(self.groups, GroupTasksAsked(tasks))
         return self.told()
 
     def told(self) -> list[bytes]:

@@ -28,6 +28,7 @@ from hoplite_mp._protocol.peers import (
 from hoplite_mp.errors import ObjectLostError
 from tests.support.lost_peers import gone
 from tests.support.node_hosts import COMMON, Network, Side, states_of
+from tests.support.node_ports import deliver
 from tests.support.shm_host import STATE
 
 if TYPE_CHECKING:
@@ -286,13 +287,13 @@ class LossNetwork(Network):
             if self.held_back is not None:
                 self.held_back.append((number, answer))
             elif number in self.members:
-                self.sides[number].recovery.receive(answer)  # type: ignore[attr-defined]
+                deliver(self.sides[number].recovery.owners, answer)  # type: ignore[attr-defined]
 
     def say(self, held: list[tuple[int, Any]]) -> None:
         """Words of the manager come that were held back."""
         for number, answer in held:
             if number in self.members:
-                self.sides[number].recovery.receive(answer)  # type: ignore[attr-defined]
+                deliver(self.sides[number].recovery.owners, answer)  # type: ignore[attr-defined]
 
     def restart_manager(
         self, meanwhile: Callable[[], object] = lambda: None, own: int | None = None

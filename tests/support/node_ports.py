@@ -176,3 +176,8 @@ def split_in_pieces(lines: LineSplitter, data: bytes, cuts: list[int]) -> list[t
     for begin, end in itertools.pairwise(edges):
         found += lines.feed(data[begin:end])
     return [(to, line) for to, run in found + lines.finish() for line in run]
+
+
+def deliver(component: Any, message: Any) -> None:
+    """A message of the manager reaches a component."""
+    component.manager_handlers[type(message)](message)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.actors.actors import LocalActors
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.objects.ownership_transfer import OwnershipTransfer
+    from hoplite_mp._node.runtime.dispatch import PeerHandler
     from hoplite_mp._protocol.messages import Member, NodeToManager
 
 __all__ = ["ActorBackup", "ActorBackups", "BackupFetch"]
@@ -205,29 +206,30 @@ class ActorBackups:
 
     # -- actors of other hosts -----------------------------------------------------------------
 
-    def receive(self, host_id: int, message: Any) -> bool:
-        """Handles a message of another host; False: it is not about backups."""
-        match message:
-            case KeepActor():
-                self._take(host_id, message)
-            case ActorKept():
-                for identity, (number, waiting) in list(self.asked.items()):
-                    if number == message.number:
-                        del self.asked[identity]
-                        _call(waiting)
-            case DropActor():
-                backup = self.kept.get(message.identity)
-                if backup is not None and backup.host_id == host_id:
-                    del self.kept[message.identity]
-                    if message.ended and backup.what.name:
-                        # This node may have reported the name to a manager that was new when the
-                        # actor ended, and that the actor's own node has told nothing of it.
-                        self.release_name(backup)
-            case ActorSought():
-                self.events.sought(host_id, message.identity)
-            case _:
-                return False
-        return True
+    @property
+    def peer_handlers(self) -> dict[type, PeerHandler]:
+        """Handlers of messages of other hosts about backups."""
+        return {
+            KeepActor: self._take,
+            ActorKept: self._kept_there,
+            DropActor: self._dropped_there,
+            ActorSought: lambda host_id, message: self.events.sought(host_id, message.identity),
+        }
+
+    def _kept_there(self, host_id: int, message: ActorKept) -> None:
+        for identity, (number, waiting) in list(self.asked.items()):
+            if number == message.number:
+                del self.asked[identity]
+                _call(waiting)
+
+    def _dropped_there(self, host_id: int, message: DropActor) -> None:
+        backup = self.kept.get(message.identity)
+        if backup is not None and backup.host_id == host_id:
+            del self.kept[message.identity]
+            if message.ended and backup.what.name:
+                # This node may have reported the name to a manager that was new when the actor
+                # ended, and that the actor's own node has told nothing of it.
+                self.release_name(backup)
 
     def _take(self, host_id: int, message: KeepActor) -> None:
         before = self.kept.get(message.identity)

@@ -187,13 +187,11 @@ class LocalActors:
         self.openings[self._requests] = opening
         self.send_manager(opening.asked)
 
-    def receive(self, message: Any) -> bool:
-        """Handles a message of the manager; False if it is not about actors."""
-        if not isinstance(message, ActorNameHeld):
-            return False
+    def name_held(self, message: ActorNameHeld) -> None:
+        """The manager answers which actor has a name."""
         opening = self.openings.pop(message.request, None)
         if opening is None:
-            return True
+            return
         wanted, holder = opening.wanted, message.identity
         if opening.refusal:
             opening.asker.refused(opening.refusal, opening.gone)
@@ -207,7 +205,6 @@ class LocalActors:
                 self._grant(opening.asker, holder)
             else:
                 opening.asker.refused(taken_words(wanted.name))
-        return True
 
     def _discard(self, opening: Opening) -> None:
         """Gives up an identity that no actor was made for."""

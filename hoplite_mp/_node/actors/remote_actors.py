@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.imports import ImportRecord
     from hoplite_mp._node.objects.ownership_transfer import OwnershipTransfer
     from hoplite_mp._node.questions import Answer
+    from hoplite_mp._node.runtime.dispatch import PeerHandler
     from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
     from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
     from hoplite_mp._node.tasks.workers import Workers
@@ -412,24 +413,23 @@ class RemoteActors:
 
         self.imports.ask([message.setup], ready)
 
-    def receive(self, host_id: int, message: Any) -> bool:
-        """Handles a message of another host; False: it is not about actors."""
-        match message:
-            case BeginActor():
-                self.asked(host_id, message)
-            case ActorHeld():
-                self.given.pop((host_id, message.number), None)
-            case EndActorThere():
-                self.events.when_known(message.identity, lambda: self._end_here(message))
-            case RestartsAsked():
-                self.events.when_known(
-                    message.identity, lambda: self._tell_restarts(host_id, message)
-                )
-            case ActorFound():
-                self._found(host_id, message)
-            case _:
-                return False
-        return True
+    @property
+    def peer_handlers(self) -> dict[type, PeerHandler]:
+        """Handlers of messages of other hosts about actors."""
+
+        def ends(host_id: int, message: EndActorThere) -> None:
+            self.events.when_known(message.identity, lambda: self._end_here(message))
+
+        def restarts(host_id: int, message: RestartsAsked) -> None:
+            self.events.when_known(message.identity, lambda: self._tell_restarts(host_id, message))
+
+        return {
+            BeginActor: self.asked,
+            ActorHeld: lambda host_id, message: self.given.pop((host_id, message.number), None),
+            EndActorThere: ends,
+            RestartsAsked: restarts,
+            ActorFound: self._found,
+        }
 
     def _end_here(self, message: EndActorThere) -> None:
         oid = self.imports.own(message.identity)

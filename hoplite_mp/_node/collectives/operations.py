@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.execution.plan_runner import PlanRunner
     from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.runtime.dispatch import ManagerHandler
     from hoplite_mp._protocol.local import Collective
     from hoplite_mp._protocol.membership import Report
 
@@ -231,28 +232,30 @@ class Operations:
 
     # -- the plan ------------------------------------------------------------------------------
 
-    def receive(self, message: Any) -> bool:
-        """Handles a message from the manager; False if it is not about an operation."""
-        if isinstance(message, ExecuteReduce):
-            self._planned(message)
-        elif isinstance(message, Commit):
-            self.commit(message)
-        elif isinstance(message, OperationFailed):
-            if self.plan_executor is not None:
-                self.plan_executor.drop(message.operation)
-            self.fail(message)
-        elif isinstance(message, Forget):
-            if self.plan_executor is not None:
-                self.plan_executor.drop(message.operation)
-            operation = self.operations.get(message.operation)
-            if operation is not None:
-                for oid in operation.ask.results:
-                    self.tasks.settle(oid)
-                self._note(operation, "dropped")
-                self.end(operation)
-        else:
-            return False
-        return True
+    @property
+    def manager_handlers(self) -> dict[type, ManagerHandler]:
+        """Handlers of messages of the manager about operations."""
+        return {
+            ExecuteReduce: self._planned,
+            Commit: self.commit,
+            OperationFailed: self._failed_there,
+            Forget: self._forgotten,
+        }
+
+    def _failed_there(self, message: OperationFailed) -> None:
+        if self.plan_executor is not None:
+            self.plan_executor.drop(message.operation)
+        self.fail(message)
+
+    def _forgotten(self, message: Forget) -> None:
+        if self.plan_executor is not None:
+            self.plan_executor.drop(message.operation)
+        operation = self.operations.get(message.operation)
+        if operation is not None:
+            for oid in operation.ask.results:
+                self.tasks.settle(oid)
+            self._note(operation, "dropped")
+            self.end(operation)
 
     def _planned(self, plan: ExecuteReduce) -> None:
         operation = self.operations.get(plan.operation)

@@ -33,6 +33,9 @@ from hoplite_mp._protocol.group_calls import (
 from hoplite_mp.errors import StoreFullError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from hoplite_mp._node.groups.engine_commit import EngineCallsOwner
     from hoplite_mp._node.groups.group_results import GroupResults
     from hoplite_mp._node.groups.group_state import Known
@@ -63,6 +66,17 @@ class MultiHostCalls:
         self.leading = GroupLeader(host, small, self.states, self.send)
         self.voted = EngineCommit(host, results, small)
         small.serve(self, self.states)
+        self._handlers: dict[type, Callable[[GroupState, int, Any], None]] = {
+            GroupPart: self._part,
+            GroupGo: lambda state, node, message: self._go(state, message),
+            GroupDone: self.leading.done,
+            GroupSlow: self.leading.slow,
+            GroupCommit: self._committed,
+            GroupStart: self._started,
+            GroupSkip: self._skipped,
+            GroupSmall: lambda state, node, message: small.receive(node, message),
+            GroupSync: self.leading.sync,
+        }
         # Messages from other nodes about groups of which the manager has not told this node yet.
         self.pending_messages: dict[int, list[tuple[int, GroupMessage]]] = {}
 
@@ -288,38 +302,34 @@ class MultiHostCalls:
                 del self.pending_messages[next(iter(self.pending_messages))]
             del waiting[:-EARLY_MAX]
             return
-        match message:
-            case GroupPart():
-                if message.call >= state.calls:
-                    state.parts[node] = message
-                    self.leading.lead(state)
-                elif message.call < state.calls and state.last is not None:
-                    self.send(state, node, state.last)  # that node has missed the commit
-            case GroupSync():
-                self.leading.sync(state, node, message)
-            case GroupGo() | GroupCommit() if state.owned:  # the leading node's Python owns it
-                again = partial(self.receive, node, message)
-                self.small.give_way(state, message.call, again)
-            case GroupSmall():
-                self.small.receive(node, message)
-            case GroupGo():
-                self._go(state, message)
-            case GroupDone():
-                self.leading.done(state, node, message)
-            case GroupSlow():
-                self.leading.slow(state, node, message)
-            case GroupStart():
-                if message.version == state.members.version:
-                    state.start(message.rank, message.call)
-                    state.known.board.set_start(message.rank, message.call)
-                    self._tell(state)
-            case GroupSkip() if node in state.knowing and not state.owned:
-                self._skip(state, message.call)
-            case GroupCommit() if node in state.knowing:
-                self._commit(state, message)
-            case GroupCommit() | GroupSkip():
-                # The sender is gone, or the skip is older than the commit that opened small calls.
-                pass
+        if state.owned and isinstance(message, GroupGo | GroupCommit):
+            # The leading node's Python owns the calls.
+            again = partial(self.receive, node, message)
+            self.small.give_way(state, message.call, again)
+        else:
+            self._handlers[type(message)](state, node, message)
+
+    def _part(self, state: GroupState, node: int, message: GroupPart) -> None:
+        if message.call >= state.calls:
+            state.parts[node] = message
+            self.leading.lead(state)
+        elif state.last is not None:
+            self.send(state, node, state.last)  # that node has missed the commit
+
+    def _started(self, state: GroupState, node: int, message: GroupStart) -> None:
+        if message.version == state.members.version:
+            state.start(message.rank, message.call)
+            state.known.board.set_start(message.rank, message.call)
+            self._tell(state)
+
+    def _committed(self, state: GroupState, node: int, message: GroupCommit) -> None:
+        if node in state.knowing:  # otherwise the sender is gone
+            self._commit(state, message)
+
+    def _skipped(self, state: GroupState, node: int, message: GroupSkip) -> None:
+        # A skip while the engine owns the calls is older than the commit that opened small calls.
+        if node in state.knowing and not state.owned:
+            self._skip(state, message.call)
 
     def _skip(self, state: GroupState, calls: int) -> None:
         if calls > state.calls and state.owed is None:

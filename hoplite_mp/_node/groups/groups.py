@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.groups.group_state import GroupState
     from hoplite_mp._node.groups.mailbox import PointToPoint
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.runtime.dispatch import Requests
+    from hoplite_mp._node.runtime.dispatch import ManagerHandler, Requests
     from hoplite_mp._protocol.membership import Report
 
 __all__ = ["HostGroups", "group_waits"]
@@ -186,74 +186,78 @@ class HostGroups:
         yield from self.bare_ends
         yield from (asked for _, asked in self.joining.values())
 
-    def receive(self, message: Any) -> bool:
-        """Handles a message from the manager; False if it is not about a group."""
-        if isinstance(message, GroupMembers):
-            self.generations = max(self.generations, message.generation)
-            known = self.known.get(message.board)
-            if known is None or known.generation != message.generation:
-                board = _tasks.Board(self.tasks, message.board)
-                board.reset(message.size, message.generation)
-                if known is not None:  # its members see by now that they are none any more
-                    self.buffers.ended(known.generation)
-                known = Known(message.name, message.generation, board, message)
-                self.known[message.board] = known
-            before, known.shown, me = known.shown, message, self.client.number
-            known.left = {  # who is shown there now may be another one, after a manager's death
-                rank
-                for rank in known.left
-                if message.nodes[rank] == me and message.since_of(rank) == before.since_of(rank)
-            }
-            known.died &= known.left
-            known.board.set_masks(
-                message.alive, message.joining, message.formed, self.hosts is None
-            )
-            if self.hosts is not None:
-                self.hosts.changed(message, known)
-            self.messages.changed(message, known)
-        elif isinstance(message, GroupJoined):
-            number, asked = self.joining.pop(message.request, (0, None))
-            if asked is None:  # answered by the previous manager already, or the process is gone
-                return True
-            slot, identity = asked.client, (asked.node, asked.client, asked.client_generation)
-            known = self.known[message.board]
-            known.board.set_client(message.rank, slot)
-            known.here[message.rank] = identity[1:]
-            hosts = self.hosts is not None
-            place = message.board, message.generation, message.rank, hosts, identity
-            self.reply(slot, Reply(number, place))
-            leaves = GroupLeave(known.name, known.generation, message.rank)
-            if self.requests.is_latest(slot, number):
-                self.requests.undo_unread(slot, number, lambda: self._left(leaves, slot))
-            else:  # Ctrl-C: the process has no Group of this
-                self._left(leaves, slot)
-        elif isinstance(message, GroupRefused):
-            number, asked = self.joining.pop(message.request, (0, None))
-            if asked is None:
-                return True
-            if any(known.name == asked.name for known in self.known.values()):
-                self.refused[asked.name] = message.message
-            text, ended = message.message, message.error == "ended"
-            self.reply(asked.client, Reply(number, text) if ended else Reply(number, None, text))
-        elif isinstance(message, GroupClosed):
-            self._note_end(message)
-            self.messages.closed(message.generation)
-            if self.hosts is not None:
-                self.hosts.closed(message.generation)
-            closed = self.known.get(message.board)
-            # After a manager's death another group may have been given that board already.
-            if closed is not None and closed.generation == message.generation:
-                del self.known[message.board]
-                self.refused.pop(closed.name, None)
-                closed.board.set_masks(0, 0, True)
-                self.buffers.ended(message.generation)
-        elif isinstance(message, GroupTasksAsked):
-            self._await(message)
-        elif isinstance(message, GroupGivenUp):
-            self._give_up(message)
-        else:
-            return False
-        return True
+    @property
+    def manager_handlers(self) -> dict[type, ManagerHandler]:
+        """Handlers of messages of the manager about Groups."""
+        return {
+            GroupMembers: self._members_changed,
+            GroupJoined: self._joined,
+            GroupRefused: self._refuse_join,
+            GroupClosed: self._closed,
+            GroupTasksAsked: self._await,
+            GroupGivenUp: self._give_up,
+        }
+
+    def _members_changed(self, message: GroupMembers) -> None:
+        self.generations = max(self.generations, message.generation)
+        known = self.known.get(message.board)
+        if known is None or known.generation != message.generation:
+            board = _tasks.Board(self.tasks, message.board)
+            board.reset(message.size, message.generation)
+            if known is not None:  # its members see by now that they are none any more
+                self.buffers.ended(known.generation)
+            known = Known(message.name, message.generation, board, message)
+            self.known[message.board] = known
+        before, known.shown, me = known.shown, message, self.client.number
+        known.left = {  # who is shown there now may be another one, after a manager's death
+            rank
+            for rank in known.left
+            if message.nodes[rank] == me and message.since_of(rank) == before.since_of(rank)
+        }
+        known.died &= known.left
+        known.board.set_masks(message.alive, message.joining, message.formed, self.hosts is None)
+        if self.hosts is not None:
+            self.hosts.changed(message, known)
+        self.messages.changed(message, known)
+
+    def _joined(self, message: GroupJoined) -> None:
+        number, asked = self.joining.pop(message.request, (0, None))
+        if asked is None:  # answered by the previous manager already, or the process is gone
+            return
+        slot, identity = asked.client, (asked.node, asked.client, asked.client_generation)
+        known = self.known[message.board]
+        known.board.set_client(message.rank, slot)
+        known.here[message.rank] = identity[1:]
+        hosts = self.hosts is not None
+        place = message.board, message.generation, message.rank, hosts, identity
+        self.reply(slot, Reply(number, place))
+        leaves = GroupLeave(known.name, known.generation, message.rank)
+        if self.requests.is_latest(slot, number):
+            self.requests.undo_unread(slot, number, lambda: self._left(leaves, slot))
+        else:  # Ctrl-C: the process has no Group of this
+            self._left(leaves, slot)
+
+    def _refuse_join(self, message: GroupRefused) -> None:
+        number, asked = self.joining.pop(message.request, (0, None))
+        if asked is None:
+            return
+        if any(known.name == asked.name for known in self.known.values()):
+            self.refused[asked.name] = message.message
+        text, ended = message.message, message.error == "ended"
+        self.reply(asked.client, Reply(number, text) if ended else Reply(number, None, text))
+
+    def _closed(self, message: GroupClosed) -> None:
+        self._note_end(message)
+        self.messages.closed(message.generation)
+        if self.hosts is not None:
+            self.hosts.closed(message.generation)
+        closed = self.known.get(message.board)
+        # After a manager's death another group may have been given that board already.
+        if closed is not None and closed.generation == message.generation:
+            del self.known[message.board]
+            self.refused.pop(closed.name, None)
+            closed.board.set_masks(0, 0, True)
+            self.buffers.ended(message.generation)
 
     def _note_end(self, message: GroupClosed) -> None:
         """The next manager must not restore a group of whose end another node has not heard."""

@@ -9,13 +9,12 @@ components of the node mostly use this file alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hoplite_mp._common import ids
 from hoplite_mp._node.lineage.lineage import Lineage
 from hoplite_mp._node.lineage.reconstruction import Reconstruction, ReplicaQuery
 from hoplite_mp._node.objects.ownership_transfer import OwnershipTransfer, OwnershipTransferEvents
-from hoplite_mp._protocol.messages import OwnersNamed, OwnerTold
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
@@ -152,13 +151,6 @@ class Recovery:
     def report(self, number: int) -> None:
         """The manager knows of that node's death as well, and waits for this node's report."""
         self.owners.report(number)
-
-    def receive(self, message: Any) -> bool:
-        """Handles a message of the manager about new owners; False: it is another message."""
-        if not isinstance(message, (OwnersNamed, OwnerTold)):
-            return False
-        self.owners.receive(message)
-        return True
 
     def released(self, peer: int, message: Release) -> None:
         """Another host has released an object of this one, and its own copy with it."""

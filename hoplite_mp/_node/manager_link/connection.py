@@ -16,6 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp._node.io.control_channel import ControlChannel
+from hoplite_mp._node.runtime.dispatch import complete
 from hoplite_mp._protocol.codec import BEAT, encode, node_decoder
 from hoplite_mp._protocol.membership import OperationEnded, Reported
 from hoplite_mp._protocol.messages import (
@@ -28,20 +29,22 @@ from hoplite_mp._protocol.messages import (
     GivenUp,
     HostMeasured,
     LinkMeasured,
+    ManagerToNode,
     NodeJoined,
     NodeLeaving,
     OperationFailed,
 )
-from hoplite_mp._protocol.terms import Leads, StandbyNamed, VoteAsked
+from hoplite_mp._protocol.terms import Leads, StandbyNamed, TermsToNode, VoteAsked
 from hoplite_mp._transport.stream import Silence
 from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from hoplite_mp import _shm
     from hoplite_mp._node.ports import LoopPort
     from hoplite_mp._node.roster import Life
+    from hoplite_mp._node.runtime.dispatch import ManagerHandler
     from hoplite_mp._protocol.membership import NodeReturned
     from hoplite_mp._protocol.messages import Member
     from hoplite_mp._protocol.terms import Ends, Knows, Voted
@@ -71,18 +74,12 @@ ONCE = (
     NodeLeaving,
 )
 ENDS = frozenset((Commit, OperationFailed, Forget))
-# VoteAsked: a standby may ask again over the connection over which this node has voted. Then this
-# node follows it already, and the question is ignored.
-TERMS = frozenset((StandbyNamed, Leads, VoteAsked))
 
 _log = logging.getLogger("hoplite_mp")
 
 
 class ManagerConnectionEvents(Protocol):
     """What this component reports to components above it, and asks of them."""
-
-    def receive(self, message: Any) -> None:
-        """Handles a message of the manager."""
 
     def answer_standing(self) -> None:
         """Answers programs that wait until this node has joined, or has failed to."""
@@ -128,8 +125,11 @@ class FailoverInterface(Protocol):
     def is_electing(self) -> bool:
         """Whether this node has voted, and the candidate does not lead yet."""
 
-    def receive(self, message: Any) -> None:
-        """Handles a message of the manager about terms."""
+    def leads(self, message: Leads) -> None:
+        """The manager leads in that term."""
+
+    def named(self, message: StandbyNamed) -> None:
+        """The manager has named a standby, perhaps again."""
 
     def hold(self) -> None:
         """Starts the standby, if it belongs to this host."""
@@ -160,6 +160,7 @@ class ManagerConnection:
         self.client = client
         self.life = life
         self.events = events
+        self._handlers: dict[type, ManagerHandler] = {}
         self.network: ManagerNetwork | None = None  # set if there are other hosts
         self.is_near = manager is not None
         self._near = manager
@@ -192,27 +193,47 @@ class ManagerConnection:
         if self.channel is not None:
             self.channel.send(encode(message))
 
+    def serve(self, *parts: Mapping[type, ManagerHandler]) -> None:
+        """Sets the handlers of all messages that a manager sends to a node."""
+        self._handlers = complete(ManagerToNode | TermsToNode, *parts)
+
+    @property
+    def manager_handlers(self) -> dict[type, ManagerHandler]:
+        """Handlers of messages about the manager and about terms."""
+        return {
+            ClusterEnded: self._cluster_ended,
+            GivenUp: self._given_up,
+            Leads: self._led,
+            StandbyNamed: self._standby_named,
+            VoteAsked: self._vote_asked,
+        }
+
     def _take(self, message: Any) -> None:
         kind = type(message)
         if kind in ENDS:
             self._ends.append(message)
-        elif kind in TERMS:
-            self._succeed(message)
-            return
-        if kind is ClusterEnded:
-            self.ended = True
-        elif kind is GivenUp:
-            why = f"was silent for {message.silent_s:.1f} s"
-            _log.warning("this host %s: given up", why if message.silent_s else "lost another")
-            self.life.given_up = not self.life.stopping  # a node that was leaving is not given up
-        else:
-            self.events.receive(message)
+        self._handlers[kind](message)
 
-    def _succeed(self, message: Any) -> None:
-        """Handles a message about terms, in a cluster that has a standby."""
+    def _cluster_ended(self, _: ClusterEnded) -> None:
+        self.ended = True
+
+    def _given_up(self, message: GivenUp) -> None:
+        why = f"was silent for {message.silent_s:.1f} s"
+        _log.warning("this host %s: given up", why if message.silent_s else "lost another")
+        self.life.given_up = not self.life.stopping  # a node that was leaving is not given up
+
+    def _led(self, message: Leads) -> None:
         if self.failover is not None:
-            self.failover.receive(message)
-        elif isinstance(message, StandbyNamed) and self.network is not None:
+            self.failover.leads(message)
+
+    def _vote_asked(self, _: VoteAsked) -> None:
+        """A standby asks again over the connection over which this node has voted. This node
+        follows it already."""
+
+    def _standby_named(self, message: StandbyNamed) -> None:
+        if self.failover is not None:
+            self.failover.named(message)
+        elif self.network is not None:
             self.failover = self.network.failover(message)
 
     # -- the beginning -------------------------------------------------------------------------

@@ -204,12 +204,12 @@ class Failover:
 
     # -- messages of the manager ---------------------------------------------------------------
 
-    def receive(self, message: Any) -> None:
-        """Handles a message of the manager about terms."""
-        if isinstance(message, StandbyNamed):
-            self.voter.bind(message.lease_us / US)
-        if not isinstance(message, Leads):
-            return
+    def named(self, message: StandbyNamed) -> None:
+        """The manager has named the standby again."""
+        self.voter.bind(message.lease_us / US)
+
+    def leads(self, message: Leads) -> None:
+        """The manager leads in that term."""
         voter, now = self.voter, self.loop.now()
         # A late loop reads the message late, and its own delay is not the manager's silence.
         self._silence.heard(min(now, self._poll_at))

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.objects.imports import ImportRecord, Imports
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
     from hoplite_mp._node.objects.replicas import Replicas
+    from hoplite_mp._node.runtime.dispatch import ManagerHandler
     from hoplite_mp._protocol.messages import NodeToManager
     from hoplite_mp._protocol.peers import PeerMessage
 
@@ -275,13 +276,19 @@ class OwnershipTransfer:
                 self._close(lost)
         self._restated = restated
 
-    def receive(self, message: OwnersNamed | OwnerTold) -> None:
-        """Handles a message of the manager about owners."""
-        if isinstance(message, OwnerTold):
+    @property
+    def manager_handlers(self) -> dict[type, ManagerHandler]:
+        """Handlers of messages of the manager about owners."""
+
+        def told(message: OwnerTold) -> None:
             self._told(message)
-        else:
+            self.events.all_heard()
+
+        def owners_named(message: OwnersNamed) -> None:
             self._owners_named(message)
-        self.events.all_heard()
+            self.events.all_heard()
+
+        return {OwnerTold: told, OwnersNamed: owners_named}
 
     def _owners_named(self, message: OwnersNamed) -> None:
         if not message.more:

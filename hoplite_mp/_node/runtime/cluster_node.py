@@ -7,7 +7,7 @@ of other hosts to the components that handle them. A cluster of one host imports
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
@@ -31,13 +31,14 @@ from hoplite_mp._node.peers.link_estimator import Probing
 from hoplite_mp._node.peers.links import Links
 from hoplite_mp._node.peers.peers import Peers, Suspects
 from hoplite_mp._node.runtime import tables
+from hoplite_mp._node.runtime.dispatch import complete
 from hoplite_mp._node.runtime.drivers import Drivers
 from hoplite_mp._node.runtime.peer_loss import pass_on
 from hoplite_mp._node.store.growing_block import GrowingBlocks
 from hoplite_mp._node.tasks.draining import Draining
 from hoplite_mp._node.tasks.worker_recycling import WorkerRecycling
 from hoplite_mp._protocol.greetings import Introduction, software_versions
-from hoplite_mp._protocol.group_calls import GroupSent, GroupSentTaken, GroupSourceEnded
+from hoplite_mp._protocol.group_calls import GroupMessage, PointToPoint
 from hoplite_mp._protocol.local import (
     DrainNode,
     GroupBell,
@@ -61,6 +62,7 @@ from hoplite_mp._protocol.peers import (
     LastLinesAsked,
     LastLinesSent,
     Leaving,
+    PeerMessage,
     Probe,
     Probed,
     RemoveNode,
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
         EnginePort,
     )
     from hoplite_mp._node.runtime.components import Components
+    from hoplite_mp._node.runtime.dispatch import Handler, ManagerHandler, PeerHandler
     from hoplite_mp._node.runtime.node_events import ClusterNodeEvents
     from hoplite_mp._protocol.local import LanStart, Request, Start
     from hoplite_mp._protocol.messages import Member
@@ -184,7 +187,7 @@ class ClusterNode:
         )
         node_events.drivers, node_events.remote_output = self.drivers, self.remote_output
         node_events.transfers, node_events.plan_executor = self.transfers, self.plan_executor
-        node_events.recovery, node_events.receive_about_hosts = self.recovery, self.receive
+        node_events.recovery = self.recovery
         node_events.replicas = self.replicas
         # The node calls these, too; in a cluster of one host it has NoOtherHosts instead (node.py).
         self.line_ended = self.drivers.line_ended
@@ -194,20 +197,7 @@ class ClusterNode:
         local.counters.add(self._counts)
         local.waits.add("transfers", self.transfers.waits)
         local.waits.add("actor calls", lambda: calls_from_here(self.remote_actors))
-        self._takers = self._table()
-        local.requests.add(self.membership.handlers)
-        local.requests.add(self.drivers.handlers)
-        local.requests.add(
-            {
-                LeavingNodes: self._asked_leaving,
-                DrainNode: self._asked_to_drain,
-                Locate: lambda slot, ask: self.locations.ask(slot, ask.number, ask.ask.oid),
-                GroupBell: self._doorbell,
-                GroupWritten: lambda slot, ask: self.streaming_sources.write(
-                    slot, ask.ask.payload, ask.ask.ranges
-                ),
-            }
-        )
+        self._peer_handlers = complete(PeerMessage, self._peer_table())
         local.management.network = ManagerDialing(
             host.loop,
             local.life,
@@ -222,7 +212,36 @@ class ClusterNode:
         if not network.manager:
             self._open()
 
-    def _table(self) -> dict[type, tables.Taker]:
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """Handlers of requests that only a node with other hosts handles."""
+        return {
+            **self.membership.handlers,
+            **self.drivers.handlers,
+            LeavingNodes: self._asked_leaving,
+            DrainNode: self._asked_to_drain,
+            Locate: lambda slot, ask: self.locations.ask(slot, ask.number, ask.ask.oid),
+            GroupBell: self._doorbell,
+            GroupWritten: lambda slot, ask: self.streaming_sources.write(
+                slot, ask.ask.payload, ask.ask.ranges
+            ),
+        }
+
+    @property
+    def manager_handlers(self) -> dict[type, ManagerHandler]:
+        """Handlers of messages of the manager about other hosts."""
+        return {
+            **self.recovery.owners.manager_handlers,
+            Credentials: self._take_credentials,
+            NodeAdmitted: self._admitted,
+            MembersChanged: self._members_changed,
+            Distribute: self.transfers.distribute,
+            Withdraw: self.transfers.withdraw,
+            FetchRefused: self.transfers.refused,
+            Leave: self._leave,
+        }
+
+    def _peer_table(self) -> dict[type, PeerHandler]:
         local = self.local
         both = local.inbound_tasks, local.outbound_tasks
         return {
@@ -258,10 +277,21 @@ class ClusterNode:
             RemoveNode: lambda host_id, message: self.draining.begin(),
             Leaving: self._leaves,
             Evacuated: lambda host_id, message: self.draining.evacuated(host_id),
-            GroupSent: self._group_message,
-            GroupSentTaken: self._group_message,
-            GroupSourceEnded: self._group_message,
+            **self.remote_actors.peer_handlers,
+            **self.backups.peer_handlers,
+            **dict.fromkeys(get_args(GroupMessage), self._by_number(self.group_calls.receive)),
+            **dict.fromkeys(get_args(PointToPoint), self._by_number(local.messages.receive)),
         }
+
+    def _by_number(self, receive: Callable[[int, Any], None]) -> PeerHandler:
+        """The handler of a component that knows nodes by their numbers."""
+
+        def handler(host_id: int, message: Any) -> None:
+            number = self.host.roster.number_of(host_id)
+            if number is not None:
+                receive(number, message)
+
+        return handler
 
     def _driver_leaves(self, host_id: int, message: LastLinesAsked) -> None:
         self.remote_output.last_lines_asked(host_id, message)
@@ -290,44 +320,36 @@ class ClusterNode:
 
     # -- messages of the manager ---------------------------------------------------------------
 
-    def receive(self, message: Any) -> bool:
-        """Handles a message of the manager; False if it is not about other hosts."""
-        match message:
-            case Credentials():
-                # A later manager sends them again, when this node listens already.
-                if not self.peers.listens_at:
-                    self.membership.certificate = message.pem
-                    self._open()
-            case NodeAdmitted() if self.local.life.standing and self.membership.members:
-                self._again(message)
-            case NodeAdmitted():
-                self._set_number(message.node)
-                self.membership.numbers = message.given
-                for member in message.members:
-                    self._came(member)
-                self.probing.begin(m for m in message.members if m.node != message.node)
-            case MembersChanged():
-                self.missing.confirm(message.went)
-                for number in message.went:
-                    self._went(number)
-                    if number in message.left:
-                        self.membership.has_left(number)
-                    self.recovery.report(number)
-                self.backups.are_gone(message.went)
-                for member in message.came:
-                    self._came(member)
-            case Distribute():
-                self.transfers.distribute(message)
-            case Withdraw():
-                self.transfers.withdraw(message)
-            case FetchRefused():
-                self.transfers.refused(message)
-            case Leave():
-                self.host.client.set_removed()
-                self.local.life.leave()
-            case _:
-                return self.recovery.receive(message)
-        return True
+    def _take_credentials(self, message: Credentials) -> None:
+        # A later manager sends them again, when this node listens already.
+        if not self.peers.listens_at:
+            self.membership.certificate = message.pem
+            self._open()
+
+    def _admitted(self, message: NodeAdmitted) -> None:
+        if self.local.life.standing and self.membership.members:
+            self._again(message)
+            return
+        self._set_number(message.node)
+        self.membership.numbers = message.given
+        for member in message.members:
+            self._came(member)
+        self.probing.begin(m for m in message.members if m.node != message.node)
+
+    def _members_changed(self, message: MembersChanged) -> None:
+        self.missing.confirm(message.went)
+        for number in message.went:
+            self._went(number)
+            if number in message.left:
+                self.membership.has_left(number)
+            self.recovery.report(number)
+        self.backups.are_gone(message.went)
+        for member in message.came:
+            self._came(member)
+
+    def _leave(self, _: Leave) -> None:
+        self.host.client.set_removed()
+        self.local.life.leave()
 
     def _again(self, message: NodeAdmitted) -> None:
         """Updates the members from a new manager's list, which may name other nodes."""
@@ -432,25 +454,9 @@ class ClusterNode:
         """Handles a message of another node. An exception is only logged, so that a faulty peer
         does not end this host."""
         try:
-            self._take(host_id, message)
+            self._peer_handlers[type(message)](host_id, message)
         except Exception:
             _log.exception("%s of node %#x", type(message).__name__, host_id)
-
-    def _take(self, host_id: int, message: Any) -> None:
-        taker = self._takers.get(type(message))
-        if taker is not None:
-            taker(host_id, message)
-        elif not (
-            self.remote_actors.receive(host_id, message) or self.backups.receive(host_id, message)
-        ):
-            number = self.host.roster.number_of(host_id)  # all other messages are about Group calls
-            if number is not None:
-                self.group_calls.receive(number, message)
-
-    def _group_message(self, host_id: int, message: Any) -> None:
-        number = self.host.roster.number_of(host_id)
-        if number is not None:
-            self.local.messages.receive(number, message)
 
     def _last_lines(self, host_id: int, message: LastLinesSent) -> None:
         self.remote_output.last_lines_sent(host_id, message)

@@ -175,13 +175,7 @@ class Components:
         self.ends = ClientCleanup(
             host, self.groups, self.recording, self.sweeper, self.requests, lines.forget
         )
-        for room in (
-            leases.Leases(host, self.requests, self.pages, events),
-            self.pool_requests,
-            self.import_requests,
-            self.standing,
-        ):
-            self.requests.add(room.handlers)
+        self.leases = leases.Leases(host, self.requests, self.pages, events)
         self.requests.when_forgotten(self.tracing.forget_client)
         self.requests.when_forgotten(self.waits.forget_client)
 

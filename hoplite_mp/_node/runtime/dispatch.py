@@ -1,26 +1,46 @@
-"""Dispatch of requests of this host's processes, and undoing of grants whose reply was not read.
+"""Dispatch of messages: a table of handlers for each kind of sender, checked to be complete.
+
+The tables are in `_node/runtime/tables.py`. A node handles every message that a sender may send, so
+a table that lacks one, or names one twice, is an error when the node is built.
 
 A process sends its node one request after the other. Ctrl-C may interrupt the process while it
 waits, so that it never reads the reply. Each request that has a reply therefore carries the number
 of the last reply that the process has read, and what a later reply has granted (a lease, for
 example) is undone. Messages without a reply (number 0) come from any thread of the process, also
-while another one waits for a reply, and undo nothing. Which component handles which request is in
-`_node/runtime/tables.py`.
+while another one waits for a reply, and undo nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hoplite_mp._protocol.local import Request
 
-__all__ = ["Handler", "Requests"]
+__all__ = ["Handler", "ManagerHandler", "PeerHandler", "Requests", "complete"]
 
 Handler = Callable[[int, Any], None]  # slot of the process, its `Request`
+PeerHandler = Callable[[int, Any], object]  # id of the sending host, its message
+ManagerHandler = Callable[[Any], object]
+H = TypeVar("H")
+
+
+def complete(sent: object, *parts: Mapping[type, H]) -> dict[type, H]:
+    """One table with a handler for each type of message in the union `sent`. TypeError if one has
+    no handler or several, or if a handler is for a message that is never sent."""
+    table: dict[type, H] = {}
+    for part in parts:
+        twice = [kind.__name__ for kind in part if kind in table]
+        if twice:
+            raise TypeError(f"two handlers for {', '.join(twice)}")
+        table.update(part)
+    differ = sorted(kind.__name__ for kind in table.keys() ^ set(get_args(sent)))
+    if differ:
+        raise TypeError(f"messages without a handler, or handlers without one: {', '.join(differ)}")
+    return table
 
 
 class Requests:
@@ -34,9 +54,9 @@ class Requests:
         # slot -> (number of the reply, a function that undoes the grant in it)
         self._unread: dict[int, list[tuple[int, Callable[[], None]]]] = {}
 
-    def add(self, handlers: Mapping[type, Handler]) -> None:
-        """Registers handlers by type of request."""
-        self._handlers.update(handlers)
+    def serve(self, asked: object, *parts: Mapping[type, Handler]) -> None:
+        """Sets the handlers of all requests in the union `asked`; see `complete`."""
+        self._handlers = complete(asked, *parts)
 
     def when_forgotten(self, forget: Callable[[int], object]) -> None:
         """Registers a function that is called with the slot of each process that has ended."""

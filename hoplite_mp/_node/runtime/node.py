@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common.object_states import CLIENT_DRIVER, DRIVER_SLOT, NODE_SLOT
 from hoplite_mp._node.manager_link.membership import SingleHostMembership
+from hoplite_mp._node.runtime import tables
 from hoplite_mp._node.runtime.components import Components
 from hoplite_mp._node.runtime.node_events import ClusterNodeEvents
-from hoplite_mp._node.runtime.tables import client_table
+from hoplite_mp._protocol.local import Ask, LocalAsk
 
 if TYPE_CHECKING:
     from hoplite_mp import _shm, _tasks
@@ -64,7 +65,6 @@ class HostNode:
         self.components = node_events.components = Components(
             start, config, ports, client, tasks, output, node_events
         )
-        self.components.requests.add(client_table(self.components, node_events.driver_name))
         ports.lines.serve(self)
 
     def begin(self, process: int, driver: Any) -> None:
@@ -85,16 +85,21 @@ class HostNode:
             assert ports.driver_listener is not None
             to_hosts = ports.connections, ports.engine, ports.driver_listener
             ends = ports.lines, self.poll
-            self.other_hosts = ClusterNode(
+            self.other_hosts = cluster = ClusterNode(
                 components, start, start.lan, *to_hosts, self.node_events, *ends
             )
+            asked, of_hosts = Ask, cluster.handlers
+            of_manager = cluster.manager_handlers
         else:
             at_start = start.workers, ports.hostname
             alone = SingleHostMembership(
                 components.host, components.workers, components.resources, *at_start
             )
             self.node_events.alone = alone
-            components.requests.add(alone.handlers)
+            asked, of_hosts, of_manager = LocalAsk, alone.handlers, tables.ignored_alone()
+        of_clients = tables.client_table(components, self.node_events.driver_name)
+        components.requests.serve(asked, of_clients, of_hosts)
+        components.management.serve(tables.manager_table(components), of_manager)
         components.management.join()
         first = [slot for slot, *_ in start.first_workers]
         components.workers.open_first(start.workers, DRIVER_SLOT, first)

@@ -88,11 +88,6 @@ class NodeEvents:
 
     # -- _node/manager_link/connection.py, membership.py -----------------------------------------
 
-    def receive(self, message: Any) -> None:
-        components = self.components
-        if not (components.operations.receive(message) or components.actors.receive(message)):
-            components.groups.receive(message)
-
     def answer_standing(self) -> None:
         self.components.standing.answer()
 
@@ -328,8 +323,6 @@ class ClusterNodeEvents(NodeEvents):
     replicas: Replicas
     backups: ActorBackups
     transfers: Transfers
-    # Handles a message of the manager; False if it is not about other hosts.
-    receive_about_hosts: Callable[[Any], bool]
 
     def make_room(self) -> None:
         self.recovery.lineage.make_room()
@@ -357,10 +350,6 @@ class ClusterNodeEvents(NodeEvents):
 
     def extra_holds(self, oid: int) -> int:
         return self.recovery.lineage.holds(oid) + (oid in self.components.inbound_tasks)
-
-    def receive(self, message: Any) -> None:
-        if not self.receive_about_hosts(message):
-            super().receive(message)
 
     def joining(self, incarnation: int) -> NodeJoined:
         return self.membership.joining(incarnation)

@@ -1,16 +1,24 @@
-"""The tables of handlers for messages from other nodes.
-
-One file shows which component handles which message.
-"""
+"""The tables of handlers: which component handles which message of clients, peers, the manager."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._protocol import actors as actor_requests
 from hoplite_mp._protocol import diagnostics, local, peers
 from hoplite_mp._protocol.local import BeginRound, EndRound, OpenRound, TakeRound
+from hoplite_mp._protocol.messages import (
+    ActorNameHeld,
+    Credentials,
+    Distribute,
+    FetchRefused,
+    Leave,
+    MembersChanged,
+    NodeAdmitted,
+    OwnersNamed,
+    OwnerTold,
+    Withdraw,
+)
 from hoplite_mp._protocol.output import MarkLines
 from hoplite_mp._protocol.resources import (
     AssignedAsked,
@@ -21,6 +29,8 @@ from hoplite_mp._protocol.resources import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hoplite_mp._node.diagnostics.counters import Counters
     from hoplite_mp._node.diagnostics.tracing import Tracing
     from hoplite_mp._node.diagnostics.waits import WaitReports
@@ -33,7 +43,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.output.remote_output import RemoteOutput
     from hoplite_mp._node.peers.relays import Relays
     from hoplite_mp._node.runtime.components import Components
-    from hoplite_mp._node.runtime.dispatch import Handler
+    from hoplite_mp._node.runtime.dispatch import Handler, ManagerHandler, PeerHandler
     from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
     from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
     from hoplite_mp._node.tasks.remote_workers import PoolRequests
@@ -41,10 +51,17 @@ if TYPE_CHECKING:
     from hoplite_mp._node.tasks.worker_broadcast import WorkerBroadcasts
     from hoplite_mp._node.tasks.workers import Workers
 
-__all__ = ["ANSWERS", "Taker", "client_table", "inspection_table", "object_table", "task_table"]
+__all__ = [
+    "ANSWERS",
+    "client_table",
+    "ignored_alone",
+    "inspection_table",
+    "manager_table",
+    "object_table",
+    "task_table",
+]
 
 
-Taker = Callable[[int, Any], object]  # called with the id of the sending host, and the message
 # Types of answers. Each answer carries the number of its question (_node/questions.py).
 ANSWERS = (
     diagnostics.LookTold,
@@ -67,7 +84,7 @@ def object_table(
     replicas: Replicas,
     locations: Locations,
     recovery: Recovery,
-) -> dict[type, Taker]:
+) -> dict[type, PeerHandler]:
     """Messages about objects: holders, copies, reconstruction."""
 
     def releases(host_id: int, message: peers.Release) -> None:
@@ -95,7 +112,7 @@ def task_table(
     rounds: WorkerBroadcasts,
     resources: Resources,
     membership: NodeMembership,
-) -> dict[type, Taker]:
+) -> dict[type, PeerHandler]:
     """Messages about tasks and workers."""
     return {
         peers.RunTask: inbound_tasks.run,
@@ -120,7 +137,7 @@ def inspection_table(
     waits: WaitReports,
     remote_output: RemoteOutput,
     relays: Relays,
-) -> dict[type, Taker]:
+) -> dict[type, PeerHandler]:
     """Messages about statistics, traces and dumps, output of workers, and relays."""
     return {
         peers.CountersAsked: counters.asked,
@@ -134,15 +151,9 @@ def inspection_table(
     }
 
 
-# The table of handlers for requests from processes of this host.
-#
-# One place shows which component handles which request. Components with many kinds of requests have
-# a table of their own (`handlers`).
-
-
 def client_table(components: Components, driver_name: Callable[[int], int]) -> dict[type, Handler]:
-    """The handlers of components that have no table of their own. driver_name: the name under which
-    printed lines are sent to the driver in that slot."""
+    """Requests that a node without other hosts handles. driver_name: the name under which printed
+    lines are sent to the driver in that slot."""
     actors, groups, messages = components.actors, components.groups, components.messages
     resources, rounds = components.resources, components.rounds
     counters, tracing, waits = components.counters, components.tracing, components.waits
@@ -165,6 +176,10 @@ def client_table(components: Components, driver_name: Callable[[int], int]) -> d
         components.output.mark_lines(request.ask.number, driver_name(slot))
 
     return {
+        **components.leases.handlers,
+        **components.pool_requests.handlers,
+        **components.import_requests.handlers,
+        **components.standing.handlers,
         # Operations on objects, and Groups.
         local.Collective: lambda slot, request: components.operations.asked(request.ask, slot),
         local.GroupCall: calls,
@@ -208,3 +223,33 @@ def client_table(components: Components, driver_name: Callable[[int], int]) -> d
         local.DumpRead: waits.piece,
         MarkLines: marks,
     }
+
+
+def manager_table(components: Components) -> dict[type, ManagerHandler]:
+    """Messages of the manager that a node without other hosts handles."""
+    return {
+        **components.management.manager_handlers,
+        **components.operations.manager_handlers,
+        **components.groups.manager_handlers,
+        ActorNameHeld: components.actors.name_held,
+    }
+
+
+def ignored_alone() -> dict[type, ManagerHandler]:
+    """Messages of the manager that tell a node without other hosts nothing."""
+
+    def ignore(_: Any) -> None:
+        """This node is its whole cluster."""
+
+    about_hosts = (
+        Credentials,
+        Distribute,
+        FetchRefused,
+        Leave,
+        MembersChanged,
+        NodeAdmitted,
+        OwnerTold,
+        OwnersNamed,
+        Withdraw,
+    )
+    return dict.fromkeys(about_hosts, ignore)

@@ -220,11 +220,12 @@ FUNCTION_BYTES_MAX = 1024
 # the other hosts and their links, handlers, logs of limited length. Any other table must be empty.
 LASTING = {
     "ClusterMembership._ended", "ClusterMembership._gone", "ClusterMembership._living",
-    "ClusterMembership._numbers", "ClusterNode._takers", "Counters._more", "Failover._endpoints",
-    "GroupRegistry.ends", "HostGroups.bare_ends", "HostGroups.clean_ends", "HostGroups.ends",
-    "LinkEstimator._samples", "LinkEstimator.full", "LinkEstimator.known", "LinkEstimator.peaks",
-    "Links.counted", "Links.ends", "Links.links", "ManagerConnection._ends",
-    "ManagerConnection._measured", "ManagerConnection._sent", "MultiHostCalls.pending_messages",
+    "ClusterMembership._numbers", "ClusterNode._peer_handlers", "Counters._more",
+    "Failover._endpoints", "GroupRegistry.ends", "HostGroups.bare_ends",
+    "HostGroups.clean_ends", "HostGroups.ends", "LinkEstimator._samples", "LinkEstimator.full",
+    "LinkEstimator.known", "LinkEstimator.peaks", "Links.counted", "Links.ends", "Links.links",
+    "ManagerConnection._ends", "ManagerConnection._handlers", "ManagerConnection._measured",
+    "ManagerConnection._sent", "MultiHostCalls._handlers", "MultiHostCalls.pending_messages",
     "NodeMembership.gone", "NodeMembership.left", "NodeMembership.members",
     "OutboundTasks._offered", "OutboundTasks.runners", "Output.drivers", "Output.pipes",
     "OwnershipTransfer.numbers", "PathEstimator._received", "PathEstimator._said",
