@@ -417,9 +417,7 @@ class DumpRead(msgspec.Struct, frozen=True, tag="DumpRead", array_like=True):
     offset: int
 
 
-# Requests that only a node with other hosts handles.
-HostsAsk: TypeAlias = DrainNode | GroupBell | GroupWritten | Locate | LeavingNodes | UsersOfNode
-LocalAsk: TypeAlias = (
+Ask: TypeAlias = (
     Lease
     | LeaseSpan
     | GiveSpans
@@ -461,8 +459,13 @@ LocalAsk: TypeAlias = (
     | RoundAsk
     | TryAgain
     | HoldForeign
+    | DrainNode
+    | GroupBell
+    | GroupWritten
+    | Locate
+    | LeavingNodes
+    | UsersOfNode
 )
-Ask: TypeAlias = LocalAsk | HostsAsk
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):

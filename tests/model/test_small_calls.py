@@ -18,7 +18,7 @@ FIRST, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
         (3, 1, False, SMALL),
         (2, 2, True, FIRST),
         (2, 2, True, SECOND),
-        (2, 3, True, BOTH),
+        pytest.param(2, 3, True, BOTH, marks=pytest.mark.soak),
     ],
 )
 def test_nothing_else_can_happen(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp._node.runtime.dispatch import Requests, complete
+from hoplite_mp._node.runtime.dispatch import complete
 from hoplite_mp._node.runtime.tables import ignored_alone
 from hoplite_mp._protocol.messages import Leave, MembersChanged, NodeAdmitted
 
@@ -36,9 +36,7 @@ def test_table_with_a_handler_of_another_sender_is_refused() -> None:
 
 def test_table_with_two_handlers_for_a_message_is_refused() -> None:
     with pytest.raises(TypeError, match="two handlers for Leave"):
-        Requests().serve(
-            MembersChanged | Leave, {Leave: taken}, {Leave: taken, MembersChanged: taken}
-        )
+        complete(Leave | MembersChanged, {Leave: taken}, {Leave: taken, MembersChanged: taken})
 
 
 def test_node_without_other_hosts_ignores_what_is_about_hosts() -> None:

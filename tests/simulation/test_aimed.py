@@ -14,7 +14,7 @@ from tests.aimed import ALL
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = 4
+SEEDS = 2
 PLAY = """
 import json, logging
 from tests.aimed import run_aimed

@@ -21,8 +21,8 @@ from hoplite_mp._simulation.runs import COLLECTED_FROM
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).resolve().parents[2]
-FIRST, SEEDS_AT_A_TIME = (0, COLLECTED_FROM), 20
-REPLAYED = (7, 25, 700039, 700042, 7000152)
+FIRST, SEEDS_AT_A_TIME = (0, COLLECTED_FROM), 10
+REPLAYED = (7, 700039, 7000152)
 SECONDS_MAX = 280.0
 PLAY = """
 import dataclasses, json, logging
@@ -118,14 +118,23 @@ def play(seeds: list[int]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("first", FIRST)
 def test_random_faults(first: int) -> None:
     outcomes = play([*range(first, first + SEEDS_AT_A_TIME)])
-    assert sum(one["reads"] for one in outcomes) > 50
-    assert sum(one["groups"] for one in outcomes) > 5
-    assert len({kind for one in outcomes for kind in one["faults"]}) > 5
+    assert sum(one["reads"] for one in outcomes) > 25
+    assert sum(one["groups"] for one in outcomes) > 2
+    assert len({kind for one in outcomes for kind in one["faults"]}) > 4
     assert any(one["taken_over"] for one in outcomes)
 
 
-def test_what_has_failed_once() -> None:
-    play([*FOUND])
+# All others are played with the tests that run for minutes.
+LATEST = 14
+
+
+def test_seeds_that_have_failed_last_hold() -> None:
+    play([*FOUND][-LATEST:])
+
+
+@pytest.mark.soak
+def test_seeds_that_have_failed_once_hold() -> None:
+    play([*FOUND][:-LATEST])
 
 
 def test_one_seed_is_one_run() -> None:

@@ -58,8 +58,7 @@ def run(program: str, which: str, limit: int, options: str = "{}") -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("which", ["-v", "-f"])
-@pytest.mark.parametrize("limit", [8 * GIB, 32 * GIB])
+@pytest.mark.parametrize(("which", "limit"), [("-v", 8 * GIB), ("-f", 32 * GIB)])
 def test_cluster_under_a_limit_uses_at_most_half_of_it(which: str, limit: int) -> None:
     assert int(run(WORK, which, limit, '{"memory": "128MiB"}')) == 128 << 20
     assert int(run(WORK, which, limit)) >= 64 << 20

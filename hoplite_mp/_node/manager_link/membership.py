@@ -15,6 +15,7 @@ import msgspec
 from hoplite_mp._protocol.local import (
     DrainNode,
     GoneNodes,
+    GroupBell,
     GroupWritten,
     JoinStatus,
     LeavingNodes,
@@ -75,6 +76,7 @@ class SingleHostMembership:
             GoneNodes: says([]),
             LeavingNodes: says([]),
             DrainNode: says(None, "this is the only node"),
+            GroupBell: says(None, "this is the only node"),
             UsersOfNode: says(0),
             Locate: says([NUMBER]),
             GroupWritten: lambda slot, request: None,  # no other host waits for these blocks

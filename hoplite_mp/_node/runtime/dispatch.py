@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+from hoplite_mp._protocol.local import Ask
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -54,9 +56,9 @@ class Requests:
         # slot -> (number of the reply, a function that undoes the grant in it)
         self._unread: dict[int, list[tuple[int, Callable[[], None]]]] = {}
 
-    def serve(self, asked: object, *parts: Mapping[type, Handler]) -> None:
-        """Sets the handlers of all requests in the union `asked`; see `complete`."""
-        self._handlers = complete(asked, *parts)
+    def serve(self, *parts: Mapping[type, Handler]) -> None:
+        """Sets the handlers of all requests; see `complete`."""
+        self._handlers = complete(Ask, *parts)
 
     def when_forgotten(self, forget: Callable[[int], object]) -> None:
         """Registers a function that is called with the slot of each process that has ended."""

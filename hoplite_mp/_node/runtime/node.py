@@ -13,7 +13,6 @@ from hoplite_mp._node.manager_link.membership import SingleHostMembership
 from hoplite_mp._node.runtime import tables
 from hoplite_mp._node.runtime.components import Components
 from hoplite_mp._node.runtime.node_events import ClusterNodeEvents
-from hoplite_mp._protocol.local import Ask, LocalAsk
 
 if TYPE_CHECKING:
     from hoplite_mp import _shm, _tasks
@@ -88,17 +87,16 @@ class HostNode:
             self.other_hosts = cluster = ClusterNode(
                 components, start, start.lan, *to_hosts, self.node_events, *ends
             )
-            asked, of_hosts = Ask, cluster.handlers
-            of_manager = cluster.manager_handlers
+            of_hosts, of_manager = cluster.handlers, cluster.manager_handlers
         else:
             at_start = start.workers, ports.hostname
             alone = SingleHostMembership(
                 components.host, components.workers, components.resources, *at_start
             )
             self.node_events.alone = alone
-            asked, of_hosts, of_manager = LocalAsk, alone.handlers, tables.ignored_alone()
+            of_hosts, of_manager = alone.handlers, tables.ignored_alone()
         of_clients = tables.client_table(components, self.node_events.driver_name)
-        components.requests.serve(asked, of_clients, of_hosts)
+        components.requests.serve(of_clients, of_hosts)
         components.management.serve(tables.manager_table(components), of_manager)
         components.management.join()
         first = [slot for slot, *_ in start.first_workers]
