@@ -5,6 +5,7 @@ functions count; those under `if TYPE_CHECKING` do not, they are never executed.
 """
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,7 @@ def imports(tree: ast.AST, module: str, is_package: bool = False) -> Iterator[tu
                 yield node.lineno, full if full in KNOWN else base
 
 
+@functools.cache
 def imports_of(path: Path) -> list[tuple[int, str]]:
     tree = ast.parse(path.read_text(), str(path))
     return list(imports(tree, dotted(path), path.name == "__init__.py"))

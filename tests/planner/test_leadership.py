@@ -22,7 +22,7 @@ from hoplite_mp._planner.terms import OUT_S, Candidate, lease_s
 from hoplite_mp._protocol import membership as r
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol import terms as t
-from hoplite_mp._protocol.codec import BEAT, encode, node_decoder
+from hoplite_mp._protocol.codec import BEAT, Decoder, encode
 from hoplite_mp._protocol.local import GIVEN_UP
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Node:
     def __init__(self, stage: Stage, number: int, sock: socket.socket) -> None:
         self.stage, self.number, self.sock = stage, number, sock
         self.sock.settimeout(5)
-        self.decoder = node_decoder()
+        self.decoder = Decoder(m.ManagerToNode | t.TermsToNode | t.Promoted)
         self.version = 0
 
     def say(self, *messages: Any) -> None:
