@@ -164,8 +164,13 @@ class LocalActors:
         opening = Opening(asker, wanted, identity)
         opening.holds = [self.client.hold(identity, False), self.client.hold(wanted.setup)]
         if wanted.name:
-            about = self.client.number, wanted.name, self.public(identity), wanted.restarts > 0
-            self._ask_manager(opening, lambda number: ActorNameClaimed(number, *about))
+            node, public = self.client.number, self.public(identity)
+            self._ask_manager(
+                opening,
+                lambda number: ActorNameClaimed(
+                    number, node, wanted.name, public, moves=wanted.restarts > 0
+                ),
+            )
         else:
             self._start(opening, wanted)
 
@@ -224,8 +229,16 @@ class LocalActors:
     def _start(self, opening: Opening, wanted: WantedActor) -> None:
         """Starts the actor's process."""
         workers, identity = self.workers, opening.identity
-        about = wanted.output_owner, wanted.env, wanted.demand
-        opened = Pool(0, 1, NODE_SLOT, 0, wanted.setup, True, *about)
+        opened = Pool(
+            number=0,
+            target=1,
+            owner=NODE_SLOT,
+            setup=wanted.setup,
+            actor=True,
+            output_owner=wanted.output_owner,
+            env=wanted.env,
+            demand=wanted.demand,
+        )
         if self.leaving or not workers.open(opened):
             self._refuse(opening, wanted)
             return

@@ -215,8 +215,10 @@ class Operations:
                 for index in operation.waiting.pop(oid):
                     if ready:
                         nbytes, layout, holders = self._about(operation, oid)
-                        about = holders[0], nbytes, layout, tuple(holders[1:])
-                        self.send(SourceReady(operation.number, index, *about))
+                        node, others = holders[0], tuple(holders[1:])
+                        self.send(
+                            SourceReady(operation.number, index, node, nbytes, layout, others)
+                        )
                     else:
                         self.send(SourceFailed(operation.number, index, self._reason(oid)))
             if all(self.client.state(oid) in UNWANTED for oid in operation.ask.results):
@@ -352,8 +354,11 @@ class Operations:
     ) -> None:
         operation.plan = None
         self._drop_chunked(operation)
-        about = operation.number, operation.epoch, self.client.number
-        self.send(ExecutionFailed(*about, reason, sources, error))
+        self.send(
+            ExecutionFailed(
+                operation.number, operation.epoch, self.client.number, reason, sources, error
+            )
+        )
 
     def _run(self, execution: LocalReduce) -> BaseException | None:
         """Runs in a thread, mostly without the GIL. Returns the error if there was one."""

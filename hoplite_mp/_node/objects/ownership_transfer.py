@@ -143,8 +143,14 @@ class OrphanInventory:
                     objects.append(object_id)
                     numbers.append(0)
                     lost.reported[object_id] = 0
-        known = tuple(objects), tuple(numbers), tuple(whole), tuple(backups)
-        return HoldingsReported(self.node(), number, *known)
+        return HoldingsReported(
+            node=self.node(),
+            lost=number,
+            objects=tuple(objects),
+            imports=tuple(numbers),
+            whole=tuple(whole),
+            backups=tuple(backups),
+        )
 
 
 def is_kept(one: ImportRecord) -> bool:

@@ -275,11 +275,11 @@ class Links:
         """Records the end of a pull for a trace."""
         pulling = self.pulling.pop(cell, None)
         if pulling is not None and self.trace_events.on:
-            about = pulling.wanting.describe(cell)
-            about["bytes"] = self.engine.watermark(cell)
-            about["from"] = pulling.parent
-            name = "object" if "object" in about else str(about.get("kind", "part"))
-            self.trace_events.add("transfer", name, pulling.begin_ns, **about, outcome=outcome)
+            fields = pulling.wanting.describe(cell)
+            fields["bytes"] = self.engine.watermark(cell)
+            fields["from"] = pulling.parent
+            name = "object" if "object" in fields else str(fields.get("kind", "part"))
+            self.trace_events.add("transfer", name, pulling.begin_ns, **fields, outcome=outcome)
 
     def moved(self, *, near: bool = True) -> tuple[int, int]:
         """Bytes (sent, received) over all links; for a link that has ended, its last known counts.

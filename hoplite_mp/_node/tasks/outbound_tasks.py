@@ -585,8 +585,9 @@ class OutboundTasks:
     def _elsewhere(self, oid: int, peer: int, message: TaskEnded) -> None:
         runner = self._take_back(oid)
         self.events.ends_elsewhere(oid)
-        about = message.task, message.nbytes, (runner.number,), message.layout, message.refs
-        if self.remote_objects.complete(oid, *about):
+        if self.remote_objects.complete(
+            oid, message.task, message.nbytes, (runner.number,), message.layout, message.refs
+        ):
             self.remote_objects.by_oid[oid].released = lambda: self._release(oid, peer, message)
         else:
             self.send(peer, Release(message.task, 0))

@@ -104,9 +104,18 @@ class RemoteWorkers:
     def _make(self, pool: Pool, count: int, at_once: bool) -> Callable[[int], OpenFarPool]:
         """The request for so many workers, but for its number."""
         setup = ids.pack_id(self.client.host_id, pool.setup) if pool.setup else NO_OBJECT
-        about = pool.max_tasks, setup, pool.output_owner, pool.env, pool.demand, at_once
-        team = pool.team, pool.team_size
-        return lambda number: OpenFarPool(number, count, *about, *team)
+        return lambda number: OpenFarPool(
+            number=number,
+            workers=count,
+            max_tasks=pool.max_tasks,
+            setup=setup,
+            output_owner=pool.output_owner,
+            env=pool.env,
+            demand=pool.demand,
+            at_once=at_once,
+            team=pool.team,
+            team_size=pool.team_size,
+        )
 
     def _opened(self, pool: Pool, host_id: int, count: int, there: FarPoolOpened) -> str:
         """A host has answered; returns why it cannot start them, or ""."""
@@ -322,8 +331,18 @@ class PoolRequests:
         """Opens a pool with workers of its own, or one without workers on this host."""
         ask: Any = request.ask
         workers = self.workers
-        about = self.events.output_owner_of(slot), ask.env, ask.demand, ask.exact, ask.anywhere
-        pool = Pool(0, ask.workers, slot, ask.max_tasks, ask.setup, False, *about)
+        pool = Pool(
+            number=0,
+            target=ask.workers,
+            owner=slot,
+            max_tasks=ask.max_tasks,
+            setup=ask.setup,
+            output_owner=self.events.output_owner_of(slot),
+            env=ask.env,
+            demand=ask.demand,
+            peers=ask.exact,
+            anywhere=ask.anywhere,
+        )
         if pool.peers:
             self._teams += 1
             pool.team = ids.pack_id(self.client.host_id, self._teams)
@@ -454,9 +473,18 @@ class PoolRequests:
         able = self.resources.ledger.could_ever(message.demand)
         if able and not self.roster.leaves:
             output_owner = self.inbound_tasks.output_owner_here(host_id, message.output_owner)
-            about = output_owner, message.env, message.demand
-            opened = Pool(0, message.workers, NODE_SLOT, message.max_tasks, setup, False, *about)
-            opened.team, opened.team_size = message.team, message.team_size
+            opened = Pool(
+                number=0,
+                target=message.workers,
+                owner=NODE_SLOT,
+                max_tasks=message.max_tasks,
+                setup=setup,
+                output_owner=output_owner,
+                env=message.env,
+                demand=message.demand,
+                team=message.team,
+                team_size=message.team_size,
+            )
             pool = opened.number if self.workers.open(opened) else None
             if pool is not None and message.at_once and len(opened.workers) < message.workers:
                 self.workers.close(pool, True)  # they would wait for resources
