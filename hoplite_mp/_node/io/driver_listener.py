@@ -179,8 +179,7 @@ class DriverListener:
             return
         roles = {"driver": functools.partial(self._admit, drivers)}
         certificate = None  # no TLS, because no byte leaves this host
-        at = self.loop, self.lan, self.meeting.socket
-        open_listener(*at, cluster, certificate, mine, roles)
+        open_listener(self.loop, self.lan, self.meeting.socket, cluster, certificate, mine, roles)
 
     def close(self) -> None:
         if self.meeting is not None:

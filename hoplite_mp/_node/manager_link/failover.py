@@ -129,9 +129,18 @@ class ManagerDialing:
 
     def failover(self, named: StandbyNamed) -> Failover:
         """Makes the failover, after the manager has named a standby."""
-
-        to = self.management, self, self.membership, self.missing, self.peers
-        return Failover(self.loop, self.life, self.connections, *to, self.processes, named)
+        return Failover(
+            self.loop,
+            self.life,
+            self.connections,
+            self.management,
+            self,
+            self.membership,
+            self.missing,
+            self.peers,
+            self.processes,
+            named,
+        )
 
 
 # How long a node without a manager waits for a user to promote the standby, if it is connected to
@@ -458,8 +467,12 @@ class Failover:
         return None
 
     def _hold_at(self, address: Address) -> None:
-        about = self.membership.cluster, self.membership.certificate
-        ask = StartStandby(self.management.client.number, list(self.addresses), *about)
+        ask = StartStandby(
+            node=self.management.client.number,
+            addresses=list(self.addresses),
+            cluster=self.membership.cluster,
+            certificate=self.membership.certificate,
+        )
         try:
             self.processes.start_standby(ask, address)
         except ConfigError as error:

@@ -94,10 +94,17 @@ class SingleHostMembership:
     def asked(self, slot: int, request: Request) -> None:
         """A process asks for all nodes."""
         mine = len(self.workers.pools[0].workers)
-        resources, free = self.resources.totals, self.resources.ledger.free()
-        place = NUMBER, "127.0.0.1", self.hostname
-        used = mine, self.store.used_bytes(), self.store.limit
-        self.reply(slot, Reply(request.number, [(*place, *used, resources, free)]))
+        node = (
+            NUMBER,
+            "127.0.0.1",
+            self.hostname,
+            mine,
+            self.store.used_bytes(),
+            self.store.limit,
+            self.resources.totals,
+            self.resources.ledger.free(),
+        )
+        self.reply(slot, Reply(request.number, [node]))
 
 
 class NodeMembership:

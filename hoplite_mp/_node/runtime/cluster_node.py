@@ -131,8 +131,14 @@ class ClusterNode:
             lambda slot: bool(host.tasks.running(slot)),
             host.client.note_printed,
         )
-        of_objects = local.results, local.imports, local.exports, local.remote_objects
-        self.replicas = Replicas(*of_objects, self.peers.send, host.loop)
+        self.replicas = Replicas(
+            local.results,
+            local.imports,
+            local.exports,
+            local.remote_objects,
+            self.peers.send,
+            host.loop,
+        )
         self.links = Links(host, self.peers, engine)
         self.streaming_sources = GrowingBlocks(local.store, host.client, self.links.engine)
         cells = PlanCells(host, self.links)
@@ -173,11 +179,25 @@ class ClusterNode:
             node_events,
         )
         owners = self.recovery.owners
-        of_tasks = local.workers, local.outbound_tasks, local.inbound_tasks
-        self.remote_actors = RemoteActors(host, local.actors, *of_tasks, owners, node_events)
+        self.remote_actors = RemoteActors(
+            host,
+            local.actors,
+            local.workers,
+            local.outbound_tasks,
+            local.inbound_tasks,
+            owners,
+            node_events,
+        )
         self.backups = ActorBackups(host, local.actors, owners, node_events)
         node_events.actor_failover = ActorFailover(
-            host, local.actors, self.remote_actors, self.backups, *of_tasks, owners
+            host,
+            local.actors,
+            self.remote_actors,
+            self.backups,
+            local.workers,
+            local.outbound_tasks,
+            local.inbound_tasks,
+            owners,
         )
         node_events.remote_actors, node_events.backups = self.remote_actors, self.backups
         node_events.membership, node_events.missing, node_events.peers = (
@@ -311,12 +331,13 @@ class ClusterNode:
     def _open(self) -> None:
         """Starts to accept connections of other nodes."""
         membership, peers = self.membership, self.peers
-        about = membership.cluster, membership.certificate
         roles: dict[str, Callable[[Admission], None]] = {
             "peer": peers.admitted,
             "data": lambda admission: peers.admitted(admission, self.links.admitted),
         }
-        peers.listens_at = self.connections.listen(*about, peers.mine, roles)
+        peers.listens_at = self.connections.listen(
+            membership.cluster, membership.certificate, peers.mine, roles
+        )
 
     # -- messages of the manager ---------------------------------------------------------------
 

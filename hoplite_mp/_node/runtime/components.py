@@ -102,9 +102,15 @@ class Components:
             loop, client, self.life, ports.manager, events
         )
         self.trace_events = trace_events.TraceEvents(loop, events, config.trace_events_max)
-        memory = start.memory_bytes, start.store_fd
         self.store = budget.Store(
-            client, config, *memory, loop, ports.disk, self.trace_events, events
+            client,
+            config,
+            start.memory_bytes,
+            start.store_fd,
+            loop,
+            ports.disk,
+            self.trace_events,
+            events,
         )
         self.store.clients = lines.by_slot
         self.results = ResultWriter(client, tasks, self.store, config)
@@ -136,15 +142,15 @@ class Components:
             lines.reply,
             lines.replier,
         )
-        objects = self.results, self.imports
         self.outbound_tasks = outbound_tasks.OutboundTasks(
-            *objects, self.remote_objects, events.send_peer, events
+            self.results, self.imports, self.remote_objects, events.send_peer, events
         )
         self.inbound_tasks = inbound_tasks.InboundTasks(
-            *objects, events.send_peer, self.trace_events, events
+            self.results, self.imports, events.send_peer, self.trace_events, events
         )
-        both = self.outbound_tasks, self.inbound_tasks
-        self.workers = workers.Workers(host, processes, *both, events)
+        self.workers = workers.Workers(
+            host, processes, self.outbound_tasks, self.inbound_tasks, events
+        )
         self.resources = Resources(host, self.outbound_tasks, self.workers)
         self.delays = RetryDelays(host, self.workers, self.inbound_tasks, self.resources)
         self.actors = actors.LocalActors(
@@ -157,15 +163,30 @@ class Components:
         self.counters.add(self.resources.counts)
         self.recording = Recording(host, self._track_name)
         self.tracing = Tracing(host, self.recording)
-        looked_at = self.workers, *both, self.operations, self.delays
-        self.waits = WaitReports(host, self.recording, *looked_at, ports.stacks(self.workers))
-        about = self.groups, self.messages, client, tasks
-        self.waits.add("groups", lambda: group_waits(*about))
+        self.waits = WaitReports(
+            host,
+            self.recording,
+            self.workers,
+            self.outbound_tasks,
+            self.inbound_tasks,
+            self.operations,
+            self.delays,
+            ports.stacks(self.workers),
+        )
+        self.waits.add("groups", lambda: group_waits(self.groups, self.messages, client, tasks))
         self.waits.add("actors", lambda: actors_here(self.actors))
-        of_pools = self.workers, *both
-        self.rounds = worker_broadcast.WorkerBroadcasts(host, *of_pools, events)
+        self.rounds = worker_broadcast.WorkerBroadcasts(
+            host, self.workers, self.outbound_tasks, self.inbound_tasks, events
+        )
         self.pool_requests = remote_workers.PoolRequests(
-            host, self.requests, self.sweeper, *of_pools, self.resources, events
+            host,
+            self.requests,
+            self.sweeper,
+            self.workers,
+            self.outbound_tasks,
+            self.inbound_tasks,
+            self.resources,
+            events,
         )
         self.pages = Pages(host.config, host.loop, host.client, host.store, start.workers)
         self.standing = membership.JoinWaiters(

@@ -82,16 +82,25 @@ class HostNode:
             assert ports.connections is not None
             assert ports.engine is not None
             assert ports.driver_listener is not None
-            to_hosts = ports.connections, ports.engine, ports.driver_listener
-            ends = ports.lines, self.poll
             self.other_hosts = cluster = ClusterNode(
-                components, start, start.lan, *to_hosts, self.node_events, *ends
+                components,
+                start,
+                start.lan,
+                ports.connections,
+                ports.engine,
+                ports.driver_listener,
+                self.node_events,
+                ports.lines,
+                self.poll,
             )
             of_hosts, of_manager = cluster.handlers, cluster.manager_handlers
         else:
-            at_start = start.workers, ports.hostname
             alone = SingleHostMembership(
-                components.host, components.workers, components.resources, *at_start
+                components.host,
+                components.workers,
+                components.resources,
+                start.workers,
+                ports.hostname,
             )
             self.node_events.alone = alone
             of_hosts, of_manager = alone.handlers, tables.ignored_alone()

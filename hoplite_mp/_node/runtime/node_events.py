@@ -95,8 +95,13 @@ class NodeEvents:
         return self.alone.joining(incarnation)
 
     def returning(self, incarnation: int) -> NodeReturned:
-        about = self.components.number(), incarnation, 1, self.alone.known
-        return NodeReturned(*about, generations=self.components.groups.generations)
+        return NodeReturned(
+            node=self.components.number(),
+            incarnation=incarnation,
+            numbers=1,
+            members=self.alone.known,
+            generations=self.components.groups.generations,
+        )
 
     def report(self) -> Iterator[Any]:
         return self.components.report()
@@ -357,11 +362,14 @@ class ClusterNodeEvents(NodeEvents):
     def returning(self, incarnation: int) -> NodeReturned:
         """With what a new manager continues to count, as far as this node knows it: numbers of
         nodes, epochs of Distribute, objects that had an operation for their copies."""
-        components, transfers, numbers = self.components, self.transfers, self.membership.numbers
-        members = *self.membership.members.values(), *self.missing.members.values()
-        counted = numbers, members, transfers.epochs, transfers.copied
         return NodeReturned(
-            components.number(), incarnation, *counted, components.groups.generations
+            node=self.components.number(),
+            incarnation=incarnation,
+            numbers=self.membership.numbers,
+            members=(*self.membership.members.values(), *self.missing.members.values()),
+            epochs=self.transfers.epochs,
+            copied=self.transfers.copied,
+            generations=self.components.groups.generations,
         )
 
     def report(self) -> Iterator[Any]:
