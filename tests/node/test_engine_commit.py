@@ -11,7 +11,7 @@ import pytest
 
 from hoplite_mp import _engine
 from hoplite_mp._common.object_states import NODE_SLOT
-from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, REPEATED, decide
+from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, REPEATED, UndecidedCall, decide
 from hoplite_mp._node.groups.group_results import GroupResults, Prepared
 from hoplite_mp._node.groups.repeated_plans import LED_EVERY
 from hoplite_mp._node.store.budget import PROMISED
@@ -60,7 +60,7 @@ class Repeating(FollowingNode):
         self.calls.clients[MEMBER_SLOT] = None
         self.calls.member_called(MEMBER_SLOT, self.ask(0))
         given = {rank: large(rank, self.count) for rank in range(3)}
-        outcome = decide(group_members(*NODES), 0, MADE, (0, 1, 2), given, {})
+        outcome = decide(UndecidedCall(group_members(*NODES), 0, MADE, (0, 1, 2), given, {}))
         self.calls.receive(OTHER, GroupGo(GENERATION, 0, MADE, outcome.plans, tuple(NODES)))
         about = GENERATION, 0, (0, 1, 2), "allreduce", "sum", 0, (), MADE
         commit = GroupCommit(*about, leader=OTHER, to=HERE, opens=VERSION, keeps=True)
@@ -311,7 +311,7 @@ def test_a_member_that_has_lent_an_array_does_not_wait_for_a_quiet_word(node: Re
 def test_repeated_calls_open_the_engines_and_others_do_not() -> None:
     all_ = of_one_rank_each(3)
     given = {rank: large(rank) for rank in range(3)}
-    outcome = decide(all_, 1, MADE, (0, 1, 2), given, {})
+    outcome = decide(UndecidedCall(all_, 1, MADE, (0, 1, 2), given, {}))
     before = GroupCommit(1, 0, (0, 1, 2), "allreduce", "sum", 0, (), MADE)
     assert outcome.opens(all_, before) == 0
     outcome.attempt = attempt(1)
@@ -321,7 +321,8 @@ def test_repeated_calls_open_the_engines_and_others_do_not() -> None:
     outcome.keeps = True
     shared = msgspec.structs.replace(all_, nodes=(0, 0, 1))
     assert outcome.opens(shared, before) == 0
-    folded = decide(all_, 1, attempt(1), (0, 1, 2), {r: large(r, op="hypot") for r in given}, {})
+    given = {rank: large(rank, op="hypot") for rank in range(3)}
+    folded = decide(UndecidedCall(all_, 1, attempt(1), (0, 1, 2), given, {}))
     assert folded.opens(all_, before) == 0
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import _serialize
-from hoplite_mp._node.groups.group_decisions import decide
+from hoplite_mp._node.groups.group_decisions import UndecidedCall, decide
 from hoplite_mp._node.objects.remote_objects import payload_layout
 from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol import codec
@@ -26,7 +26,7 @@ def test_the_others_fold_for_the_root(root: int, rates: dict[int, HostRates]) ->
         rank: msgspec.structs.replace(group_part(rank, kind="reduce"), root=root)
         for rank in range(SIZE)
     }
-    outcome = decide(striped_members(SIZE), 0, 5, list(range(SIZE)), given, rates)
+    outcome = decide(UndecidedCall(striped_members(SIZE), 0, 5, list(range(SIZE)), given, rates))
     assert not outcome.error
     (plan,) = outcome.plans
     assert plan.destinations == (root,)  # type: ignore[union-attr]
@@ -47,7 +47,7 @@ def test_a_result_may_be_larger_than_the_parts(kind: str, dtype: str) -> None:
         piece = Piece(rank, -1, len(payload), payload, layout=payload_layout(memoryview(payload)))
         given[rank] = GroupPart(7, 3, 0, (rank,), kind, "mean", 0, (piece,))
     group = striped_members(SIZE)
-    outcome = decide(group, 0, 5, list(range(SIZE)), given, {})
+    outcome = decide(UndecidedCall(group, 0, 5, list(range(SIZE)), given, {}))
     assert not outcome.error
     commit = outcome.commit(group, 0, 0, 0)
     (arrived,) = codec.Decoder(GroupCommit).feed(codec.encode(commit))

@@ -7,7 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, REPEATED, decide, is_repeated
+from hoplite_mp._node.groups.group_decisions import (
+    ATTEMPT_BITS,
+    REPEATED,
+    UndecidedCall,
+    decide,
+    is_repeated,
+)
 from hoplite_mp._node.groups.repeated_plans import (
     FORMS_MAX,
     LED_EVERY,
@@ -45,7 +51,7 @@ def part(rank: int, call: int, kind: str = "allreduce", nbytes: int = NBYTES) ->
 def made(call: int, rates: dict[int, HostRates] | None = None, **about: Any) -> GroupGo:
     """The plan of the leading node."""
     given = {rank: part(rank, call, **about) for rank in range(3)}
-    outcome = decide(members(), call, MADE, (0, 1, 2), given, rates or {})
+    outcome = decide(UndecidedCall(members(), call, MADE, (0, 1, 2), given, rates or {}))
     return GroupGo(5, call, MADE, outcome.plans, tuple(sorted(outcome.waits)))
 
 
@@ -181,7 +187,7 @@ def test_a_plan_that_would_be_cut_in_another_way_is_repeated_for_the_last_time()
     assert found is not None
     for narrow, keeps in ((1e8, True), (2e7, False)):
         rates = {0: HostRates(1e8, 1e8), 1: HostRates(1e8, 1e8), 2: HostRates(narrow, narrow)}
-        outcome = decide(members(), 6, found[1].attempt, (0, 1, 2), given, rates)
+        outcome = decide(UndecidedCall(members(), 6, found[1].attempt, (0, 1, 2), given, rates))
         assert repeat(outcome, found[1])
         assert outcome.plans == found[1].plans
         assert outcome.attempt == found[1].attempt
@@ -202,7 +208,7 @@ def test_a_plan_without_a_newcomer_is_not_repeated_with_it() -> None:
 
     def decided(call: int, ranks: tuple[int, ...]) -> Any:
         given = {rank: scatter(rank, call, (rank,)) for rank in ranks}
-        return decide(members(), call, MADE, ranks, given, {})
+        return decide(UndecidedCall(members(), call, MADE, ranks, given, {}))
 
     first = decided(4, (0, 1))
     plans = RepeatedPlans()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import _engine, _serialize
-from hoplite_mp._node.groups.group_decisions import decide
+from hoplite_mp._node.groups.group_decisions import UndecidedCall, decide
 from hoplite_mp._protocol.group_calls import (
     GroupCommit,
     GroupGo,
@@ -116,18 +116,18 @@ def test_a_frame_without_a_link_is_a_message(node: FollowingNode) -> None:
 def test_engines_are_opened_by_small_calls_of_exactly_the_living() -> None:
     given = {rank: large(rank, 10, "barrier", "") for rank in range(3)}
     all_ = of_one_rank_each(3)
-    about = all_, 0, 1, (0, 1, 2), given, {}
-    assert decide(*about).opens(all_, None) == all_.version
+    outcome = decide(UndecidedCall(all_, 0, 1, (0, 1, 2), given, {}))
+    assert outcome.opens(all_, None) == all_.version
     joining = msgspec.structs.replace(all_, alive=0b011, joining=0b100)
-    assert decide(*about).opens(joining, None) == 0
-    fewer = decide(all_, 0, 1, (0, 1), given, {})
+    assert outcome.opens(joining, None) == 0
+    fewer = decide(UndecidedCall(all_, 0, 1, (0, 1), given, {}))
     assert fewer.opens(all_, None) == 0
 
 
 def test_large_calls_do_not_open_them_time_and_again() -> None:
     given = {rank: large(rank) for rank in range(3)}
     all_ = of_one_rank_each(3)
-    outcome = decide(all_, 0, 1, (0, 1, 2), given, {})
+    outcome = decide(UndecidedCall(all_, 0, 1, (0, 1, 2), given, {}))
     small = GroupCommit(1, 0, (0, 1, 2), "barrier", "", 0)
     assert outcome.attempt
     assert outcome.opens(all_, None) == 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from hoplite_mp._node.groups.group_decisions import UndecidedCall
 from hoplite_mp._node.groups.leader import (
     decide_speculatively,
     fill_in,
@@ -37,7 +38,9 @@ def speculative(
     **like: Any,
 ) -> tuple[Decision, set[int]] | None:
     given = {rank: group_part(rank, **like) for rank in there}
-    return decide_speculatively(striped_members(size), 0, 5, list(range(size)), given, rates)
+    return decide_speculatively(
+        UndecidedCall(striped_members(size), 0, 5, list(range(size)), given, rates)
+    )
 
 
 def stripes_of(found: tuple[Decision, set[int]] | None) -> tuple[Stripe, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hoplite_mp._node.groups.group_decisions import decide
+from hoplite_mp._node.groups.group_decisions import UndecidedCall, decide
 from hoplite_mp._planner.repair import is_slow, owners_without, slow_one, stays_slow
 from hoplite_mp._planner.stripe_plan import cut
 from hoplite_mp._planner.topology import HostRates
@@ -19,7 +19,8 @@ LINK, SLOW = 100_000_000, 25_000_000  # bytes per second
 
 def plan(size: int, kind: str = "allreduce") -> Any:
     given = {rank: group_part(rank, kind=kind) for rank in range(size)}
-    (made,) = decide(striped_members(size), 0, 5, list(range(size)), given, {}).plans
+    undecided = UndecidedCall(striped_members(size), 0, 5, list(range(size)), given, {})
+    (made,) = decide(undecided).plans
     return made
 
 

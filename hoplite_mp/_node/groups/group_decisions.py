@@ -38,6 +38,7 @@ __all__ = [
     "MADE_ATTEMPTS",
     "REPEATED",
     "Decision",
+    "UndecidedCall",
     "combine",
     "decide",
     "is_repeated",
@@ -135,19 +136,24 @@ class Decision:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class UndecidedCall:
+    """A call for which the leading node needs a decision."""
+
+    members: GroupMembers
+    call: int
+    attempt: int  # the number of the attempt, if bytes have to move
+    ranks: Sequence[int]  # the ranks that take part
+    given: dict[int, GroupPart]  # the parts of ranks
+    rates: Mapping[int, HostRates]  # the measured links of nodes, as far as known
+
+
 def decide(
-    members: GroupMembers,
-    call: int,
-    attempt: int,
-    ranks: Sequence[int],
-    given: dict[int, GroupPart],
-    rates: Mapping[int, HostRates],
-    owners: Collection[int] = (),
-    before: Plan | None = None,
+    undecided: UndecidedCall, owners: Collection[int] = (), before: Plan | None = None
 ) -> Decision:
-    """Decides a call of these ranks, whose parts are `given`. `rates`: the measured links of nodes,
-    as far as known. `owners`: nodes that should own stripes of an allreduce, if not all. `before`:
-    the plan of an earlier attempt, whose cut is kept."""
+    """Decides a call. `owners`: nodes that should own stripes of an allreduce, if not all.
+    `before`: the plan of an earlier attempt, whose cut is kept."""
+    members, ranks, given = undecided.members, undecided.ranks, undecided.given
     first = given[ranks[0]]
     outcome = Decision(tuple(ranks), first.kind, first.op, first.root)
     for rank in ranks:
@@ -171,9 +177,9 @@ def decide(
         if piece.source == rank and (piece.target < 0 or piece.target in taking)
     ]
     if first.kind in FOLDING:
-        _fold(outcome, members, call, attempt, pieces, rates, owners)
+        _fold(outcome, undecided, pieces, owners)
     elif first.kind != "barrier" and (first.kind not in PREFIXES or _alike(outcome, pieces)):
-        _copy(outcome, members, call, attempt, pieces, rates)
+        _copy(outcome, undecided, pieces)
     if before is not None:
         outcome.plans = tuple(_cut_as(before, plan) for plan in outcome.plans)
     return outcome
@@ -206,13 +212,7 @@ def operation_of(members: GroupMembers, call: int) -> int:
 
 
 def _fold(
-    outcome: Decision,
-    members: GroupMembers,
-    call: int,
-    attempt: int,
-    pieces: list[Piece],
-    rates: Mapping[int, HostRates],
-    owners: Collection[int],
+    outcome: Decision, undecided: UndecidedCall, pieces: list[Piece], owners: Collection[int]
 ) -> None:
     if not _alike(outcome, pieces):
         return
@@ -222,8 +222,9 @@ def _fold(
         outcome.pieces = [Piece(first.source, -1, len(total), total)]
         return
     if not can_fold(outcome.op, first.layout):  # every node gets all parts and folds them itself
-        _copy(outcome, members, call, attempt, pieces, rates)
+        _copy(outcome, undecided, pieces)
         return
+    members, rates = undecided.members, undecided.rates
     nodes = _nodes(members, outcome.ranks)
     holders = tuple(_node(members, piece.source) for piece in pieces)
     results: tuple[bytes, ...] = (NO_OBJECT,)
@@ -248,8 +249,8 @@ def _fold(
         results = (NO_OBJECT,) * size
     order = tuple(piece.source for piece in pieces)
     plan = ExecuteReduce(
-        operation_of(members, call),
-        attempt,
+        operation_of(members, undecided.call),
+        undecided.attempt,
         tuple(sorted(order)),
         order,
         stripes,
@@ -264,7 +265,7 @@ def _fold(
         first.nbytes,
         first.layout,
     )
-    _go(outcome, plan, attempt)
+    _go(outcome, plan, undecided.attempt)
 
 
 def _alike(outcome: Decision, pieces: list[Piece]) -> bool:
@@ -299,16 +300,10 @@ def _go(outcome: Decision, plan: Plan, attempt: int) -> None:
     outcome.nodes = outcome.nodes | set(participants(plan))
 
 
-def _copy(
-    outcome: Decision,
-    members: GroupMembers,
-    call: int,
-    attempt: int,
-    pieces: list[Piece],
-    rates: Mapping[int, HostRates],
-) -> None:
+def _copy(outcome: Decision, undecided: UndecidedCall, pieces: list[Piece]) -> None:
     """Plans calls that move pieces unchanged: small pieces go with the commit, large ones by a
     plan."""
+    members, attempt = undecided.members, undecided.attempt
     outcome.pieces = [piece for piece in pieces if piece.payload is not None]
     large = [piece for piece in pieces if piece.payload is None]
     outcome.pieces += large  # receivers look their blocks up by these entries
@@ -324,12 +319,12 @@ def _copy(
     outcome.attempt = attempt
     if len(nodes) == 1:
         return
-    operation = operation_of(members, call)
+    operation = operation_of(members, undecided.call)
     if outcome.kind == "broadcast":
         (piece,) = large
         root = _node(members, outcome.root)
         receivers = tuple(node for node in nodes if node != root)
-        stripes = _passed_on(members, root, receivers, piece.nbytes, rates)
+        stripes = _passed_on(members, root, receivers, piece.nbytes, undecided.rates)
         spread = Distribute(
             operation, piece.object, attempt, piece.nbytes, (root,), receivers, stripes, "stripes"
         )

@@ -8,6 +8,7 @@ node has this component, because each may have to lead.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from hoplite_mp._node.groups.group_decisions import (
     ATTEMPT_BITS,
     MADE_ATTEMPTS,
     Decision,
+    UndecidedCall,
     decide,
     is_repeated,
 )
@@ -44,7 +46,7 @@ from hoplite_mp._protocol.group_calls import (
 from hoplite_mp._protocol.messages import ExecuteReduce, GroupAdmitted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from hoplite_mp._node.groups.engine_commit import EngineCallsOwner
     from hoplite_mp._node.groups.group_state import GroupState
@@ -58,7 +60,6 @@ if TYPE_CHECKING:
         GroupSync,
         Plan,
     )
-    from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = [
     "WAIT_SHARE",
@@ -181,19 +182,20 @@ class GroupLeader:
         # Must differ from every attempt that an earlier leader made for other members, because
         # cells of those may still be served.
         attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
-        about = state.members, state.calls, attempt, expected, given, state.rates
-        missing: set[int] = set()
-        if all(rank in given for rank in expected):
-            begun = _begun_by_all(state, given)
-            if begun is not None and repeat(outcome := _decided(*about), begun):
-                self._await_repeated(state, outcome)
-                return
-            outcome = _decided(*about, before=state.attempted if moving is None else None)
-        elif not late:
+        complete = all(rank in given for rank in expected)
+        if not complete and not late:
             self._wait(state, given)
             return
+        undecided = UndecidedCall(state.members, state.calls, attempt, expected, given, state.rates)
+        missing: set[int] = set()
+        if complete:
+            begun = _begun_by_all(state, given)
+            if begun is not None and repeat(outcome := _decided(undecided), begun):
+                self._await_repeated(state, outcome)
+                return
+            outcome = _decided(undecided, before=state.attempted if moving is None else None)
         else:
-            early = None if state.not_early == state.calls else decide_speculatively(*about)
+            early = None if state.not_early == state.calls else decide_speculatively(undecided)
             if early is None:
                 return
             outcome, missing = early
@@ -336,8 +338,8 @@ class GroupLeader:
         name, node = state.members.name, slow_one(moving.links.slow)
         _log.info("group %s: h%s has become slow, the others take its stripe", name, node)
         attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
-        about = state.members, state.calls, attempt, ranks, given, state.rates
-        outcome = _decided(*about, owners=owners, before=plan)
+        undecided = UndecidedCall(state.members, state.calls, attempt, ranks, given, state.rates)
+        outcome = _decided(undecided, owners=owners, before=plan)
         if outcome.waits and not outcome.error:  # else the attempt goes on as it is
             self._ask_to_move(state, attempt, outcome, slow=moving)
 
@@ -347,13 +349,13 @@ class GroupLeader:
         admitted = [r for r in outcome.ranks if members.joining >> r & 1]
         state.parts = {n: part for n, part in state.parts.items() if part.call > state.calls}
         opens = outcome.opens(members, state.last) if self.small.possible else 0
-        about = self.client.number, opens
-        nodes = state.this_last(state.nodes, self.client.number)
-        commits = [outcome.commit(members, state.calls, node, *about) for node in nodes]
+        leader = self.client.number
+        nodes = state.this_last(state.nodes, leader)
+        commits = [outcome.commit(members, state.calls, node, leader, opens) for node in nodes]
         large = next(filter(None, (too_large(one.kind, one.pieces) for one in commits)), "")
         if large:
             outcome.fail("value", f"group {members.name!r}: {large}")
-            commits = [outcome.commit(members, state.calls, node, *about) for node in nodes]
+            commits = [outcome.commit(members, state.calls, node, leader, opens) for node in nodes]
         for node, commit in zip(nodes, commits, strict=True):
             self.send(state, node, commit)
         for rank in admitted:
@@ -361,23 +363,17 @@ class GroupLeader:
 
 
 def _decided(
-    members: GroupMembers,
-    call: int,
-    attempt: int,
-    ranks: Sequence[int],
-    given: dict[int, GroupPart],
-    rates: Mapping[int, HostRates],
-    owners: Collection[int] = (),
-    before: Plan | None = None,
+    undecided: UndecidedCall, owners: Collection[int] = (), before: Plan | None = None
 ) -> Decision:
     """The decision. If there is none because of an exception, that is what every rank raises:
     otherwise all members would wait for ever."""
     try:
-        return decide(members, call, attempt, ranks, given, rates, owners, before)
+        return decide(undecided, owners, before)
     except Exception as error:
-        _log.exception("group %s: call %d cannot be decided", members.name, call)
-        first = given[ranks[0]]
-        text = f"group {members.name!r}: call {call} cannot be decided: {error!r}"
+        name, call, ranks = undecided.members.name, undecided.call, undecided.ranks
+        _log.exception("group %s: call %d cannot be decided", name, call)
+        first = undecided.given[ranks[0]]
+        text = f"group {name!r}: call {call} cannot be decided: {error!r}"
         outcome = Decision(tuple(ranks), first.kind, first.op, first.root)
         return outcome.fail(error_kind(error), shorten(text))
 
@@ -421,16 +417,10 @@ def transfer_s(part: GroupPart, rates: Mapping[int, HostRates]) -> float | None:
     return large[0].nbytes / (max(known) if known else BYTES_PER_S_DEFAULT)
 
 
-def decide_speculatively(
-    members: GroupMembers,
-    call: int,
-    attempt: int,
-    expected: Sequence[int],
-    given: dict[int, GroupPart],
-    rates: Mapping[int, HostRates],
-) -> tuple[Decision, set[int]] | None:
+def decide_speculatively(undecided: UndecidedCall) -> tuple[Decision, set[int]] | None:
     """(the decision, the ranks whose parts are assumed); None if it is not worthwhile or not
-    possible. given: parts by rank, in the order in which they have come."""
+    possible. The call's parts are in the order in which they have arrived."""
+    members, expected, given = undecided.members, undecided.ranks, undecided.given
     missing = [rank for rank in expected if rank not in given]
     there = list(dict.fromkeys(members.nodes[rank] for rank in given if rank in expected))
     nodes = {members.nodes[rank] for rank in expected}
@@ -451,7 +441,7 @@ def decide_speculatively(
         for rank in missing
     }
     owners = [node for node in there if node is not None]
-    outcome = decide(members, call, attempt, expected, {**given, **assumed}, rates, owners)
+    outcome = decide(dataclasses.replace(undecided, given={**given, **assumed}), owners)
     if outcome.error or not outcome.plans or outcome.pieces:
         return None
     (plan,) = outcome.plans
