@@ -192,9 +192,17 @@ class PlanRunner:
         for execution in self.executions.values():
             before, plan = execution.moved, execution.plan
             if before is not None and execution.may_be_relieved and not execution.reported:
-                moved = zip(before, self.link_estimator.moved(), strict=True)
-                about = plan.operation, plan.epoch, self.client.number, up, down
-                slow = OperationSlow(*about, *(max(0, now - then) for then, now in moved))
+                sent_before, received_before = before
+                sent, received = self.link_estimator.moved()
+                slow = OperationSlow(
+                    operation=plan.operation,
+                    epoch=plan.epoch,
+                    node=self.client.number,
+                    up=up,
+                    down=down,
+                    sent=max(0, sent - sent_before),
+                    received=max(0, received - received_before),
+                )
                 self.send_manager(slow)
 
     # -- ending --------------------------------------------------------------------------------

@@ -250,8 +250,15 @@ class EngineCallsOwner:
 
     def receive(self, node: int, message: GroupSmall) -> None:
         """Hands the engine a frame that came as a message, because there was no link for it."""
-        about = message.version, message.call, message.phase, message.plan
-        self.engine.small_frame(message.generation, node, *about, message.parts)
+        self.engine.small_frame(
+            message.generation,
+            node,
+            message.version,
+            message.call,
+            message.phase,
+            message.plan,
+            message.parts,
+        )
 
     def doorbell(self, slot: int, generation: int, rank: int, given: list[int]) -> None:
         """Hands the engine a member's doorbell: an eventfd, or -1 if the process is simulated."""
@@ -267,11 +274,13 @@ class EngineCallsOwner:
         if state is None:
             return
         if kind == SMALL_SEND:
-            node, *about = event[2:]
+            node, version, call, phase, plan, parts = event[2:]
             self.links.prepare((node,))  # so that the next frame has a link
-            self._events.send(state, node, GroupSmall(generation, *about))
+            frame = GroupSmall(generation, version, call, phase, plan, parts)
+            self._events.send(state, node, frame)
         elif kind == SMALL_PART and not state.owned:  # an engine that owns the calls has it already
-            self._part(generation, *event[2:])
+            call, data = event[2:]
+            self._part(generation, call, data)
         elif kind == SMALL_FIRST:
             # All members have read the result of the large call before, because they have made a
             # later call. The board may have shown a large call after that one already.
@@ -280,7 +289,8 @@ class EngineCallsOwner:
         elif kind == SMALL_MOVED:
             self._events.moved(state, event[2])
         elif kind == SMALL_TAKEN and state.owned:
-            self._taken(state, *event[2:])
+            calls, record = event[2:]
+            self._taken(state, calls, record)
 
     def _taken(self, state: GroupState, calls: int, record: bytes) -> None:
         """This process owns the calls from number `calls` on again. `record`: the call before that

@@ -405,20 +405,26 @@ class MultiHostCalls:
         """Tells the leading node how an attempt has ended here."""
         if state.leader is None:
             return
-        about = go.generation, go.call, go.attempt, failure[:1000]
-        rates = self.results.plan_executor.link_estimator.rates
-        self.send(state, state.leader, GroupDone(*about, *rates, error))
+        up, down = self.results.plan_executor.link_estimator.rates
+        done = GroupDone(go.generation, go.call, go.attempt, failure[:1000], up, down, error)
+        self.send(state, state.leader, done)
 
     def slowed(self, up: int, down: int) -> None:
         """This host's link has become slow while bytes move: bytes per second that it carries."""
         for state in self.states.values():
             go = state.go
             if go is not None and go.call == state.calls and state.leader is not None:
-                moved = zip(
-                    state.moved[1:], self.results.plan_executor.link_estimator.moved(), strict=True
+                _, sent_before, received_before = state.moved
+                sent, received = self.results.plan_executor.link_estimator.moved()
+                slow = GroupSlow(
+                    generation=go.generation,
+                    call=go.call,
+                    attempt=go.attempt,
+                    up=up,
+                    down=down,
+                    sent=max(0, sent - sent_before),
+                    received=max(0, received - received_before),
                 )
-                about = go.generation, go.call, go.attempt, up, down
-                slow = GroupSlow(*about, *(max(0, now - before) for before, now in moved))
                 self.send(state, state.leader, slow)
 
     def _commit(self, state: GroupState, message: GroupCommit) -> None:
@@ -431,8 +437,9 @@ class MultiHostCalls:
             self.voted.give_up(state)
             voting = None
         if voting is not None and message.to != self.client.number:  # it names others' pieces
-            about = {"leader": message.leader, "keeps": message.keeps}
-            given = msgspec.structs.replace(voting.commit, **about)
+            given = msgspec.structs.replace(
+                voting.commit, leader=message.leader, keeps=message.keeps
+            )
         elif voting is None and state.lacks(self.client.number, message):
             if message.leader in state.knowing:
                 state.owed = message  # the node that decided it has sent what is missing

@@ -135,8 +135,9 @@ class HostGroups:
         self.given_up.get(slot, {}).pop((ask.generation, ask.rank), None)
         self.buffers.left(ask.generation, slot, ask.rank)
         generation = self.client.client_info(slot)["generation"]
-        about = ask.name, ask.generation, ask.rank, self.client.number
-        self.send(GroupLeft(*about, slot, generation))
+        self.send(
+            GroupLeft(ask.name, ask.generation, ask.rank, self.client.number, slot, generation)
+        )
 
     def give_buffers(self, ask: GroupBuffers, slot: int, number: int) -> None:
         """Replies with the place of a Group's call buffers of a size; None: there is no room, or
@@ -144,8 +145,9 @@ class HostGroups:
         payload = None
         for known in self.known.values():
             if known.generation == ask.generation and known.here.get(ask.rank, (-1,))[0] == slot:
-                about = known.shown.size, slot, ask.rank, ask.nbytes
-                payload = self.buffers.ask(ask.generation, *about)
+                payload = self.buffers.ask(
+                    ask.generation, known.shown.size, slot, ask.rank, ask.nbytes
+                )
         self.reply(slot, Reply(number, payload))
 
     def why(self, slot: int, ask: GroupRefusal) -> tuple[bool, str]:
