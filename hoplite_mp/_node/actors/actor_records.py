@@ -67,8 +67,8 @@ class Client:
 
 
 class WantedActor(NamedTuple):
-    """An actor that is to begin: the fields of BeginActor after its number, in the same order, with
-    local ids in the place of cluster-wide ones."""
+    """An actor that is to begin: the fields of BeginActor after its number, with local ids in the
+    place of cluster-wide ones."""
 
     setup: int
     about: bytes

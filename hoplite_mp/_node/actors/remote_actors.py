@@ -11,8 +11,6 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
-
 from hoplite_mp import _serialize, errors
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import NODE_SLOT, UNCLAIMED
@@ -159,7 +157,21 @@ class RemoteActors:
             return
 
         def make(number: int) -> BeginActor:
-            return BeginActor(number, self.actors.public(wanted.setup), *wanted[1:])
+            return BeginActor(
+                number=number,
+                setup=self.actors.public(wanted.setup),
+                about=wanted.about,
+                class_name=wanted.class_name,
+                name=wanted.name,
+                restarts=wanted.restarts,
+                get_if_exists=wanted.get_if_exists,
+                detached=wanted.detached,
+                output_owner=wanted.output_owner,
+                places=wanted.places,
+                env=wanted.env,
+                demand=wanted.demand,
+                only_now=wanted.only_now,
+            )
 
         self.questions.ask(
             member.host_id, make, functools.partial(self._begun, member.host_id, asker)
@@ -406,9 +418,20 @@ class RemoteActors:
             if holds[0] is None:
                 asker.refused("its constructor's arguments are gone")
                 return
-            _, _, *options = msgspec.structs.astuple(message)
-            output_owner = self.inbound_tasks.output_owner_here(host_id, message.output_owner)
-            wanted = WantedActor(holds[0].oid, *options)._replace(output_owner=output_owner)
+            wanted = WantedActor(
+                setup=holds[0].oid,
+                about=message.about,
+                class_name=message.class_name,
+                name=message.name,
+                restarts=message.restarts,
+                get_if_exists=message.get_if_exists,
+                detached=message.detached,
+                output_owner=self.inbound_tasks.output_owner_here(host_id, message.output_owner),
+                places=message.places,
+                env=message.env,
+                demand=message.demand,
+                only_now=message.only_now,
+            )
             self.actors.begin(asker, wanted)
 
         self.imports.ask([message.setup], ready)
