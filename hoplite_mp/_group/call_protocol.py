@@ -89,9 +89,11 @@ class CallProtocol(MemberLifecycle):
         self._small = SingleHost(runtime, self._board, self._generation, self.rank, size)
         # This rank's own arrays, as far as other ranks read them in place.
         self._in_place = InPlace(self._memory)
-        self._place = self.rank, self._identity[1], self._generation
-        about = board, self._generation, self.rank, size
-        self._hosts = MultiHost(runtime, *about, self._in_place) if hosts else None
+        self._hosts = (
+            MultiHost(runtime, board, self._generation, self.rank, size, self._in_place)
+            if hosts
+            else None
+        )
 
     @property
     def alive(self) -> tuple[int, ...]:
@@ -456,16 +458,20 @@ class CallProtocol(MemberLifecycle):
         except Exception:  # perhaps caused by bytes that other ranks have overwritten
             self._check_held()
             raise
-        if self._board.holds(*self._place) <= 0:
+        if self._board.holds(self.rank, self._identity[1], self._generation) <= 0:
             self._check_held()
         return found
 
     def _check_held(self) -> None:
         """PeerLostError: the planner has taken this member out."""
-        held = self._board.holds(*self._place)
+
+        def holds() -> int:
+            return self._board.holds(self.rank, self._identity[1], self._generation)
+
+        held = holds()
         if held < 0:
-            self._wait(lambda: self._board.holds(*self._place) >= 0, FOREVER_NS, str)
-            held = self._board.holds(*self._place)
+            self._wait(lambda: holds() >= 0, FOREVER_NS, str)
+            held = holds()
         if held == 0:
             self._admitted()
             raise PeerLostError(f"group {self.name!r}: this member was given up")

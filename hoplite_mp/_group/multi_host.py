@@ -202,7 +202,7 @@ class MultiHost:
                     parts.append(self._memory.local_id(ref))
                     continue
                 parts.append(self._part(encoded, one, parts, held, leases, writing))
-            writers = [self._writer(kind, *about) for about in writing]
+            writers = [self._writer(kind, payload, encoded) for payload, encoded in writing]
             ask = GroupCall(
                 self._generation, self.rank, call, kind, op, root, parts, mistake, error
             )
@@ -305,8 +305,9 @@ class MultiHost:
         (buffer,), (offset,) = encoded.buffers, encoded.offsets
         bounds = section_bounds(kind, self.size, buffer.nbytes)
         pace = max(PACE_BYTES_PER_S_MIN, 2 * max(self._rates)) if self._rates else 0.0
-        block = payload, buffer, offset
-        return OverlappedCopy(self._memory.client, self._channel, *block, bounds, pace, self.size)
+        return OverlappedCopy(
+            self._memory.client, self._channel, payload, buffer, offset, bounds, pace, self.size
+        )
 
     def close(self) -> None:
         """Called when the member has left."""

@@ -83,9 +83,10 @@ class SingleHost:
         number = _tasks.BOARD_KINDS.get(kind)
         if number is None:
             return None
-        wait = WAIT_NS, deadline_ns
         if not values:
-            return self._board.make(self._rank, call, number, 0, root, 0, None, 0, *wait)
+            return self._board.make(
+                self._rank, call, number, 0, root, 0, None, 0, WAIT_NS, deadline_ns
+            )
         x = values[0]
         if type(x) is not np.ndarray:
             return None
@@ -102,8 +103,9 @@ class SingleHost:
             buffer = self._buffer(call, x.nbytes)
             if not buffer:
                 return None
-        about = self._rank, call, number, code, root, dtype
-        mask = self._board.make(*about, x, buffer, *wait)
+        mask = self._board.make(
+            self._rank, call, number, code, root, dtype, x, buffer, WAIT_NS, deadline_ns
+        )
         return None if mask < 0 else mask
 
     def _buffer(self, call: int, nbytes: int) -> int:

@@ -279,7 +279,8 @@ class MultiHostCalls:
             self._move(state, repeated[1])
         self.send(state, state.leader, part)
         if voting is not None and voting.ended is not None:
-            self._say_done(state, voting.go, *voting.ended)
+            failure, error = voting.ended
+            self._say_done(state, voting.go, failure, error)
         if state.awaiting_local and state.go is not None:
             state.awaiting_local = False
             self._fill_in(state, state.go, asks)

@@ -231,7 +231,8 @@ class GroupResults:
                 if isinstance(part, int):
                     found += self._pinned(ask.rank, part)
                 elif not isinstance(part, bytes):
-                    found.append(self.streaming_sources.take(slot, *part))
+                    payload, nbytes, written = part
+                    found.append(self.streaming_sources.take(slot, payload, nbytes, written))
             except (ValueError, StoreFullError) as error:
                 failure = failure or error  # the remaining blocks are taken over nevertheless
         if failure is not None:
@@ -244,7 +245,9 @@ class GroupResults:
         once they are fully written."""
         for part in ask.parts:
             if isinstance(part, tuple):
-                self.streaming_sources.let_go(self.streaming_sources.take(slot, *part))
+                payload, nbytes, written = part
+                block = self.streaming_sources.take(slot, payload, nbytes, written)
+                self.streaming_sources.let_go(block)
 
     def _pinned(self, rank: int, oid: int) -> list[Any]:
         hold = self.client.hold(oid)
@@ -424,7 +427,7 @@ class GroupResults:
     ) -> tuple[int, list[Any]]:
         """The object that members read, and the holds on what it needs."""
         data: Any = None
-        failed = message.error, message.message
+        kind, text = message.error, message.message
         try:
             if message.error or not mine:
                 pass  # members here read only the error, or there are none
@@ -434,10 +437,10 @@ class GroupResults:
                 data = self._copied(message, go, blocks, mine, holds, prepared)
         except Exception as error:  # members here would wait for ever
             _log.exception("the result of call %d of a group cannot be made", message.call)
-            text = f"the result of call {message.call} cannot be made here: {error!r}"
-            failed = error_kind(error), shorten(text)
+            text = shorten(f"the result of call {message.call} cannot be made here: {error!r}")
+            kind = error_kind(error)
         mask = mask_of(message.ranks)
-        encoded = _serialize.encode((mask, *failed, data))
+        encoded = _serialize.encode((mask, kind, text, data))
         oid, hold = self._new()
         self.results.store_value(oid, encoded, False, instead=lambda: self._no_room(mask, message))
         self.results.untaken.pop(oid, None)
@@ -445,8 +448,8 @@ class GroupResults:
 
     def _no_room(self, mask: int, message: GroupCommit) -> _serialize.Encoded:
         """What members here read if not even the result's refs fit into the store."""
-        failed = message.error or "full", message.message or self.store.full_message()
-        return shortened((mask, *failed, None), 2)
+        kind, text = message.error or "full", message.message or self.store.full_message()
+        return shortened((mask, kind, text, None), 2)
 
     def _new(self) -> tuple[int, Any]:
         oid = self.client.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0)
