@@ -175,8 +175,8 @@ class LinkEstimator:
             abs(now - sent) > SENT_CHANGE * sent
             for now, sent in zip(self.known, self.sent, strict=True)
         ):
-            self.sent = int(self.known[0]), int(self.known[1])
-            self.tell(*self.sent)
+            self.sent = up, down = int(self.known[0]), int(self.known[1])
+            self.tell(up, down)
         if self.beside is not None:
             self.beside.end()
 

@@ -244,7 +244,8 @@ class Links:
         events = self.engine.events()
         for event in events:
             if event[0] == LINK_LOST:
-                self._lost(*event[1:])
+                _, link, number, reason = event
+                self._lost(link, number, reason)
         for event in events:
             kind = event[0]
             if kind == FILLED:

@@ -263,7 +263,6 @@ class ClusterNode:
 
     def _peer_table(self) -> dict[type, PeerHandler]:
         local = self.local
-        both = local.inbound_tasks, local.outbound_tasks
         return {
             **tables.object_table(
                 local.exports,
@@ -274,7 +273,8 @@ class ClusterNode:
                 self.recovery,
             ),
             **tables.task_table(
-                *both,
+                local.inbound_tasks,
+                local.outbound_tasks,
                 local.workers,
                 local.pool_requests,
                 local.rounds,
