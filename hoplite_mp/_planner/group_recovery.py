@@ -64,7 +64,10 @@ class RecoveredGroups:
             shown = latest[one.shown.generation]
             if shown.generation in over:
                 group = ended.setdefault(shown.generation, restored(shown))
-                self.sends += [(one.node, _given_up(shown, *place)) for place in one.here]
+                self.sends += [
+                    (one.node, _given_up(shown, rank, client, generation))
+                    for rank, client, generation in one.here
+                ]
             else:
                 group = self.groups.setdefault(shown.name, restored(shown))
                 self._note_members(group, one, shown)
@@ -222,5 +225,12 @@ def _is_latest(one: GroupHeld, shown: GroupMembers, rank: int) -> bool:
 
 
 def _given_up(shown: GroupMembers, rank: int, client: int, generation: int) -> GroupGivenUp:
-    about = shown.name, shown.generation, shown.board, rank, client, generation
-    return GroupGivenUp(*about, struck_text(shown.name))
+    return GroupGivenUp(
+        name=shown.name,
+        generation=shown.generation,
+        board=shown.board,
+        rank=rank,
+        client=client,
+        client_generation=generation,
+        message=struck_text(shown.name),
+    )

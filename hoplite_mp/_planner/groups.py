@@ -217,8 +217,16 @@ class GroupRegistry:
             group.tasks.pop(member.task, None)
             group.holders.pop(rank, None)
             node, client, client_generation = member.identity
-            about = group.name, group.generation, group.board, rank, client, client_generation
-            sends.append((node, GroupGivenUp(*about, text)))
+            message = GroupGivenUp(
+                name=group.name,
+                generation=group.generation,
+                board=group.board,
+                rank=rank,
+                client=client,
+                client_generation=client_generation,
+                message=text,
+            )
+            sends.append((node, message))
         return sends
 
     def _never_again(self, group: GroupRecord) -> list[int]:
@@ -290,14 +298,14 @@ class GroupRegistry:
             for member in group.members.values():
                 member.standing = MemberStanding.ALIVE
         shown = group.shown
-        masks = (group.mask(MemberStanding.ALIVE), group.mask(MemberStanding.JOINING))
+        alive, joining = group.mask(MemberStanding.ALIVE), group.mask(MemberStanding.JOINING)
         nodes = tuple(
             group.members[rank].identity.node if rank in group.members else None
             for rank in range(group.size)
         )
         formed = group.phase is Phase.FORMED
         former = tuple(sorted(group.nodes.difference(nodes)))
-        now_shown = (*masks, formed, nodes, former)
+        now_shown = (alive, joining, formed, nodes, former)
         new = any(not member.since for member in group.members.values())
         if shown and _shown(shown) == now_shown and not new:
             return []
@@ -311,8 +319,8 @@ class GroupRegistry:
             generation=group.generation,
             board=group.board,
             size=group.size,
-            alive=masks[0],
-            joining=masks[1],
+            alive=alive,
+            joining=joining,
             formed=formed,
             version=group.versions,
             nodes=nodes,

@@ -54,9 +54,17 @@ class PlanCache:
         leaving: Collection[int],
     ) -> StripePlan:
         """As `stripe_plan.reduction`."""
-        about = kind, nbytes, tuple(sent), tuple(sent.values()), tuple(destinations), ordered
+        key = (
+            kind,
+            nbytes,
+            tuple(sent),
+            tuple(sent.values()),
+            tuple(destinations),
+            ordered,
+            frozenset(leaving),
+        )
         return self._remembered(
-            (*about, frozenset(leaving)),
+            key,
             lambda: stripe_plan.reduction(
                 kind,
                 nbytes,
@@ -68,14 +76,14 @@ class PlanCache:
             ),
         )
 
-    def _remembered(self, about: tuple[object, ...], make: Callable[[], StripePlan]) -> StripePlan:
-        key = self._topology.changes, *about
-        found = self._known.pop(key, None)
+    def _remembered(self, key: tuple[object, ...], make: Callable[[], StripePlan]) -> StripePlan:
+        versioned = self._topology.changes, key
+        found = self._known.pop(versioned, None)
         if found is None:
             found = make()
             if len(self._known) >= FORESTS_MAX:
                 del self._known[next(iter(self._known))]
-        self._known[key] = found
+        self._known[versioned] = found
         return found
 
 

@@ -385,8 +385,9 @@ class Planner:
     # ---- groups
 
     def _group_join(self, message: GroupJoinRequested, now: float) -> list[Send]:
-        caller = (message.node, message.client, message.client_generation)
-        if not self.membership.is_living(message.node) or self.membership.is_client_gone(*caller):
+        if not self.membership.is_living(message.node) or self.membership.is_client_gone(
+            message.node, message.client, message.client_generation
+        ):
             return []
         return self.groups.join(message)
 

@@ -135,8 +135,17 @@ class ProgramCache:
         if isinstance(plan, Distribute):
             key = node, plan.rule, plan.sources, plan.receivers, plan.stripes, plan.parents
         else:
-            shape = plan.kind, plan.rule, plan.shape, plan.stripes
-            key = node, *shape, plan.members, plan.order, plan.holders, plan.destinations
+            key = (
+                node,
+                plan.kind,
+                plan.rule,
+                plan.shape,
+                plan.stripes,
+                plan.members,
+                plan.order,
+                plan.holders,
+                plan.destinations,
+            )
         known = self._known.get(key)
         if known is None:
             while len(self._known) >= PROGRAMS_MAX:

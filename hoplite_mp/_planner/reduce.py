@@ -223,8 +223,8 @@ class Reductions:
         op.epoch += 1
         living = tuple(self._membership.living(plan.destinations))
         op.lost.difference_update(living)  # these have joined again
-        about = {"epoch": op.epoch, "stripes": stripes, "destinations": living}
-        return self._announce(op, msgspec.structs.replace(plan, **about))
+        plan = msgspec.structs.replace(plan, epoch=op.epoch, stripes=stripes, destinations=living)
+        return self._announce(op, plan)
 
     def lose_requester(self, node: int) -> list[Send]:
         """A node was lost: ends what it requested. To be called before `lose_holder`."""
