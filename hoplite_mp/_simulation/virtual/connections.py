@@ -296,9 +296,17 @@ class VirtualConnections:
         host_id: int | None = None,
         rounds_max: int = 0,
     ) -> VirtualCalling:
-        whom = host_id, rounds_max
-        who = self._board, self._loop, self._host
-        return VirtualCalling(*who, endpoints, role, mine, timeout_s, *whom)
+        return VirtualCalling(
+            self._board,
+            self._loop,
+            self._host,
+            endpoints,
+            role,
+            mine,
+            timeout_s,
+            host_id,
+            rounds_max,
+        )
 
     def listen(
         self,
@@ -310,8 +318,9 @@ class VirtualConnections:
         def admit(admission: Admission) -> None:
             roles[admission.role](admission)
 
-        where = self._host, self._loop, self._host_id, cluster, mine, admit
-        self._board.listeners[self._at.host, self._at.port] = VirtualListener(*where)
+        self._board.listeners[self._at.host, self._at.port] = VirtualListener(
+            self._host, self._loop, self._host_id, cluster, mine, admit
+        )
         return self._at.host
 
     def is_reached(self, endpoints: Sequence[Endpoint]) -> bool:

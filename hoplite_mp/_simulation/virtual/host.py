@@ -95,10 +95,16 @@ class VirtualHost:
         network, descriptors = around.network, around.descriptors
         self.control_fd, self.store_fd = os.memfd_create("control"), os.memfd_create("store")
         self.event_fd = os.eventfd(0, os.EFD_NONBLOCK)
-        sizes = config.small_object_bytes_max, config.span_bytes
-        spin_us = 0  # spinning in virtual time would never end
-        memory = around.sizes.store
-        _shm.create(self.control_fd, self.store_fd, host_id, memory, 2, spin_us, *sizes)
+        _shm.create(
+            self.control_fd,
+            self.store_fd,
+            host_id,
+            store_bytes=around.sizes.store,
+            cores=2,
+            spin_us_max=0,  # spinning in virtual time would never end
+            small_object_bytes_max=config.small_object_bytes_max,
+            span_bytes=config.span_bytes,
+        )
         self.client = _shm.NodeClient(self.control_fd, self.store_fd, NODE_SLOT, self.event_fd)
         self.tasks = _tasks.Tasks(self.client)
         around.processes.map(self.client, host_id)
@@ -109,7 +115,6 @@ class VirtualHost:
         self.workers = VirtualWorkers(around.timeline, self)
         self.disk = VirtualDisk(around.sizes.disk)
         self.engine = VirtualEngine(network, self.loop, descriptors, host_id, around.sizes.block)
-        where = self.loop, place, host_id, address_of(place)
         ours, theirs = socket.socketpair()
         self._sockets = [ours, theirs]
         node_events = ClusterNodeEvents()
@@ -130,7 +135,7 @@ class VirtualHost:
             self.disk,
             f"host{place}",
             manager,
-            VirtualConnections(around.board, *where),
+            VirtualConnections(around.board, self.loop, place, host_id, address_of(place)),
             self.engine,
             NoDoor(),
         )
@@ -207,9 +212,10 @@ class VirtualHost:
 
     def runtime(self, slot: int, channel: VirtualChannel, label: str) -> Runtime:
         """The Runtime of a process in that slot."""
-        memory = self.control_fd, self.store_fd, self.event_fd
         line: Any = channel
-        runtime = Runtime(*memory, slot, line, self.config, label)
+        runtime = Runtime(
+            self.control_fd, self.store_fd, self.event_fd, slot, line, self.config, label
+        )
         self.around.processes.map(runtime.client, self.host_id)
         if self.around.collectors:
             submitter, processes = runtime.submitter, self.around.processes

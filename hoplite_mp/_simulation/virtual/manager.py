@@ -100,8 +100,10 @@ class VirtualManager:
         board: Switchboard,
         host: int,
         at: tuple[str, int],
-        about: tuple[int, bytes, Introduction],
         *,
+        host_id: int,
+        cluster: bytes,
+        introduction: Introduction,
         beat_s: float,
         heartbeat_timeout_s: float,
         again: bool = False,
@@ -109,9 +111,8 @@ class VirtualManager:
         leadership: Leadership[Any] | None = None,
         turned: Callable[[], None] = lambda: None,
     ) -> None:
-        """at: where it listens. about: (id of its host, the cluster's id, its introduction). again:
-        it replaces one that has died. own: the number of its host's node. leadership: whether it
-        may decide; None: always. turned: called after each turn."""
+        """at: where it listens. again: it replaces one that has died. own: the number of its host's
+        node. leadership: whether it may decide; None: always. turned: called after each turn."""
         network, descriptors = board.network, board.descriptors
         self.board = board
         self.host = host
@@ -131,13 +132,19 @@ class VirtualManager:
         self._manager.open(listener, b"", Heartbeats(beat_s, heartbeat_timeout_s))
         if leadership is not None:
             self._manager.share(leadership)
-        host_id, cluster, introduction = about
 
         def admit(admission: Admission) -> None:
             listener.waiting.append(admission)
 
-        where = host, self.loop, host_id, cluster, introduction, admit
-        board.listeners[at] = VirtualListener(*where, lambda role: role in listener.not_now)
+        board.listeners[at] = VirtualListener(
+            host,
+            self.loop,
+            host_id,
+            cluster,
+            introduction,
+            admit,
+            refuses=lambda role: role in listener.not_now,
+        )
         self.loop.run_soon(lambda: None)  # its first turn
 
     @property
@@ -162,8 +169,9 @@ class VirtualManager:
     def near(self, loop: VirtualLoop) -> VirtualStream:
         """Makes a connection to the node of its own host; returns the node's end."""
         board = self.board
-        ends = (loop, self.host), (self.loop, self.host)
-        ours, theirs = connect(board.network, board.descriptors, *ends)
+        ours, theirs = connect(
+            board.network, board.descriptors, (loop, self.host), (self.loop, self.host)
+        )
         board.streams[ours] = None
         self._manager.serve(theirs)
         return ours

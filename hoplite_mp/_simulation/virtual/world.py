@@ -75,12 +75,13 @@ class World:
 
     def _start_manager(self, again: bool) -> VirtualManager:
         around = self.around
-        about = HOST_ID_BASE, around.cluster, self._introduction
         return VirtualManager(
             self.board,
             MANAGER_PLACE,
             around.manager_at,
-            about,
+            host_id=HOST_ID_BASE,
+            cluster=around.cluster,
+            introduction=self._introduction,
             beat_s=around.config.heartbeat_interval_s,
             heartbeat_timeout_s=around.config.heartbeat_timeout_s,
             again=again,
@@ -97,7 +98,9 @@ class World:
             self.board,
             place,
             at,
-            (host_id, around.cluster, Introduction(host_id, software_versions())),
+            host_id=host_id,
+            cluster=around.cluster,
+            introduction=Introduction(host_id, software_versions()),
             beat_s=around.config.heartbeat_interval_s,
             heartbeat_timeout_s=around.config.heartbeat_timeout_s,
             again=True,

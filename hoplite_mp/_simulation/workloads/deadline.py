@@ -84,10 +84,9 @@ def begin_newcomer(work: Programs) -> None:
         work.program(chance.choice(hosts), name, partial(_put, work, leaf, name))
     port = work.world.network.ports[0]
     late = 0.5 * chance.random() * work.span_s
-    rate = port.up, port.down
 
     def join() -> None:
-        _when_let_in(work, work.world.add_host(*rate), leaves, names, LET_IN_POLLS)
+        _when_let_in(work, work.world.add_host(port.up, port.down), leaves, names, LET_IN_POLLS)
 
     work.world.timeline.after(late, join)
 
