@@ -194,14 +194,13 @@ class Functions:
             if sent is None:
                 sent = fn.sent = self.send(fn.fn, fn.chunked, fn.again, fn.catches)
             return sent
-        form = chunked, again, catches
-        known = self._table(*form).get(fn) if kind in _BY_IDENTITY else None
+        known = self._table(chunked, again, catches).get(fn) if kind in _BY_IDENTITY else None
         by_name = code.by_name  # the current list; a registration starts a new one
         if known is not None and known[1] is by_name:
             return known[0], None
         look = ArrayScan(self._arrays)
         if kind not in _BY_IDENTITY:  # a callable object may have state, and its own equality
-            sending = _in_form(fn, *form)
+            sending = _in_form(fn, chunked, again, catches)
             encoded, beside, refs = _serialize.encode_with_aside(sending, look)
             ref = self._put(encoded, beside)
             look.used_by(fn)
@@ -215,11 +214,12 @@ class Functions:
             now, constant = by_name, True
         else:
             now, constant = _carried(fn, look, look.snapshot)
-        encoded, beside, refs = _serialize.encode_with_aside(_in_form(fn, *form), look)
+        sending = _in_form(fn, chunked, again, catches)
+        encoded, beside, refs = _serialize.encode_with_aside(sending, look)
         digest = _serialize.digest(b"".join((encoded, *[one._id for one in beside])))
         if known is None or known[2] != digest:
             ref = self._put(encoded, beside)
-        table = self._table(*form)
+        table = self._table(chunked, again, catches)
         if constant and now is not by_name:
             # Another thread may have changed a closure since. The function was then sent in a state
             # that no comparison has seen, so the entry must not stand for any state.

@@ -326,8 +326,14 @@ class AttachedHost(HostProcesses):
         # Arrays may be read after the cluster's end. So `life`, whose end makes the node drop this
         # process's pins, stays open until nothing in this process uses the shared memory.
         life.setblocking(False)
-        watched = Watched(life.fileno()), Watched(event_fd)
-        ends = weakref.finalize(self.runtime.client, _end_life, os.getpid(), life, *watched)
+        ends = weakref.finalize(
+            self.runtime.client,
+            _end_life,
+            os.getpid(),
+            life,
+            Watched(life.fileno()),
+            Watched(event_fd),
+        )
         ends.atexit = False
         self._watch()
 

@@ -315,7 +315,8 @@ class Submitter:
             if self.client.state(oid) not in VALUED:
                 known = self._failed_dependency  # read once: other threads may replace it
                 if known is not None and known[0] == oid:
-                    self._fail(pending, *known[1:])
+                    _, cause, encoded_cause = known
+                    self._fail(pending, cause, encoded_cause)
                     return
                 try:
                     error = self.memory.error(oid, FOREVER_NS)

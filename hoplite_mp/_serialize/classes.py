@@ -366,8 +366,13 @@ def with_annotations(function: types.FunctionType) -> types.FunctionType:
     try:
         function.__annotations__  # noqa: B018
     except Exception:
-        about = function.__name__, function.__defaults__, function.__closure__
-        copy: Any = types.FunctionType(function.__code__, function.__globals__, *about)
+        copy: Any = types.FunctionType(
+            function.__code__,
+            function.__globals__,
+            name=function.__name__,
+            argdefs=function.__defaults__,
+            closure=function.__closure__,
+        )
         copy.__dict__.update(vars(function))
         for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__", "__type_params__"):
             setattr(copy, name, getattr(function, name))

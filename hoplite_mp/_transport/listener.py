@@ -344,12 +344,11 @@ class Listener:
     def _report(self, pending: _PendingHandshake, why: HopliteError | str, now: float) -> None:
         """Logs a refusal. A wrong token is worth a warning; any other reason is not."""
         self.refused += 1
-        words = ("%s refused %s: %s", self._service, pending.address, why)
         if not isinstance(why, AuthError):
-            _log.info(*words)
+            _log.info("%s refused %s: %s", self._service, pending.address, why)
         elif now < self._warn_again_at:
             self._unwarned += 1
         else:
             more = f" (and {self._unwarned} more since the last warning)" if self._unwarned else ""
-            _log.warning(words[0] + "%s", *words[1:], more)
+            _log.warning("%s refused %s: %s%s", self._service, pending.address, why, more)
             self._warn_again_at, self._unwarned = now + WARNING_PAUSE_S, 0
