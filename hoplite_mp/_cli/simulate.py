@@ -137,10 +137,13 @@ def _scale(arguments: argparse.Namespace) -> int:
             )
             print(show(rows))
         if rows and arguments.json is not None:
-            about = {"hoplite_mp": __version__, "rate": rate, "latency_s": latency_s}
-            listed = [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows]
-            content = json.dumps({**about, "rows": listed}, indent=2)
-            arguments.json.write_text(content + "\n", encoding="utf-8")
+            content = {
+                "hoplite_mp": __version__,
+                "rate": rate,
+                "latency_s": latency_s,
+                "rows": [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows],
+            }
+            arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

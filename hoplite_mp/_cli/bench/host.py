@@ -253,18 +253,18 @@ INTERRUPTED = 130  # the exit code that shells use
 
 def bench(arguments: argparse.Namespace) -> int:
     """Measures, and prints a table. Returns the exit code."""
-    about: dict[str, Any] = {"quick": arguments.quick, "cluster": arguments.address}
+    conditions: dict[str, Any] = {"quick": arguments.quick, "cluster": arguments.address}
     effort = QUICK if arguments.quick else WHOLE
     rows: list[BenchRow] = []
     try:
         if arguments.json is not None:
             arguments.json.touch()  # so that an error in writing is known before it measures
-        for row in _measure(arguments, effort, about):
+        for row in _measure(arguments, effort, conditions):
             rows.append(row)
             print(f"measured: {row.title}", file=sys.stderr)
         print(show(rows))
         if arguments.json is not None:
-            write(arguments.json, rows, **about)
+            write(arguments.json, rows, conditions)
     except KeyboardInterrupt:
         print("hoplite-mp bench: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -275,15 +275,15 @@ def bench(arguments: argparse.Namespace) -> int:
 
 
 def _measure(
-    arguments: argparse.Namespace, effort: Effort, about: dict[str, Any]
+    arguments: argparse.Namespace, effort: Effort, conditions: dict[str, Any]
 ) -> Iterator[BenchRow]:
     if arguments.address is None:
-        about["workers"] = workers_of(arguments.workers)
-        yield from host_rows(effort, about["workers"])
+        conditions["workers"] = workers_of(arguments.workers)
+        yield from host_rows(effort, conditions["workers"])
         return
     tls = False if arguments.no_tls else None
     with ApartCluster(
         workers=0, address=arguments.address, token=arguments.token_file, tls=tls
     ) as cluster:
-        about["nodes"] = len(cluster.nodes) - 1
+        conditions["nodes"] = len(cluster.nodes) - 1
         yield from cluster_rows(cluster, effort)

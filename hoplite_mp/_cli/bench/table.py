@@ -20,7 +20,7 @@ from hoplite_mp._common.machine_limits import cpu_count
 from hoplite_mp._version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 __all__ = ["BenchRow", "Effort", "in_turns", "median", "percentile", "show", "write"]
@@ -123,9 +123,9 @@ def _digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def write(path: Path, rows: Sequence[BenchRow], **about: Any) -> None:
-    """Writes a JSON file with the rows, and with the machine and software that were measured.
-    OSError."""
+def write(path: Path, rows: Sequence[BenchRow], conditions: Mapping[str, Any]) -> None:
+    """Writes a JSON file with the rows, the conditions, and the machine and software that were
+    measured. OSError."""
     content = {
         "hoplite_mp": __version__,
         "python": platform.python_version(),
@@ -133,7 +133,7 @@ def write(path: Path, rows: Sequence[BenchRow], **about: Any) -> None:
         "machine": platform.machine(),
         "kernel": platform.release(),
         "cpus": cpu_count(),
-        **about,
+        **conditions,
         "rows": [row.as_dict() for row in rows],
     }
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -272,14 +272,14 @@ class Record:
 
     def finish(self, name: str, startup_seconds: float, bytes_moved: dict[str, int]) -> TrainingRun:
         """The clock stops at the last step; now the snapshots are evaluated."""
-        test = self._digits.test_x, self._digits.test_y
+        test_x, test_y = self._digits.test_x, self._digits.test_y
         return TrainingRun(
             name=name,
             seconds=self._last - self._start,
             startup_seconds=startup_seconds,
             step_seconds=self.step_seconds,
             times=self.times,
-            accuracies=[accuracy(params, *test) for params in self._snapshots],
+            accuracies=[accuracy(params, test_x, test_y) for params in self._snapshots],
             contributors=self.contributors,
             staleness=self.staleness,
             bytes_moved=bytes_moved,
