@@ -331,8 +331,19 @@ def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
     a round trip to all of them; otherwise that is 0."""
     runtime.memory.check()
     found = [
-        Node(node_id(number), *[*rest, as_amounts(all_), as_amounts(free)])
-        for number, *rest, all_, free in runtime.channel.call(Members()).value
+        Node(
+            id=node_id(number),
+            address=address,
+            host=host,
+            workers=workers,
+            memory_used=used,
+            memory_total=total,
+            resources=as_amounts(resources),
+            resources_free=as_amounts(free),
+        )
+        for number, address, host, workers, used, total, resources, free in runtime.channel.call(
+            Members()
+        ).value
     ]
     runtime.newest_node = max(runtime.newest_node, *(int(one.id[1:]) for one in found))
     if not memory or len(found) == 1:

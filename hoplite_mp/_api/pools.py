@@ -209,8 +209,17 @@ def open_pool(
         made._dropped.atexit = False
         return made
 
-    given = inheritance.descriptors
-    return _start(runtime, places, max_tasks, oid, False, own_it, given, env, demand)
+    return _start(
+        runtime,
+        places,
+        max_tasks=max_tasks,
+        setup=oid,
+        exact=False,
+        owner=own_it,
+        descriptors=inheritance.descriptors,
+        env=env,
+        demand=demand,
+    )
 
 
 def _start(
@@ -274,8 +283,17 @@ def spmd(
     futures: list[Future[T]] = []
     fixed: Any = FrozenFunction(fn, again=options.retry_exceptions)
     try:
-        about = (), env, demand, anywhere
-        peers = _start(runtime, places, 0, 0, True, own_it, *about)
+        peers = _start(
+            runtime,
+            places,
+            max_tasks=0,
+            setup=0,
+            exact=True,
+            owner=own_it,
+            env=env,
+            demand=demand,
+            anywhere=anywhere,
+        )
         for rank in range(size):
             futures.append(peers.submit(fixed, rank, *args))
     except BaseException:  # for example, it does not pickle; no peer may wait for the others
