@@ -150,11 +150,11 @@ class ConcurrentTasks:
         """Writes the result of a task that has ended. wait: if none has, waits for one, at most
         HOUSE_S."""
         try:
-            ended = self._ended.get(wait, HOUSE_S)
+            call, value, failed = self._ended.get(wait, HOUSE_S)
         except queue.Empty:
             self.worker.housekeeping(False)
             return
-        self._end(*ended)
+        self._end(call, value, failed)
         self.worker.housekeeping(True)
 
     def _begin(self, oid: int, flags: int) -> None:
