@@ -66,7 +66,8 @@ def spring(
             )
             if message_fault.left <= 0:
                 message_faults.remove(message_fault)
-                message_fault.strike(*ends)
+                sender, receiver = ends
+                message_fault.strike(sender, receiver)
 
 
 def tags_in(data: bytes) -> list[str]:
