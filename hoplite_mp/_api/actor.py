@@ -567,4 +567,5 @@ class ActorCalls:
         found = self._runtime.actors.find(name)
         if found is None:
             raise LookupError(f"there is no actor named {name!r} in this cluster, or it has ended")
-        return _handle(*found)
+        identity, about = found
+        return _handle(identity, about)

@@ -373,7 +373,7 @@ def gone_nodes(runtime: Runtime) -> list[tuple[str, str, float, bool]]:
     left, as far as this host's node has seen it."""
     runtime.memory.check()
     found = runtime.channel.call(GoneNodes()).value
-    return [(node_id(number), *more) for number, *more in found]
+    return [(node_id(number), host, seconds, left) for number, host, seconds, left in found]
 
 
 def counters(runtime: Runtime) -> dict[int, dict[str, int]]:
