@@ -25,8 +25,8 @@ from hoplite_mp._manager.loop import ManagerLoop
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._protocol.codec import BEAT, encode
 from hoplite_mp._protocol.greetings import Introduction
-from hoplite_mp._protocol.handshake import Secret
 from hoplite_mp._protocol.membership import NodeJoined
+from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._transport.addresses import Endpoint
 from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.listener import Listener

@@ -14,10 +14,10 @@ import numpy as np
 
 from hoplite_mp._api.nodes import node_numbers, other_places
 from hoplite_mp._api.pytree import as_refs
-from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.memory import whole
 from hoplite_mp._client.runtime import current_runtime
 from hoplite_mp._common import clock
+from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.reduction import is_function, operation_name
 from hoplite_mp._common.ref import ObjectRef, by_ref
 from hoplite_mp._serialize import Folded

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hoplite_mp import _serialize, errors
 from hoplite_mp._api.nodes import node_numbers
 from hoplite_mp._client.chunks import Chunks, Items
-from hoplite_mp._client.deadlines import check_timeout
 from hoplite_mp._client.debugging import run_here
 from hoplite_mp._client.demands import check_demands
 from hoplite_mp._client.functions import CONCURRENCY_SHIFT, FrozenFunction, check_counts, flags_of
@@ -24,6 +23,7 @@ from hoplite_mp._client.memory import whole
 from hoplite_mp._client.option_checks import UNUSED, check_values, refuse_unused
 from hoplite_mp._client.queues import SHUT_DOWN
 from hoplite_mp._common import clock
+from hoplite_mp._common.clock import check_timeout
 from hoplite_mp._protocol.fields import NUMBER_MAX
 from hoplite_mp._protocol.local import POOL_BROKEN, Members
 from hoplite_mp.errors import ClosedError

@@ -14,9 +14,9 @@ import numpy as np
 from hoplite_mp._api.collectives import keep_copies
 from hoplite_mp._api.nodes import node_id, other_places
 from hoplite_mp._api.pytree import TREE_TYPES, as_items, as_ref, as_refs, tree_map
-from hoplite_mp._client.deadlines import deadline_ns
 from hoplite_mp._client.futures import Future
 from hoplite_mp._client.memory import whole
+from hoplite_mp._common.clock import deadline_ns
 from hoplite_mp._common.object_states import VALUED
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._protocol.local import Locate

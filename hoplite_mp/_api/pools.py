@@ -19,7 +19,6 @@ from hoplite_mp import errors
 from hoplite_mp._api.executor import TaskExecutor
 from hoplite_mp._api.nodes import named_places, working_places
 from hoplite_mp._client.closing import Completion, suppress_closed
-from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.demands import WORKERS_MAX, refusal, refuse_demands, spread
 from hoplite_mp._client.functions import FrozenFunction
 from hoplite_mp._client.inherited_context import Inheritance, put_setup
@@ -27,6 +26,7 @@ from hoplite_mp._client.memory import whole
 from hoplite_mp._client.option_checks import refuse_unused
 from hoplite_mp._client.threads import starting_thread
 from hoplite_mp._common import locks
+from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.machine_limits import cpu_count
 from hoplite_mp._protocol.local import ClosePool, OpenPool
 

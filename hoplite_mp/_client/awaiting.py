@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hoplite_mp import _serialize
 from hoplite_mp._client.collector import watch, withdraw
-from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.waiting import BLOCKED_AFTER_NS
 from hoplite_mp._common import clock
+from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.object_states import AWAY, is_cancelled
 
 if TYPE_CHECKING:

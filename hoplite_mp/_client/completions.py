@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hoplite_mp import _tasks
 from hoplite_mp._client.collector import DoneCallback, begin
-from hoplite_mp._client.deadlines import check_timeout, deadline_ns
 from hoplite_mp._client.futures import Future
 from hoplite_mp._client.runtime import runtime_of
 from hoplite_mp._client.waiting import BLOCKED_AFTER_NS
 from hoplite_mp._common import clock, locks
+from hoplite_mp._common.clock import check_timeout, deadline_ns
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp.errors import HopliteTimeoutError
 

@@ -10,11 +10,11 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize
-from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.functions import FrozenFunction, is_async
 from hoplite_mp._client.futures import Future
 from hoplite_mp._client.option_checks import retry_pause
 from hoplite_mp._common import clock
+from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.object_states import KIND_OPERATION, STATE
 from hoplite_mp._common.ref import ByRef, ObjectRef
 

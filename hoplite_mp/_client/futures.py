@@ -18,9 +18,9 @@ from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import _serialize
-from hoplite_mp._client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp._client.thread_futures import for_asyncio, outcome
 from hoplite_mp._common import locks
+from hoplite_mp._common.clock import FOREVER_NS, deadline_ns
 from hoplite_mp._common.object_states import CANCELLED, STATE, is_cancelled
 from hoplite_mp._common.ref import NotAnArray, ObjectRef
 from hoplite_mp._common.signals import is_interruption

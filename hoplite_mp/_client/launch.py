@@ -45,9 +45,9 @@ from hoplite_mp._common.machine_limits import (
     total_bytes,
 )
 from hoplite_mp._common.object_states import DRIVER_SLOT, NODE_SLOT
-from hoplite_mp._protocol.handshake import encode_secret
 from hoplite_mp._protocol.local import GIVEN_UP, NODE_DIED, Shutdown, Start
 from hoplite_mp._protocol.output import MarkLines
+from hoplite_mp._protocol.secret import encode_secret
 from hoplite_mp.config import MIB, SPAN_BYTES_MIN
 from hoplite_mp.errors import ClosedError, ConfigError, HopliteError, ManagerLostError
 

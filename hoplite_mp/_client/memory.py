@@ -18,8 +18,8 @@ import numpy as np
 
 from hoplite_mp import _serialize, _shm, errors
 from hoplite_mp._client.acquire_import import take_over
-from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._common import clock, ids
+from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.object_states import CANCELLED, PENDING, STATE, is_cancelled
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._common.signals import is_interruption

@@ -159,7 +159,7 @@ class HostNetwork:
         """The message that configures this host's processes."""
         certificate = b""
         if self.tls and self._manager_socket is not None:
-            from hoplite_mp._transport.tls import make_certificate
+            from hoplite_mp._transport.certificates import make_certificate
 
             certificate = make_certificate().pem
         return LanStart(

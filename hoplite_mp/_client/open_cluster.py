@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hoplite_mp._client.network import HostNetwork
-    from hoplite_mp._protocol.handshake import Secret
+    from hoplite_mp._protocol.secret import Secret
     from hoplite_mp.config import Config
 
 __all__ = ["AttachedHost", "NoNodeHere", "attach", "enter"]

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _serialize, _shm, _tasks
 from hoplite_mp._client.actors import ActorClient
 from hoplite_mp._client.calls import current_call
-from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.demands import Demands
 from hoplite_mp._client.describing import ref_words
 from hoplite_mp._client.foreign_refs import ForeignRefs, enter_by_engine, held_too_short
@@ -23,6 +22,7 @@ from hoplite_mp._client.memory import FORKED, Memory
 from hoplite_mp._client.queues import HERE
 from hoplite_mp._client.submitter import Submitter
 from hoplite_mp._common import locks
+from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.object_states import CANCELLED, KIND_OPERATION
 from hoplite_mp._common.ref import ObjectRef, runtime_hooks
 from hoplite_mp._protocol.local import BindPool, Collective

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from hoplite_mp import _serialize, errors
 from hoplite_mp._client.acquire_import import take_over_all
-from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._common import ids, locks
+from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.object_states import GONE, STATE
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._protocol.local import Import

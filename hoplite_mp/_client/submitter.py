@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _serialize, _shm, _tasks
 from hoplite_mp._client.closing import Unread, call_back, fail_pending, keep_results
 from hoplite_mp._client.collector import Collector, DoneCallback
-from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.failures import Failures
 from hoplite_mp._client.functions import FLAG_ASYNC, Functions
 from hoplite_mp._client.futures import Future
@@ -26,6 +25,7 @@ from hoplite_mp._client.pending import Pending
 from hoplite_mp._client.queues import HERE, PLACE, SHUT_DOWN, Queues
 from hoplite_mp._client.waiting import Waiting
 from hoplite_mp._common import locks
+from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.object_states import (
     KIND_OPERATION,
     KIND_TASK,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp import _tasks
 from hoplite_mp._client.calls import OwnCalls
-from hoplite_mp._client.deadlines import FOREVER_NS, Deadline
 from hoplite_mp._common import clock, locks
+from hoplite_mp._common.clock import FOREVER_NS, Deadline
 from hoplite_mp._common.object_states import AWAY
 from hoplite_mp.errors import HopliteTimeoutError
 

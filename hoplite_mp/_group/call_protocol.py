@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _serialize
-from hoplite_mp._client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp._client.in_place import InPlace, own_copy
 from hoplite_mp._client.memory import whole
 from hoplite_mp._common import clock
+from hoplite_mp._common.clock import FOREVER_NS, deadline_ns
 from hoplite_mp._common.reduction import operation_name, prefix
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._common.signals import is_interruption

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from hoplite_mp import _serialize
-from hoplite_mp._client.deadlines import FOREVER_NS, deadline_ns
 from hoplite_mp._common import clock
+from hoplite_mp._common.clock import FOREVER_NS, deadline_ns
 from hoplite_mp._common.reduction import function_name, is_function
 from hoplite_mp._common.signals import is_interruption
 from hoplite_mp._group.background import Background, CallFuture

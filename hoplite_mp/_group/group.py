@@ -14,10 +14,10 @@ import numpy as np
 
 from hoplite_mp import errors
 from hoplite_mp._client.calls import current_call
-from hoplite_mp._client.deadlines import check_timeout
 from hoplite_mp._client.memory import whole
 from hoplite_mp._client.option_checks import check_name, refuse_unused
 from hoplite_mp._common import clock
+from hoplite_mp._common.clock import check_timeout
 from hoplite_mp._group.call_protocol import peers_of, split_name
 from hoplite_mp._group.collectives import GroupCollectives
 from hoplite_mp._protocol.local import GroupJoin, GroupLeave

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _serialize, _tasks
-from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.descriptors import Watched, lift
 from hoplite_mp._client.in_place import own_copy
 from hoplite_mp._common import clock
+from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.reduction import has_kernel, prefix, result_dtype
 from hoplite_mp._group.single_host import MISTAKE
 from hoplite_mp._protocol.group_calls import PIECE_BYTES_MAX

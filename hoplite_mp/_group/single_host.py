@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _serialize, _tasks
-from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.in_place import new_result
 from hoplite_mp._common import clock
+from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.reduction import reduce_arrays, result_dtype
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._protocol.group_calls import error_of

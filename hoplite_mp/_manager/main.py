@@ -75,8 +75,8 @@ def _leadership(lan: LanStart, again: bool) -> Leadership[Link]:
 def listener_of(lan: LanStart) -> Listener:
     """The Listener at which nodes on the network connect."""
     from hoplite_mp._protocol.greetings import Introduction, software_versions
+    from hoplite_mp._transport.certificates import Certificate
     from hoplite_mp._transport.listener import Listener
-    from hoplite_mp._transport.tls import Certificate
 
     return Listener(
         socket.socket(fileno=lan.manager_fd),

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from hoplite_mp._protocol.handshake import Secret
+from hoplite_mp._protocol.secret import Secret
 
 __all__ = [
     "GIVEN_UP",

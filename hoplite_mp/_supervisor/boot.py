@@ -52,8 +52,8 @@ def decode(body: bytearray) -> Start:
     every child would inherit this copy."""
     import msgspec
 
-    from hoplite_mp._protocol.handshake import decode_secret
     from hoplite_mp._protocol.local import Start
+    from hoplite_mp._protocol.secret import decode_secret
 
     start = msgspec.msgpack.decode(body, type=Start, dec_hook=decode_secret)
     body[:] = bytes(len(body))

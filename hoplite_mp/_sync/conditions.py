@@ -6,9 +6,9 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from hoplite_mp._client.deadlines import FOREVER_NS, check_timeout
 from hoplite_mp._client.memory import whole
 from hoplite_mp._common import clock
+from hoplite_mp._common.clock import FOREVER_NS, check_timeout
 from hoplite_mp._sync import sync_actors
 from hoplite_mp._sync.handles import Handle, Read, Until, run, run_async, waits
 from hoplite_mp._sync.locks import Lock, RLock, owner, task_owner

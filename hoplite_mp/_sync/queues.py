@@ -14,8 +14,8 @@ import numpy as np
 
 from hoplite_mp import _serialize, errors
 from hoplite_mp._api.actor import _identity_of
-from hoplite_mp._client.deadlines import deadline_ns
 from hoplite_mp._client.memory import whole
+from hoplite_mp._common.clock import deadline_ns
 from hoplite_mp._common.ref import ObjectRef, by_ref
 from hoplite_mp._common.signals import is_interruption
 from hoplite_mp._sync import sync_actors

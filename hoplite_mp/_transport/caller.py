@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hoplite_mp._protocol.greetings import Introduction
-    from hoplite_mp._protocol.handshake import HandshakeOutcome, Secret
+    from hoplite_mp._protocol.handshake import HandshakeOutcome
+    from hoplite_mp._protocol.secret import Secret
     from hoplite_mp._transport.addresses import Endpoint
 
 __all__ = ["Dialer"]

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import ssl
 
     from hoplite_mp._protocol.greetings import Introduction
-    from hoplite_mp._protocol.handshake import Secret
-    from hoplite_mp._transport.tls import Certificate
+    from hoplite_mp._protocol.secret import Secret
+    from hoplite_mp._transport.certificates import Certificate
 
 __all__ = ["Listener"]
 

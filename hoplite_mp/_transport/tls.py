@@ -14,116 +14,20 @@ session would save nothing on a LAN.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import functools
 import hashlib
-import os
 import ssl
-from functools import cached_property
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from hoplite_mp._transport.certificates import in_memory_file
 from hoplite_mp._transport.stream import NOT_TLS, QUEUE_BYTES_MAX, READ_BYTES, TcpStream
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
 
-__all__ = [
-    "Certificate",
-    "TlsStream",
-    "client_context",
-    "in_memory_file",
-    "make_certificate",
-    "server_context",
-]
+    from hoplite_mp._transport.certificates import Certificate
 
-# The certificate of a cluster: made in memory, passed between processes, never on disk.
-#
-# TLS needs one, and nobody should have to run a certificate authority for a LAN. Each cluster makes
-# its own when it starts; nodes receive it over their authenticated connection to the manager and
-# serve their peers with it. No client trusts it for its name, signature or dates: a client trusts a
-# server that proves the token over the certificate's hash (_protocol/handshake.py).
-
-
-# Nobody checks the dates, except perhaps tools: valid from before now, because clocks differ, until
-# after the longest run.
-VALID_BEFORE = datetime.timedelta(days=1)
-VALID_AFTER = datetime.timedelta(days=3650)
-PEM_BYTES_MAX = 16 << 10  # about 1 KiB is usual
-
-
-class Certificate:
-    """A certificate and its private key. `pem` is the text of both, and a secret."""
-
-    def __init__(self, pem: bytes) -> None:
-        """From the `pem` of another process. ValueError if it holds no certificate with a key."""
-        begin, end = pem.find(b"-----BEGIN CERTIFICATE-----"), pem.find(_END)
-        if len(pem) > PEM_BYTES_MAX or not 0 <= begin < end or b"PRIVATE KEY-----" not in pem:
-            raise ValueError(f"{len(pem)} bytes that are no certificate with its private key")
-        self.pem = pem
-        self._certificate = pem[begin : end + len(_END)].decode("ascii")
-
-    @cached_property
-    def sha256(self) -> bytes:
-        """The hash of the certificate in binary form (DER), as a client computes it."""
-        import ssl
-
-        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(self._certificate)).digest()
-
-    def __repr__(self) -> str:
-        return f"<Certificate {self.sha256.hex()[:16]}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a certificate holds a private key: send its pem where it must go")
-
-
-_END = b"-----END CERTIFICATE-----"
-
-
-def make_certificate() -> Certificate:
-    """A new certificate, self-signed: EC P-256, random serial number."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "hoplite_mp")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - VALID_BEFORE)
-        .not_valid_after(now + VALID_AFTER)
-        .sign(key, hashes.SHA256())
-    )
-    return Certificate(
-        certificate.public_bytes(serialization.Encoding.PEM)
-        + key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-
-
-@contextlib.contextmanager
-def in_memory_file(data: bytes) -> Iterator[str]:
-    """A path from which `data` can be read inside the `with` block.
-
-    The standard library loads certificates from files only. This one is anonymous memory (a memfd):
-    it has no name, no other user can open it, and it disappears with its descriptor, however this
-    process ends.
-    """
-    fd = os.memfd_create("hoplite_mp certificate", os.MFD_CLOEXEC)
-    try:
-        os.write(fd, data)
-        yield f"/proc/self/fd/{fd}"
-    finally:
-        os.close(fd)
-
+__all__ = ["TlsStream", "client_context", "server_context"]
 
 RECORD_BYTES = 16 << 10  # the longest payload of a TLS record
 # The first byte of a TLS record during the handshake: 21 is an alert, 22 a handshake message.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hoplite_mp._common import clock
-from hoplite_mp._protocol.handshake import Secret
+from hoplite_mp._protocol.secret import Secret
 from hoplite_mp.errors import AuthError
 
 __all__ = ["Token", "default_path", "load_token", "token_path"]

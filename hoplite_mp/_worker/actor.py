@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize
-from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._common.clock import FOREVER_NS
 
 if TYPE_CHECKING:
     from hoplite_mp._client.actors import ActorSetup

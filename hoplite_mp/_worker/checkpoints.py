@@ -14,7 +14,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize
-from hoplite_mp._client.deadlines import FOREVER_NS
+from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._protocol.actors import ActorStateAsked, KeepActorState
 from hoplite_mp._protocol.local import Imported
 from hoplite_mp._worker import actor

@@ -19,9 +19,9 @@ from hoplite_mp import _serialize
 from hoplite_mp._client import inherited_context
 from hoplite_mp._client.actors import ActorSetup
 from hoplite_mp._client.channel import Channel
-from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.descriptors import lift
 from hoplite_mp._client.runtime import Runtime
+from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.object_states import FIRST_SLOT
 from hoplite_mp._protocol.actors import ActorFailed
 from hoplite_mp._protocol.fields import shorten

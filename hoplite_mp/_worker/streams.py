@@ -15,10 +15,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize, _tasks
-from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.streams import END, ITEM, RAISED, StreamPlan
 from hoplite_mp._client.submitter import NAME_BYTES
 from hoplite_mp._common import clock
+from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.object_states import GONE, KIND_OPERATION, KIND_STREAM, STATE
 from hoplite_mp._worker.forked import end_if_forked
 from hoplite_mp.errors import ClosedError

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _serialize, _tasks
-from hoplite_mp._client.deadlines import FOREVER_NS
 from hoplite_mp._client.functions import FLAG_ASYNC, FLAG_STREAM, Caught, Raised
 from hoplite_mp._client.memory import freeze
 from hoplite_mp._client.streams import StreamPlan
 from hoplite_mp._client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
 from hoplite_mp._common import clock
+from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.object_states import STATE
 from hoplite_mp._protocol.actors import (
     BACKLOG_CALLS_MAX,

@@ -52,7 +52,7 @@ from hoplite_mp._protocol.handshake import (
 )
 from hoplite_mp._protocol.peers import PeerMessage
 from hoplite_mp._transport.addresses import parse_address, parse_ports
-from hoplite_mp._transport.tls import Certificate
+from hoplite_mp._transport.certificates import Certificate
 from hoplite_mp.errors import (
     ConfigError,
     HopliteError,

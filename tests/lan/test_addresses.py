@@ -25,8 +25,8 @@ print(json.dumps(advertised_addresses(sys.argv[1], manager)))
 LISTENER = """
 import select, sys, time
 from hoplite_mp._protocol.greetings import Introduction
-from hoplite_mp._protocol.handshake import Secret
-from hoplite_mp._transport.tls import Certificate
+from hoplite_mp._protocol.secret import Secret
+from hoplite_mp._transport.certificates import Certificate
 from hoplite_mp._transport.listener import Listener
 from hoplite_mp._transport.sockets import listen
 pem = sys.stdin.buffer.read()
@@ -48,7 +48,7 @@ while stream.read() is not None:
 CALL = """
 import select, sys, time
 from hoplite_mp._protocol.greetings import Introduction
-from hoplite_mp._protocol.handshake import Secret
+from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._transport.addresses import *
 from hoplite_mp._transport.caller import Dialer
 endpoints = [one for text in sys.argv[2:] for one in resolve(parse_address(text))]

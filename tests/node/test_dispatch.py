@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp._node.runtime.dispatch import complete
+from hoplite_mp._node.dispatch import complete
 from hoplite_mp._node.runtime.tables import ignored_alone
 from hoplite_mp._protocol.messages import Leave, MembersChanged, NodeAdmitted
 

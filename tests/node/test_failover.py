@@ -20,10 +20,10 @@ from hoplite_mp._node.manager_link.failover import ALONE_S, CALL_S, PROMOTE_WAIT
 from hoplite_mp._node.roster import Life
 from hoplite_mp._protocol import terms as t
 from hoplite_mp._protocol.codec import BEAT, encode, manager_decoder
-from hoplite_mp._protocol.handshake import Secret
 from hoplite_mp._protocol.local import LanStart
 from hoplite_mp._protocol.membership import NodeReturned
 from hoplite_mp._protocol.messages import GivenUp, ManagerToNode, Member, NodeJoined, NodeLeaving
+from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._transport.stream import TcpStream
 
 if TYPE_CHECKING:

@@ -12,20 +12,15 @@ import pytest
 
 from hoplite_mp._common import ids
 from hoplite_mp._protocol.greetings import Introduction, software_versions
-from hoplite_mp._protocol.handshake import Secret
+from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._transport.addresses import Endpoint
 from hoplite_mp._transport.caller import Dialer
+from hoplite_mp._transport.certificates import Certificate, make_certificate
 from hoplite_mp._transport.listener import Listener
 from hoplite_mp._transport.memory import MemoryStream, pair
 from hoplite_mp._transport.sockets import listen
 from hoplite_mp._transport.stream import TcpStream
-from hoplite_mp._transport.tls import (
-    Certificate,
-    TlsStream,
-    client_context,
-    make_certificate,
-    server_context,
-)
+from hoplite_mp._transport.tls import TlsStream, client_context, server_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable

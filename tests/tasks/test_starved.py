@@ -20,8 +20,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._node.manager_link.connection import MANAGER_ABSENT_S
-from hoplite_mp._protocol.handshake import Secret
 from hoplite_mp._protocol.local import LanStart, StartStandby
+from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._supervisor import manager_process
 from tests.prefork import preforked
 from tests.support.functions import add

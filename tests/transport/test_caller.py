@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hoplite_mp._protocol import greetings as g
-from hoplite_mp._protocol.handshake import Secret
+from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._transport.addresses import Endpoint
 from hoplite_mp._transport.caller import SILENT_S_MAX
 from hoplite_mp._transport.listener import Listener

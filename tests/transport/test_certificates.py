@@ -14,7 +14,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from hoplite_mp._transport.tls import Certificate, in_memory_file, make_certificate, server_context
+from hoplite_mp._transport.certificates import Certificate, in_memory_file, make_certificate
+from hoplite_mp._transport.tls import server_context
 from tests.support.transport import certificate, other_certificate
 
 
@@ -83,7 +84,7 @@ sys.exit(" ".join(found) or 0)
 PLAIN_DOOR = """
 import sys
 import hoplite_mp._transport.caller, hoplite_mp._transport.listener, hoplite_mp._transport.tokens
-import hoplite_mp._transport.tls, hoplite_mp._transport.memory
+import hoplite_mp._transport.certificates, hoplite_mp._transport.memory
 sys.exit(" ".join(m for m in ("ssl", "cryptography") if m in sys.modules) or 0)
 """
 

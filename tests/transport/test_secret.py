@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import hoplite_mp
-from hoplite_mp._protocol.handshake import Secret
+from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._transport.tokens import Token
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def test_secret_repr_and_pickle_show_nothing() -> None:
 
 MAKES_A_SECRET = """
 import os, secrets, sys
-from hoplite_mp._protocol.handshake import Secret
+from hoplite_mp._protocol.secret import Secret
 
 half = secrets.token_bytes(16)  # in halves, so that nothing here holds a copy of the whole
 kept = Secret(half + half[::-1])

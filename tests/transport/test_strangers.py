@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hoplite_mp._protocol import greetings as g
-from hoplite_mp._protocol.handshake import Secret
+from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.sockets import listen
 from hoplite_mp._transport.tls import TlsStream, client_context, server_context

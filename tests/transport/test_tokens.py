@@ -16,7 +16,7 @@ from hoplite_mp._transport.tokens import Token, load_token, token_path
 from hoplite_mp.errors import AuthError
 
 if TYPE_CHECKING:
-    from hoplite_mp._protocol.handshake import Secret
+    from hoplite_mp._protocol.secret import Secret
 
 SECRET = "correct-horse-battery-staple"
 OTHER = "another-token-of-enough-length"

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.actors.actor_records import ActorRecord
     from hoplite_mp._node.actors.actors import LocalActors
+    from hoplite_mp._node.dispatch import PeerHandler
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.objects.ownership_transfer import OwnershipTransfer
-    from hoplite_mp._node.runtime.dispatch import PeerHandler
     from hoplite_mp._protocol.messages import Member, NodeToManager
 
 __all__ = ["ActorBackup", "ActorBackups", "BackupFetch"]

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.actors.actor_records import Asker, Client
     from hoplite_mp._node.actors.actors import LocalActors
+    from hoplite_mp._node.dispatch import PeerHandler
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.objects.imports import ImportRecord
     from hoplite_mp._node.objects.ownership_transfer import OwnershipTransfer
     from hoplite_mp._node.questions import Answer
-    from hoplite_mp._node.runtime.dispatch import PeerHandler
     from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
     from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
     from hoplite_mp._node.tasks.workers import Workers

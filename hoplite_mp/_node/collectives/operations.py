@@ -43,9 +43,9 @@ from hoplite_mp.errors import ObjectLostError, ReduceError, StoreFullError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from hoplite_mp._node.dispatch import ManagerHandler
     from hoplite_mp._node.execution.plan_runner import PlanRunner
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.runtime.dispatch import ManagerHandler
     from hoplite_mp._protocol.local import Collective
     from hoplite_mp._protocol.membership import Report
 

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hoplite_mp import _shm
+    from hoplite_mp._node.dispatch import ManagerHandler, Requests
     from hoplite_mp._node.groups.group_calls import MultiHostCalls
     from hoplite_mp._node.groups.group_state import GroupState
     from hoplite_mp._node.groups.mailbox import PointToPoint
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.runtime.dispatch import ManagerHandler, Requests
     from hoplite_mp._protocol.membership import Report
 
 __all__ = ["HostGroups", "group_waits"]

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.greetings import Introduction
     from hoplite_mp._protocol.local import LanStart
     from hoplite_mp._transport.addresses import Endpoint
+    from hoplite_mp._transport.certificates import Certificate
     from hoplite_mp._transport.conversation import Admission
-    from hoplite_mp._transport.tls import Certificate
 
 __all__ = ["TcpConnections", "open_listener"]
 
@@ -70,7 +70,7 @@ class TcpConnections:
         mine: Introduction,
         roles: Mapping[str, Callable[[Admission], None]],
     ) -> str:
-        from hoplite_mp._transport.tls import Certificate
+        from hoplite_mp._transport.certificates import Certificate
 
         listening_socket = socket.socket(fileno=self._start.peer_fd)
         proof = Certificate(certificate) if certificate else None

@@ -15,8 +15,8 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hoplite_mp._node.dispatch import complete
 from hoplite_mp._node.io.control_channel import ControlChannel
-from hoplite_mp._node.runtime.dispatch import complete
 from hoplite_mp._protocol.codec import BEAT, encode, node_decoder
 from hoplite_mp._protocol.membership import OperationEnded, Reported
 from hoplite_mp._protocol.messages import (
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from hoplite_mp import _shm
+    from hoplite_mp._node.dispatch import ManagerHandler
     from hoplite_mp._node.ports import LoopPort
     from hoplite_mp._node.roster import Life
-    from hoplite_mp._node.runtime.dispatch import ManagerHandler
     from hoplite_mp._protocol.membership import NodeReturned
     from hoplite_mp._protocol.messages import Member
     from hoplite_mp._protocol.terms import Ends, Knows, Voted

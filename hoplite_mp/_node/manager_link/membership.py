@@ -28,10 +28,10 @@ from hoplite_mp._protocol.messages import Member, NodeJoined
 from hoplite_mp._protocol.peers import AddPeerWorkers, WorkersNow
 
 if TYPE_CHECKING:
+    from hoplite_mp._node.dispatch import Handler, Requests
     from hoplite_mp._node.manager_link.connection import ManagerConnection
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.roster import Life
-    from hoplite_mp._node.runtime.dispatch import Handler, Requests
     from hoplite_mp._node.tasks.resources import Resources
     from hoplite_mp._node.tasks.workers import Workers
     from hoplite_mp._protocol.local import LanStart, Request

@@ -15,9 +15,9 @@ from hoplite_mp._protocol.local import DropForeign, HoldForeign, Import, Importe
 from hoplite_mp._protocol.peers import Located, LocateReplicas
 
 if TYPE_CHECKING:
+    from hoplite_mp._node.dispatch import Handler, Requests
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.questions import Answer
-    from hoplite_mp._node.runtime.dispatch import Handler, Requests
     from hoplite_mp._protocol.local import Request
 
 __all__ = ["ImportRequests", "Locations"]

@@ -24,10 +24,10 @@ from hoplite_mp._protocol.local import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp._node.dispatch import Handler, Requests
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.ports import LoopPort
-    from hoplite_mp._node.runtime.dispatch import Handler, Requests
-    from hoplite_mp._node.store.pages import Pages
+    from hoplite_mp._node.store.budget import Pages
     from hoplite_mp._protocol.local import Request
 
 __all__ = ["Deadlines", "ForeignLeases", "Leases"]

@@ -30,11 +30,11 @@ from hoplite_mp.errors import ObjectLostError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hoplite_mp._node.dispatch import ManagerHandler
     from hoplite_mp._node.objects.exports import Exports
     from hoplite_mp._node.objects.imports import ImportRecord, Imports
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
     from hoplite_mp._node.objects.replicas import Replicas
-    from hoplite_mp._node.runtime.dispatch import ManagerHandler
     from hoplite_mp._protocol.messages import NodeToManager
     from hoplite_mp._protocol.peers import PeerMessage
 

@@ -15,6 +15,7 @@ from hoplite_mp._node.actors.actor_backup import ActorBackups
 from hoplite_mp._node.actors.actor_failover import ActorFailover
 from hoplite_mp._node.actors.actor_status import calls_from_here
 from hoplite_mp._node.actors.remote_actors import RemoteActors
+from hoplite_mp._node.dispatch import complete
 from hoplite_mp._node.execution.plan_cells import PlanCells
 from hoplite_mp._node.execution.plan_runner import PlanRunner
 from hoplite_mp._node.execution.transfers import Transfers
@@ -31,7 +32,6 @@ from hoplite_mp._node.peers.link_estimator import Probing
 from hoplite_mp._node.peers.links import Links
 from hoplite_mp._node.peers.peers import Peers, Suspects
 from hoplite_mp._node.runtime import tables
-from hoplite_mp._node.runtime.dispatch import complete
 from hoplite_mp._node.runtime.drivers import Drivers
 from hoplite_mp._node.runtime.peer_loss import pass_on
 from hoplite_mp._node.store.growing_block import GrowingBlocks
@@ -72,6 +72,7 @@ from hoplite_mp._protocol.peers import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp._node.dispatch import Handler, ManagerHandler, PeerHandler
     from hoplite_mp._node.ports import (
         ClientSocketsPort,
         Connections,
@@ -79,7 +80,6 @@ if TYPE_CHECKING:
         EnginePort,
     )
     from hoplite_mp._node.runtime.components import Components
-    from hoplite_mp._node.runtime.dispatch import Handler, ManagerHandler, PeerHandler
     from hoplite_mp._node.runtime.node_events import ClusterNodeEvents
     from hoplite_mp._protocol.local import LanStart, Request, Start
     from hoplite_mp._protocol.messages import Member

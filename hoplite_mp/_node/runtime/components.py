@@ -16,6 +16,7 @@ from hoplite_mp._node.collectives.operations import Operations
 from hoplite_mp._node.diagnostics.counters import Counters
 from hoplite_mp._node.diagnostics.tracing import Recording, Tracing
 from hoplite_mp._node.diagnostics.waits import WaitReports
+from hoplite_mp._node.dispatch import Requests
 from hoplite_mp._node.groups import groups
 from hoplite_mp._node.groups.groups import group_waits
 from hoplite_mp._node.groups.mailbox import PointToPoint
@@ -26,9 +27,9 @@ from hoplite_mp._node.objects.import_requests import ImportRequests
 from hoplite_mp._node.objects.results import ResultWriter
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._node.roster import Life, Roster
-from hoplite_mp._node.runtime.dispatch import Requests
+from hoplite_mp._node.runtime.peer_loss import ClientCleanup
 from hoplite_mp._node.store import budget
-from hoplite_mp._node.store.pages import Pages
+from hoplite_mp._node.store.budget import Pages
 from hoplite_mp._node.tasks import (
     inbound_tasks,
     outbound_tasks,
@@ -39,7 +40,6 @@ from hoplite_mp._node.tasks import (
 )
 from hoplite_mp._node.tasks.resources import Resources
 from hoplite_mp._node.tasks.retry_delays import RetryDelays
-from hoplite_mp._node.tasks.sweeper import ClientCleanup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

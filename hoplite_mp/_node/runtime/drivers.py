@@ -19,16 +19,16 @@ from hoplite_mp._protocol.output import output_owner_name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp._node.dispatch import Handler
     from hoplite_mp._node.io.driver_listener import Socket
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.output.output import Output
     from hoplite_mp._node.output.remote_output import RemoteOutput
     from hoplite_mp._node.peers.peers import Peers
     from hoplite_mp._node.ports import ClientSocketsPort
-    from hoplite_mp._node.runtime.dispatch import Handler
+    from hoplite_mp._node.runtime.peer_loss import ClientCleanup
     from hoplite_mp._node.store.growing_block import GrowingBlocks
     from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
-    from hoplite_mp._node.tasks.sweeper import ClientCleanup
     from hoplite_mp._node.tasks.worker_recycling import WorkerRecycling
     from hoplite_mp._node.tasks.workers import Workers
     from hoplite_mp._protocol.local import Request

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hoplite_mp._protocol.messages import ClientLost
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from hoplite_mp._node.diagnostics.tracing import Recording
+    from hoplite_mp._node.dispatch import Requests
+    from hoplite_mp._node.groups.groups import HostGroups
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.tasks.pools import WorkerInfo
+    from hoplite_mp._node.tasks.sweeper import Sweeper
     from hoplite_mp._protocol.messages import Member
 
-__all__ = ["ORDERS", "PHASES", "pass_on"]
+__all__ = ["ORDERS", "PHASES", "ClientCleanup", "pass_on"]
+
 
 PHASES = (
     "peers",
@@ -53,3 +62,55 @@ def pass_on(member: Member, receivers: Mapping[str, Callable[[Member], None]]) -
     """Passes the loss of that host on to all components, given by their names in PHASES."""
     for name in PHASES:
         receivers[name](member)
+
+
+# Cleaning up after a process of this host that has ended or left, in every component.
+#
+# Most components treat a worker that has ended and a driver that has left alike, and the order of
+# the steps matters: the node first takes holds on the results of Group calls that the process had
+# committed, then sweeps its objects and tasks, and then notifies the manager.
+
+
+class ClientCleanup:
+    """The clean-up on one node."""
+
+    def __init__(
+        self,
+        host: HostContext,
+        groups: HostGroups,
+        recording: Recording,
+        sweeper: Sweeper,
+        requests: Requests,
+        forget_line: Callable[[int], None],
+    ) -> None:
+        self.client = host.client
+        self.send_manager = host.send_manager
+        self.groups = groups
+        self.recording = recording
+        self.sweeper = sweeper
+        self.requests = requests
+        self.forget_line = forget_line
+
+    def settle(
+        self, slot: int, worker: WorkerInfo | None, code: int, reads_on: bool = False
+    ) -> list[int]:
+        """Keeps the objects that others need of a process that has ended, and releases the rest.
+        worker: the worker that ran in the process, if there was one. code: its exit code. reads_on:
+        the process has left the cluster, but still reads shared memory. Returns the tasks that are
+        to run again."""
+        generation = self.client.client_info(slot)["generation"]
+        self.forget_line(slot)
+        self.groups.hold_committed(slot)
+        self.recording.exited(slot, worker)
+        again = self.sweeper.sweep(slot, worker, code, reads_on)
+        self.groups.forget_client(slot, reads_on)
+        self.send_manager(ClientLost(self.client.number, slot, generation))
+        self.requests.forget_client(slot)
+        return again
+
+    def settle_again(self, slot: int) -> None:
+        """Releases what `settle` has kept for a process that had left and still read shared memory,
+        because it does not read it any more."""
+        self.groups.hold_committed(slot)
+        self.groups.buffers.forget_client(slot)
+        self.sweeper.sweep(slot, None, 0, False)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.diagnostics.counters import Counters
     from hoplite_mp._node.diagnostics.tracing import Tracing
     from hoplite_mp._node.diagnostics.waits import WaitReports
+    from hoplite_mp._node.dispatch import Handler, ManagerHandler, PeerHandler
     from hoplite_mp._node.lineage.recovery import Recovery
     from hoplite_mp._node.manager_link.membership import NodeMembership
     from hoplite_mp._node.objects.exports import Exports
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from hoplite_mp._node.output.remote_output import RemoteOutput
     from hoplite_mp._node.peers.relays import Relays
     from hoplite_mp._node.runtime.components import Components
-    from hoplite_mp._node.runtime.dispatch import Handler, ManagerHandler, PeerHandler
     from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
     from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
     from hoplite_mp._node.tasks.remote_workers import PoolRequests

@@ -33,9 +33,9 @@ from hoplite_mp._protocol.peers import CloseFarPool, FarPoolOpened, OpenFarPool
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp._node.dispatch import Handler, Requests
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.questions import Answer
-    from hoplite_mp._node.runtime.dispatch import Handler, Requests
     from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
     from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
     from hoplite_mp._node.tasks.resources import Resources

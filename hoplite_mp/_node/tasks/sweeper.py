@@ -1,4 +1,4 @@
-"""Cleaning up after a process: shared memory (tasks, holds, blocks), and every component.
+"""Cleaning up shared memory after a dead process: its tasks, its holds, its blocks.
 
 A killed process leaves claims, holds, half-written blocks and leases. The order is essential: first
 the node holds what living processes still need, then it settles the dead process's claims, then
@@ -23,20 +23,13 @@ from hoplite_mp._common.object_states import (
 )
 from hoplite_mp._node.io.processes import signal_name
 from hoplite_mp._protocol.local import LINE_LOST
-from hoplite_mp._protocol.messages import ClientLost
 from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hoplite_mp._node.diagnostics.tracing import Recording
-    from hoplite_mp._node.groups.groups import HostGroups
-    from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.objects.results import ResultWriter
-    from hoplite_mp._node.runtime.dispatch import Requests
     from hoplite_mp._node.tasks.pools import WorkerInfo
 
-__all__ = ["ClientCleanup", "Sweeper", "how_it_ended", "is_ending"]
+__all__ = ["Sweeper", "how_it_ended", "is_ending"]
 
 
 class SweeperEvents(Protocol):
@@ -239,55 +232,3 @@ def _memory_in_use() -> str:
     used = max(0, total - available)
     doubt = "out of memory? " if used > 0.9 * total else ""
     return f"{doubt}{format_bytes(used)} of {format_bytes(total)} in use"
-
-
-# Cleaning up after a process of this host that has ended or left, in every component.
-#
-# Most components treat a worker that has ended and a driver that has left alike, and the order of
-# the steps matters: the node first takes holds on the results of Group calls that the process had
-# committed, then sweeps its objects and tasks, and then notifies the manager.
-
-
-class ClientCleanup:
-    """The clean-up on one node."""
-
-    def __init__(
-        self,
-        host: HostContext,
-        groups: HostGroups,
-        recording: Recording,
-        sweeper: Sweeper,
-        requests: Requests,
-        forget_line: Callable[[int], None],
-    ) -> None:
-        self.client = host.client
-        self.send_manager = host.send_manager
-        self.groups = groups
-        self.recording = recording
-        self.sweeper = sweeper
-        self.requests = requests
-        self.forget_line = forget_line
-
-    def settle(
-        self, slot: int, worker: WorkerInfo | None, code: int, reads_on: bool = False
-    ) -> list[int]:
-        """Keeps the objects that others need of a process that has ended, and releases the rest.
-        worker: the worker that ran in the process, if there was one. code: its exit code. reads_on:
-        the process has left the cluster, but still reads shared memory. Returns the tasks that are
-        to run again."""
-        generation = self.client.client_info(slot)["generation"]
-        self.forget_line(slot)
-        self.groups.hold_committed(slot)
-        self.recording.exited(slot, worker)
-        again = self.sweeper.sweep(slot, worker, code, reads_on)
-        self.groups.forget_client(slot, reads_on)
-        self.send_manager(ClientLost(self.client.number, slot, generation))
-        self.requests.forget_client(slot)
-        return again
-
-    def settle_again(self, slot: int) -> None:
-        """Releases what `settle` has kept for a process that had left and still read shared memory,
-        because it does not read it any more."""
-        self.groups.hold_committed(slot)
-        self.groups.buffers.forget_client(slot)
-        self.sweeper.sweep(slot, None, 0, False)

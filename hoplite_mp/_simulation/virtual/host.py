@@ -21,8 +21,8 @@ from hoplite_mp._node.ports import NodePorts
 from hoplite_mp._node.runtime.cluster_node import ClusterNode
 from hoplite_mp._node.runtime.node import HostNode
 from hoplite_mp._node.runtime.node_events import ClusterNodeEvents
-from hoplite_mp._protocol.handshake import Secret
 from hoplite_mp._protocol.local import SETUP_FAILED, Start
+from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._protocol.spawning import InheritedContext, LanStart, Spawn
 from hoplite_mp._simulation.virtual.connections import VirtualConnections
 from hoplite_mp._simulation.virtual.engine import VirtualEngine

@@ -1,0 +1,66 @@
+"""A secret that stays out of core dumps: bytes in a memory mapping of their own.
+
+The mapping is private and excluded from core dumps (`MADV_DONTDUMP`); forked children inherit it.
+SECURITY.md lists the copies of a token that remain elsewhere.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any, NoReturn
+
+__all__ = ["Secret", "decode_secret", "encode_secret"]
+
+
+class Secret:
+    """Bytes that `repr`, pickles and core dumps do not show."""
+
+    __slots__ = ("_memory",)
+
+    def __init__(self, data: bytes) -> None:
+        """`data`: at least one byte."""
+        self._memory = mmap.mmap(-1, len(data), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory.madvise(mmap.MADV_DONTDUMP)
+        self._memory[:] = data
+
+    def mac(self, message: bytes) -> bytes:
+        """HMAC-SHA256 of the message under this secret."""
+        # Imported here because they load OpenSSL, which a cluster of one host never needs.
+        import hashlib
+        import hmac
+
+        return hmac.digest(self._memory, message, hashlib.sha256)
+
+    def reveal(self) -> bytes:
+        """A copy of the bytes, in ordinary memory: for messages to processes of this host."""
+        return self._memory[:]
+
+    def __eq__(self, other: object) -> bool:
+        """Compares the bytes in constant time."""
+        import hmac
+
+        if not isinstance(other, Secret):
+            return NotImplemented
+        return hmac.compare_digest(self._memory[:], other._memory[:])
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return "<Secret>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret cannot be pickled")
+
+
+def encode_secret(value: Any) -> bytes:
+    """For msgspec's `enc_hook`."""
+    if isinstance(value, Secret):
+        return value.reveal()
+    raise TypeError(f"cannot encode {type(value).__name__}")
+
+
+def decode_secret(kind: type, value: Any) -> Any:
+    """For msgspec's `dec_hook`."""
+    if kind is Secret and isinstance(value, bytes):
+        return Secret(value)
+    raise TypeError(f"no {kind.__name__} can be made of {type(value).__name__}")
