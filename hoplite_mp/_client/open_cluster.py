@@ -8,30 +8,14 @@ runtime that puts, gets and submits.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
-import os
-import select
 import socket
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from hoplite_mp import errors
-from hoplite_mp._client.channel import Channel
-from hoplite_mp._client.descriptors import Watched, close_socket, lift, lift_socket
-from hoplite_mp._client.launch import HostProcesses, check_room_to_attach
-from hoplite_mp._client.runtime import Runtime
-from hoplite_mp._common import clock, ids
-from hoplite_mp._protocol.greetings import Introduction, software_versions
-from hoplite_mp._protocol.handshake import ClientHandshake
-from hoplite_mp._protocol.local import Attached, JoinStatus, NotAttached
-from hoplite_mp._transport.caller import Dialer
-from hoplite_mp._transport.conversation import Conversation
-from hoplite_mp._transport.rendezvous import anybody, peer_of, reach
-from hoplite_mp._transport.stream import TcpStream
+from hoplite_mp._client.launch import HostProcesses
+from hoplite_mp._protocol.local import JoinStatus
 from hoplite_mp.errors import ConfigError, HopliteError
 
 if TYPE_CHECKING:
@@ -39,11 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hoplite_mp._client.network import HostNetwork
-    from hoplite_mp._protocol.secret import Secret
     from hoplite_mp.config import Config
 
-__all__ = ["AttachedHost", "NoNodeHere", "attach", "enter"]
-
+__all__ = ["NoNodeHere", "enter"]
 
 # Delay before a connecting process logs the address that it is waiting for. Lower: the message also
 # appears for clusters that are about to start.
@@ -116,6 +98,8 @@ def _enter_network(
     if address is not None:
         workers = workers or 0
         if not workers and attaches:
+            from hoplite_mp._client.attached import attach
+
             attached = attach(network, config)
             if attached is not None:
                 return attached, network
@@ -177,204 +161,3 @@ def _await_standing(host: HostProcesses) -> None:
     except BaseException:
         host.end()
         raise
-
-
-# Attaches a driver to a node that its host already has, as one more client of that node.
-#
-# A host has one store and one set of workers; a second node on it would copy every object and need
-# four more processes. Only the manager knows to which cluster an address leads, so the driver asks
-# the manager first; then it finds the node by the cluster's id (`_transport/rendezvous.py`), and
-# both sides prove the token once more. No process is started, so attaching takes a few
-# milliseconds.
-
-
-DESCRIPTORS = 5  # control memory, store, the node's eventfd, rpc, output
-TOLD_BYTES_MAX = 4096
-# Request numbers start with the slot's generation in the bits above, so that they differ from those
-# of earlier clients in the same slot.
-GENERATION_SHIFT = 32
-
-
-def attach(network: HostNetwork, config: Config) -> AttachedHost | None:
-    """Attaches to this host's node of that cluster; None if there is none, or it has no free slot.
-
-    Raises AuthError, ManagerLostError and ProtocolError, as joining with a node of one's own does.
-    """
-    if not anybody():
-        return None
-    mine = Introduction(ids.random_host_id(), software_versions())
-    caller = Dialer(
-        network.manager,
-        key=network.token.key,
-        role="tool",
-        mine=mine,
-        tls=network.tls,
-        now=clock.monotonic(),
-        timeout_s=config.connect_timeout_s,
-        handshake_timeout_s=config.handshake_timeout_s,
-    )
-    admission = caller.wait()
-    admission.stream.close()
-    cluster = admission.cluster
-    life = reach(cluster, config.handshake_timeout_s)
-    if life is None:
-        return None
-    life = lift_socket(life)
-    try:
-        _, uid = peer_of(life)
-        if uid != os.geteuid():
-            raise ConnectionError(f"it is user {uid}'s")
-        _prove(life, network.token.key, mine, cluster, config.handshake_timeout_s)
-        told, fds = _receive(life)
-    except HopliteError:
-        life.close()
-        raise
-    except (OSError, msgspec.MsgspecError) as error:  # the node is ending just now, for example
-        life.close()
-        _log.info("this host's node does not let this process attach: %s", error)
-        return None
-    if isinstance(told, NotAttached):
-        life.close()
-        _log.info("this host's node does not let this process attach: %s", told.reason)
-        return None
-    try:
-        return AttachedHost(told, fds, life, config, network.address)
-    except BaseException:  # no address space is left, for example
-        life.close()
-        raise
-
-
-def _prove(
-    sock: socket.socket, key: Secret, mine: Introduction, cluster: bytes, timeout_s: float
-) -> None:
-    """Performs the handshake. Afterwards the socket is blocking, with that timeout."""
-    deadline = clock.monotonic() + timeout_s
-    stream = TcpStream(sock)
-    conversation = Conversation(
-        stream, lambda sees: ClientHandshake(key, "driver", mine, cluster=cluster)
-    )
-    poll = select.poll()
-    while conversation.go_on() is None:
-        poll.register(sock, select.POLLIN | (select.POLLOUT if stream.wants_write else 0))
-        if not poll.poll(max(0.0, deadline - clock.monotonic()) * 1e3):
-            raise TimeoutError("it does not answer")
-    stream.detach()
-    sock.settimeout(timeout_s)
-
-
-def _receive(life: socket.socket) -> tuple[Attached | NotAttached, list[int]]:
-    """Receives the node's answer and the descriptors that come with it. ConnectionError if the node
-    has closed the connection, or sent another number of descriptors."""
-    flags = socket.MSG_CMSG_CLOEXEC
-    data, fds, _, _ = socket.recv_fds(life, TOLD_BYTES_MAX, DESCRIPTORS, flags)
-    try:
-        if not data:
-            raise ConnectionError("it has closed the connection")
-        told = msgspec.msgpack.decode(data, type=Attached | NotAttached)
-        if isinstance(told, Attached) and len(fds) != DESCRIPTORS:
-            raise ConnectionError(f"{len(fds)} descriptors came in place of {DESCRIPTORS}")
-    except BaseException:
-        for fd in fds:
-            os.close(fd)
-        raise
-    return told, fds
-
-
-class AttachedHost(HostProcesses):
-    """The host as an attached driver sees it: the driver must not end its processes."""
-
-    attached = True
-
-    def __init__(
-        self, told: Attached, fds: list[int], life: socket.socket, config: Config, address: str
-    ) -> None:
-        control_fd, store_fd, event_fd, rpc_fd, output_fd = fds
-        try:
-            check_room_to_attach(control_fd, store_fd)
-        except BaseException:
-            for fd in fds:
-                os.close(fd)
-            raise
-        self.workers = 0  # the host's workers are shared, and their number may change
-        self.limit = told.memory_bytes
-        # Settings that must be equal in all clients of a node are taken from the node.
-        self._config = dataclasses.replace(
-            config,
-            memory_bytes=told.memory_bytes,
-            small_object_bytes_max=told.small_object_bytes_max,
-            span_bytes=told.span_bytes,
-        )
-        self.output = socket.socket(fileno=lift(output_fd))
-        event_fd = lift(event_fd)
-        channel = Channel(socket.socket(fileno=rpc_fd), told.generation << GENERATION_SHIFT)
-        try:
-            self.runtime = Runtime(
-                control_fd,
-                store_fd,
-                event_fd,
-                told.slot,
-                channel,
-                self._config,
-                "driver",
-                hidden=True,  # until its Cluster is complete
-            )
-        finally:
-            for fd in (control_fd, store_fd):
-                os.close(fd)
-        self.runtime.submitter.output_owner = told.output_owner
-        self._joined = address
-        # Arrays may be read after the cluster's end. So `life`, whose end makes the node drop this
-        # process's pins, stays open until nothing in this process uses the shared memory.
-        life.setblocking(False)
-        ends = weakref.finalize(
-            self.runtime.client,
-            _end_life,
-            os.getpid(),
-            life,
-            Watched(life.fileno()),
-            Watched(event_fd),
-        )
-        ends.atexit = False
-        self._watch()
-
-    def _why_lost(self) -> HopliteError:
-        if self.removed:
-            return self._why_removed()
-        error = errors.NodeLostError(
-            f"the node of this host, through which this process took part in the cluster at "
-            f"{self._joined}, has ended"
-        )
-        _log.info("%s", error)
-        return error
-
-    def end(self) -> None:
-        """Leaves the cluster: what belongs to this process ends, the host goes on."""
-        self._ending = True
-        client = self.runtime.client
-        try:
-            if client.usable:
-                with contextlib.suppress(HopliteError):
-                    self.runtime.memory.collect()
-                    self.runtime.memory.give_empty_spans()
-        finally:
-            # Close the client before the line: when the node learns that this process has left,
-            # nothing here may still change the shared memory.
-            self.runtime.close()
-        self._join_reader()  # the node sends the last lines and closes its end
-        # Shut the socket down: if a forked child has it, too, closing it here would not end the
-        # connection.
-        with contextlib.suppress(OSError):
-            if self._output_line.there():
-                self.output.shutdown(socket.SHUT_RDWR)
-        self._join_reader()
-        close_socket(self.output, self._output_line)
-
-
-def _end_life(pid: int, life: socket.socket, line: Watched, event: Watched) -> None:
-    """Called when nothing in this process reads the store any more. A forked child must not end the
-    connection, which its parent uses."""
-    if os.getpid() == pid:
-        close_socket(life, line)
-    else:
-        life.close()
-    event.close()

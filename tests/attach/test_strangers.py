@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import hoplite_mp
-from hoplite_mp._client.open_cluster import _prove, _receive
+from hoplite_mp._client.attached import _prove, _receive
 from hoplite_mp._protocol.handshake import ClientHandshake
 from hoplite_mp._transport.addresses import Endpoint
 from hoplite_mp._transport.caller import Dialer
@@ -102,7 +102,7 @@ def test_another_user(up: LoopbackCluster) -> None:
     path = up.folder / name
     program = f"""
     import os, socket, sys
-    from hoplite_mp._client.open_cluster import _prove, _receive
+    from hoplite_mp._client.attached import _prove, _receive
     from hoplite_mp._transport.tokens import Token
     from tests.support.transport import own_introduction
     introduction = own_introduction()

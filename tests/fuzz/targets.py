@@ -43,14 +43,9 @@ from hoplite_mp._node.objects.remote_objects import parse_layout, payload_layout
 from hoplite_mp._node.output.output import LineSplitter
 from hoplite_mp._protocol import codec, greetings, local
 from hoplite_mp._protocol.diagnostics import EVENT, TraceDocument
-from hoplite_mp._protocol.handshake import (
-    ClientHandshake,
-    Secret,
-    ServerHandshake,
-    decode_secret,
-    encode_secret,
-)
+from hoplite_mp._protocol.handshake import ClientHandshake, ServerHandshake
 from hoplite_mp._protocol.peers import PeerMessage
+from hoplite_mp._protocol.secret import Secret, decode_secret, encode_secret
 from hoplite_mp._transport.addresses import parse_address, parse_ports
 from hoplite_mp._transport.certificates import Certificate
 from hoplite_mp.errors import (
@@ -287,7 +282,7 @@ OWN = "what this very process, or the kernel, has written"
 # Every module that decodes anything: the targets that try it, or why nothing has to.
 SOURCES: dict[str, str] = {
     "_client/actors.py": "payloads",
-    "_client/open_cluster.py": "local: Attached",
+    "_client/attached.py": "local: Attached",
     "_client/captured_arrays.py": OWN,
     "_client/channel.py": "local: Reply",
     "_client/futures.py": "payloads",

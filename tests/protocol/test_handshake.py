@@ -14,13 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hoplite_mp._protocol import greetings as g
-from hoplite_mp._protocol.handshake import (
-    PLAIN,
-    ClientHandshake,
-    HandshakeOutcome,
-    Secret,
-    ServerHandshake,
-)
+from hoplite_mp._protocol.handshake import PLAIN, ClientHandshake, HandshakeOutcome, ServerHandshake
+from hoplite_mp._protocol.secret import Secret
 from hoplite_mp.errors import AuthError, HopliteError, ProtocolError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hoplite_mp._protocol import terms as t
-from hoplite_mp._protocol.codec import encode, manager_decoder, node_decoder
+from hoplite_mp._protocol.codec import encode, manager_decoder, node_decoder, promotion_decoder
 from hoplite_mp._protocol.fields import NODES_MAX
 from hoplite_mp.errors import ProtocolError
 from tests.support.messages import KNOWLEDGE, LISTS, TERMS_TO_MANAGER, TERMS_TO_NODE
@@ -15,7 +15,12 @@ from tests.support.messages import KNOWLEDGE, LISTS, TERMS_TO_MANAGER, TERMS_TO_
 
 @pytest.mark.parametrize("message", TERMS_TO_NODE, ids=lambda one: type(one).__name__)
 def test_to_a_node_and_nobody_else(message: Any) -> None:
-    assert node_decoder().feed(encode(message)) == [message]
+    if isinstance(message, t.Promoted):  # for the command alone
+        with pytest.raises(ProtocolError):
+            node_decoder().feed(encode(message))
+    else:
+        assert node_decoder().feed(encode(message)) == [message]
+    assert promotion_decoder().feed(encode(message)) == [message]
     with pytest.raises(ProtocolError):
         manager_decoder().feed(encode(message))
 

@@ -10,13 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hoplite_mp._protocol.greetings import refusal
-from hoplite_mp._protocol.handshake import (
-    PLAIN,
-    ClientHandshake,
-    HandshakeOutcome,
-    Secret,
-    ServerHandshake,
-)
+from hoplite_mp._protocol.handshake import PLAIN, ClientHandshake, HandshakeOutcome, ServerHandshake
+from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._transport.conversation import Conversation
 from hoplite_mp._transport.memory import MemoryStream, pair
 from hoplite_mp.errors import AuthError, HopliteError, ProtocolError
