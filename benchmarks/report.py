@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hoplite_mp._cli.table import table as aligned
+
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Plain text, one line for each row; a title that repeats is not printed again."""
@@ -32,15 +34,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                 {None: "", True: "met", False: "NOT MET"}[row["met"]],
             )
         )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    left = (0, 2, 6)
-    texts = [
-        "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
+    texts = aligned(lines, right=(1, 3, 4, 5))
     return "\n".join([texts[0], "─" * max(map(len, texts)), *texts[1:]])
 
 

@@ -9,6 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report import number, value
+from hoplite_mp._cli.table import table as aligned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -86,9 +87,7 @@ def used(found: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
 
 def text(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
     """In columns."""
-    widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
-    rows = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
-            for line in [head, *lines]]  # fmt: skip
+    rows = aligned([head, *lines])
     return "\n".join([rows[0], "─" * max(map(len, rows)), *rows[1:]])
 
 

@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from hoplite_mp._cli.table import format_seconds, table
 from hoplite_mp._simulation.scale.scale import OPERATIONS, Size, coarseness, measure
 from hoplite_mp._version import __version__
 from hoplite_mp.config import parse_size
@@ -162,31 +163,17 @@ def show(rows: Sequence[ScaleRow]) -> str:
             (
                 row.operation,
                 str(row.nodes),
-                _time(row.seconds),
-                _time(row.bound_s),
+                format_seconds(row.seconds),
+                format_seconds(row.bound_s),
                 f"{row.ratio:.2f}",
                 f"{row.messages_a_node:.1f}",
                 _size(row.bytes_a_node),
-                _time(row.step_s),
-                _time(row.step_s_max),
+                format_seconds(row.step_s),
+                format_seconds(row.step_s_max),
                 row.stripe_plan,
             )
         )
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    left = (True, *(False,) * 8, True)
-    lines = []
-    for line in cells:
-        columns = zip(line, widths, left, strict=True)
-        lines.append("  ".join(c.ljust(w) if side else c.rjust(w) for c, w, side in columns))
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _time(seconds: float) -> str:
-    for name, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        value = seconds * factor
-        if value >= 1 or name == "µs":
-            return f"{value:.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
-    raise AssertionError
+    return "\n".join(table(cells, right=range(1, 9)))
 
 
 def _size(nbytes: float) -> str:

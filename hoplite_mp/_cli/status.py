@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._api.nodes import amount_words, gone_nodes, node_id, standby_of
 from hoplite_mp._cli.dump import brought_along, collect, visit
+from hoplite_mp._cli.table import table
 from hoplite_mp._client.memory import format_bytes
 from hoplite_mp.errors import HopliteError
 
@@ -24,8 +25,8 @@ __all__ = [
     "actor_rows",
     "gone",
     "gone_words",
+    "node_table",
     "status",
-    "table",
     "task_counts",
 ]
 
@@ -85,9 +86,9 @@ def status(arguments: argparse.Namespace) -> int:
                 held = [dict(zip(ACTOR_COLUMNS, row, strict=True)) for row in found]
                 print(json.dumps({"nodes": nodes, "gone": lost, "actors": held}, indent=1))
                 return 0
-            print("\n".join([table(nodes), *map(gone_words, lost), *standby(cluster)]))
+            print("\n".join([*node_table(nodes), *map(gone_words, lost), *standby(cluster)]))
             if found:
-                print("", *_columns([ACTOR_COLUMNS, *found]), sep="\n")
+                print("", *table([ACTOR_COLUMNS, *found]), sep="\n")
     except (HopliteError, ValueError) as error:  # also if the cluster ends meanwhile
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1
@@ -165,7 +166,7 @@ def task_counts(said: dict[str, Any]) -> dict[str, dict[str, int]]:
     }
 
 
-def table(nodes: list[dict[str, Any]]) -> str:
+def node_table(nodes: list[dict[str, Any]]) -> list[str]:
     """A row for each of `node_states`."""
     rows: list[tuple[str, ...]] = [HEAD]
     for node in nodes:
@@ -180,9 +181,4 @@ def table(nodes: list[dict[str, Any]]) -> str:
         rows.append(tuple([*row, memory, *counts, str(node["objects"]), *moved, free]))
     if not any(row[-1] for row in rows[1:]):
         rows = [row[:-1] for row in rows]
-    return "\n".join(_columns(rows))
-
-
-def _columns(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return table(rows)

@@ -18,12 +18,10 @@ import time
 import tty
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from hoplite_mp import errors
@@ -43,13 +41,14 @@ from hoplite_mp._cli.status import (
     gone_words,
     task_counts,
 )
+from hoplite_mp._cli.table import table
 from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._common import clock
 from hoplite_mp.errors import ClosedError, HopliteError, ManagerLostError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hoplite_mp._api.cluster import Cluster
 
@@ -163,31 +162,25 @@ def _look(cluster: Cluster) -> TopSnapshot:
     return TopSnapshot(at, tuple(shown), counted, tuple(actor_rows(said)), task_counts(said), lost)
 
 
-def _table(title: str, now: TopSnapshot, before: TopSnapshot | None, width: int) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    shown = [name not in LEAST or width >= NARROW_COLUMNS for name in COLUMNS]
-    for name in compress(COLUMNS, shown):
-        justify: Literal["left", "right"] = "right" if name in NUMBERS else "left"
-        table.add_column(name, justify=justify, no_wrap=True, min_width=len(name))
-    for line in lines(now, before):
-        style = "red" if NO_ANSWER in line else "bold" if line[0] == ALL else ""
-        # As Text, because a host's name must not be read as markup.
-        table.add_row(*map(Text, compress(line, shown)), style=style)
-    return table
-
-
 def _drawn(title: str, now: TopSnapshot, before: TopSnapshot | None, width: int) -> Group:
     """The table of nodes, and below it the hosts that are gone and the actors, if there are any."""
-    parts: list[Table | Text] = [_table(title, now, before, width), *map(Text, now.gone)]
+    shown = [name not in LEAST or width >= NARROW_COLUMNS for name in COLUMNS]
+    rows = [tuple(compress(row, shown)) for row in (COLUMNS, *lines(now, before))]
+    texts = [(title, "italic")]
+    for row, line in zip(rows, table(rows, _numbers(rows[0], NUMBERS)), strict=True):
+        style = "red" if NO_ANSWER in row else "bold" if row[0] in (ALL, COLUMNS[0]) else ""
+        texts.append((line, style))
+    texts += [(line, "") for line in now.gone]
     if now.actors:
-        table = Table(title="actors", title_justify="left", box=SIMPLE)
-        for name in ACTOR_COLUMNS:
-            numbers = name in ("waiting", "running", "done")
-            table.add_column(name, justify="right" if numbers else "left", no_wrap=True)
-        for row in now.actors:
-            table.add_row(*map(Text, row))
-        parts.append(table)
-    return Group(*parts)
+        numbers = _numbers(ACTOR_COLUMNS, ("waiting", "running", "done"))
+        head, *rest = table([ACTOR_COLUMNS, *now.actors], numbers)
+        texts += [("", ""), (head, "bold"), *((line, "") for line in rest)]
+    # As Text, because a host's name must not be read as markup.
+    return Group(*(Text(*one, no_wrap=True, overflow="ellipsis") for one in texts))
+
+
+def _numbers(columns: Sequence[str], names: Sequence[str]) -> list[int]:
+    return [at for at, name in enumerate(columns) if name in names]
 
 
 class _Ending:
@@ -295,11 +288,11 @@ def _tables(
 
 def _draw(tables: Iterator[Group], console: Console) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as screen:
-        for table in tables:
-            screen.update(Group(table, Text("q ends", style="italic")), refresh=True)
+        for picture in tables:
+            screen.update(Group(picture, Text("q ends", style="italic")), refresh=True)
 
 
 def _print(tables: Iterator[Group], console: Console) -> None:
-    for table in tables:
-        console.print(table)
+    for picture in tables:
+        console.print(picture)
         sys.stdout.flush()

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from hoplite_mp._cli import main
-from hoplite_mp._cli.bench.host import _Fresh
-from hoplite_mp._cli.bench.table import BenchRow, Effort, in_turns, percentile, show
+from hoplite_mp._cli.bench.host import _Fresh, show
+from hoplite_mp._cli.bench.tasks import BenchRow, Effort, in_turns, percentile
 from tests.support.clusters import PATIENCE_S, ROOT, TOKEN
 
 if TYPE_CHECKING:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import pytest
-from rich.console import Console
 
 from hoplite_mp._cli.demo import main
 from hoplite_mp._cli.demo.training import TrainingPlan, TrainingRun
@@ -41,14 +39,8 @@ def fixture_pool() -> TrainingRun:
     return a_run("ProcessPoolExecutor", 0.9)
 
 
-def shown(ours: TrainingRun, pool: TrainingRun) -> str:
-    out = io.StringIO()
-    Console(file=out, width=100).print(main.table(ours, pool))
-    return out.getvalue()
-
-
 def test_table(ours, pool):
-    text = shown(ours, pool)
+    text = main.results(ours, pool)
     for part in (
         "hoplite_mp",
         "ProcessPoolExecutor",
@@ -64,7 +56,7 @@ def test_table(ours, pool):
 
 
 def test_table_without_a_kill():
-    text = shown(a_run("a", 0.97, kill=False), a_run("b", 0.97, kill=False))
+    text = main.results(a_run("a", 0.97, kill=False), a_run("b", 0.97, kill=False))
     assert "nobody was killed" in text
     assert "50.0 ms" not in text
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import json
 import multiprocessing
+import platform
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,19 +22,22 @@ import numpy as np
 from hoplite_mp._api.cluster import ApartCluster, Cluster
 from hoplite_mp._cli.bench import tasks
 from hoplite_mp._cli.bench.lan import cluster_rows
-from hoplite_mp._cli.bench.table import BenchRow, Effort, in_turns, median, percentile, show, write
+from hoplite_mp._cli.bench.tasks import BenchRow, Effort, in_turns, percentile
+from hoplite_mp._cli.table import format_seconds, table, three_digits
 from hoplite_mp._common.machine_limits import cpu_count
 from hoplite_mp._common.ref import by_ref
+from hoplite_mp._version import __version__
 from hoplite_mp.config import MIB
 from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from hoplite_mp._cli.bench.tasks import Floats
 
-__all__ = ["bench", "host_rows", "workers_of"]
+__all__ = ["bench", "host_rows", "show", "workers_of"]
 
 
 BLOCK_BYTES = 64 * MIB
@@ -264,7 +270,7 @@ def bench(arguments: argparse.Namespace) -> int:
             print(f"measured: {row.title}", file=sys.stderr)
         print(show(rows))
         if arguments.json is not None:
-            write(arguments.json, rows, conditions)
+            _write(arguments.json, rows, conditions)
     except KeyboardInterrupt:
         print("hoplite-mp bench: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -287,3 +293,38 @@ def _measure(
     ) as cluster:
         conditions["nodes"] = len(cluster.nodes) - 1
         yield from cluster_rows(cluster, effort)
+
+
+def show(rows: Sequence[BenchRow]) -> str:
+    """The table."""
+    head = ("", "hoplite_mp", "", "beside it", "times as fast")
+    cells: list[tuple[str, ...]] = [head]
+    for row in rows:
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+        other = "" if row.reference_value is None else _shown(row.reference_value, row.unit)
+        cells.append((row.title, _shown(row.value, row.unit), other, row.reference, ratio))
+    if all(row.reference_value is None for row in rows):
+        cells = [line[:2] for line in cells]
+    return "\n".join(table(cells, right=(1, 2, 4)))
+
+
+def _shown(value: float, unit: str) -> str:
+    if unit == "1/s":
+        return f"{value:,.0f} /s".replace(",", " ")
+    return f"{three_digits(value / 1e6)} MB/s" if unit == "B/s" else format_seconds(value)
+
+
+def _write(path: Path, rows: Sequence[BenchRow], conditions: Mapping[str, Any]) -> None:
+    """Writes a JSON file with the rows, and with the machine and software that were measured.
+    OSError."""
+    content = {
+        "hoplite_mp": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "cpus": cpu_count(),
+        **conditions,
+        "rows": [row.as_dict() for row in rows],
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import time
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hoplite_mp._api.nodes import node_id
 from hoplite_mp._cli.bench import tasks
-from hoplite_mp._cli.bench.table import BenchRow, in_turns, median, percentile
+from hoplite_mp._cli.bench.tasks import BenchRow, in_turns, percentile
 from hoplite_mp.config import MIB
 
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._api.cluster import Cluster
     from hoplite_mp._api.nodes import Node
-    from hoplite_mp._cli.bench.table import Effort
-    from hoplite_mp._cli.bench.tasks import Floats
+    from hoplite_mp._cli.bench.tasks import Effort, Floats
 
 __all__ = ["cluster_rows"]
 

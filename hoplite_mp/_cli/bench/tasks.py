@@ -1,10 +1,14 @@
-"""The tasks of the benchmarks, for our workers and for those of the standard library.
+"""What the benchmarks measure and how: rows, turns, and the tasks of the workers.
 
-Spawned workers import it by name, so it is a module of its own that imports little.
+All rows are measured in the same way, in turns, and "ratio" has one meaning for all of them: how
+many times as fast this library is as the reference. Spawned workers, of the standard library too,
+import the tasks by name, so this module imports little.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,11 +18,72 @@ import numpy as np
 from hoplite_mp._api.cluster import current
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float32]
 
+UNITS = {"s", "1/s", "B/s"}
+SMALLER_IS_FASTER = {"s"}
 STRIDE = 4099  # one of so many elements is checked, which costs next to nothing
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BenchRow:
+    """One line. unit: "s", "1/s" or "B/s"; reference: the name of what the other value measures."""
+
+    title: str
+    value: float
+    unit: str
+    reference: str = ""
+    reference_value: float | None = None
+
+    def __post_init__(self) -> None:
+        assert self.unit in UNITS
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as fast as the reference; None if there is none."""
+        if self.reference_value is None:
+            return None
+        if self.unit in SMALLER_IS_FASTER:
+            return self.reference_value / self.value
+        return self.value / self.reference_value
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the JSON file."""
+        return {**dataclasses.asdict(self), "ratio": self.ratio}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Effort:
+    """How long something is measured: for `seconds`, but at least `rounds_min` rounds."""
+
+    seconds: float
+    rounds_min: int
+
+    def part(self, share: float) -> Effort:
+        """The effort for one benchmark, which has that share of the time."""
+        return dataclasses.replace(self, seconds=self.seconds * share)
+
+
+def in_turns(effort: Effort, *contestants: Callable[[], float]) -> list[list[float]]:
+    """The seconds that each contestant reports, round by round. They take turns, so that whatever
+    else happens on the host affects them alike. The first round warms up and is discarded."""
+    for contestant in contestants:
+        contestant()
+    times: list[list[float]] = [[] for _ in contestants]
+    end = time.monotonic() + effort.seconds
+    while len(times[0]) < effort.rounds_min or time.monotonic() < end:
+        for contestant, into in zip(contestants, times, strict=True):
+            into.append(contestant())
+    return times
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value such that at least that share of all values is not above it."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def echo(value: Any) -> Any:

@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,10 +15,10 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.table import Table
 
 from hoplite_mp._cli.demo import ours, pool
 from hoplite_mp._cli.demo.training import Digits, TrainingPlan, load_digits
+from hoplite_mp._cli.table import table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,25 +48,21 @@ def result(plan: TrainingPlan, ours: TrainingRun, pool: TrainingRun) -> dict[str
     }
 
 
-def table(ours: TrainingRun, pool: TrainingRun) -> Table:
-    """Both runs side by side."""
-    runs = ours, pool
-    shown = Table(title="Asynchronous training, the first gradients of every step count")
-    shown.add_column("")
-    for run in runs:
-        shown.add_column(run.name, justify="right", ratio=1)
-    shown.add_row("test accuracy", *(f"{run.accuracy:.1%}" for run in runs))
-    shown.add_row("steps per second", *(f"{run.steps_per_s:.1f}" for run in runs))
-    shown.add_row("median step", *(milliseconds(run.median_step) for run in runs))
-    shown.add_row("training", *(f"{run.seconds:.1f} s" for run in runs))
-    shown.add_row("start-up", *(f"{run.startup_seconds:.1f} s" for run in runs))
-    shown.add_row("bytes moved", *(moved(run) for run in runs))
-    shown.add_row(
-        "time lost at the kill",
-        *("-" if run.lost_seconds is None else milliseconds(run.lost_seconds) for run in runs),
-    )
-    shown.add_row("what happened", *(run.happened for run in runs))
-    return shown
+def results(ours: TrainingRun, pool: TrainingRun) -> str:
+    """Both runs side by side, as a table."""
+    rows: list[tuple[str, Callable[[TrainingRun], str]]] = [
+        ("", lambda run: run.name),
+        ("test accuracy", lambda run: f"{run.accuracy:.1%}"),
+        ("steps per second", lambda run: f"{run.steps_per_s:.1f}"),
+        ("median step", lambda run: milliseconds(run.median_step)),
+        ("training", lambda run: f"{run.seconds:.1f} s"),
+        ("start-up", lambda run: f"{run.startup_seconds:.1f} s"),
+        ("bytes moved", moved),
+        ("time lost at the kill", lost),
+        ("what happened", lambda run: run.happened.replace("; ", "\n")),
+    ]
+    lines = table(((name, *map(cell, (ours, pool))) for name, cell in rows), right=(1, 2))
+    return "\n".join(["Asynchronous training, the first gradients of every step count", *lines])
 
 
 def verdict(ours: TrainingRun) -> str | None:
@@ -122,8 +117,9 @@ def moved(run: TrainingRun) -> str:
     )
 
 
-PIPED_WIDTH = 100
-"""Columns of the table when the output is not a terminal."""
+def lost(run: TrainingRun) -> str:
+    """The time that the death of a worker has cost."""
+    return "-" if run.lost_seconds is None else milliseconds(run.lost_seconds)
 
 
 def demo(plan: TrainingPlan, out: Path | None = None) -> int:
@@ -134,12 +130,9 @@ def demo(plan: TrainingPlan, out: Path | None = None) -> int:
         except OSError as error:
             print(f"hoplite-mp demo: cannot use --out {out}: {error.strerror}", file=sys.stderr)
             return 1
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPED_WIDTH)
     try:
-        our_run, pool_run = _train_both(plan, console)
-        console.print(table(our_run, pool_run))
+        our_run, pool_run = _train_both(plan)
+        print(results(our_run, pool_run))
         if out is not None:
             write(out, plan, our_run, pool_run)
             print(f"written: {out / 'result.json'}, {out / 'accuracy.png'}")
@@ -153,7 +146,7 @@ def demo(plan: TrainingPlan, out: Path | None = None) -> int:
     return 0
 
 
-def _train_both(plan: TrainingPlan, console: Console) -> tuple[TrainingRun, TrainingRun]:
+def _train_both(plan: TrainingPlan) -> tuple[TrainingRun, TrainingRun]:
     digits = load_digits(plan.seed)
     trainings: list[tuple[str, Train]] = [(ours.NAME, ours.train), (pool.NAME, pool.train)]
     columns = (
@@ -164,7 +157,7 @@ def _train_both(plan: TrainingPlan, console: Console) -> tuple[TrainingRun, Trai
         TimeElapsedColumn(),
     )
     runs = []
-    with Progress(*columns, console=console, refresh_per_second=4) as progress:
+    with Progress(*columns, refresh_per_second=4) as progress:
         bars = [progress.add_task(name, total=plan.steps, start=False) for name, _ in trainings]
         for bar, (_, train) in zip(bars, trainings, strict=True):
             progress.start_task(bar)

@@ -1,0 +1,35 @@
+"""The one printer of text tables, and how their cells show times."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Sequence
+
+__all__ = ["format_seconds", "table", "three_digits"]
+
+
+def table(rows: Iterable[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """The lines of a table with a column for each cell of a row, two spaces apart. right: the
+    columns that are aligned to the right. A row is as high as its cell with the most lines."""
+    lines = [line for row in rows for line in zip_longest(*map(str.splitlines, row), fillvalue="")]
+    columns = []
+    for at, column in enumerate(zip(*lines, strict=True)):
+        align, width = str.rjust if at in right else str.ljust, max(map(len, column))
+        columns.append([align(cell, width) for cell in column])
+    return ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]
+
+
+def format_seconds(seconds: float) -> str:
+    """0.0145 -> "14.5 ms"."""
+    for name, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if seconds * factor >= 1 or name == "µs":
+            return f"{three_digits(seconds * factor)} {name}"
+    raise AssertionError
+
+
+def three_digits(value: float) -> str:
+    """With three significant digits, or all before the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
