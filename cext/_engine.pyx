@@ -29,13 +29,8 @@ include "shm_play.pxi"
 include "engine_declarations.pxi"
 
 
-# In the order of reduce_kernels.h, as in _reduce.pyx.
-cdef tuple OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
-cdef tuple DTYPES = (
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
-)
-assert len(OPS) == REDUCE_OP_COUNT and len(DTYPES) == REDUCE_DTYPE_COUNT
+cdef tuple OPS = tuple([reduce_op_names[i].decode() for i in range(REDUCE_OP_COUNT)])
+cdef tuple DTYPES = tuple([reduce_dtype_names[i].decode() for i in range(REDUCE_DTYPE_COUNT)])
 
 FILLED = EVENT_FILLED
 PULL_FAILED = EVENT_PULL_FAILED

@@ -18,29 +18,11 @@ from libc.stdint cimport INT64_MAX, uintptr_t
 
 cdef extern from "reduce_kernels.h" nogil:
     enum:
-        REDUCE_SUM
-        REDUCE_PROD
-        REDUCE_MIN
-        REDUCE_MAX
-        REDUCE_MEAN
-        REDUCE_AND
-        REDUCE_OR
-        REDUCE_XOR
-        REDUCE_BOOL
-        REDUCE_INT8
-        REDUCE_INT16
-        REDUCE_INT32
-        REDUCE_INT64
-        REDUCE_UINT8
-        REDUCE_UINT16
-        REDUCE_UINT32
-        REDUCE_UINT64
-        REDUCE_FLOAT16
-        REDUCE_BFLOAT16
-        REDUCE_FLOAT32
-        REDUCE_FLOAT64
-        REDUCE_COMPLEX64
-        REDUCE_COMPLEX128
+        REDUCE_OP_COUNT
+        REDUCE_DTYPE_COUNT
+
+    const char *reduce_op_names[]
+    const char *reduce_dtype_names[]
 
     struct reduce_kernel:
         pass
@@ -53,37 +35,14 @@ cdef extern from "reduce_kernels.h" nogil:
     int reduce_copy(void *destination, const void *source, size_t nbytes, int threads)
 
 
-cdef dict OPS = {
-    "sum": REDUCE_SUM,
-    "prod": REDUCE_PROD,
-    "min": REDUCE_MIN,
-    "max": REDUCE_MAX,
-    "mean": REDUCE_MEAN,
-    "and": REDUCE_AND,
-    "or": REDUCE_OR,
-    "xor": REDUCE_XOR,
-}
-cdef dict DTYPES = {
-    "bool": REDUCE_BOOL,
-    "int8": REDUCE_INT8,
-    "int16": REDUCE_INT16,
-    "int32": REDUCE_INT32,
-    "int64": REDUCE_INT64,
-    "uint8": REDUCE_UINT8,
-    "uint16": REDUCE_UINT16,
-    "uint32": REDUCE_UINT32,
-    "uint64": REDUCE_UINT64,
-    "float16": REDUCE_FLOAT16,
-    "bfloat16": REDUCE_BFLOAT16,
-    "float32": REDUCE_FLOAT32,
-    "float64": REDUCE_FLOAT64,
-    "complex64": REDUCE_COMPLEX64,
-    "complex128": REDUCE_COMPLEX128,
-}
+OPS = tuple([reduce_op_names[i].decode() for i in range(REDUCE_OP_COUNT)])
+DTYPES = tuple([reduce_dtype_names[i].decode() for i in range(REDUCE_DTYPE_COUNT)])
+cdef dict op_numbers = {name: number for number, name in enumerate(OPS)}
+cdef dict dtype_numbers = {name: number for number, name in enumerate(DTYPES)}
 
 
 cdef const reduce_kernel *find(str op, str dtype):
-    return reduce_kernel_find(OPS.get(op, -1), DTYPES.get(dtype, -1))
+    return reduce_kernel_find(op_numbers.get(op, -1), dtype_numbers.get(dtype, -1))
 
 
 cdef const reduce_kernel *need(str op, str dtype) except NULL:

@@ -40,6 +40,9 @@ cdef extern from "engine_state.h" nogil:
         REDUCE_OP_COUNT
         REDUCE_DTYPE_COUNT
 
+    const char *reduce_op_names[]
+    const char *reduce_dtype_names[]
+
     struct frame_key:
         uint64_t operation
         uint32_t epoch, stripe, part

@@ -14,11 +14,11 @@ enum { RECORD_ALIGN = 64 };
 static uint64_t bit(uint32_t rank) { return 1ull << rank; }
 
 static bool folds(uint8_t kind) {
-    return kind == SMALL_ALLREDUCE || kind == SMALL_REDUCE || kind == SMALL_REDUCE_SCATTER;
+    return kind == CALL_ALLREDUCE || kind == CALL_REDUCE || kind == CALL_REDUCE_SCATTER;
 }
 
 static bool is_rooted(uint8_t kind) {
-    return kind == SMALL_REDUCE || kind == SMALL_BROADCAST || kind == SMALL_GATHER;
+    return kind == CALL_REDUCE || kind == CALL_BROADCAST || kind == CALL_GATHER;
 }
 
 struct found {
@@ -60,7 +60,7 @@ static bool agree(const struct small_group *group, const struct found *found) {
     if (found->ranks != group->ranks) return false;
     const uint32_t lowest = first_rank(group->ranks);
     const struct small_part *first = &found->part[lowest];
-    if (first->kind >= SMALL_KIND_COUNT) return false;
+    if (first->kind >= CALL_KIND_COUNT) return false;
     if (is_rooted(first->kind) && (first->root >= group->size || !(group->ranks & bit(first->root))))
         return false;
     if (folds(first->kind) && !kernel_of(first)) return false;
@@ -78,7 +78,7 @@ static bool agree(const struct small_group *group, const struct found *found) {
         total += (part->nbytes + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
     }
     return total <= SMALL_BYTES_MAX &&
-           (first->kind != SMALL_BROADCAST || found->part[first->root].nbytes);
+           (first->kind != CALL_BROADCAST || found->part[first->root].nbytes);
 }
 
 /* The same bits as reduce_arrays in Python: the same kernels, in the order of ranks. */
@@ -110,8 +110,8 @@ static void record(struct small_group *group, const struct found *found) {
     };
     uint64_t sources = group->ranks;
     if (folds(first->kind)) sources = bit(lowest);
-    if (first->kind == SMALL_BROADCAST) sources = bit(first->root);
-    if (first->kind == SMALL_BARRIER) sources = 0;
+    if (first->kind == CALL_BROADCAST) sources = bit(first->root);
+    if (first->kind == CALL_BARRIER) sources = 0;
     uint32_t at = sizeof *head + (uint32_t)__builtin_popcountll(sources) * sizeof *places;
     for (; sources; sources &= sources - 1) {
         const uint32_t rank = first_rank(sources);

@@ -33,36 +33,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum reduce_op {
-    REDUCE_SUM,
-    REDUCE_PROD,
-    REDUCE_MIN,
-    REDUCE_MAX,
-    REDUCE_MEAN,
-    REDUCE_AND,
-    REDUCE_OR,
-    REDUCE_XOR,
-    REDUCE_OP_COUNT
-};
-
-enum reduce_dtype {
-    REDUCE_BOOL,
-    REDUCE_INT8,
-    REDUCE_INT16,
-    REDUCE_INT32,
-    REDUCE_INT64,
-    REDUCE_UINT8,
-    REDUCE_UINT16,
-    REDUCE_UINT32,
-    REDUCE_UINT64,
-    REDUCE_FLOAT16,
-    REDUCE_BFLOAT16,
-    REDUCE_FLOAT32,
-    REDUCE_FLOAT64,
-    REDUCE_COMPLEX64,
-    REDUCE_COMPLEX128,
-    REDUCE_DTYPE_COUNT
-};
+/* The numbers and the names of operators and dtypes, which Python takes from here. */
+#define REDUCE_OPS(_)                                                                              \
+    _(SUM, "sum") _(PROD, "prod") _(MIN, "min") _(MAX, "max") _(MEAN, "mean") _(AND, "and")        \
+    _(OR, "or") _(XOR, "xor")
+#define REDUCE_DTYPES(_)                                                                           \
+    _(BOOL, "bool") _(INT8, "int8") _(INT16, "int16") _(INT32, "int32") _(INT64, "int64")          \
+    _(UINT8, "uint8") _(UINT16, "uint16") _(UINT32, "uint32") _(UINT64, "uint64")                  \
+    _(FLOAT16, "float16") _(BFLOAT16, "bfloat16") _(FLOAT32, "float32") _(FLOAT64, "float64")      \
+    _(COMPLEX64, "complex64") _(COMPLEX128, "complex128")
+#define REDUCE_NUMBER(name, text) REDUCE_##name,
+#define REDUCE_NAME(name, text) text,
+enum reduce_op { REDUCE_OPS(REDUCE_NUMBER) REDUCE_OP_COUNT };
+enum reduce_dtype { REDUCE_DTYPES(REDUCE_NUMBER) REDUCE_DTYPE_COUNT };
+static const char *const reduce_op_names[] = {REDUCE_OPS(REDUCE_NAME)};
+static const char *const reduce_dtype_names[] = {REDUCE_DTYPES(REDUCE_NAME)};
 
 enum {
     /* The accumulator of one block. With one block of a source beside it, it fits L1. */
@@ -109,7 +94,6 @@ int reduce_run(const struct reduce_kernel *kernel, const void *const *sources, s
 /* memcpy by several threads; source and destination are disjoint or equal. */
 int reduce_copy(void *destination, const void *source, size_t bytes, int threads);
 
-_Static_assert(REDUCE_OP_COUNT == 8 && REDUCE_DTYPE_COUNT == 15, "names stand in _reduce.pyx");
 _Static_assert(sizeof(float) == 4 && sizeof(double) == 8, "float32 and float64");
 _Static_assert(REDUCE_BLOCK_BYTES % (16 * REDUCE_LINE_BYTES) == 0, "a block is whole lines");
 _Static_assert(REDUCE_CHUNK_BYTES % REDUCE_BLOCK_BYTES == 0, "a chunk is whole blocks");

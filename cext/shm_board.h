@@ -33,12 +33,6 @@
 #include "reduce_kernels.h"
 #include "shm_tasks.h"
 
-enum board_kind {
-    /* all parts have the same form */
-    BOARD_BARRIER, BOARD_ALLREDUCE, BOARD_REDUCE, BOARD_REDUCE_SCATTER,
-    /* each part has a form of its own */
-    BOARD_BROADCAST, BOARD_GATHER, BOARD_ALLGATHER
-};
 enum board_turn {
     TURN_WAIT = 0,   /* not this rank's, or not yet */
     TURN_AGAIN = 1,  /* something has changed meanwhile */
@@ -140,7 +134,7 @@ static inline int board_holds(char *c, unsigned board, unsigned rank, uint64_t c
 
 /* Are these parts of one call? */
 static inline int forms_agree(const shm_form *one, const shm_form *other) {
-    if (one->kind < BOARD_BROADCAST || other->kind < BOARD_BROADCAST)
+    if (one->kind < CALL_BROADCAST || other->kind < CALL_BROADCAST)
         return !memcmp(one, other, sizeof *one);
     return one->kind == other->kind && one->root == other->root;
 }
@@ -211,13 +205,13 @@ static inline int board_lead(char *c, unsigned board, unsigned rank, uint64_t ca
             return part_unchanged(p, changes[n]) ? TURN_OTHER : TURN_AGAIN;
         sources[n++] = p->data;
     }
-    int has_root = form->kind == BOARD_REDUCE || form->kind == BOARD_GATHER ||
-                   form->kind == BOARD_BROADCAST;
+    int has_root = form->kind == CALL_REDUCE || form->kind == CALL_GATHER ||
+                   form->kind == CALL_BROADCAST;
     if (has_root && !(mask >> form->root & 1))
         return TURN_OTHER; /* its root is gone */
     shm_part *result = part_of(c, board, MEMBERS);
     result->form = *form;
-    if (form->kind != BOARD_BARRIER && !form->buffered && form->nbytes) {
+    if (form->kind != CALL_BARRIER && !form->buffered && form->nbytes) {
         const struct reduce_kernel *kernel = reduce_kernel_find(form->op, form->dtype);
         size_t count = form->nbytes / reduce_source_bytes(kernel);
         reduce_run(kernel, sources, n, result->data, count, 1);

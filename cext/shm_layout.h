@@ -276,9 +276,19 @@ typedef struct {
 } shm_board;
 static_assert(sizeof(shm_board) == 128 + 64 * MEMBERS, "board");
 
+/* Kinds of calls of a Group. Up to reduce_scatter all parts have the same form, of the others each
+ * has a form of its own. Boards have no split. Python takes the names from here. */
+#define CALL_KINDS(_)                                                                              \
+    _(BARRIER, "barrier") _(ALLREDUCE, "allreduce") _(REDUCE, "reduce")                            \
+    _(REDUCE_SCATTER, "reduce_scatter") _(BROADCAST, "broadcast") _(GATHER, "gather")              \
+    _(ALLGATHER, "allgather") _(SPLIT, "split")
+#define CALL_NUMBER(name, text) CALL_##name,
+#define CALL_NAME(name, text) text,
+enum call_kind { CALL_KINDS(CALL_NUMBER) CALL_KIND_COUNT };
+static const char *const call_kind_names[] = {CALL_KINDS(CALL_NAME)};
 /* What is equal for all ranks of a small call: compared as bytes. */
 typedef struct {
-    uint8_t kind;          /* enum board_kind */
+    uint8_t kind;          /* enum call_kind */
     uint8_t op;            /* enum reduce_op */
     uint8_t dtype;         /* enum reduce_dtype */
     uint8_t ndim;
@@ -301,10 +311,6 @@ static_assert(sizeof(shm_part) == 128 + PART_BYTES_MAX, "part");
 /* Small calls of a Group over several hosts (engine_small.h): each member here writes what it gives
  * into its share of `given`, then its seq, and rings; the engine's thread writes what comes of the
  * call into `record`, then its number. A member gives to call k + 1 only after it has read k. */
-enum shm_small_kind {
-    SMALL_BARRIER, SMALL_ALLREDUCE, SMALL_REDUCE, SMALL_REDUCE_SCATTER, SMALL_BROADCAST,
-    SMALL_GATHER, SMALL_ALLGATHER, SMALL_SPLIT, SMALL_KIND_COUNT
-};
 typedef struct {
     uint64_t seq;          /* last call given + 1; 0 = none */
     uint32_t nbytes;

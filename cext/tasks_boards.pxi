@@ -4,36 +4,11 @@ from cpython.buffer cimport PyBUF_ND, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Rel
 
 cdef extern from "shm_board.h" nogil:
     enum:
-        BOARD_BARRIER
-        BOARD_ALLREDUCE
-        BOARD_REDUCE
-        BOARD_REDUCE_SCATTER
-        BOARD_BROADCAST
-        BOARD_GATHER
-        BOARD_ALLGATHER
+        CALL_BARRIER
+        CALL_BROADCAST
+        CALL_KIND_COUNT
         TURN_OVER
-        REDUCE_SUM
-        REDUCE_PROD
-        REDUCE_MIN
-        REDUCE_MAX
-        REDUCE_MEAN
-        REDUCE_AND
-        REDUCE_OR
-        REDUCE_XOR
-        REDUCE_BOOL
-        REDUCE_INT8
-        REDUCE_INT16
-        REDUCE_INT32
-        REDUCE_INT64
-        REDUCE_UINT8
-        REDUCE_UINT16
-        REDUCE_UINT32
-        REDUCE_UINT64
-        REDUCE_FLOAT16
-        REDUCE_FLOAT32
-        REDUCE_FLOAT64
-        REDUCE_COMPLEX64
-        REDUCE_COMPLEX128
+    const char *call_kind_names[]
     struct reduce_kernel:
         pass
     const reduce_kernel *reduce_kernel_find(int, int)
@@ -52,18 +27,7 @@ cdef extern from "shm_board.h" nogil:
     int board_lead(char *, unsigned, unsigned, uint64_t)
     int board_wait(char *, unsigned, unsigned, unsigned, uint64_t, uint64_t)
 
-# What a call on a board may be: kinds, operators and dtypes by name.
-BOARD_KINDS = {"barrier": BOARD_BARRIER, "allreduce": BOARD_ALLREDUCE, "reduce": BOARD_REDUCE,
-               "reduce_scatter": BOARD_REDUCE_SCATTER, "broadcast": BOARD_BROADCAST,
-               "gather": BOARD_GATHER, "allgather": BOARD_ALLGATHER}
-BOARD_OPS = {"sum": REDUCE_SUM, "prod": REDUCE_PROD, "min": REDUCE_MIN, "max": REDUCE_MAX,
-             "mean": REDUCE_MEAN, "and": REDUCE_AND, "or": REDUCE_OR, "xor": REDUCE_XOR}
-BOARD_DTYPES = {
-    "bool": REDUCE_BOOL, "int8": REDUCE_INT8, "int16": REDUCE_INT16, "int32": REDUCE_INT32,
-    "int64": REDUCE_INT64, "uint8": REDUCE_UINT8, "uint16": REDUCE_UINT16,
-    "uint32": REDUCE_UINT32, "uint64": REDUCE_UINT64, "float16": REDUCE_FLOAT16,
-    "float32": REDUCE_FLOAT32, "float64": REDUCE_FLOAT64, "complex64": REDUCE_COMPLEX64,
-    "complex128": REDUCE_COMPLEX128}
+CALL_KINDS = tuple([call_kind_names[i].decode() for i in range(CALL_KIND_COUNT)])
 BOARD_BYTES_MAX, BOARD_DIMS_MAX = PART_BYTES_MAX, PART_DIMS_MAX
 BUFFER_HEAD_BYTES = sizeof(shm_form)  # of each call buffer, before the elements
 include "tasks_small.pxi"
@@ -234,7 +198,7 @@ cdef class Board:
             return -1  # the member is leaving
         memset(&form, 0, sizeof(form))
         form.kind, form.op, form.dtype, form.root = kind, op, dtype, root
-        form.buffered = buffer != 0 or kind >= BOARD_BROADCAST
+        form.buffered = buffer != 0 or kind >= CALL_BROADCAST
         if x is None:
             given = board_give(self.c, store, self.index, rank, call, &form, NULL, 0)
         else:
@@ -245,7 +209,7 @@ cdef class Board:
                 form.nbytes, form.ndim = view.len, view.ndim
                 for i in range(view.ndim):
                     form.shape[i] = view.shape[i]
-                if kind < BOARD_BROADCAST and reduce_kernel_find(op, dtype) == NULL:
+                if kind < CALL_BROADCAST and reduce_kernel_find(op, dtype) == NULL:
                     return -1
                 if not form.buffered and max(form.nbytes, result_bytes(&form)) > PART_BYTES_MAX:
                     return -1
@@ -377,6 +341,6 @@ cdef class Board:
 cdef size_t result_bytes(const shm_form *form) noexcept:
     """Of a reduction's result; 0 of a barrier's."""
     cdef const reduce_kernel *kernel = reduce_kernel_find(form.op, form.dtype)
-    if form.kind == BOARD_BARRIER or kernel == NULL:
+    if form.kind == CALL_BARRIER or kernel == NULL:
         return 0
     return form.nbytes // reduce_source_bytes(kernel) * reduce_result_bytes(kernel)

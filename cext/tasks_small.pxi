@@ -2,7 +2,6 @@
 
 cdef extern from "shm_layout.h" nogil:
     enum:
-        SMALL_KIND_COUNT
         SMALL_RECORD_BYTES
         SMALL_HEAD_BYTES
     ctypedef struct shm_small_part:
@@ -90,7 +89,7 @@ cdef class SmallBoard:
 
 def read_record(const unsigned char[::1] record) -> tuple:
     """(call, ranks as bits, kind, op, dtype, root, {source: payload}) of a small call; the numbers
-    of kind, op and dtype are those of shm_small_kind and reduce_kernels.h."""
+    of kind, op and dtype are those of call_kind and reduce_kernels.h."""
     cdef small_record head
     cdef small_place place
     cdef Py_ssize_t size = record.shape[0]

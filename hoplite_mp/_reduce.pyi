@@ -1,7 +1,7 @@
 """Reduction kernels op × dtype, without the GIL. `cext/reduce_kernels.h` says what each computes.
 
-`op`: "sum" "prod" "min" "max" "mean" "and" "or" "xor". `dtype`: a NumPy dtype name, or "bfloat16"
-(its 16 bits as they stand in memory). A pair without a kernel raises ValueError.
+`op`: one of OPS. `dtype`: one of DTYPES, the names of NumPy and "bfloat16" (its 16 bits as they
+stand in memory). A pair without a kernel raises ValueError.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,10 @@ from typing_extensions import Buffer
 
 # Anything that gives its bytes; until Python 3.12 an array does not declare that it does.
 _Bytes: TypeAlias = Buffer | NDArray[Any]
+
+# By their numbers.
+OPS: tuple[str, ...]
+DTYPES: tuple[str, ...]
 
 def supported(op: str, dtype: str) -> bool: ...
 def result_dtype(op: str, dtype: str) -> str: ...

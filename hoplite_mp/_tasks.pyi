@@ -118,9 +118,7 @@ class Tasks:
     def submitted_ns(self, oid: int) -> int: ...
     def lose(self) -> None: ...
 
-BOARD_KINDS: dict[str, int]
-BOARD_OPS: dict[str, int]
-BOARD_DTYPES: dict[str, int]
+CALL_KINDS: tuple[str, ...]  # by their numbers
 BOARD_BYTES_MAX: int
 BOARD_DIMS_MAX: int
 BUFFER_HEAD_BYTES: int

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _reduce
+from hoplite_mp._reduce import DTYPES, OPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = [
+    "DTYPES",
     "OPS",
     "fold",
     "function_name",
@@ -104,7 +106,6 @@ def raw_bytes(array: Array) -> pickle.PickleBuffer:
 # Operators of reductions: which names, NumPy ufuncs and functions a call accepts as `op`.
 
 
-OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
 FUNCTION_NAME_CHARS_MAX = 200  # OP_CHARS_MAX of _protocol/fields.py holds it and a kind of call
 _KERNELS = {
     "add": "sum", "multiply": "prod", "minimum": "min", "maximum": "max",

@@ -19,15 +19,13 @@ from hoplite_mp._client.descriptors import Watched, lift
 from hoplite_mp._client.in_place import own_copy
 from hoplite_mp._common import clock
 from hoplite_mp._common.clock import FOREVER_NS
-from hoplite_mp._common.reduction import has_kernel, prefix, result_dtype
+from hoplite_mp._common.reduction import DTYPES, OPS, has_kernel, prefix, result_dtype
 from hoplite_mp._group.single_host import MISTAKE
 from hoplite_mp._protocol.group_calls import PIECE_BYTES_MAX
 from hoplite_mp._protocol.local import GroupBell, GroupCall, GroupWritten
 from hoplite_mp._serialize.contributions import (
     PREFIXES,
     REDUCTIONS,
-    SMALL_KINDS,
-    SMALL_OPS,
     TARGETED,
     into,
     is_plain_array,
@@ -450,13 +448,8 @@ def _overlaps(own: Array, out: Any) -> bool:
 # (`multi_host.py`).
 
 
-# In the order of reduce_kernels.h.
-DTYPES = (
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
-)  # fmt: skip
 NONE = 255  # no operator, no dtype
-_KINDS = {kind: number for number, kind in enumerate(SMALL_KINDS)}
+_KINDS = {kind: number for number, kind in enumerate(_tasks.CALL_KINDS)}
 
 
 @functools.cache
@@ -469,7 +462,7 @@ def _numbers(kind: str, op: str, name: str | None) -> tuple[int, int, int] | Non
     kernel = has_kernel(op, name) if name is not None else None
     if kernel is None or name is None or result_dtype(op, name) != name:
         return None
-    return _KINDS[kind], SMALL_OPS.index(op), DTYPES.index(kernel)
+    return _KINDS[kind], OPS.index(op), DTYPES.index(kernel)
 
 
 class Doorbell(Watched):
@@ -556,7 +549,7 @@ class EngineCalls:
         """(ranks as bits, no error, no message, data) of the last call, in the form of the node's
         results of other calls; see `MultiHost.take`."""
         _, mask, kind, _, _, _, found = _tasks.read_record(self._board.record())
-        if SMALL_KINDS[kind] in REDUCTIONS:
+        if _tasks.CALL_KINDS[kind] in REDUCTIONS:
             return mask, "", "", list(found.values())
         return mask, "", "", {(source, -1): part for source, part in found.items()}
 

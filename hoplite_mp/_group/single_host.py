@@ -18,7 +18,7 @@ from hoplite_mp import _serialize, _tasks
 from hoplite_mp._client.in_place import new_result
 from hoplite_mp._common import clock
 from hoplite_mp._common.clock import FOREVER_NS
-from hoplite_mp._common.reduction import reduce_arrays, result_dtype
+from hoplite_mp._common.reduction import DTYPES, OPS, reduce_arrays, result_dtype
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._protocol.group_calls import error_of
 from hoplite_mp._protocol.local import GroupBuffers
@@ -43,16 +43,16 @@ BUFFER_GROWTH = 4
 REFUSED_NS = 1_000_000_000
 GIVING_POLL_S = 0.0001  # a copy of 8 MiB takes some milliseconds
 
-_KINDS = {number: kind for kind, number in _tasks.BOARD_KINDS.items()}
-_OPS = {number: op for op, number in _tasks.BOARD_OPS.items()}
-_DTYPES = {number: np.dtype(name) for name, number in _tasks.BOARD_DTYPES.items()}
+_KINDS = {kind: number for number, kind in enumerate(_tasks.CALL_KINDS) if kind != "split"}
+_OPS = {op: number for number, op in enumerate(OPS)}
+_DTYPES = {at: np.dtype(name) for at, name in enumerate(DTYPES) if name != "bfloat16"}
 # By NumPy's own number of a type, `dtype.num`, so that no dtypes have to be compared. Two of these
 # numbers mean int64, because C's long and long long both are.
-_NUMBERS = {np.dtype(name).num: number for name, number in _tasks.BOARD_DTYPES.items()}
-_NUMBERS |= {np.dtype(c).num: _tasks.BOARD_DTYPES[np.dtype(c).name] for c in "bBhHiIlLqQ"}
+_NUMBERS = {dtype.num: number for number, dtype in _DTYPES.items()}
+_NUMBERS |= {np.dtype(c).num: DTYPES.index(np.dtype(c).name) for c in "bBhHiIlLqQ"}
 _RESULT_DTYPES = {
     (op, number): np.dtype(np.float64) if name == "mean" and dtype.kind in "biu" else dtype
-    for op, name in _OPS.items()
+    for name, op in _OPS.items()
     for number, dtype in _DTYPES.items()
 }
 
@@ -80,7 +80,7 @@ class SingleHost:
         mask, and then `take` reads the result; 0: the call is not over yet. None: nothing was
         published, because the call is not one for the board."""
         kind, op, root, values = part
-        number = _tasks.BOARD_KINDS.get(kind)
+        number = _KINDS.get(kind)
         if number is None:
             return None
         if not values:
@@ -91,7 +91,7 @@ class SingleHost:
         if type(x) is not np.ndarray:
             return None
         dtype = _NUMBERS.get(x.dtype.num)
-        code = _tasks.BOARD_OPS.get(op) if kind in REDUCTIONS else 0
+        code = _OPS.get(op) if kind in REDUCTIONS else 0
         if dtype is None or code is None:
             return None
         if not x.flags.c_contiguous or not x.dtype.isnative or x.dtype.metadata is not None:
@@ -144,11 +144,11 @@ class SingleHost:
         if found is None:
             return None
         number, op, root, dtype, shape, data, _ = found
-        kind = _KINDS[number]
+        kind = _tasks.CALL_KINDS[number]
         if kind == "barrier" or (kind == "broadcast" and rank != root):
             return kind, "", root, []
         array = np.frombuffer(data, _DTYPES[dtype]).reshape(shape)
-        return kind, _OPS[op] if kind in REDUCTIONS else "", root, [array]
+        return kind, OPS[op] if kind in REDUCTIONS else "", root, [array]
 
     def take(self, kind: str, root: int, call: int, mask: int, out: Any) -> Any:
         """What this rank gets of that call, whose commit names no object. kind: "barrier" if it

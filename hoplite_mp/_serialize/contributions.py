@@ -23,8 +23,6 @@ __all__ = [
     "PREFIXES",
     "REDUCTIONS",
     "ROOTED",
-    "SMALL_KINDS",
-    "SMALL_OPS",
     "TARGETED",
     "contribution",
     "contributors_of",
@@ -41,13 +39,6 @@ REDUCTIONS = ("allreduce", "reduce", "reduce_scatter")
 PREFIXES = ("scan", "exscan")  # rank r gets the reduction of ranks up to r, or below r
 TARGETED = ("alltoall", "scatter")  # a rank that gives, gives a value for each rank
 ROOTED = ("broadcast", "reduce", "gather", "scatter")  # these fail without the root
-# Kinds of calls that compiled code makes over several hosts as long as they are small, and their
-# operators. The order is that of shm_small_kind in cext/shm_layout.h and that of
-# cext/reduce_kernels.h.
-SMALL_KINDS = (
-    "barrier", "allreduce", "reduce", "reduce_scatter", "broadcast", "gather", "allgather", "split",
-)  # fmt: skip
-SMALL_OPS = ("sum", "prod", "min", "max", "mean", "and", "or", "xor")
 # The last words of errors about values that are not arrays.
 BY_FUNCTION = "; op=callable, a function of two values, reduces any values"
 NUMBERS = (bool, int, float, complex)

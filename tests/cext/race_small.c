@@ -129,7 +129,7 @@ static void *live(void *argument) {
         for (int i = 0; i < WORDS; i++) words[i] = call * 1000 + rank * (uint64_t)i;
         part->nbytes = WORDS * 8;
         part->offset = 0;
-        part->kind = SMALL_ALLREDUCE;
+        part->kind = CALL_ALLREDUCE;
         part->op = REDUCE_SUM;
         part->dtype = REDUCE_UINT64;
         STORE(&part->seq, call + 1);

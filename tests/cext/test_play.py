@@ -29,7 +29,8 @@ def test_what_was_raised_in_a_sleep_that_nobody_looked_at_ends_with_its_run() ->
     try:
         _tasks.play_at(time.monotonic_ns())
         soon = time.monotonic_ns() + 10**9
-        assert board.make(0, 0, _tasks.BOARD_KINDS["barrier"], 0, 0, 0, None, 0, 10**9, soon) == 0
+        barrier = _tasks.CALL_KINDS.index("barrier")
+        assert board.make(0, 0, barrier, 0, 0, 0, None, 0, 10**9, soon) == 0
         _tasks.play(sleep, lambda address: None)  # the next run
         assert not tasks.wait([], 1, 0, False)
         with pytest.raises(Interrupted):

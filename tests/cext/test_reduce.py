@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hoplite_mp import _reduce
+from hoplite_mp import _reduce, _tasks
 from tests.support.reductions import (
     DTYPES,
     HALVES,
@@ -325,3 +325,14 @@ sys.exit(found.count(9) != len(found))
 def test_without_memory_for_threads_the_caller_does_all() -> None:
     command = [sys.executable, "-c", WITHOUT_ROOM_FOR_STACKS, _reduce.__file__]
     subprocess.run(command, check=True, timeout=60)
+
+
+def test_names_have_the_numbers_that_nodes_of_other_versions_expect() -> None:
+    assert " ".join(_reduce.OPS) == "sum prod min max mean and or xor"
+    assert " ".join(_reduce.DTYPES) == (
+        "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
+        "complex64 complex128"
+    )
+    assert " ".join(_tasks.CALL_KINDS) == (
+        "barrier allreduce reduce reduce_scatter broadcast gather allgather split"
+    )

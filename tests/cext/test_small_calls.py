@@ -16,9 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hoplite_mp import _serialize, _tasks
-from hoplite_mp._common.reduction import has_kernel, reduce_arrays, result_dtype
-from hoplite_mp._group.multi_host import DTYPES
-from hoplite_mp._serialize.contributions import SMALL_OPS
+from hoplite_mp._common.reduction import DTYPES, OPS, has_kernel, reduce_arrays, result_dtype
 from tests.support.engine_calls import (
     ALLGATHER,
     ALLREDUCE,
@@ -55,7 +53,7 @@ def pairs() -> list[tuple[str, str]]:
         (op, name)
         for name in DTYPES
         if name != "bfloat16"
-        for op in SMALL_OPS
+        for op in OPS
         if has_kernel(op, np.dtype(name).str)
         and result_dtype(op, np.dtype(name).str) == np.dtype(name).str
     ]

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hoplite_mp
-from hoplite_mp import _tasks
+from hoplite_mp import _reduce, _tasks
 from hoplite_mp._group.single_host import BUFFER_BYTES_MIN, SingleHost
 from tests.support.group_members import (
     DTYPES,
@@ -361,8 +361,8 @@ def host() -> Iterator[ShmHost]:
 
 
 def give(board: _tasks.Board, rank: int, call: int, value: float, buffer: int) -> int:
-    sums = _tasks.BOARD_KINDS["allreduce"], _tasks.BOARD_OPS["sum"]
-    about = rank, call, *sums, 0, _tasks.BOARD_DTYPES["float64"]
+    sums = _tasks.CALL_KINDS.index("allreduce"), _reduce.OPS.index("sum")
+    about = rank, call, *sums, 0, _reduce.DTYPES.index("float64")
     return board.make(*about, np.full(8, value), buffer, 0, time.monotonic_ns())
 
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hoplite_mp
-from hoplite_mp import PeerLostError, _tasks
+from hoplite_mp import PeerLostError, _reduce, _tasks
 from tests.support.group_members import (
     DTYPES,
     OPS,
@@ -197,8 +197,8 @@ def host() -> Iterator[ShmHost]:
 
 
 def publish(board: _tasks.Board, rank: int, call: int, value: float, wait_ns: int = 0) -> int:
-    sums = _tasks.BOARD_KINDS["allreduce"], _tasks.BOARD_OPS["sum"]
-    number = _tasks.BOARD_DTYPES["float64"]
+    sums = _tasks.CALL_KINDS.index("allreduce"), _reduce.OPS.index("sum")
+    number = _reduce.DTYPES.index("float64")
     until = time.monotonic_ns() + wait_ns
     return board.make(rank, call, *sums, 0, number, np.full(2, value), 0, wait_ns, until)
 
@@ -315,7 +315,7 @@ def broadcast(host: ShmHost, dtype: int) -> _tasks.Board:
     """The board of a Group of one member, which has made a broadcast."""
     _, (board,) = board_of(host, 1)
     board.set_store(host.node.store_address, host.node)
-    kind = _tasks.BOARD_KINDS["broadcast"]
+    kind = _tasks.CALL_KINDS.index("broadcast")
     assert board.make(0, 0, kind, 0, 0, dtype, np.zeros(2), STORE_AT, 0, 0) == 1
     return board
 
@@ -327,7 +327,7 @@ def test_fold_without_a_kernel_is_refused(host: ShmHost) -> None:
 
 
 def test_buffer_whose_memory_has_another_owner_is_refused(host: ShmHost) -> None:
-    board = broadcast(host, _tasks.BOARD_DTYPES["float64"])
+    board = broadcast(host, _reduce.DTYPES.index("float64"))
     assert board.buffered(0, 0)[1] == (2,)
     ctypes.memset(host.node.store_address + STORE_AT + 3, 255, 1)  # the number of dimensions
     with pytest.raises(ValueError, match="255 dimensions"):

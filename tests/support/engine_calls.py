@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _engine, _serialize, _tasks
-from hoplite_mp._group.multi_host import DTYPES, NONE
-from hoplite_mp._serialize.contributions import SMALL_OPS
+from hoplite_mp._common.reduction import DTYPES, OPS
+from hoplite_mp._group.multi_host import NONE
 from tests.support.shm_host import ShmHost
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class EngineNode:
             if encoded.buffers:
                 offset, elements = encoded.offsets[0], encoded.buffers[0]
             if kind in (ALLREDUCE, REDUCE, REDUCE_SCATTER):
-                about = kind, SMALL_OPS.index(op), DTYPES.index(array.dtype.name), root
+                about = kind, OPS.index(op), DTYPES.index(array.dtype.name), root
         assert self.board.give(rank, self.size, call, about, head, offset, elements)
         self.engine.small_look()
         self.step()

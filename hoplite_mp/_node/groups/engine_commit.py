@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from hoplite_mp import _tasks
+from hoplite_mp._common.reduction import OPS
 from hoplite_mp._engine import SMALL_FIRST, SMALL_MOVED, SMALL_PART, SMALL_SEND, SMALL_TAKEN
 from hoplite_mp._node.groups.group_state import Voting
 from hoplite_mp._node.objects.remote_objects import payload_layout
 from hoplite_mp._protocol.fields import FOLDING
 from hoplite_mp._protocol.group_calls import GroupCommit, GroupSmall, Piece
 from hoplite_mp._protocol.local import GroupCall
-from hoplite_mp._serialize.contributions import SMALL_KINDS, SMALL_OPS, contributors_of
+from hoplite_mp._serialize.contributions import contributors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -310,11 +311,11 @@ class EngineCallsOwner:
         known = self.known.get(generation)
         rank, nbytes, _, kind, op, _, root = _PART.unpack_from(data)
         slot = None if known is None else known.here.get(rank)
-        if slot is None or kind >= len(SMALL_KINDS):
+        if slot is None or kind >= len(_tasks.CALL_KINDS):
             return  # that member is gone
         parts: list[Any] = [data[_PART.size :]] if nbytes else []
-        name = SMALL_OPS[op] if op < len(SMALL_OPS) else ""
-        ask = GroupCall(generation, rank, call, SMALL_KINDS[kind], name, root, parts)
+        name = OPS[op] if op < len(OPS) else ""
+        ask = GroupCall(generation, rank, call, _tasks.CALL_KINDS[kind], name, root, parts)
         self._events.member_called(slot[0], ask)
 
 
@@ -326,8 +327,8 @@ def _small_commit(generation: int, node: int, record: bytes) -> GroupCommit:
         for source, payload in found.items()
         if payload
     ]
-    name = SMALL_OPS[op] if op < len(SMALL_OPS) else ""
+    name = OPS[op] if op < len(OPS) else ""
     return GroupCommit(
-        generation, call, contributors_of(mask), SMALL_KINDS[kind], name, root, tuple(pieces),
+        generation, call, contributors_of(mask), _tasks.CALL_KINDS[kind], name, root, tuple(pieces),
         leader=node, to=node,
     )  # fmt: skip
