@@ -7,11 +7,8 @@ the environment (`HOPLITE_MP_<FIELD>`), the environment over the default. This m
 only: it measures nothing, and must never know which code reads them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
-import math
 import numbers
 import operator
 import os
@@ -19,7 +16,10 @@ import re
 import sys
 import warnings
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, get_args
+
+import msgspec
+from msgspec import Meta
 
 from hoplite_mp.errors import ConfigError
 
@@ -28,6 +28,18 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 SPAN_BYTES_MIN = 64 * KIB
+
+# Types of fields. A constraint of one field is in its annotation, and messages are made from it.
+_FINITE = sys.float_info.max
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0, le=_FINITE)]
+Above0 = Annotated[float, Meta(gt=0, le=_FINITE)]
+Directory = Annotated[str, Meta(min_length=1, description="the path of a directory")]
+Resources = Annotated[str, Meta(pattern="=", description='a list such as "gpu=2,disk=0.5"')]
+Command = Annotated[
+    str,
+    Meta(description="a command with {host} in it, and {arguments} as a word of its own"),
+]
 
 _PREFIX = "HOPLITE_MP_"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i)?)?b?", re.IGNORECASE)
@@ -84,11 +96,16 @@ class _ConfigMeta(type):
 
     @property
     def __signature__(cls) -> Any:
-        """The fields, for `inspect.signature`, which otherwise shows that of `__call__`."""
+        """The fields without their constraints, for `inspect.signature`, which otherwise shows
+        that of `__call__`."""
         import inspect
 
         own = inspect.signature(cls.__init__)  # type: ignore[misc]
-        return own.replace(parameters=list(own.parameters.values())[1:])
+        shown = []
+        for one in list(own.parameters.values())[1:]:
+            kind, _, optional = _constraints(one.name)
+            shown.append(one.replace(annotation=kind | None if optional else kind))
+        return own.replace(parameters=shown)
 
     @property
     def __doc__(cls) -> str | None:  # type: ignore[override]
@@ -140,202 +157,205 @@ class Config(metaclass=_ConfigMeta):
 
     # -- memory --------------------------------------------------------------------------------
 
-    small_object_bytes_max: int = 64 * KIB
+    small_object_bytes_max: Annotated[int, Meta(ge=64)] = 64 * KIB
     """Payloads up to this size share a span with others; larger ones get a span of their own.
     Higher: fewer requests to the node, more bytes idle in half-used small spans.
     Lower: less waste, but every object above it costs one round trip to the node."""
 
-    span_bytes: int = 1 * MIB
+    span_bytes: Annotated[int, Meta(ge=SPAN_BYTES_MIN)] = 1 * MIB
     """The size of a span of small objects, leased to one client at a time. In a store so small that
     one for each process would take more than half of it, spans are smaller than this.
     Higher: fewer leases per second. Lower: less memory tied up by clients that put little."""
 
-    captured_array_bytes_min: int = 1 * MIB
+    captured_array_bytes_min: Count = 1 * MIB
     """Arrays of at least this size that a function by value captures (globals, closure, defaults)
     are stored as objects: they are sent again only after a change, and a global one is named in a
     warning.
     Higher: more arrays are serialized with each task that uses them.
     Lower: more objects, and a check of each with every submit, some 5 microseconds."""
 
-    stream_bytes_max: int = 128 * MIB
+    stream_bytes_max: Count = 128 * MIB
     """Bytes of items that a stream may produce before its reader has taken them; then the generator
     pauses, unless options(buffersize=) limits the number of items. Each item counts at least 4 KiB.
     Higher: generator and reader wait for each other less often. Lower: each stream takes less of
     the store."""
 
-    queue_item_bytes_max: int = 16 * KIB
+    queue_item_bytes_max: Count = 16 * KIB
     """Items of a Queue up to this size are sent inside its messages and kept in the memory of its
     actor; larger ones are objects in the store of the host that has put them.
     Higher: fewer objects, and fewer items that are lost with a host. Lower: less data passes
     through the actor, which copies it twice while all users of the queue wait."""
 
-    put_wait_s: float = 10.0
+    put_wait_s: Seconds = 10.0
     """How long a put waits for space in a full store before StoreFullError.
     Higher: short bursts succeed. Lower: a program that leaks refs fails sooner."""
 
-    error_reserve_bytes: int = 1 * MIB
+    error_reserve_bytes: Count = 1 * MIB
     """Space for errors beyond the limit of a full store, at most a sixteenth of it, so that a task
     can report why it failed. Each error takes at least 4 KiB of it.
     Higher: more errors are kept complete. Lower: less memory beyond memory=; an error without space
     keeps its type and the beginning of its text."""
 
-    error_bytes_max: int = 64 * KIB
+    error_bytes_max: Annotated[int, Meta(ge=4 * KIB)] = 64 * KIB
     """Longest exception, with its traceback, that is stored in the reserve; a longer one waits for
     space like any value, and is then cut to this size.
     Higher: long tracebacks stay complete. Lower: the reserve holds more errors."""
 
-    memory_reserve_bytes: int = 256 * MIB
+    memory_reserve_bytes: Count = 256 * MIB
     """Memory that the store leaves free of what the system reports as available, at most an eighth
     of the smaller of RAM and the control group's limit.
     Higher: less risk from the out-of-memory killer. Lower: more objects fit on a dedicated host."""
 
-    memory_bytes: int | None = None
+    memory_bytes: Annotated[int, Meta(ge=MIB)] | None = None
     """Size limit of the store; None: a third of the smaller of RAM and the control group's limit.
     Higher: more objects before puts wait or spill. Lower: more memory for the tasks' own arrays."""
 
-    spill_dir: str | None = None
+    spill_dir: Directory | None = None
     """Directory to which objects are spilled when the store is full; None: the first of TMPDIR,
     /var/tmp and the working directory that is on a disk. The file has no name and ends with the
     node. A faster disk: shorter waits when the store is full."""
 
-    spill_bytes_max: int | None = None
+    spill_bytes_max: Count | None = None
     """Limit of the bytes in spill_dir; None: the size of the disk.
     Higher: larger data sets. Lower: more space for other users of the disk."""
 
-    memory_idle_s: float = 30.0
+    memory_idle_s: Seconds = 30.0
     """How long freed memory stays unused before it is returned to the system; it is returned within
     twice that time. Higher: programs that work in waves reuse pages. Lower: memory is free for
     other programs sooner, and the next wave pays for new pages."""
 
-    populate_ahead_bytes: int = 128 * MIB
+    populate_ahead_bytes: Count = 128 * MIB
     """How far ahead of demand the node allocates pages.
     Higher: more large puts run at memory speed. Lower: less memory is allocated in advance; 0
     leaves every page fault to the process that writes."""
 
     # -- waiting -------------------------------------------------------------------------------
 
-    spin_us_max: int = 50
+    spin_us_max: Annotated[int, Meta(ge=0, le=10_000)] = 50
     """How long a waiter spins before it blocks. It blocks at once if the processes that wait for
     each other are more than the host's cores.
     Higher: shorter latency of short tasks, at the cost of a busy core. Lower: cores stay idle, and
     every wait costs a system call and a wake-up."""
 
-    drain_interval_s: float = 0.25
+    drain_interval_s: Annotated[float, Meta(gt=0, le=60)] = 0.25
     """Interval at which the owner of a table collects freed and finished entries without a wake-up.
     Higher: less background work. Lower: memory returns sooner in a process that only waits."""
 
-    connect_timeout_s: float = 10.0
+    connect_timeout_s: Seconds = 10.0
     """How long to try to reach a manager at the given address.
     Higher: a cluster that is still starting is found. Lower: a wrong address fails sooner."""
 
-    start_timeout_s: float = 30.0
+    start_timeout_s: Above0 = 30.0
     """Timeout for the start of a host's own processes.
     Higher: slow disks and loaded machines succeed. Lower: a broken installation fails sooner."""
 
-    shutdown_timeout_s: float = 5.0
+    shutdown_timeout_s: Seconds = 5.0
     """How long processes may take to end by themselves before they are killed. Before that, how
     long unread results are read back from the spill file, so that they stay readable.
     Higher: such results and output are completed. Lower: shutdown is fast whatever hangs."""
 
     # -- tasks ---------------------------------------------------------------------------------
 
-    retries: int = 3
+    # a header word has 8 bits for the attempt; half of their values are spare
+    retries: Annotated[int, Meta(ge=0, le=127)] = 3
     """How often a task is run again after the death of its worker; never after an exception.
     Higher: work survives an unstable host. Lower: a task that kills its worker fails sooner."""
 
-    lineage_bytes_max: int = 64 * MIB
+    lineage_bytes_max: Count = 64 * MIB
     """Several hosts: memory on each host for the lineage of results: functions and arguments by
     value (in the store), and 1 KiB for each result above 64 KiB that somebody holds. Beyond the
     limit the oldest entries are dropped; a result without lineage stays lost.
     Higher: longer chains of tasks, and larger arguments, survive the death of a host. Lower: less
     of the store is used; 0: no result is reconstructed."""
 
-    start_attempts_max: int = 5
+    start_attempts_max: Annotated[int, Meta(ge=2)] = 5
     """Failed starts in a row of a pool's workers after which waiting tasks fail with
     WorkerLostError. The starts are still retried, and tasks succeed again when one does.
     Higher: a longer shortage of memory is only a delay. Lower: waiting tasks fail sooner, with the
     reason."""
 
-    restart_pause_s: float = 0.1
+    restart_pause_s: Above0 = 0.1
     """Pause before the third attempt in a row to start a worker (the second is made at once); it
     doubles with each later one, up to restart_pause_s_max.
     Higher: less work for workers that die at once. Lower: faster recovery from a short problem."""
 
-    restart_pause_s_max: float = 5.0
+    restart_pause_s_max: Above0 = 5.0
     """Longest pause between two attempts to start a worker. A worker that has lived for this long
     has started successfully.
     Higher: less load on a host with problems. Lower: its workers are back sooner afterwards."""
 
-    cancel_grace_s: float = 2.0
+    cancel_grace_s: Seconds = 2.0
     """How long an interrupted task may clean up before its worker is killed.
     Higher: files are closed, locks released. Lower: cancelling is faster."""
 
-    blocked_workers_max: int = 128
+    # a host has 256 client slots
+    blocked_workers_max: Annotated[int, Meta(ge=0, le=200)] = 128
     """How many extra workers a pool may start in place of workers that wait inside a task.
     Higher: deeper trees of tasks and larger groups make progress. Lower: fewer processes; at the
     limit, if all workers wait, the tasks that they have submitted fail with WorkerLostError."""
 
-    nested_depth_max: int = 32
+    nested_depth_max: Annotated[int, Meta(ge=1, le=200)] = 32
     """How many tasks a worker may run inside one another: a task that waits for tasks that it has
     submitted runs them itself. It does not limit recursion: deeper tasks run in other workers, and
     in extra workers up to blocked_workers_max.
     Higher: deep trees of tasks need fewer processes, and deeper stacks. Lower: extra workers start
     sooner."""
 
-    resources: str | None = None
+    resources: Resources | None = None
     """Resources of this host for options(resources=), for example "gpu=2,disk=0.5"; None: none.
     Cluster(resources=) and the option --resources take precedence."""
 
-    resource_wait_s: float = 30.0
+    resource_wait_s: Seconds = 30.0
     """When the nodes with the required resources are gone: how long tasks wait for another node
     that has them, before NodeLostError.
     Higher: a restarted host finds its tasks waiting. Lower: such tasks fail sooner."""
 
-    output_line_bytes_max: int = 64 * KIB
+    # _protocol/output.py: LINE_BYTES_MAX
+    output_line_bytes_max: Annotated[int, Meta(ge=80, le=MIB)] = 64 * KIB
     """Longest line of a worker's output that is forwarded in one piece; longer ones are split.
     Higher: long lines stay in one piece. Lower: less memory per worker in the node."""
 
-    output_wait_s: float = 10.0
+    output_wait_s: Seconds = 10.0
     """Several hosts: how long workers' lines wait for a driver that reads none. Then they are
     dropped, and a line reports how many. On one host they wait without a limit.
     Higher: a suspended driver misses nothing. Lower: workers that print much for it are free for
     other programs sooner."""
 
-    blas_threads: int | None = None
+    blas_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """Threads of BLAS, OpenMP, Numba and torch in each process of a pool or actor; None: the values
     of OMP_NUM_THREADS and similar variables, otherwise cores / processes of the pool, and 1 in an
     actor. Higher: a single large product is faster. Lower: processes do not compete for cores."""
 
-    await_read_bytes_max: int = 256 * KIB
+    await_read_bytes_max: Count = 256 * KIB
     """Largest value that `await` reads in the event loop; larger values are read in a thread,
     unless they are arrays that are read without a copy.
     Higher: fewer thread switches. Lower: the loop is blocked for a shorter time."""
 
-    await_threads_max: int = 8
+    await_threads_max: Annotated[int, Meta(ge=1)] = 8
     """Threads of a process in which `await` reads values that are on another host or on disk, or
     that take long to read; they start when they are first needed.
     Higher: more values are read at a time. Lower: fewer threads."""
 
     # -- collectives and groups ----------------------------------------------------------------
 
-    reduce_threads: int | None = None
+    reduce_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """Threads of the node for reductions; None: one for each core.
     Higher: large arrays are reduced at memory speed. Lower: tasks keep more of the cores."""
 
-    collective_refs_max: int = 32_768
+    collective_refs_max: Annotated[int, Meta(ge=1, le=32_768)] = 32_768
     """Most refs in one collective. They are sent to the node in one packet of 9 bytes each, and a
     packet may have 416 KiB without privileges.
     Lower: a wrong list is refused before it costs memory in node and manager."""
 
-    group_wait_s: float = 30.0
+    group_wait_s: Seconds = 30.0
     """How long a Group waits for its missing members before it fails.
     Higher: members may start late. Lower: a Group that never fills fails sooner."""
 
-    group_members_max: int = 64
+    group_members_max: Annotated[int, Meta(ge=1, le=64)] = 64
     """Largest size of a Group; it cannot be raised, because the masks of a board have 64 bits.
     Lower: a wrong size is refused before it fills the host with waiting workers."""
 
-    group_buffer_bytes_max: int = 8 * MIB
+    group_buffer_bytes_max: Count = 8 * MIB
     """Largest array of a Group's call on one host that is passed in a call buffer. A Group keeps
     two buffers for each rank and each size that it has used. Larger arrays are passed as objects,
     and so are all arrays if the store has no space for buffers.
@@ -343,7 +363,7 @@ class Config(metaclass=_ConfigMeta):
 
     # -- diagnostics ---------------------------------------------------------------------------
 
-    trace_events_max: int = 500_000
+    trace_events_max: Annotated[int, Meta(ge=1)] = 500_000
     """Events of a trace that a node keeps: this many of its processes (64 bytes each), and this
     many of its own (transfers, collectives, spilling). Older ones are dropped and counted.
     Higher: longer traces of short tasks are complete. Lower: less memory in the node, and a smaller
@@ -351,40 +371,40 @@ class Config(metaclass=_ConfigMeta):
 
     # -- other hosts ---------------------------------------------------------------------------
 
-    handshake_timeout_s: float = 5.0
+    handshake_timeout_s: Above0 = 5.0
     """Handshake timeout of a connection. On the connecting side it starts with the first byte of
     the server, which may keep connections in a queue.
     Higher: loaded and distant hosts get in. Lower: connections that send nothing end sooner."""
 
-    heartbeat_interval_s: float = 0.2
+    heartbeat_interval_s: Above0 = 0.2
     """Interval of the heartbeats between nodes and the manager.
     Higher: less work in a cluster of many hosts. Lower: heartbeat_timeout_s can be shorter."""
 
-    heartbeat_timeout_s: float = 1.5
+    heartbeat_timeout_s: Above0 = 1.5
     """How long a host may be silent before it is declared dead. A host gets four times its longest
     silence of the last minute if that is more, up to eight times this value. In a cluster with a
     standby this is also the manager's lease.
     Higher: hosts that stop for a moment stay. Lower: the others continue sooner after a death."""
 
-    pending_handshakes_max: int = 64
+    pending_handshakes_max: Annotated[int, Meta(ge=1, le=4096)] = 64
     """Connections at a time that have not authenticated yet, at each listener; each can make the
     process hold some 100 KiB. Four times as many can wait in a queue. Only a host that has more
     than its share loses connections.
     Higher: more hosts can join at the same moment. Lower: strangers cost less memory."""
 
-    hosts_command: str = "ssh -o BatchMode=yes {host} hoplite-mp {arguments}"
+    hosts_command: Command = "ssh -o BatchMode=yes {host} hoplite-mp {arguments}"
     """Command that starts a node of Cluster(hosts=). It is split into words as a shell does, and
     runs without a shell. {host} is an element of hosts=, the word {arguments} stands for the
     arguments of hoplite-mp. When the command ends, what it has started must have ended; its
     standard input must be that of hoplite-mp."""
 
-    hosts_wait_s: float = 60.0
+    hosts_wait_s: Seconds = 60.0
     """How long Cluster(hosts=) waits until all nodes have joined before NodeLostError.
     Higher: slow hosts get in. Lower: a missing host fails sooner."""
 
     # -- beside other engines ------------------------------------------------------------------
 
-    foreign_hold_s: float = 600.0
+    foreign_hold_s: Seconds = 600.0
     """integrations.ray and integrations.dask: how long a node holds an object after one of its
     processes has pickled a ref to it for the engine, which may load the bytes late, often or never.
     Each load takes a hold of its own; a load after that time is an ObjectLostError, unless somebody
@@ -392,7 +412,7 @@ class Config(metaclass=_ConfigMeta):
     Higher: tasks may wait longer in the engine's queues. Lower: memory of objects whose refs are
     dropped or never loaded returns sooner."""
 
-    beside_idle_s: float = 15.0
+    beside_idle_s: Seconds = 15.0
     """integrations.ray and integrations.dask: how long the node of a host stays after the last
     process that used it has gone. Then it leaves in order.
     Higher: a restarted worker finds its objects still on its host. Lower: a host that the engine
@@ -406,10 +426,20 @@ class Config(metaclass=_ConfigMeta):
     def __post_init__(self) -> None:
         for field in fields(self):  # numbers of numpy become those of Python
             value = getattr(self, field.name)
+            if type(value) is str and "\0" in value:
+                raise _refused(field.name, value)
             if value is not None and type(value) not in (int, float, bool, str):
                 object.__setattr__(self, field.name, _plain(value))
-        for field in fields(self):
-            _check(field.name, field.type, getattr(self, field.name))
+        try:
+            msgspec.convert(self, _Limits, from_attributes=True)
+        except msgspec.ValidationError as error:
+            name = str(error).rpartition(".")[2].rstrip("`")
+            raise _refused(name, getattr(self, name)) from None
+        command = self.hosts_command
+        if not ("{host}" in command and "{arguments}" in command.split()):
+            raise _refused("hosts_command", command)
+        if self.span_bytes.bit_count() > 1:  # spans are aligned to their size
+            raise _refused("span_bytes", self.span_bytes)
         if self.small_object_bytes_max > self.span_bytes // 2:
             raise ConfigError(
                 f"small_object_bytes_max={self.small_object_bytes_max} does not fit: at least two "
@@ -423,7 +453,7 @@ class Config(metaclass=_ConfigMeta):
             )
 
     @classmethod
-    def from_environment(cls, **overrides: Any) -> Config:
+    def from_environment(cls, **overrides: Any) -> "Config":
         """The limits from `overrides`, from ``HOPLITE_MP_<FIELD>``, or else the defaults.
 
         In the environment "none" stands for None, and every number of bytes may have a unit:
@@ -456,87 +486,19 @@ class Config(metaclass=_ConfigMeta):
             if os.environ.get(variable, "") != "" and not os.environ.get(_PREFIX + new.upper()):
                 _warn_renamed(old, _PREFIX, stacklevel=2)
                 if new not in values:
-                    types = {field.name: field.type for field in fields(cls)}
-                    values[new] = _parse(new, types[new], variable)
+                    values[new] = _parse(new, variable)
         for field in fields(cls):
             variable = _PREFIX + field.name.upper()
             if field.name not in values and os.environ.get(variable, "") != "":
-                values[field.name] = _parse(field.name, field.type, variable)
+                values[field.name] = _parse(field.name, variable)
         unknown = sorted(set(overrides) - {field.name for field in fields(cls)})
         if unknown:
             raise TypeError(f"Config has no field {', '.join(unknown)}")
         return cls(**values)
 
 
-# The smallest and the largest values. A field that is not listed is 0 or more, without a ceiling.
-_SMALLEST: dict[str, int] = {
-    "small_object_bytes_max": 64,
-    "span_bytes": SPAN_BYTES_MIN,
-    "memory_bytes": 1 * MIB,
-    "error_bytes_max": 4 * KIB,
-    "blocked_workers_max": 0,
-    "nested_depth_max": 1,
-    "start_attempts_max": 2,
-    "group_members_max": 1,
-    "output_line_bytes_max": 80,
-    "blas_threads": 1,
-    "reduce_threads": 1,
-    "collective_refs_max": 1,
-    "trace_events_max": 1,
-    "pending_handshakes_max": 1,
-    "await_threads_max": 1,
-}
-_LARGEST: dict[str, int] = {
-    "spin_us_max": 10_000,
-    "retries": 127,  # a header word has 8 bits for the attempt; half of their values are spare
-    "blocked_workers_max": 200,  # a host has 256 client slots
-    "nested_depth_max": 200,
-    "collective_refs_max": 32_768,
-    "group_members_max": 64,
-    "blas_threads": 1024,
-    "reduce_threads": 1024,
-    "drain_interval_s": 60,
-    "output_line_bytes_max": 1 * MIB,  # _protocol/output.py: LINE_BYTES_MAX
-    "pending_handshakes_max": 4096,
-}
-_ABOVE_ZERO = {
-    "heartbeat_interval_s", "drain_interval_s", "handshake_timeout_s", "restart_pause_s",
-    "restart_pause_s_max", "heartbeat_timeout_s", "start_timeout_s",
-}  # fmt: skip
-_TEXTS = {"hosts_command": "a command", "resources": 'a list such as "gpu=2,disk=0.5"'}
-_POWERS_OF_TWO = {"span_bytes"}  # spans are aligned to their size
-_MULTIPLES: dict[str, int] = {"span_bytes": 4096}
-
-
-def _check(name: str, kind: Any, value: object) -> None:
-    """Checks one field: first its type, then its bounds."""
-    if value is None and "None" in kind:
-        return
-    if kind.startswith("str"):
-        listed = name != "resources" or "=" in str(value)
-        if not isinstance(value, str) or not value or "\0" in value or not listed:
-            what = _TEXTS.get(name, "the path of a directory")
-            raise ConfigError(f"{name}={value!r} is not allowed: {what}")
-        if name == "hosts_command" and not ("{host}" in value and "{arguments}" in value.split()):
-            raise ConfigError(
-                f"{name}={value!r} is not allowed: a command with {{host}} in it, and "
-                "{arguments} as a word of its own"
-            )
-        return
-    whole = kind.startswith("int")
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        raise ConfigError(f"{name}={value!r} is not allowed: {_allowed(name, kind)}")
-    high = _LARGEST.get(name)
-    good = (
-        math.isfinite(value)
-        and value >= _SMALLEST.get(name, 0)
-        and (value > 0 or name not in _ABOVE_ZERO)
-        and (high is None or value <= high)
-        and (name not in _MULTIPLES or value % _MULTIPLES[name] == 0)
-        and (name not in _POWERS_OF_TWO or int(value).bit_count() == 1)
-    )
-    if not good:
-        raise ConfigError(f"{name}={value!r} is not allowed: {_allowed(name, kind)}")
+_TYPES = {field.name: field.type for field in fields(Config)}
+_Limits = msgspec.defstruct("_Limits", _TYPES.items())  # what a Config is checked against
 
 
 def _plain(value: object) -> object:
@@ -547,29 +509,33 @@ def _plain(value: object) -> object:
         return float(value) if isinstance(value, numbers.Real) else value
 
 
-def _allowed(name: str, kind: str) -> str:
-    """What a field may be, in words."""
-    what = "a whole number" if kind.startswith("int") else "a finite number"
-    what += " above 0" if name in _ABOVE_ZERO else f" from {_SMALLEST.get(name, 0)}"
-    if name in _LARGEST:
-        what += f" up to {_LARGEST[name]}"
-    if name in _POWERS_OF_TWO:
-        what += ", a power of two"
-    elif name in _MULTIPLES:
-        what += f", a multiple of {_MULTIPLES[name]}"
-    return what + (", or None" if "None" in kind else "")
+def _constraints(name: str) -> tuple[type, Meta, bool]:
+    """(type, constraints, whether None is allowed) of a field."""
+    first, *others = get_args(_TYPES[name])
+    if isinstance(others[0], Meta):
+        return first, others[0], False
+    return *get_args(first), True
 
 
-def _parse(name: str, kind: Any, variable: str) -> object:
-    """The value of an environment variable as its field's type; `_check` checks it later."""
+def _refused(name: str, value: object, variable: str = "") -> ConfigError:
+    """The error about a value of a field, or of the variable that should have set it."""
+    kind, meta, optional = _constraints(name)
+    what = meta.description or ("a whole number" if kind is int else "a finite number")
+    if kind is not str:
+        what += f" from {meta.ge}" if meta.gt is None else f" above {meta.gt}"
+        what += "" if meta.le in (None, _FINITE) else f" up to {meta.le}"
+        what += ", a power of two" if name == "span_bytes" else ""
+        what += ", or None" if optional else ""
+    return ConfigError(f"{variable or name}={value!r} is not allowed: {what}")
+
+
+def _parse(name: str, variable: str) -> object:
+    """The value of an environment variable as its field's type; `Config` checks it later."""
     text = os.environ[variable].strip()
-    if "None" in kind and text.lower() == "none":
+    kind, _, optional = _constraints(name)
+    if optional and text.lower() == "none":
         return None
-    if kind.startswith("str"):
-        return text
     try:
-        if "_bytes" in name:
-            return parse_size(text)
-        return int(text) if kind.startswith("int") else float(text)
+        return parse_size(text) if "_bytes" in name else kind(text)
     except ValueError as error:  # ConfigError is one
-        raise ConfigError(f"{variable}={text!r} is not allowed: {_allowed(name, kind)}") from error
+        raise _refused(name, text, variable) from error
