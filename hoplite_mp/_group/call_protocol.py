@@ -22,7 +22,6 @@ from hoplite_mp._common.clock import FOREVER_NS, deadline_ns
 from hoplite_mp._common.reduction import operation_name, prefix
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._common.signals import is_interruption
-from hoplite_mp._group.member_lifecycle import MemberLifecycle
 from hoplite_mp._group.multi_host import MultiHost
 from hoplite_mp._group.single_host import MISTAKE, Combiner, SingleHost, mistake_words
 from hoplite_mp._protocol.group_calls import error_kind, error_of
@@ -49,7 +48,7 @@ from hoplite_mp.errors import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hoplite_mp._client.runtime import Runtime
+    from hoplite_mp._group.member_lifecycle import GroupMembership
 
 __all__ = ["CallProtocol", "check_split", "peers_of", "split_name"]
 
@@ -65,17 +64,17 @@ class Retry(Exception):
     """The board has changed while the leader was reading it: the leader has to look again."""
 
 
-class CallProtocol(MemberLifecycle):
-    """The part of a Group that is below its single calls. `place`: the node's reply to
-    GroupJoin."""
+class CallProtocol:
+    """The collective calls of one member, below the methods that users call."""
 
     contributors: tuple[int, ...]
 
-    def __init__(
-        self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
-    ) -> None:
-        super().__init__(runtime, name, size, place, timeout)
-        board, _, _, hosts, _ = place
+    def __init__(self, member: GroupMembership, strict: bool) -> None:
+        self._member = member
+        self._runtime, self._memory, self._tasks = member.runtime, member.memory, member.tasks
+        self._board, self._generation = member.board, member.generation
+        self.name, self.rank, self.size = member.name, member.rank, member.size
+        self._identity = member.identity
         self.strict = strict
         self.contributors = ()
         self._last_mask = 0
@@ -83,50 +82,32 @@ class CallProtocol(MemberLifecycle):
         self._result: Any = None  # holds the result of a call that this member has led
         self._lends = True  # arrays that this rank gives may be read where they lie
         self._gets = True  # this rank gets new arrays, because the call has no `out`
-        self._open = False  # a call has begun that is not over for this rank
+        self.is_open = False  # a call has begun that is not over for this rank
         self._led = -1  # the latest call that this member has committed itself, as an object
-        self._leading = Combiner(runtime, name)
-        self._small = SingleHost(runtime, self._board, self._generation, self.rank, size)
+        runtime, rank = member.runtime, member.rank
+        self._leading = Combiner(runtime, member.name)
+        self._small = SingleHost(runtime, self._board, self._generation, rank, member.size)
         # This rank's own arrays, as far as other ranks read them in place.
         self._in_place = InPlace(self._memory)
-        self._hosts = (
-            MultiHost(runtime, board, self._generation, self.rank, size, self._in_place)
-            if hosts
-            else None
-        )
-
-    @property
-    def alive(self) -> tuple[int, ...]:
-        """Ranks that are members now, sorted.
-
-        Returns
-        -------
-        tuple of int
-            It may change at any time; `contributors` are those of the last finished call.
-
-        Examples
-        --------
-        >>> with c.group("living", size=1) as g:
-        ...     g.barrier()
-        ...     print(g.alive)
-        (0,)
-        """
-        mask = self._board.look()[1]
-        return tuple(rank for rank in range(self.size) if mask >> rank & 1)
+        self._hosts: MultiHost | None = None
+        if member.has_hosts:
+            self._hosts = MultiHost(
+                runtime, member.board_number, self._generation, rank, member.size, self._in_place
+            )
 
     # -- one call ------------------------------------------------------------------------------
 
-    def _call(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
-        if self._closed:
-            self._check_member()
+    def call(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
+        if self._member.closed:
+            self._member.check()
         self._memory.check()
-        self._open = True
+        self.is_open = True
         try:
             if self._tasks.tracing:
                 return self._traced(kind, op, root, x, out)
             return self._make(kind, op, root, x, out)
         except BaseException as error:
-            self._end_after(error)
+            self.end_after(error)
             raise
 
     def _traced(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
@@ -137,21 +118,23 @@ class CallProtocol(MemberLifecycle):
             return result
         finally:
             name = f"{kind} {self.name}".encode(errors="replace")
-            self._tasks.note_group_call(name, (self.calls or 1) - 1, self.rank, begun, failed)
+            self._tasks.note_group_call(
+                name, (self._member.calls or 1) - 1, self.rank, begun, failed
+            )
 
-    def _end_after(self, error: BaseException) -> None:
+    def end_after(self, error: BaseException) -> None:
         """Ends the membership after a call that was interrupted or timed out. A call that is over
         for this rank, and raises an error that calls document, leaves the membership as it is."""
-        if isinstance(error, PeerLostError) or (not self._open and isinstance(error, DOCUMENTED)):
+        if isinstance(error, PeerLostError) or (not self.is_open and isinstance(error, DOCUMENTED)):
             return
         late = isinstance(error, HopliteTimeoutError)
         what = "timed out" if late else f"ended by {type(error).__name__}"
-        self._timed_out = str(error) if late else ""
-        self._leave(True, why=f", because a call {what}. {REJOIN}")
+        self._member.timed_out = str(error) if late else ""
+        self._member.leave(True, why=f", because a call {what}. {REJOIN}")
 
     def _make(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
-        deadline = FOREVER_NS if self._timeout is None else deadline_ns(self._timeout)
-        call = self._begin() if self.calls is None else self.calls
+        deadline = FOREVER_NS if self._member.timeout is None else deadline_ns(self._member.timeout)
+        call = self._member.begin() if self._member.calls is None else self._member.calls
         mistake: Exception | None = None
         self._lends, self._gets = kind in REDUCTIONS, out is None
         try:
@@ -200,14 +183,14 @@ class CallProtocol(MemberLifecycle):
                 raise error from mistake
             raise mistake
         finally:
-            if self._hosts is not None and not taken and self.calls == call + 1:
+            if self._hosts is not None and not taken and self._member.calls == call + 1:
                 self._hosts.drop(None if result is None else self._data_of(result))
             del part, result, mistake
 
     def _over(self, call: int) -> None:
         """`call` is committed, so all members have finished the one before, whose result this
         member may have made."""
-        self.calls, self._open = call + 1, False
+        self._member.calls, self.is_open = call + 1, False
         if self._led != call:
             self._result = None
 
@@ -217,9 +200,19 @@ class CallProtocol(MemberLifecycle):
         been read. So if the deadline passes here, the call still returns its result, and the blocks
         stay lent for now."""
         with contextlib.suppress(HopliteTimeoutError):
-            self._wait(self._in_place.take_back, deadline, lambda: "")
+            self._member.wait(self._in_place.take_back, deadline, lambda: "")
 
-    def _return_arrays(self) -> None:
+    def leave_board(self) -> None:
+        """This member makes no call any more."""
+        self._small.leave()
+
+    def drop(self) -> None:
+        """The node knows that this member has left."""
+        self._result = self._part = None
+        if self._hosts is not None:
+            self._hosts.close()
+
+    def return_arrays(self) -> None:
         """Waits until no other rank reads this rank's own arrays any more, after this rank has left
         in the middle of a call. Those that read them let go when they have folded them, or see that
         this rank has left, or die."""
@@ -312,7 +305,7 @@ class CallProtocol(MemberLifecycle):
                 if self._hosts.small.is_done(call):
                     found.append(None)
                     return True
-                self._admitted()  # raises if this member was given up
+                self._member.admitted()  # raises if this member was given up
                 return False  # the leading node decides
             if self._board.lead(self.rank, call):
                 found.append(None)
@@ -330,10 +323,10 @@ class CallProtocol(MemberLifecycle):
             return False
 
         def late() -> str:
-            limit = "" if self._timeout is None else f", after {self._timeout:g} s"
+            limit = "" if self._member.timeout is None else f", after {self._member.timeout:g} s"
             return f"{self._late(call)}{limit}. This rank has left the Group. {REJOIN}"
 
-        self._wait(look, deadline, late)
+        self._member.wait(look, deadline, late)
         return found[0]
 
     def _late(self, call: int) -> str:
@@ -416,8 +409,10 @@ class CallProtocol(MemberLifecycle):
         elif self._hosts is not None:
             mask, failed, text, data = self._hosts.small.result()
         else:
-            assert self.calls is not None
-            return self._take_here(kind, root, self.calls - 1, self._board.contributors(), out)
+            assert self._member.calls is not None
+            return self._take_here(
+                kind, root, self._member.calls - 1, self._board.contributors(), out
+            )
         if failed:
             self.contributors, self._last_mask = contributors_of(mask), mask
             raise error_of(failed, text)
@@ -470,10 +465,10 @@ class CallProtocol(MemberLifecycle):
 
         held = holds()
         if held < 0:
-            self._wait(lambda: holds() >= 0, FOREVER_NS, str)
+            self._member.wait(lambda: holds() >= 0, FOREVER_NS, str)
             held = holds()
         if held == 0:
-            self._admitted()
+            self._member.admitted()
             raise PeerLostError(f"group {self.name!r}: this member was given up")
 
     def _take_remote(self, kind: str, op: str, root: int, mask: int, data: Any, out: Any) -> Any:

@@ -21,7 +21,7 @@ from hoplite_mp._common.reduction import function_name, is_function
 from hoplite_mp._common.signals import is_interruption
 from hoplite_mp._group.background import Background, CallFuture
 from hoplite_mp._group.call_protocol import REJOIN
-from hoplite_mp._group.messages import Messages, Receive
+from hoplite_mp._group.messages import Receive
 from hoplite_mp._protocol.local import RESULT_TAG
 from hoplite_mp._serialize.contributions import NOTHING, into
 from hoplite_mp.errors import (
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from hoplite_mp._client.memory import Memory
-    from hoplite_mp._client.runtime import Runtime
     from hoplite_mp._common.ref import ObjectRef
+    from hoplite_mp._group.call_protocol import CallProtocol
+    from hoplite_mp._group.member_lifecycle import GroupMembership
+    from hoplite_mp._group.messages import MemberMessages
 
 __all__ = ["GroupCollectives", "ObjectFolds"]
 
@@ -83,29 +85,35 @@ class Packed:
         return Parcel, self._parcel
 
 
-class ObjectFolds(Messages):
+class ObjectFolds:
     """The reductions of a member whose `op` is a function."""
 
-    # The error that all ranks raise, of the call under way.
-    _folded_error: BaseException | None = None
+    def __init__(
+        self, member: GroupMembership, calls: CallProtocol, messages: MemberMessages
+    ) -> None:
+        self._member = member
+        self._memory, self._board = member.memory, member.board
+        self.name, self.rank, self.size = member.name, member.rank, member.size
+        self._calls = calls
+        self._messages = messages
+        # The error that all ranks raise, of the call under way.
+        self._folded_error: BaseException | None = None
 
-    def _call_by(self, op: Any) -> Callable[..., Any]:
-        """The method that makes a reduction with this operator."""
-        return self._fold if is_function(op) else self._call
-
-    def _fold(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
-        self._check_member()
+    def fold(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
+        self._member.check()
         self._folded_error = None
-        self._open = True
+        self._calls.is_open = True
         try:
-            deadline = deadline_ns(self._timeout)
-            self._inbox.look()
-            ended = self._inbox.ended  # the members that had ended before the call
+            deadline = deadline_ns(self._member.timeout)
+            self._messages.inbox.look()
+            ended = self._messages.inbox.ended  # the members that had ended before the call
             found = self._committed_fold(kind, op, root, x, deadline, ended)
         except BaseException as error:
             if error is not self._folded_error:
-                self._open = self._open or is_interruption(error)  # also of a documented type
-                self._end_after(error)
+                self._calls.is_open = self._calls.is_open or is_interruption(
+                    error
+                )  # also of a documented type
+                self._calls.end_after(error)
             raise
         finally:
             self._folded_error = None
@@ -116,9 +124,9 @@ class ObjectFolds(Messages):
     ) -> Any:
         """This rank's result. An error of all ranks becomes the `_folded_error`."""
         name = f"{kind} by {function_name(op)}"
-        parcels = self._call("allgather", name, root, Packed(x), None)
-        assert self.calls is not None
-        call, ranks = self.calls - 1, self.contributors
+        parcels = self._calls.call("allgather", name, root, Packed(x), None)
+        assert self._member.calls is not None
+        call, ranks = self._member.calls - 1, self._calls.contributors
         if kind == "reduce" and root not in ranks:
             raise PeerLostError(f"group {self.name!r}: the root, rank {root}, is lost")
         fold = lambda: self._results(kind, op, operator.index(root), parcels, ranks)  # noqa: E731
@@ -191,7 +199,9 @@ class ObjectFolds(Messages):
     ) -> None:
         for rank in ranks:
             if rank != self.rank:
-                self._send_encoded(encoded, ref, rank, RESULT_TAG)  # a dead rank needs none
+                self._messages.send_encoded(
+                    encoded, ref, rank, RESULT_TAG
+                )  # a dead rank needs none
 
     # -- the other ranks -----------------------------------------------------------------------
 
@@ -208,7 +218,7 @@ class ObjectFolds(Messages):
         try:
             state, value = self._receive_result(call, leader, deadline, ended)
         except PeerLostError:
-            if self.strict:
+            if self._calls.strict:
                 raise
             state, value = FOLD_YOURSELF, None
         if state == ERROR and isinstance(value, str):
@@ -231,7 +241,7 @@ class ObjectFolds(Messages):
     def _receive_result(
         self, call: int, leader: int, deadline: int, ended: tuple[int, ...]
     ) -> tuple[str, Any]:
-        limit = "" if self._timeout is None else f" within {self._timeout:g} s"
+        limit = "" if self._member.timeout is None else f" within {self._member.timeout:g} s"
         late = (
             f"call {call}: rank {leader} has not folded the values{limit}. This rank has left the "
             f"Group. {REJOIN}"
@@ -239,20 +249,20 @@ class ObjectFolds(Messages):
 
         def arrives() -> bool:
             has_gone_on = self._board.member(leader)[0] > call + 1  # its message was sent before
-            return self._arrives(receive) or has_gone_on
+            return self._messages.arrives(receive) or has_gone_on
 
         while True:
-            receive = Receive(leader, RESULT_TAG, deadline, self._timeout)
+            receive = Receive(leader, RESULT_TAG, deadline, self._member.timeout)
             try:
-                self._inbox.post(receive)
+                self._messages.inbox.post(receive)
                 receive.ended = ended
-                self._wait(arrives, deadline, lambda: late)
+                self._member.wait(arrives, deadline, lambda: late)
                 if receive.found is None:
                     return FOLD_YOURSELF, None
                 receive.deadline = FOREVER_NS if deadline < clock.monotonic_ns() else deadline
-                number, state, value = self._inbox.take(receive)
+                number, state, value = self._messages.inbox.take(receive)
             finally:
-                self._inbox.withdraw(receive)
+                self._messages.inbox.withdraw(receive)
             if number == call:  # otherwise of a call before this rank had joined again
                 return state, value
 
@@ -317,14 +327,24 @@ def _in_background(
     return later
 
 
-class GroupCollectives(ObjectFolds):
-    """A member that makes calls, in its own thread or in the background."""
+class GroupCollectives:
+    """The collective calls of a Group, as methods of `Group`, in its own thread or in the
+    background."""
 
-    def __init__(
-        self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
-    ) -> None:
-        super().__init__(runtime, name, size, place, strict, timeout)
+    _member: GroupMembership
+    _calls: CallProtocol
+    _folds: ObjectFolds
+
+    def _join(self, member: GroupMembership, calls: CallProtocol, messages: MemberMessages) -> None:
+        """Builds what makes the calls of this member."""
+        self._member = member
+        self._calls = calls
+        self._folds = ObjectFolds(member, calls, messages)
         self._background: Background | None = None
+
+    def _call_by(self, op: Any) -> Callable[..., Any]:
+        """The method that makes a reduction with this operator."""
+        return self._folds.fold if is_function(op) else self._calls.call
 
     def allreduce(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
         """Reduces x of every living rank, and returns the result on every rank.
@@ -371,7 +391,7 @@ class GroupCollectives(ObjectFolds):
         {1208925819614629174706176}
         """
         result: Array = self._here(
-            self._call if type(op) is str else self._call_by(op), "allreduce", op, 0, x, out
+            self._calls.call if type(op) is str else self._call_by(op), "allreduce", op, 0, x, out
         )
         return result
 
@@ -406,7 +426,7 @@ class GroupCollectives(ObjectFolds):
         [None, array([2, 2])]
         """
         result: Array | None = self._here(
-            self._call if type(op) is str else self._call_by(op), "reduce", op, root, x, out
+            self._calls.call if type(op) is str else self._call_by(op), "reduce", op, root, x, out
         )
         return result
 
@@ -440,7 +460,7 @@ class GroupCollectives(ObjectFolds):
         >>> c.get(c.spmd(peer, 2))
         [{'step': 5}, {'step': 5}]
         """
-        return self._here(self._call, "broadcast", "", root, x, out)
+        return self._here(self._calls.call, "broadcast", "", root, x, out)
 
     def gather(
         self, x: Any, root: int = 0, *, out: Sequence[Array] | None = None
@@ -476,7 +496,7 @@ class GroupCollectives(ObjectFolds):
         >>> c.get(c.spmd(peer, 2))
         [['rank 0', 'rank 1'], None]
         """
-        result: list[Any] | None = self._here(self._call, "gather", "", root, x, out)
+        result: list[Any] | None = self._here(self._calls.call, "gather", "", root, x, out)
         return result
 
     def allgather(self, x: Any, *, out: Sequence[Array] | None = None) -> list[Any]:
@@ -503,7 +523,7 @@ class GroupCollectives(ObjectFolds):
         >>> c.get(c.spmd(peer, 2))
         [[0, 10], [0, 10]]
         """
-        result: list[Any] = self._here(self._call, "allgather", "", 0, x, out)
+        result: list[Any] = self._here(self._calls.call, "allgather", "", 0, x, out)
         return result
 
     def reduce_scatter(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
@@ -529,7 +549,12 @@ class GroupCollectives(ObjectFolds):
         [array([0, 2]), array([4, 6])]
         """
         result: Array = self._here(
-            self._call if type(op) is str else self._call_by(op), "reduce_scatter", op, 0, x, out
+            self._calls.call if type(op) is str else self._call_by(op),
+            "reduce_scatter",
+            op,
+            0,
+            x,
+            out,
         )
         return result
 
@@ -562,7 +587,7 @@ class GroupCollectives(ObjectFolds):
         >>> c.get(c.spmd(peer, 2))
         [['0 to 0', '1 to 0'], ['0 to 1', '1 to 1']]
         """
-        result: list[Any] = self._here(self._call, "alltoall", "", 0, parts, out)
+        result: list[Any] = self._here(self._calls.call, "alltoall", "", 0, parts, out)
         return result
 
     def scatter(self, parts: Any = NOTHING, root: int = 0, *, out: Array | None = None) -> Any:
@@ -597,7 +622,7 @@ class GroupCollectives(ObjectFolds):
         >>> c.get(c.spmd(peer, 2))
         ['a', 'b']
         """
-        return self._here(self._call, "scatter", "", root, parts, out)
+        return self._here(self._calls.call, "scatter", "", root, parts, out)
 
     def scan(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
         """Reduces x of every living rank up to this one, from left to right.
@@ -621,7 +646,7 @@ class GroupCollectives(ObjectFolds):
         [1, 3]
         """
         result: Array = self._here(
-            self._call if type(op) is str else self._call_by(op), "scan", op, 0, x, out
+            self._calls.call if type(op) is str else self._call_by(op), "scan", op, 0, x, out
         )
         return result
 
@@ -649,7 +674,7 @@ class GroupCollectives(ObjectFolds):
         [None, 1]
         """
         result: Array | None = self._here(
-            self._call if type(op) is str else self._call_by(op), "exscan", op, 0, x, out
+            self._calls.call if type(op) is str else self._call_by(op), "exscan", op, 0, x, out
         )
         return result
 
@@ -663,7 +688,7 @@ class GroupCollectives(ObjectFolds):
         >>> c.get(c.spmd(peer, 2))
         [None, None]
         """
-        self._here(self._call, "barrier", "", 0, None, None)
+        self._here(self._calls.call, "barrier", "", 0, None, None)
 
     allreduce_async = _in_background(allreduce)
     reduce_async = _in_background(reduce)
@@ -679,28 +704,28 @@ class GroupCollectives(ObjectFolds):
 
     def _begin_in_background(self, call: Callable[[], R]) -> CallFuture[R]:
         """Gives the call to the Group's thread, which is started with its first call."""
-        self._check_member()
+        self._member.check()
         if self._background is None:
-            background = Background(self.name)
+            background = Background(self._member.name)
             weakref.finalize(self, background.stop).atexit = False
             self._background = background
         return self._background.begin(self._make_queued, call)
 
     def _make_queued(self, call: Callable[[], R]) -> R:
         """A call whose turn has come. HopliteTimeoutError: an earlier one has timed out."""
-        if self._timed_out:
-            raise HopliteTimeoutError(self._timed_out)
+        if self._member.timed_out:
+            raise HopliteTimeoutError(self._member.timed_out)
         return call()
 
     def _wake_all(self) -> None:
         """Makes all threads of this process look at what they wait for."""
-        if self._memory.client.usable:
-            self._tasks.wake(self._runtime.client.slot)
+        if self._member.memory.client.usable:
+            self._member.tasks.wake(self._member.runtime.client.slot)
 
     def _here(self, call: Callable[..., Any], *args: Any) -> Any:
         if self._background is None or self._background.is_here():
             return call(*args)
-        self._check_member()
+        self._member.check()
         future: CallFuture[Any] | None = None
         try:
             future = self._background.begin(call, *args)
@@ -708,8 +733,8 @@ class GroupCollectives(ObjectFolds):
         except BaseException as error:
             is_its_own = future is not None and future.is_settled and error is future.exception(0)
             if not is_its_own and not isinstance(error, ClosedError):
-                self._open = True  # this wait was interrupted
-                self._end_after(error)
+                self._calls.is_open = True  # this wait was interrupted
+                self._calls.end_after(error)
             raise
         finally:
             del future, call, args  # no reference cycle through the traceback

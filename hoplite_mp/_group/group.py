@@ -1,13 +1,15 @@
 """Group: peers that call together, and send each other messages.
 
-In synchronous training no peer should have to ask a manager at each step. This file is what a user
-sees of a Group: how a member joins and leaves, and how a Group is split. The calls themselves are
-in `collectives`, the messages in `messages`.
+In synchronous training no peer should have to ask a manager at each step. `Group` is built of its
+membership (`member_lifecycle`), the protocol of calls (`call_protocol`), reductions by functions
+(`collectives`) and messages (`messages`). This file has how a member joins and leaves, and how a
+Group is split; `collectives` and `messages` have the methods that make calls and send messages.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +20,10 @@ from hoplite_mp._client.memory import whole
 from hoplite_mp._client.option_checks import check_name, refuse_unused
 from hoplite_mp._common import clock
 from hoplite_mp._common.clock import check_timeout
-from hoplite_mp._group.call_protocol import peers_of, split_name
+from hoplite_mp._group.call_protocol import CallProtocol, peers_of, split_name
 from hoplite_mp._group.collectives import GroupCollectives
+from hoplite_mp._group.member_lifecycle import GroupMembership
+from hoplite_mp._group.messages import GroupMessages, MemberMessages
 from hoplite_mp._protocol.local import GroupJoin, GroupLeave
 from hoplite_mp.errors import PeerLostError
 
@@ -35,7 +39,7 @@ PLACE_MAX = 1 << 31
 LEAVING_POLL_S = 0.0005  # between two looks whether another thread has finished leaving
 
 
-class Group(GroupCollectives):
+class Group(GroupCollectives, GroupMessages):
     """One member of a Group; made by `Cluster.group`.
 
     A Group belongs to one thread at a time. Calls are matched by their order, so every member has
@@ -97,21 +101,59 @@ class Group(GroupCollectives):
     """This member's place, from 0; it never changes."""
     size: int
     """How many members the group has when it is whole; it never changes."""
-    calls: int | None
-    """The number of the next call; None until the first one begins."""
-    contributors: tuple[int, ...]
-    """The ranks whose parts are in the result of the last finished call, sorted."""
-
     _cluster: Any = None  # kept alive as long as this Group
 
     def __init__(
         self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
     ) -> None:
-        super().__init__(runtime, name, size, place, strict, timeout)
+        member = GroupMembership(runtime, name, size, place, timeout)
+        self.name, self.rank, self.size = name, member.rank, size
+        self._messages = MemberMessages(member)
+        self._join(member, CallProtocol(member, strict), self._messages)
+        self._runtime = runtime
         self._left = False
         self._leave_sent: list[int] = []  # has an item once the node was told
         self._leaving_in = 0  # the thread that is leaving now
+        leave = weakref.WeakMethod(self._leave)
+        member.leave = lambda *args, **kwargs: leave()(*args, **kwargs)  # type: ignore[misc]
         runtime.task_leaves.append(self._leave)
+
+    @property
+    def strict(self) -> bool:
+        """Whether a call in which a member is missing raises PeerLostError."""
+        return self._calls.strict
+
+    @property
+    def calls(self) -> int | None:
+        """The number of the next call; None until the first one begins.
+
+        A rank that has joined again begins with the number of the first call that it takes part in.
+        """
+        return self._member.calls
+
+    @property
+    def contributors(self) -> tuple[int, ...]:
+        """The ranks whose parts are in the result of the last finished call, sorted."""
+        return self._calls.contributors
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Ranks that are members now, sorted.
+
+        Returns
+        -------
+        tuple of int
+            It may change at any time; `contributors` are those of the last finished call.
+
+        Examples
+        --------
+        >>> with c.group("living", size=1) as g:
+        ...     g.barrier()
+        ...     print(g.alive)
+        (0,)
+        """
+        mask = self._member.board.look()[1]
+        return tuple(rank for rank in range(self.size) if mask >> rank & 1)
 
     def split(self, color: int | None, key: int = 0) -> Group | None:
         """A Group of the ranks that give the same color.
@@ -149,16 +191,16 @@ class Group(GroupCollectives):
         return self._here(self._split, color, key)  # type: ignore[no-any-return]
 
     def _split(self, color: Any, key: Any) -> Group | None:
-        given = self._call("split", "", 0, (color, key, self._identity), None)
+        given = self._calls.call("split", "", 0, (color, key, self._member.identity), None)
         if color is None:
             return None
-        assert self.calls is not None
+        assert self._member.calls is not None
         peers = peers_of(given, color)
-        name = split_name(self.name, self._generation, self.calls - 1, color, peers)
+        name = split_name(self.name, self._member.generation, self._member.calls - 1, color, peers)
         try:
             return self._of_peers(name, peers)
         except BaseException as error:
-            self._end_after(error)
+            self._calls.end_after(error)
             raise
 
     def _of_peers(self, name: str, peers: list[tuple[int, Any]]) -> Group:
@@ -170,11 +212,11 @@ class Group(GroupCollectives):
             name,
             len(peers),
             ranks.index(self.rank),
-            self._generation,
+            self._member.generation,
             [(rank, *identity) for rank, identity in peers],
             _own_call(),
         )
-        made = _member(self._runtime, ask, self.strict, self._timeout)
+        made = _member(self._runtime, ask, self.strict, self._member.timeout)
         made._cluster = self._cluster
         return made
 
@@ -225,7 +267,7 @@ class Group(GroupCollectives):
         (True, array([2., 2., 2., 2.], dtype=float32))
         """
         self._runtime.memory.check()
-        return self._memory.empty(shape, dtype, order)
+        return self._member.memory.empty(shape, dtype, order)
 
     def close(self) -> None:
         """Leaves the Group; this happens by itself at the end of the task.
@@ -252,9 +294,9 @@ class Group(GroupCollectives):
             return
         try:
             self._leaving_in = threading.get_ident()
-            self._ended_with_task = with_task
+            self._member.ended_with_task = with_task
             if failed:
-                self._gave_up, self._closed = self._gave_up or why, True
+                self._member.gave_up, self._member.closed = self._member.gave_up or why, True
                 self._wake_all()
             if self._background is not None:  # not waited for by its own calls' done-callbacks
                 self._background.end(wait=not self._background.is_here())
@@ -266,19 +308,17 @@ class Group(GroupCollectives):
     def _depart(self, failed: bool) -> None:
         """Leaves. Ctrl-C may have interrupted an earlier attempt at any step, so each step may be
         made again, except for the message to the node, which would end a later membership."""
-        self._closed = True
-        self._end_messages()
-        self._small.leave()
+        self._member.closed = True
+        self._messages.end()
+        self._calls.leave_board()
         lost: errors.NodeLostError | None = None
-        if self._memory.client.usable:
+        if self._member.memory.client.usable:
             try:
                 self._tell_node()
             except errors.NodeLostError as error:  # made at its first use
                 lost = error
-        self._result = self._part = None
-        if self._hosts is not None:
-            self._hosts.close()
-        self._return_arrays()
+        self._calls.drop()
+        self._calls.return_arrays()
         leaves = self._runtime.task_leaves  # a new list, because a loop may run over the old one
         self._runtime.task_leaves = [leave for leave in leaves if leave != self._leave]
         self._left = True
@@ -289,9 +329,9 @@ class Group(GroupCollectives):
         """Returns when the node has seen that this rank leaves, and holds what others still read of
         it."""
         if self._leave_sent:  # the reply was not read; that of a later request comes after it
-            self._why_not()
+            self._member.why_not()
             return
-        leave = GroupLeave(self.name, self._generation, self.rank, self.calls or 0)
+        leave = GroupLeave(self.name, self._member.generation, self.rank, self._member.calls or 0)
         self._runtime.channel.call(leave, sent=self._leave_sent)
 
     def _finish_leaving(self, name: str) -> None:
@@ -303,7 +343,7 @@ class Group(GroupCollectives):
             if self.name != name:
                 return
             clock.sleep(LEAVING_POLL_S)
-        if self._closed:
+        if self._member.closed:
             self._leave(True)
 
     def __enter__(self) -> Group:
@@ -368,7 +408,7 @@ def _give_back(runtime: Runtime, name: str, generation: int, rank: int) -> None:
     """Leaves a Group right after the join, perhaps before there is an object for the member."""
     for leave in list(runtime.task_leaves):
         member = leave.__self__
-        if (member._generation, member.rank) == (generation, rank):
+        if (member._member.generation, member.rank) == (generation, rank):
             member._leave(True)
             return
     runtime.channel.call(GroupLeave(name, generation, rank))

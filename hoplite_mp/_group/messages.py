@@ -17,7 +17,6 @@ from hoplite_mp._client.thread_futures import ThreadFuture
 from hoplite_mp._client.threads import starting_thread
 from hoplite_mp._common import clock, locks
 from hoplite_mp._common.clock import FOREVER_NS, deadline_ns
-from hoplite_mp._group.call_protocol import CallProtocol
 from hoplite_mp._protocol.fields import SOURCES_MAX
 from hoplite_mp._protocol.local import RESULT_TAG, GroupInbox, GroupReceived, GroupSend
 from hoplite_mp.errors import (
@@ -34,8 +33,9 @@ if TYPE_CHECKING:
 
     from hoplite_mp import _tasks
     from hoplite_mp._client.runtime import Runtime
+    from hoplite_mp._group.member_lifecycle import GroupMembership
 
-__all__ = ["Arrived", "Inbox", "Messages", "Receive"]
+__all__ = ["Arrived", "GroupMessages", "Inbox", "MemberMessages", "Receive"]
 
 # Messages that have arrived for one member of a Group, and the receives that wait for them.
 #
@@ -244,19 +244,316 @@ class Inbox:
 REFS_IN_PACKET_MAX = 4096
 
 
-class Messages(CallProtocol):
-    """A member that also sends and receives. These methods may be used while a call is under way in
-    the background, and by any thread."""
+class MemberMessages:
+    """The messages of one member, beside its calls."""
 
-    def __init__(
-        self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
-    ) -> None:
-        super().__init__(runtime, name, size, place, strict, timeout)
-        admitted = weakref.WeakMethod(self._admitted)
-        self._inbox = Inbox(runtime, self._generation, self.rank, size, self._board, admitted)
+    def __init__(self, member: GroupMembership) -> None:
+        self._member = member
+        self._runtime, self._memory, self._tasks = member.runtime, member.memory, member.tasks
+        self._board, self._generation = member.board, member.generation
+        self.name, self.rank, self.size = member.name, member.rank, member.size
+        admitted = weakref.WeakMethod(member.admitted)
+        self.inbox = Inbox(
+            member.runtime, member.generation, member.rank, member.size, member.board, admitted
+        )
         self._later: list[Receive] = []  # what the thread waits for, in order
         self._later_lock = locks.lock("group.receives")
         self._later_thread: threading.Thread | None = None
+
+    def send(self, x: Any, to: int, tag: int = 0) -> None:
+        """See `Group.send`."""
+        target, tag = self._rank(to, "to"), _tag(tag)
+        self._check()
+        self._member.begin()
+        encoded = _serialize.encode(x, self._memory.keep)
+        ref = self._memory.put_encoded(encoded)
+        why = self.send_encoded(encoded, ref, target, tag)
+        if why:
+            self._member.admitted()  # raises if this member was given up
+            raise PeerLostError(f"group {self.name!r}: {why}")
+
+    def recv(
+        self,
+        source: int | None = None,
+        tag: int | None = None,
+        timeout: float | None = None,
+        with_source: bool = False,
+    ) -> Any:
+        """See `Group.recv`."""
+        receive = self._receive(source, tag, timeout)
+        try:
+            self._post(receive)
+            self._member.wait(
+                lambda: self.arrives(receive), receive.deadline, lambda: receive.is_late
+            )
+            sender = receive.found.source if receive.found is not None else -1
+            value = self.inbox.take(receive)
+        finally:
+            self.inbox.withdraw(receive)
+        return (value, sender) if with_source else value
+
+    def probe(
+        self, source: int | None = None, tag: int | None = None, timeout: float | None = None
+    ) -> tuple[int, int] | None:
+        """See `Group.probe`."""
+        receive = self._receive(source, tag, timeout)
+        found: list[Any] = []
+
+        def look() -> bool:
+            self._check()
+            one = self.inbox.first(receive)
+            if one is not None:
+                found.append((one.source, one.tag))
+                return True
+            self._check_senders(receive)
+            return False
+
+        try:
+            self._post(receive, probes=True)
+            self._member.wait(look, receive.deadline, lambda: receive.is_late)
+        except HopliteTimeoutError:
+            return None
+        finally:
+            self.inbox.withdraw(receive)
+        return found[0]  # type: ignore[no-any-return]
+
+    def recv_async(
+        self,
+        source: int | None = None,
+        tag: int | None = None,
+        timeout: float | None = None,
+        with_source: bool = False,
+    ) -> ThreadFuture[Any]:
+        """See `Group.recv_async`."""
+        receive = self._receive(source, tag, timeout)
+        receive.with_source = with_source
+        # The thread that waits for it does not count as blocked, because the task may go on
+        # meanwhile.
+        future: ThreadFuture[Any] = ThreadFuture(self._runtime.submitter.waiting)
+        receive.future = future
+        self._check()
+        try:
+            with self._later_lock:
+                self.inbox.post(receive)
+                self._later.append(receive)
+                if receive.deadline == FOREVER_NS:
+                    receive.whole_by = clock.monotonic_ns() + self._member.whole_ns()
+                if self._later_thread is None:
+                    thread = threading.Thread(
+                        target=self._serve, name="hoplite_mp messages", daemon=True
+                    )
+                    with starting_thread("receives a Group's messages"):
+                        thread.start()  # it waits for the lock; without a thread, this raises
+                    self._later_thread = thread
+        except BaseException:  # the caller does not get this Future, so its message is for others
+            future.cancel()
+            self._settle(receive, None)
+            raise
+        self._tasks.wake(self._runtime.client.slot)  # its deadline may be earlier now
+        return future
+
+    def send_encoded(self, encoded: _serialize.Encoded, ref: Any, target: int, tag: int) -> str:
+        """Sends what `ref` holds; returns why that rank cannot receive it, or ""."""
+        refs = [inner._id for inner in encoded.refs]
+        oid = self._memory.local_id(ref)
+        if len(refs) > SOURCES_MAX:
+            raise ValueError(f"a message with {len(refs)} refs: at most {SOURCES_MAX}")
+        many = len(refs) > REFS_IN_PACKET_MAX
+        pinned = self._memory.payload(oid, FOREVER_NS) if many else None
+        asked = None if many else refs
+        ask = GroupSend(self._generation, self.rank, target, tag, oid, encoded.nbytes, asked)
+        why: str = self._runtime.channel.call(ask).value
+        del pinned
+        return why
+
+    # -- how they wait -------------------------------------------------------------------------
+
+    def check_receive(self, source: Any, tag: Any, timeout: Any) -> None:
+        """ValueError, TypeError: an argument of `recv` is wrong."""
+        self._receive(source, tag, timeout)
+
+    def _check(self) -> None:
+        if self._member.closed:
+            raise ClosedError(f"group {self.name!r}: this member has left{self._member.why_left}")
+        self._memory.check()
+        if self._member.has_hosts and self._member.calls is not None:
+            self._member.admitted()  # raises if this member was given up
+
+    def _receive(self, source: Any, tag: Any, timeout: Any) -> Receive:
+        """A Receive that is not posted yet. ValueError, TypeError: an argument is wrong."""
+        seconds = self._member.timeout if timeout is None else timeout
+        deadline = deadline_ns(seconds)
+        rank = None if source is None else self._rank(source, "source")
+        return Receive(rank, None if tag is None else _tag(tag), deadline, seconds)
+
+    def _rank(self, rank: Any, name: str) -> int:
+        number = whole(rank)
+        if number is None:
+            raise TypeError(f"{name}={rank!r}: a rank is an integer")
+        if not 0 <= number < self.size:
+            raise ValueError(f"{name}={number}: it must be from 0 to {self.size - 1}")
+        return number
+
+    def _post(self, receive: Receive, *, probes: bool = False) -> None:
+        """Posts a receive, or prepares it for `probe`. The first one waits until the group is
+        whole, as the first call does."""
+        self._check()
+        if self._member.calls is None:
+            left = None
+            if receive.deadline != FOREVER_NS:
+                left = max(0.0, (receive.deadline - clock.monotonic_ns()) / 1e9)
+            self._member.begin(left)
+        if probes:
+            self.inbox.look()
+            receive.ended = self.inbox.ended
+        else:
+            self.inbox.post(receive)
+
+    def arrives(self, receive: Receive) -> bool:
+        self._check()
+        self.inbox.look()
+        if receive.found is not None:
+            return True
+        self._check_senders(receive)
+        return False
+
+    def _check_senders(self, receive: Receive) -> None:
+        """Raises an error if no member can send what the receive waits for."""
+        why = self.inbox.why_never(receive)
+        if why:
+            raise PeerLostError(f"group {self.name!r}: {why}")
+        waits = receive.future is None and receive.deadline > 0
+        if waits and (receive.source == self.rank or self.size == 1):
+            raise RuntimeError(
+                f"group {self.name!r}: {receive} will never come: only this rank could send it, "
+                "and it waits (recv_async does not)"
+            )
+
+    # -- receives of another thread ------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """The thread: waits for all receives that recv_async has posted, and ends when there are
+        none left."""
+        while True:
+            with self._later_lock:
+                waiting = list(self._later)
+                if not waiting:
+                    self._later_thread = None
+                    return
+            deadline = min(receive.deadline for receive in waiting)
+            try:
+                if self._member.calls is None and not self._are_all_here(waiting):
+                    continue
+                self._member.wait(lambda: self._changed(waiting), deadline, str, counts=False)  # noqa: B023
+            except HopliteTimeoutError:
+                pass
+            except BaseException as error:
+                for receive in waiting:
+                    self._settle(receive, error)
+                continue
+            for receive in waiting:
+                self._serve_one(receive)
+
+    def _are_all_here(self, waiting: list[Receive]) -> bool:
+        """Waits until the group is whole, as the first call does. False: something else has to be
+        done before. Receives whose time is over meanwhile fail."""
+        first = min(waiting, key=lambda receive: receive.whole_by)
+        deadline = first.whole_by
+        own = first.timeout is not None and first.deadline == deadline
+        limit = f"timeout={first.timeout:g} s" if own else self._member.whole_limit()
+
+        def look() -> bool:
+            self._check()
+            new = len(self._later) != len(waiting) or any(one.cancelled for one in waiting)
+            return new or self._member.admitted() > 0
+
+        try:
+            self._member.wait(look, deadline, lambda: self._member.not_full(limit), counts=False)
+        except HopliteTimeoutError as error:
+            now = clock.monotonic_ns()
+            for receive in waiting:
+                if now >= receive.whole_by:
+                    self._settle(receive, error)
+            return False
+        for receive in waiting:
+            if receive.cancelled:
+                self._settle(receive, None)
+        if not self._member.admitted():
+            return False
+        self._member.begin()
+        for receive in waiting:  # members that left before the group was whole do not count
+            receive.ended = self.inbox.ended
+        return True
+
+    def _changed(self, waiting: list[Receive]) -> bool:
+        """Is there anything to do for the thread?"""
+        self._check()
+        self.inbox.look()
+        return len(self._later) != len(waiting) or any(
+            receive.found is not None or receive.cancelled or self.inbox.why_never(receive)
+            for receive in waiting
+        )
+
+    def _serve_one(self, receive: Receive) -> None:
+        future = receive.future
+        assert future is not None
+        if receive.found is None:
+            why = self.inbox.why_never(receive)
+            if receive.cancelled:
+                self._settle(receive, None)
+            elif why:
+                self._settle(receive, PeerLostError(f"group {self.name!r}: {why}"))
+            elif receive.deadline <= clock.monotonic_ns():
+                text = f"group {self.name!r}: {receive.is_late}"
+                self._settle(receive, HopliteTimeoutError(text))
+            return
+        if not future.set_running_or_notify_cancel():
+            self._settle(receive, None)
+            return
+        sender = receive.found.source
+        try:
+            value = self.inbox.take(receive)
+        except BaseException as error:
+            self._settle(receive, error)
+            return
+        self._settle(receive, None)
+        future.set_result((value, sender) if receive.with_source else value)
+
+    def _settle(self, receive: Receive, error: BaseException | None) -> None:
+        """The receive no longer waits; if there is an error, its Future fails with that."""
+        with self._later_lock:
+            if receive in self._later:
+                self._later.remove(receive)
+        self.inbox.withdraw(receive)
+        future = receive.future
+        assert future is not None
+        if error is not None and (future.running() or future.set_running_or_notify_cancel()):
+            future.set_exception(error)
+
+    def end(self) -> None:
+        """Called when this member has left: receives for which the thread waits fail, and it
+        ends."""
+        thread = self._later_thread
+        if thread is not None and thread is not threading.current_thread():
+            if self._memory.client.usable:
+                self._tasks.wake(self._runtime.client.slot)
+            thread.join()
+
+
+def _tag(tag: Any) -> int:
+    number = whole(tag)
+    if number is None:
+        raise TypeError(f"tag={tag!r}: a tag is an integer")
+    if not 0 <= number < RESULT_TAG:
+        raise ValueError(f"tag={number}: it must be from 0 to {RESULT_TAG - 1}")
+    return number
+
+
+class GroupMessages:
+    """The messages that members of a Group send to each other, as methods of `Group`. They may be
+    used while a call is under way in the background, and by any thread."""
+
+    _messages: MemberMessages
 
     def send(self, x: Any, to: int, tag: int = 0) -> None:
         """Sends an object to a rank, which may be this one.
@@ -296,29 +593,7 @@ class Messages(CallProtocol):
         >>> c.spmd(peer, 2)[1].result()
         array([0, 1, 2])
         """
-        target, tag = self._rank(to, "to"), _tag(tag)
-        self._check()
-        self._begin()
-        encoded = _serialize.encode(x, self._memory.keep)
-        ref = self._memory.put_encoded(encoded)
-        why = self._send_encoded(encoded, ref, target, tag)
-        if why:
-            self._admitted()  # raises if this member was given up
-            raise PeerLostError(f"group {self.name!r}: {why}")
-
-    def _send_encoded(self, encoded: _serialize.Encoded, ref: Any, target: int, tag: int) -> str:
-        """Sends what `ref` holds; returns why that rank cannot receive it, or ""."""
-        refs = [inner._id for inner in encoded.refs]
-        oid = self._memory.local_id(ref)
-        if len(refs) > SOURCES_MAX:
-            raise ValueError(f"a message with {len(refs)} refs: at most {SOURCES_MAX}")
-        many = len(refs) > REFS_IN_PACKET_MAX
-        pinned = self._memory.payload(oid, FOREVER_NS) if many else None
-        asked = None if many else refs
-        ask = GroupSend(self._generation, self.rank, target, tag, oid, encoded.nbytes, asked)
-        why: str = self._runtime.channel.call(ask).value
-        del pinned
-        return why
+        self._messages.send(x, to, tag)
 
     def recv(
         self,
@@ -366,15 +641,7 @@ class Messages(CallProtocol):
         ('hello', 0)
         >>> g.close()
         """
-        receive = self._receive(source, tag, timeout)
-        try:
-            self._post(receive)
-            self._wait(lambda: self._arrives(receive), receive.deadline, lambda: receive.is_late)
-            sender = receive.found.source if receive.found is not None else -1
-            value = self._inbox.take(receive)
-        finally:
-            self._inbox.withdraw(receive)
-        return (value, sender) if with_source else value
+        return self._messages.recv(source, tag, timeout, with_source)
 
     def sendrecv(
         self,
@@ -413,7 +680,9 @@ class Messages(CallProtocol):
         >>> c.get(c.spmd(peer, 2))
         ['from 1', 'from 0']
         """
-        self._receive(source, recv_tag, timeout)  # raises for wrong arguments before sending
+        self._messages.check_receive(
+            source, recv_tag, timeout
+        )  # raises for wrong arguments before sending
         self.send(x, to, tag)
         return self.recv(source, recv_tag, timeout, with_source)
 
@@ -447,26 +716,7 @@ class Messages(CallProtocol):
         (0, 3)
         >>> g.close()
         """
-        receive = self._receive(source, tag, timeout)
-        found: list[Any] = []
-
-        def look() -> bool:
-            self._check()
-            one = self._inbox.first(receive)
-            if one is not None:
-                found.append((one.source, one.tag))
-                return True
-            self._check_senders(receive)
-            return False
-
-        try:
-            self._post(receive, probes=True)
-            self._wait(look, receive.deadline, lambda: receive.is_late)
-        except HopliteTimeoutError:
-            return None
-        finally:
-            self._inbox.withdraw(receive)
-        return found[0]  # type: ignore[no-any-return]
+        return self._messages.probe(source, tag, timeout)
 
     def recv_async(
         self,
@@ -498,207 +748,4 @@ class Messages(CallProtocol):
         'hello'
         >>> g.close()
         """
-        receive = self._receive(source, tag, timeout)
-        receive.with_source = with_source
-        # The thread that waits for it does not count as blocked, because the task may go on
-        # meanwhile.
-        future: ThreadFuture[Any] = ThreadFuture(self._runtime.submitter.waiting)
-        receive.future = future
-        self._check()
-        try:
-            with self._later_lock:
-                self._inbox.post(receive)
-                self._later.append(receive)
-                if receive.deadline == FOREVER_NS:
-                    receive.whole_by = clock.monotonic_ns() + self._whole_ns()
-                if self._later_thread is None:
-                    thread = threading.Thread(
-                        target=self._serve, name="hoplite_mp messages", daemon=True
-                    )
-                    with starting_thread("receives a Group's messages"):
-                        thread.start()  # it waits for the lock; without a thread, this raises
-                    self._later_thread = thread
-        except BaseException:  # the caller does not get this Future, so its message is for others
-            future.cancel()
-            self._settle(receive, None)
-            raise
-        self._tasks.wake(self._runtime.client.slot)  # its deadline may be earlier now
-        return future
-
-    # -- how they wait -------------------------------------------------------------------------
-
-    def _check(self) -> None:
-        if self._closed:
-            raise ClosedError(f"group {self.name!r}: this member has left{self._why_left}")
-        self._memory.check()
-        if self._hosts is not None and self.calls is not None:
-            self._admitted()  # raises if this member was given up
-
-    def _receive(self, source: Any, tag: Any, timeout: Any) -> Receive:
-        """A Receive that is not posted yet. ValueError, TypeError: an argument is wrong."""
-        seconds = self._timeout if timeout is None else timeout
-        deadline = deadline_ns(seconds)
-        rank = None if source is None else self._rank(source, "source")
-        return Receive(rank, None if tag is None else _tag(tag), deadline, seconds)
-
-    def _rank(self, rank: Any, name: str) -> int:
-        number = whole(rank)
-        if number is None:
-            raise TypeError(f"{name}={rank!r}: a rank is an integer")
-        if not 0 <= number < self.size:
-            raise ValueError(f"{name}={number}: it must be from 0 to {self.size - 1}")
-        return number
-
-    def _post(self, receive: Receive, *, probes: bool = False) -> None:
-        """Posts a receive, or prepares it for `probe`. The first one waits until the group is
-        whole, as the first call does."""
-        self._check()
-        if self.calls is None:
-            left = None
-            if receive.deadline != FOREVER_NS:
-                left = max(0.0, (receive.deadline - clock.monotonic_ns()) / 1e9)
-            self._begin(left)
-        if probes:
-            self._inbox.look()
-            receive.ended = self._inbox.ended
-        else:
-            self._inbox.post(receive)
-
-    def _arrives(self, receive: Receive) -> bool:
-        self._check()
-        self._inbox.look()
-        if receive.found is not None:
-            return True
-        self._check_senders(receive)
-        return False
-
-    def _check_senders(self, receive: Receive) -> None:
-        """Raises an error if no member can send what the receive waits for."""
-        why = self._inbox.why_never(receive)
-        if why:
-            raise PeerLostError(f"group {self.name!r}: {why}")
-        waits = receive.future is None and receive.deadline > 0
-        if waits and (receive.source == self.rank or self.size == 1):
-            raise RuntimeError(
-                f"group {self.name!r}: {receive} will never come: only this rank could send it, "
-                "and it waits (recv_async does not)"
-            )
-
-    # -- receives of another thread ------------------------------------------------------------
-
-    def _serve(self) -> None:
-        """The thread: waits for all receives that recv_async has posted, and ends when there are
-        none left."""
-        while True:
-            with self._later_lock:
-                waiting = list(self._later)
-                if not waiting:
-                    self._later_thread = None
-                    return
-            deadline = min(receive.deadline for receive in waiting)
-            try:
-                if self.calls is None and not self._are_all_here(waiting):
-                    continue
-                self._wait(lambda: self._changed(waiting), deadline, str, counts=False)  # noqa: B023
-            except HopliteTimeoutError:
-                pass
-            except BaseException as error:
-                for receive in waiting:
-                    self._settle(receive, error)
-                continue
-            for receive in waiting:
-                self._serve_one(receive)
-
-    def _are_all_here(self, waiting: list[Receive]) -> bool:
-        """Waits until the group is whole, as the first call does. False: something else has to be
-        done before. Receives whose time is over meanwhile fail."""
-        first = min(waiting, key=lambda receive: receive.whole_by)
-        deadline = first.whole_by
-        own = first.timeout is not None and first.deadline == deadline
-        limit = f"timeout={first.timeout:g} s" if own else self._whole_limit()
-
-        def look() -> bool:
-            self._check()
-            new = len(self._later) != len(waiting) or any(one.cancelled for one in waiting)
-            return new or self._admitted() > 0
-
-        try:
-            self._wait(look, deadline, lambda: self._not_full(limit), counts=False)
-        except HopliteTimeoutError as error:
-            now = clock.monotonic_ns()
-            for receive in waiting:
-                if now >= receive.whole_by:
-                    self._settle(receive, error)
-            return False
-        for receive in waiting:
-            if receive.cancelled:
-                self._settle(receive, None)
-        if not self._admitted():
-            return False
-        self._begin()
-        for receive in waiting:  # members that left before the group was whole do not count
-            receive.ended = self._inbox.ended
-        return True
-
-    def _changed(self, waiting: list[Receive]) -> bool:
-        """Is there anything to do for the thread?"""
-        self._check()
-        self._inbox.look()
-        return len(self._later) != len(waiting) or any(
-            receive.found is not None or receive.cancelled or self._inbox.why_never(receive)
-            for receive in waiting
-        )
-
-    def _serve_one(self, receive: Receive) -> None:
-        future = receive.future
-        assert future is not None
-        if receive.found is None:
-            why = self._inbox.why_never(receive)
-            if receive.cancelled:
-                self._settle(receive, None)
-            elif why:
-                self._settle(receive, PeerLostError(f"group {self.name!r}: {why}"))
-            elif receive.deadline <= clock.monotonic_ns():
-                text = f"group {self.name!r}: {receive.is_late}"
-                self._settle(receive, HopliteTimeoutError(text))
-            return
-        if not future.set_running_or_notify_cancel():
-            self._settle(receive, None)
-            return
-        sender = receive.found.source
-        try:
-            value = self._inbox.take(receive)
-        except BaseException as error:
-            self._settle(receive, error)
-            return
-        self._settle(receive, None)
-        future.set_result((value, sender) if receive.with_source else value)
-
-    def _settle(self, receive: Receive, error: BaseException | None) -> None:
-        """The receive no longer waits; if there is an error, its Future fails with that."""
-        with self._later_lock:
-            if receive in self._later:
-                self._later.remove(receive)
-        self._inbox.withdraw(receive)
-        future = receive.future
-        assert future is not None
-        if error is not None and (future.running() or future.set_running_or_notify_cancel()):
-            future.set_exception(error)
-
-    def _end_messages(self) -> None:
-        """Called when this member has left: receives for which the thread waits fail, and it
-        ends."""
-        thread = self._later_thread
-        if thread is not None and thread is not threading.current_thread():
-            if self._memory.client.usable:
-                self._tasks.wake(self._runtime.client.slot)
-            thread.join()
-
-
-def _tag(tag: Any) -> int:
-    number = whole(tag)
-    if number is None:
-        raise TypeError(f"tag={tag!r}: a tag is an integer")
-    if not 0 <= number < RESULT_TAG:
-        raise ValueError(f"tag={number}: it must be from 0 to {RESULT_TAG - 1}")
-    return number
+        return self._messages.recv_async(source, tag, timeout, with_source)

@@ -119,7 +119,7 @@ def test_await_of_a_call_that_is_late_raises_and_ends_membership(
     async def main() -> None:
         first, second = pair(cluster, "late")
         await asyncio.gather(first.barrier_async(), second.barrier_async())
-        first._timeout = 0.3
+        first._member.timeout = 0.3
         futures = [first.allgather_async("a"), first.allgather_async("b")]
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(futures[0], 0.01)

@@ -91,7 +91,7 @@ def test_background_call_that_is_late_fails_with_all_later_ones_and_ends_members
 def test_background_call_is_late_by_the_time_since_the_one_before_it(cluster: Cluster) -> None:
     """Not since it was begun."""
     first, second = pair_after_a_call(cluster, "in a row")
-    first._timeout = 1.0
+    first._member.timeout = 1.0
     futures = [first.allgather_async(number) for number in range(4)]
     for number, future in enumerate(futures):
         with pytest.raises(TimeoutError):
@@ -147,7 +147,7 @@ def test_plain_call_behind_background_calls_that_times_out_ends_membership(
     thread, totals = _begun_in_thread(second, [1])
     thread.join(20)
     assert begun.result(20).tolist() == [2]
-    first._timeout = 0.1
+    first._member.timeout = 0.1
     with pytest.raises(HopliteTimeoutError, match=r"call 2 still misses ranks \[1\]"):
         first.allreduce(np.array([10]))
     with pytest.raises(ClosedError, match="because a call timed out"):
@@ -318,10 +318,10 @@ def test_group_that_becomes_whole_at_the_last_moment_is_left_by_who_was_late(
         def joins_now(limit: str) -> str:
             if not others:
                 others.append(cluster.group("last moment", 2, 1, timeout=20))
-                eventually(first._admitted, "the Group is whole")
+                eventually(first._member.admitted, "the Group is whole")
             return f"late within {limit}"
 
-        monkeypatch.setattr(first, "_not_full", joins_now)
+        monkeypatch.setattr(first._member, "not_full", joins_now)
         futures = [first.allreduce_async(np.array([part])) for part in (1, 10)]
         for future in futures:
             with pytest.raises(HopliteTimeoutError, match="late within group_wait_s"):

@@ -190,7 +190,7 @@ def test_a_slow_rank_reads_the_parts_of_its_call_while_others_make_the_next_one(
 ) -> None:
     """The others publish call k + 1 before the slow rank has read call k."""
     slow = trio.groups[2]
-    take, published = slow._small.take, threading.Event()
+    take, published = slow._calls._small.take, threading.Event()
 
     def late(*args: Any) -> Any:
         assert published.wait(20)
@@ -201,12 +201,12 @@ def test_a_slow_rank_reads_the_parts_of_its_call_while_others_make_the_next_one(
         for turn in range(3):
             x = np.full(LARGE, 10.0**group.rank * (turn + 1))
             if group is slow:
-                group._small.take = late if turn == 0 else take  # type: ignore[method-assign]
+                group._calls._small.take = late if turn == 0 else take  # type: ignore[method-assign]
             found.append(call(group, kind, x, "sum", 1))
         return found
 
     def watch(first: int) -> None:
-        eventually(lambda: min(slow._board.member(rank)[0] for rank in (0, 1)) > first + 1)
+        eventually(lambda: min(slow._calls._board.member(rank)[0] for rank in (0, 1)) > first + 1)
         published.set()
 
     trio.call(lambda group: group.barrier())
@@ -238,21 +238,21 @@ def test_rank_interrupted_after_the_decision_has_left_and_its_part_counts(
     name, over = f"interrupted, buffers {kind} {interrupted_rank}", threading.Event()
     pair = [cluster.group(name, 2, rank, timeout=20) for rank in range(2)]
     one, other = pair[interrupted_rank], pair[1 - interrupted_rank]
-    take = other._small.take
+    take = other._calls._small.take
 
     def late(*args: Any) -> Any:
         assert over.wait(20)
         return take(*args)
 
     def decided(*args: Any) -> Any:
-        mask = SingleHost.make(one._small, *args)
-        eventually(lambda: mask or one._board.look()[4], "the decision")
+        mask = SingleHost.make(one._calls._small, *args)
+        eventually(lambda: mask or one._calls._board.look()[4], "the decision")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(other._small, "take", late)
+    monkeypatch.setattr(other._calls._small, "take", late)
     waits = getattr(other, f"{kind}_async")(np.full(LARGE, 2.0))
-    eventually(lambda: other._board.member(other.rank)[0])
-    monkeypatch.setattr(one._small, "make", decided)
+    eventually(lambda: other._calls._board.member(other.rank)[0])
+    monkeypatch.setattr(one._calls._small, "make", decided)
     with pytest.raises(KeyboardInterrupt):
         getattr(one, kind)(np.full(LARGE, 1.0))
     with pytest.raises(hoplite_mp.ClosedError, match="ended by KeyboardInterrupt"):
@@ -278,11 +278,11 @@ def test_rank_interrupted_after_the_commit_joins_again_and_makes_another_kind_of
     waits = first.allgather_async(np.full(LARGE, 1.0))
 
     def interrupted(*args: Any) -> Any:
-        SingleHost.make(second._small, *args)
-        eventually(lambda: second._board.look()[4])
+        SingleHost.make(second._calls._small, *args)
+        eventually(lambda: second._calls._board.look()[4])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(second._small, "make", interrupted)
+    monkeypatch.setattr(second._calls._small, "make", interrupted)
     with pytest.raises(KeyboardInterrupt):
         second.allgather(np.full(LARGE, 2.0))
     assert [one[0] for one in waits.result(20)] == [1.0, 2.0]
@@ -350,7 +350,7 @@ def test_the_limit_of_a_buffer_is_the_one_that_was_set(limit: int) -> None:
             later = pair[1].allgather_async(x)
             assert all(same_array(one, x) for one in pair[0].allgather(x))
             assert all(same_array(one, x) for one in later.result(20))
-            assert (pair[0]._board.look()[5] == 0) == buffered
+            assert (pair[0]._calls._board.look()[5] == 0) == buffered
 
 
 @pytest.fixture
@@ -455,7 +455,7 @@ def replaced(rank: int, size: int, folder: Path) -> list[str]:
 
     (folder / f"{rank}.pid").write_text(str(os.getpid()))
     while True:
-        number = group._begin()
+        number = group._member.begin()
         try:
             if number % 4 == 0:
                 part = np.full(LARGE, 10.0**rank)
@@ -544,7 +544,7 @@ def test_calls_need_no_buffers(limit: str, monkeypatch: pytest.MonkeyPatch) -> N
             for turn in range(4):
                 x = np.full(elements if turn % 2 else 100, float(rank + turn))
                 found += [float(group.allreduce(x)[0]), float(group.allgather(x)[1][0])]
-            assert not group._small._buffers.keys() - {BUFFER_BYTES_MIN}
+            assert not group._calls._small._buffers.keys() - {BUFFER_BYTES_MIN}
             return found
 
         wanted = [x for turn in range(4) for x in (2.0 * turn + 1, turn + 1.0)]
@@ -558,7 +558,7 @@ def test_forked_child_closes_a_group_whose_thread_was_copying(cluster: Cluster) 
     with cluster.group("forked while it copies", 1) as g:
         while status in (None, 7):
             later = g.allgather_async(x)
-            board = g._small._board
+            board = g._calls._small._board
             while not (board.giving or later.done()):
                 pass
             pid = os.fork()

@@ -210,7 +210,7 @@ def test_fold_that_times_out_at_its_leader_ends_membership(
     def late(g: Group) -> Any:
         if in_background:
             g.barrier_async().result()
-        g._timeout = 0.2
+        g._member.timeout = 0.2
         with pytest.raises(HopliteTimeoutError, match=r"rank 0 has not folded .* within 0.2 s"):
             g.allreduce([g.rank], op=slow)
         for call in (g.barrier, g.barrier_async, g.recv):
@@ -289,19 +289,19 @@ def test_leader_interrupted_while_it_sends_results_has_left_and_the_others_fold(
     """One of them has its message already."""
 
     def interrupted(g: Group) -> None:
-        send, sent = g._send_encoded, itertools.count()
+        send, sent = g._messages.send_encoded, itertools.count()
 
         def send_once(*args: Any) -> str:
             if next(sent) == 1:
                 raise Interruption
             return send(*args)
 
-        g._send_encoded = send_once  # type: ignore[method-assign]
+        g._messages.send_encoded = send_once  # type: ignore[method-assign]
         with pytest.raises(Interruption):
             g.allreduce([g.rank], op=op)
 
     def body(g: Group) -> Any:
-        g._timeout = 20
+        g._member.timeout = 20
         first = interrupted(g) if g.rank == 0 else g.allreduce([g.rank], op=op)
         return first, next_fold(g, cluster, g.rank == 0)
 
@@ -311,11 +311,11 @@ def test_leader_interrupted_while_it_sends_results_has_left_and_the_others_fold(
 
 
 LEADER_STEPS = {
-    "after the commit": ("_call", False),
-    "before it reads the values": ("_take", True),
-    "before it folds": ("_lead_fold", True),
-    "while it sends": ("_send_result", True),
-    "when it has sent": ("_send_result", False),
+    "after the commit": ("_calls", "call", False),
+    "before it reads the values": ("_calls", "_take", True),
+    "before it folds": ("_folds", "_lead_fold", True),
+    "while it sends": ("_folds", "_send_result", True),
+    "when it has sent": ("_folds", "_send_result", False),
 }
 
 
@@ -336,8 +336,9 @@ def test_leader_interrupted_after_the_commit_has_left_and_the_others_fold(
                 found = type(error)
             folded.set()
             return found, None if strict else next_fold(g, cluster, False)
-        name, before = LEADER_STEPS[when]
-        setattr(g, name, once(interrupt, getattr(g, name), before))
+        component, name, before = LEADER_STEPS[when]
+        part = getattr(g, component)
+        setattr(part, name, once(interrupt, getattr(part, name), before))
         with pytest.raises(Interruption):
             g.allreduce([g.rank], op=operator.add)
         assert folded.wait(15), "the other rank waits for the leader"
@@ -358,7 +359,7 @@ def test_leader_interrupted_while_it_sends_an_error_has_left_and_the_others_rais
 
     def body(g: Group) -> Any:
         if g.rank == 0:
-            g._send_error = once(interrupt, g._send_error, True)  # type: ignore[method-assign]
+            g._folds._send_error = once(interrupt, g._folds._send_error, True)  # type: ignore[method-assign]
         with pytest.raises(SpecialError if g.rank else Interruption):
             g.allreduce([g.rank], op=_raise)
         if g.rank:
@@ -406,18 +407,18 @@ def test_leader_that_has_joined_again_lets_the_others_fold(cluster: Cluster) -> 
     joined = threading.Event()
 
     def body(g: Group) -> Any:
-        g._timeout = 20
+        g._member.timeout = 20
         if g.rank:
-            receive = g._receive_result
+            receive = g._folds._receive_result
 
             def late(*args: Any) -> Any:
                 assert joined.wait(15)
                 return receive(*args)
 
-            g._receive_result = late  # type: ignore[method-assign]
+            g._folds._receive_result = late  # type: ignore[method-assign]
             first = g.allreduce([g.rank], op=operator.add)
             return first, until_all_take_part(g, lambda: g.allgather(g.rank))
-        g._call = once(interrupt, g._call, False)  # type: ignore[method-assign]
+        g._calls.call = once(interrupt, g._calls.call, False)  # type: ignore[method-assign]
         with pytest.raises(Interruption):
             g.allreduce([g.rank], op=operator.add)
         with cluster.group(g.name, 2, 0, timeout=20) as again:
@@ -434,7 +435,7 @@ def test_an_error_of_all_ranks_leaves_no_message(cluster: Cluster) -> None:
         with pytest.raises(SpecialError):
             g.allreduce([g.rank], op=_raise)
         g.barrier()
-        return g._inbox.first(Receive(None, RESULT_TAG, 0))
+        return g._messages.inbox.first(Receive(None, RESULT_TAG, 0))
 
     assert in_threads(cluster, "no message left", 2, body) == [None, None]
 

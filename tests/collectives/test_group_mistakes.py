@@ -282,10 +282,10 @@ def test_call_interrupted_right_after_it_was_announced_ends_membership(both: Clu
 
             eventually(has_the_second_part, "the call that rank 0 makes when it is a member again")
             return [int(one[-1]) for one in results]
-        if group._hosts is not None:
-            group._hosts._channel = InterruptedAfter(group._hosts._channel)
+        if group._calls._hosts is not None:
+            group._calls._hosts._channel = InterruptedAfter(group._calls._hosts._channel)
         else:
-            group._committed = interrupted  # type: ignore[method-assign]
+            group._calls._committed = interrupted  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             group.allgather(part)
         with both.group(group.name, 2, 0, timeout=20) as again:

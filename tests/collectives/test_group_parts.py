@@ -199,7 +199,7 @@ def test_who_dies_before_it_has_joined_is_a_dead_rank(workers: Cluster, tmp_path
     def member(rank: int, folder: Path) -> Any:
         group = hoplite_mp.current().group("dies in split", 3, rank, timeout=20)
         if rank == 1:
-            group._call("split", "", 0, (0, 0, group._identity), None)
+            group._calls.call("split", "", 0, (0, 0, group._member.identity), None)
             (folder / "pid").write_text(str(os.getpid()))
             Gate(folder, "never").wait()
         made = group.split(0)

@@ -324,7 +324,7 @@ def test_call_that_times_out_on_one_rank_ends_among_the_others(
     def run(rank: int) -> str:
         group = hoplite_mp.current().group("timed out", 3, rank)
         group.barrier()
-        group._timeout = 0.3 if rank == 1 else None
+        group._member.timeout = 0.3 if rank == 1 else None
         if rank == 2:
             late.wait()
         try:

@@ -123,7 +123,7 @@ def test_where_an_array_lies_changes_nothing(
         mine = array.flags.writeable
         result = KINDS[kind](group, array)
         assert array.flags.writeable == mine
-        assert not group._in_place.lends
+        assert not group._calls._in_place.lends
         if mine:
             array[...] = -7  # nobody reads it any more
         for one in result if isinstance(result, list) else [result]:
@@ -144,7 +144,7 @@ def test_what_is_recognised(cluster: Cluster) -> None:
         group.barrier()
 
         def ref(array: Any, may_lend: bool = True) -> Any:
-            return group._in_place.ref(array, may_lend)
+            return group._calls._in_place.ref(array, may_lend)
 
         x = np.arange(LENGTH, dtype=np.float32)
         sealed = got(cluster, group, x)
@@ -157,7 +157,7 @@ def test_what_is_recognised(cluster: Cluster) -> None:
         assert ref(sealed, False) is not None
         assert ref(sealed.view(np.int32)) is None  # its object says float32
         assert ref(made(cluster, group, x[:10])) is None  # too small to be worth it
-        assert group._in_place.take_back()
+        assert group._calls._in_place.take_back()
         again = cluster.put(result)
         result[0] += 1  # it is its owner's to write, so what was put is a copy
         assert cluster.get(again)[0] == result[0] - 1
@@ -171,15 +171,15 @@ def test_whoever_holds_a_part_after_the_deadline_takes_no_result(
     with cluster.group("held", 1, timeout=0.2) as group:
         x = made(cluster, group, np.arange(LENGTH, dtype=np.float32))
         with monkeypatch.context() as patch:
-            patch.setattr(group._in_place, "take_back", lambda: False)
+            patch.setattr(group._calls._in_place, "take_back", lambda: False)
             if background:
                 assert np.array_equal(group.allreduce_async(x).result(60), x)
             else:
                 assert np.array_equal(group.allreduce(x), x)
-        assert group._in_place.lends
+        assert group._calls._in_place.lends
         x += 1
         assert np.array_equal(group.allreduce(x), x)
-        assert not group._in_place.lends
+        assert not group._calls._in_place.lends
 
 
 def member_without_room(rank: int) -> Any:
@@ -304,14 +304,14 @@ def reads_slowly(rank: int, folder: Path, dies: bool) -> Any:
     x[:] = 5
     group.barrier()
     if rank:
-        read = group._take
+        read = group._calls._take
 
         def later(*args: Any) -> Any:
             (folder / "pid").write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
             return read(*args)
 
-        group._take = later  # type: ignore[method-assign, assignment]
+        group._calls._take = later  # type: ignore[method-assign, assignment]
         return group.broadcast(root=0).tolist() == [5.0] * LENGTH
     group.broadcast(x, root=0)
     x[:] = 6

@@ -55,9 +55,9 @@ def interrupted_leader(
     its call, which looks for the commit once the event is set; that event."""
     over = threading.Event()
     leader, other = (cluster.group(name, 2, r, strict=strict, timeout=20) for r in range(2))
-    other._board = Late(other._board, over)  # type: ignore[assignment]
+    other._calls._board = Late(other._calls._board, over)  # type: ignore[assignment]
     waits = getattr(other, f"{kind}_async")(2 * x)
-    leader._board = Interrupting(leader._board)  # type: ignore[assignment]
+    leader._calls._board = Interrupting(leader._calls._board)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         getattr(leader, kind)(x)
     with pytest.raises(ClosedError, match="because a call ended by KeyboardInterrupt"):

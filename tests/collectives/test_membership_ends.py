@@ -141,7 +141,7 @@ def test_call_interrupted_at_any_step_ends_membership(
             until_all_take_part(group, make)
             was_raised = raised_at(make, at, error)
             assert other.error is None
-            if not group._closed:
+            if not group._member.closed:
                 group.close()
             else:
                 ended += 1
@@ -178,15 +178,15 @@ def test_leave_interrupted_at_any_step_lets_the_rank_join_again(
             if background:
                 group.allreduce_async(np.ones(4)).result(20)
             until_all_take_part(group, functools.partial(total, group, 4))
-            group._make = raising(KeyboardInterrupt())  # type: ignore[method-assign]
+            group._calls._make = raising(KeyboardInterrupt())  # type: ignore[method-assign]
 
             def interrupted_twice(group: Group = group) -> None:
                 with contextlib.suppress(KeyboardInterrupt):
                     group.barrier()
 
             was_raised = raised_at(interrupted_twice, at, Late)
-            ended += group._closed
-            if not group._closed:  # the second one came before the leave had begun
+            ended += group._member.closed
+            if not group._member.closed:  # the second one came before the leave had begun
                 group.close()
             with both.group(name, 2, 0, timeout=20) as again:
                 until_all_take_part(again, functools.partial(total, again, 4))
@@ -204,7 +204,7 @@ def test_leave_interrupted_at_any_step_lets_the_rank_join_again(
 
 def end_by(group: Group, error: BaseException) -> None:
     """A call that ends by the error after its part was given."""
-    group._committed = raising(error)  # type: ignore[method-assign]
+    group._calls._committed = raising(error)  # type: ignore[method-assign]
     with pytest.raises(type(error)):
         group.allgather({"rank": group.rank})
 
@@ -257,10 +257,10 @@ def test_group_of_which_all_ranks_have_timed_out_begins_anew_at_call_0(both: Clu
         assert groups[0].allgather(0) == waits.result(20) == [0, 1]
         assert [group.calls for group in groups] == [1, 1]
         for group in groups:
-            group._timeout = 0.01
+            group._member.timeout = 0.01
         with pytest.raises(HopliteTimeoutError, match="This rank has left the Group"):
             groups[0].allgather(0)
-        groups[1]._committed = raising(HopliteTimeoutError("late"))  # type: ignore[method-assign]
+        groups[1]._calls._committed = raising(HopliteTimeoutError("late"))  # type: ignore[method-assign]
         with pytest.raises(HopliteTimeoutError):
             groups[1].allgather(1)
 
@@ -302,10 +302,10 @@ def test_messages_that_time_out_or_are_interrupted_leave_the_membership(both: Cl
         group.barrier()  # nothing was sent until here
         with pytest.raises(HopliteTimeoutError):
             group.sendrecv("early", 1 - group.rank, source=1 - group.rank, recv_tag=7, timeout=0.01)
-        wait, group._wait = group._wait, raising(KeyboardInterrupt())  # type: ignore[method-assign]
+        wait, group._member.wait = group._member.wait, raising(KeyboardInterrupt())  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             group.recv(1 - group.rank, tag=7)
-        group._wait = wait  # type: ignore[method-assign]
+        group._member.wait = wait  # type: ignore[method-assign]
         return group.recv(1 - group.rank), group.allgather(group.rank), group.calls
 
     assert in_threads(both, "messages", 2, body) == [("early", [0, 1], 3)] * 2
@@ -326,7 +326,7 @@ def write_after_calls_that_time_out(cluster: Cluster, rank: int, length: int) ->
             limit_s = 0.001 * (1 + turn % 20)
             with contextlib.suppress(HopliteTimeoutError):
                 while True:  # until a call is late, however fast this machine is
-                    group._timeout = limit_s = 0.7 * limit_s
+                    group._member.timeout = limit_s = 0.7 * limit_s
                     group.allreduce(x)
             x[:] = 1e9
     finally:

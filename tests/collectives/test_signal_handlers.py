@@ -166,7 +166,7 @@ def test_leader_interrupted_while_it_combines_leaves_the_call_to_the_others(
     def combines(*about: Any) -> Any:
         interrupt()
 
-    g._leading.combine = combines  # type: ignore[method-assign]
+    g._calls._leading.combine = combines  # type: ignore[method-assign]
     given = np.full((90, 100), 1, order="F")  # an object, which the leader combines in Python
     waits = [other.allreduce_async(2 * given) for other in others]
     with pytest.raises(Late):

@@ -391,7 +391,7 @@ def test_a_rank_whose_call_is_not_over_in_time_leaves(cluster: Cluster) -> None:
     begun = [pg.barrier() for pg in (late, other)]
     for work in begun:
         work.wait()
-    groups[0]._timeout = 0.1
+    groups[0]._member.timeout = 0.1
     works = [late.allreduce([torch.full((2,), 10.0**k)]) for k in range(2)]
     inside: list[Any] = []
     works[0].get_future().then(lambda _: inside.append(late.allreduce([torch.ones(2)])))

@@ -130,14 +130,14 @@ def peer(rank, size):
     with hoplite_mp.current().group("mortal", size, rank, timeout=30) as g:
         g.barrier()
         if rank == 1:
-            tell, told = g._hosts._channel.tell, []
+            tell, told = g._calls._hosts._channel.tell, []
             def tell_and_die(ask, sent=None):
                 tell(ask, sent)
                 told.append(ask)
                 if len(told) == 4:
                     time.sleep(0.1)
                     os.kill(os.getpid(), signal.SIGKILL)
-            g._hosts._channel.tell = tell_and_die
+            g._calls._hosts._channel.tell = tell_and_die
         found = []
         for step in range(3):
             total = g.allreduce(np.full(6 << 20, rank + step + 1, np.float32))

@@ -139,7 +139,7 @@ IN_PLACE = """
             for got in (g.broadcast(plain, root=turn % size), g.allgather(plain)[rank]):
                 assert got.flags.writeable and not np.shares_memory(got, plain)
             assert same(got, plain)
-    assert not g._in_place.lends
+    assert not g._calls._in_place.lends
     del got, mine, given, total, one
     say("all", g.calls)
 """

@@ -4,11 +4,11 @@ faults; the others go on, and nothing is left at the end."""
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp._group.group import Group
+from hoplite_mp._group.call_protocol import CallProtocol
 from hoplite_mp._simulation import runs
 from hoplite_mp._simulation.workloads import groups
 from hoplite_mp._simulation.workloads.groups import SPLIT, TIMED, begin_group
@@ -31,14 +31,14 @@ def test_members_that_leave_in_calls_harm_no_other_member(
     monkeypatch: pytest.MonkeyPatch, faults: bool
 ) -> None:
     ends: Counter[str] = Counter()
-    end_after = Group._end_after
+    end_after = CallProtocol.end_after
 
-    def counted(group: Any, error: BaseException) -> None:
-        end_after(group, error)
-        if group._left:
+    def counted(calls: CallProtocol, error: BaseException) -> None:
+        end_after(calls, error)
+        if calls._member.closed:
             ends[type(error).__name__] += 1
 
-    monkeypatch.setattr(Group, "_end_after", counted)
+    monkeypatch.setattr(CallProtocol, "end_after", counted)
     for seed in range(10):
         outcome = runs.run_seed(4200 + seed, faults=faults, begin=begin)
         assert not outcome.failure, f"seed {outcome.seed}: {outcome.failure}"

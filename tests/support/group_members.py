@@ -58,7 +58,7 @@ def pair_after_a_call(cluster: Cluster, name: str) -> tuple[Group, Group]:
 def impatient_and_patient(cluster: Cluster, name: str) -> tuple[Group, Group]:
     """The same; the calls that follow soon time out for the first one."""
     first, second = pair_after_a_call(cluster, name)
-    first._timeout = 0.1
+    first._member.timeout = 0.1
     return first, second
 
 
@@ -131,13 +131,13 @@ class Trio:
         def run(rank: int) -> None:
             group = self.groups[rank]
             if rank in objects:
-                group._small = NoBoard(group._small)  # type: ignore[assignment]
+                group._calls._small = NoBoard(group._calls._small)  # type: ignore[assignment]
             try:
                 found[rank] = body(group), group.contributors
             except Exception as error:
                 found[rank] = error
             if rank in objects:
-                group._small = group._small.small  # type: ignore[attr-defined]
+                group._calls._small = group._calls._small.small  # type: ignore[attr-defined]
 
         threads = [threading.Thread(target=run, args=(rank,)) for rank in range(SIZE)]
         for thread in threads:
@@ -167,7 +167,7 @@ def random_parts(dtype: str, shape: tuple[int, ...], seed: int) -> list[Any]:
 
 
 def part_of(group: Group, rank: int) -> list[float] | None:
-    found = group._small.part(rank)
+    found = group._calls._small.part(rank)
     return None if found is None or not found[3] else list(found[3][0])
 
 
@@ -205,7 +205,7 @@ def time_out_and_join_again(cluster: Cluster, name: str, elements: int) -> None:
     both = first.barrier_async()
     second.barrier()
     both.result(20)
-    second._timeout = 0.05
+    second._member.timeout = 0.05
     with pytest.raises(hoplite_mp.HopliteTimeoutError):
         second.allreduce(np.full(elements, 100.0))
     seen = []

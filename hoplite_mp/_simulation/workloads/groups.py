@@ -170,9 +170,9 @@ class Interrupted(Exception):
 def _limit(g: Any, salt: int, call: int) -> None:
     """Before a call of a Group whose members leave by timeouts and interruptions."""
     if g.rank % 2 == 0 and call:
-        g._timeout = TIMEOUT_S * (1 + g.rank)
+        g._member.timeout = TIMEOUT_S * (1 + g.rank)
     if g.rank % 4 == 1 and call == 1 + salt // SPLIT % 2:
-        looks, wait = iter(range(salt // SPLIT % 5)), g._wait
+        looks, wait = iter(range(salt // SPLIT % 5)), g._member.wait
 
         def interrupted(condition: Callable[[], Any], *limits: Any) -> None:
             def look() -> Any:
@@ -182,7 +182,7 @@ def _limit(g: Any, salt: int, call: int) -> None:
 
             wait(look, *limits)
 
-        g._wait = interrupted
+        g._member.wait = interrupted
 
 
 def _split(oracle: Oracle, g: Any, leaf: Leaf, holds: Callable[[], bool]) -> None:
@@ -457,5 +457,5 @@ def _step(
                 raise WrongEnd(f"call {g.calls} of {salt} is {total} for life {life} of {rank}")
             work.oracle.reads += 1
             # When all first lives are over, the second ones make another Group of that name.
-            call = f"{salt} ({g._generation})", g.calls or 0
+            call = f"{salt} ({g._member.generation})", g.calls or 0
             work.oracle.note_call(call, (*g.contributors, *map(int, total)))

@@ -80,7 +80,7 @@ class StepMembership:
 
     def _met(self) -> bool:
         group = self.group
-        said = group.allgather((self._formed_at, group._identity))
+        said = group.allgather((self._formed_at, group._member.identity))
         assert group.calls is not None, "it has just made one"
         call = group.calls - 1
         here = {rank: one for rank, one in enumerate(said) if one is not None}
@@ -99,7 +99,7 @@ class StepMembership:
     def _form(self, call: int, members: dict[int, Any]) -> None:
         old, self._peers = self._peers, None
         peers = list(members.items())
-        name = split_name(self.group.name, self.group._generation, call, 0, peers)
+        name = split_name(self.group.name, self.group._member.generation, call, 0, peers)
         self._peers = self.group._of_peers(name, peers)
         self._ranks = tuple(members)
         if old is not None:

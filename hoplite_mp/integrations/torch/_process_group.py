@@ -121,7 +121,9 @@ class ProcessGroup(dist.ProcessGroup):
         super().__init__(group.rank, group.size)
         self.group = group
         self._timeout_s = None if timeout is None else timeout.total_seconds()
-        self._recv_timeout_s = group._timeout  # which `monitored_barrier` changes for a while
+        self._recv_timeout_s = (
+            group._member.timeout
+        )  # which `monitored_barrier` changes for a while
         self._name = ""
         self._caller = WorkThread(f"hoplite_mp {group.name}", group.close)
         # Ends the thread of a process group that is dropped without shutdown().
@@ -407,12 +409,12 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _barrier(self, timeout: timedelta) -> None:
         """A barrier of the Group with a timeout of its own. No other call is made meanwhile."""
-        usual = self.group._timeout
+        usual = self.group._member.timeout
         try:
-            self.group._timeout = timeout.total_seconds()
+            self.group._member.timeout = timeout.total_seconds()
             self.group.barrier()
         finally:
-            self.group._timeout = usual
+            self.group._member.timeout = usual
 
     # -- several tensors in one call ---------------------------------------------------------------
 
