@@ -195,13 +195,14 @@ class NodeCalls:
     def remove_node(self, node: Any) -> None:
         """Lets a node, or several, leave the cluster properly, and returns when they are gone.
 
-        A node that leaves takes no more tasks. Tasks that run there are run to their end, and
-        objects that only this node holds, results or `put`, are fetched by the nodes whose
-        processes hold refs to them. Objects to which no other node has refs are dropped with it.
-        A generator that has yielded is not waited for: it runs again elsewhere, which counts
-        against its `retries`. Its actors finish the calls made so far; later calls raise
-        ActorLostError. `hoplite-mp join` ends there with exit code 0, and a program that is
-        connected through that node loses its cluster.
+        A node that leaves takes no more tasks: `options(node=)` with this node alone raises
+        NodeLostError, and an actor that may run on several nodes begins on another one. Tasks
+        that run there are run to their end, and objects that only this node holds, results or
+        `put`, are fetched by the nodes whose processes hold refs to them. Objects to which no
+        other node has refs are dropped with it. A generator that has yielded is not waited for: it
+        runs again elsewhere, which counts against its `retries`. Its actors finish the calls made
+        so far; later calls raise ActorLostError. `hoplite-mp join` ends there with exit code 0, and
+        a program that is connected through that node loses its cluster.
 
         Parameters
         ----------

@@ -390,8 +390,10 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         force : bool, optional
             True also interrupts a task that runs: the Future is cancelled at once, the worker gets
             a KeyboardInterrupt and, if it has not ended after `Config.cancel_grace_s` seconds, is
-            killed and replaced. Default: False, as in the standard library. A call of an actor
-            that runs is never interrupted: `Actor.kill` ends the actor.
+            killed and replaced. Tasks that this worker runs in place for the cancelled one are
+            interrupted too, and run again if they have retries left. Default: False, as in
+            the standard library. A call of an actor that runs is never interrupted:
+            `Actor.kill` ends the actor.
 
         Returns
         -------

@@ -215,7 +215,8 @@ ERROR_BYTES_MAX = 4096  # how much of a host's error output is shown
 
 
 class RemoteHosts:
-    """The processes that run Config.hosts_command, one for each host."""
+    """The processes that run Config.hosts_command, one for each host. Each reads the token from its
+    standard input; the end of that input ends its node."""
 
     def __init__(self, addresses: dict[str, str], command: str, token: str, tls: bool) -> None:
         """addresses: for each host, the address that it joins. ConfigError: the command cannot be

@@ -151,7 +151,8 @@ class Lock(_Acquired):
     Like `multiprocessing.Lock` it is not recursive, and any process may release it (ValueError: it
     is not held). It belongs to the process that has acquired it, not to a thread or a task: when
     that process or its host dies, the process that has waited longest gets the lock. The data that
-    it protects may then be half changed. Processes get the lock in the order in which they asked.
+    it protects may then be half changed. A task that ends without a release leaves it locked.
+    Processes get the lock in the order in which they asked.
 
     Parameters
     ----------

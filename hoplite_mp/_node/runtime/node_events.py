@@ -3,7 +3,7 @@
 Components are built bottom up, each from those below it. A component that needs something from
 components above it declares a protocol in its own file (`ExportsEvents`), and this file connects
 each of these methods with the component that implements it. What is about other hosts gets the
-answer of a node without other hosts; _node/runtime/node_events.py overrides it.
+answer of a node without other hosts; ClusterNodeEvents overrides it.
 """
 
 from __future__ import annotations

@@ -172,7 +172,9 @@ def reduce(
 
     The first `num` to be ready go in (all if None); ``.contributors`` says which. A source that
     fails is skipped while num can still be met, else the result is a ReduceError with the cause.
-    A value that is lost with a worker's host is computed again by Dask, and goes in then.
+    A value that is lost with a worker's host is computed again by Dask, and goes in then. The task
+    that waits for the sources occupies no thread of its worker, and the reduction keeps the sources
+    until it is over.
 
     ValueError: no futures, num < 1 or > len, unknown op. TypeError: something else than Futures.
     """

@@ -162,7 +162,8 @@ def shutdown(timeout: float | None = 60.0) -> None:
 
 def enter() -> bool:
     """Takes part in the cluster beside Ray's. False: this process is not a worker of Ray's, or no
-    driver has called `init()`. Raises the reason if it cannot take part."""
+    driver has called `init()`. Called when a process first needs the cluster, not when it starts,
+    because most workers of Ray never need it. Raises the reason if it cannot take part."""
     # Ray has no public function for the kind of a process; its own collectives look here, too.
     if ray._private.worker.global_worker.mode != ray.WORKER_MODE:
         return False
