@@ -28,7 +28,7 @@ extensions = [
     "list_examples",
     "list_files",
 ]
-exclude_patterns = ["_build", "_drawings", "decisions_map.md"]
+exclude_patterns = ["_build", "_drawings"]
 suppress_warnings = ["config.cache"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
