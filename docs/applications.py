@@ -2,8 +2,8 @@
 
 docs/applications.md compares whole applications on emulated hosts. Its pictures and its tables come
 from docs/applications/figures.json alone, so that none is out of date; `python -m
-benchmarks.applications --publish` writes that file. The file also has what each case used of the
-links, the processors and the memory, which the page leaves out.
+benchmarks.applications --publish` writes that file. The file also has the targets, and what
+each case used of the links, the processors and the memory, which the page leaves out.
 """
 
 from __future__ import annotations
@@ -97,7 +97,11 @@ def tables() -> str:
     for table in found["tables"]:
         parts.append(f"## {table['name']}")
         if table["lines"]:
-            parts.append(markdown(table["head"], table["lines"]))
+            shown = [n for n, name in enumerate(table["head"][:-1]) if name != "target"]
+            rows = [[line[n] for n in shown] for line in table["lines"]]
+            compared = [row[:2] for row in rows if row[2]]
+            rows = [row for row in rows if row[2] or row[:2] not in compared]
+            parts.append(markdown([table["head"][n] for n in shown], rows))
         parts += [
             f"![{found['pictures'][name]['title']}](applications/{name}.svg)"
             for name in table["pictures"]
