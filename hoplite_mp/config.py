@@ -74,6 +74,29 @@ RENAMED = {
     "carried_array_bytes_min": "captured_array_bytes_min",
 }
 
+# Fields that have become arguments of `init` of integrations.ray and integrations.dask. As fields
+# they are passed to it until 0.2, with a DeprecationWarning.
+MOVED = {"foreign_hold_s": "ref_hold_s", "beside_idle_s": "node_idle_s"}
+
+
+def _warn_moved(old: str, name: str, value: object, *, stacklevel: int) -> float:
+    """Warns about a field that has become an argument, and returns its value, checked."""
+    text = f"{name} has become {MOVED[old]}= of init() of integrations.ray and integrations.dask"
+    warnings.warn(
+        f"{text}; the old name works until hoplite_mp 0.2",
+        DeprecationWarning,
+        stacklevel=stacklevel + 1,
+    )
+    return check_seconds(name, value)
+
+
+def check_seconds(name: str, value: object) -> float:
+    """A finite number of seconds from 0 on. ConfigError, which names it, for any other value."""
+    plain = _plain(value)
+    if isinstance(plain, (int, float)) and not isinstance(value, bool) and 0 <= plain <= _FINITE:
+        return float(plain)
+    raise ConfigError(f"{name}={value!r} is not allowed: a finite number from 0")
+
 
 def _warn_renamed(old: str, prefix: str = "", *, stacklevel: int) -> str:
     """Warns about an old name, and returns the new one. stacklevel: of the caller's caller."""
@@ -92,7 +115,11 @@ class _ConfigMeta(type):
     def __call__(cls, *args: Any, **values: Any) -> Any:
         for old in RENAMED.keys() & values.keys():  # dataclasses.replace gives both names
             values[_warn_renamed(old, stacklevel=2)] = values.pop(old)
-        return super().__call__(*args, **values)
+        given = {old: values.pop(old) for old in MOVED.keys() & values.keys()}
+        made = super().__call__(*args, **values)
+        for old, value in given.items():
+            object.__setattr__(made, "_" + MOVED[old], _warn_moved(old, old, value, stacklevel=2))
+        return made
 
     @property
     def __signature__(cls) -> Any:
@@ -137,8 +164,14 @@ class _ConfigMeta(type):
         return "\n\n".join(words)
 
 
+class _MovedFields:
+    """Values of fields that have become arguments, if old names gave them."""
+
+    __slots__ = tuple("_" + name for name in MOVED.values())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(metaclass=_ConfigMeta):
+class Config(_MovedFields, metaclass=_ConfigMeta):
     """The limits of one cluster. Immutable: `dataclasses.replace` makes a changed copy.
 
     Raises
@@ -402,22 +435,6 @@ class Config(metaclass=_ConfigMeta):
     """How long Cluster(hosts=) waits until all nodes have joined before NodeLostError.
     Higher: slow hosts get in. Lower: a missing host fails sooner."""
 
-    # -- beside other engines ------------------------------------------------------------------
-
-    foreign_hold_s: Seconds = 600.0
-    """integrations.ray and integrations.dask: how long a node holds an object after one of its
-    processes has pickled a ref to it for the engine, which may load the bytes late, often or never.
-    Each load takes a hold of its own; a load after that time is an ObjectLostError, unless somebody
-    else holds the object.
-    Higher: tasks may wait longer in the engine's queues. Lower: memory of objects whose refs are
-    dropped or never loaded returns sooner."""
-
-    beside_idle_s: Seconds = 15.0
-    """integrations.ray and integrations.dask: how long the node of a host stays after the last
-    process that used it has gone. Then it leaves in order.
-    Higher: a restarted worker finds its objects still on its host. Lower: a host that the engine
-    does not use any more returns its memory sooner."""
-
     def __getattr__(self, name: str) -> Any:
         if name in RENAMED:
             return getattr(self, _warn_renamed(name, stacklevel=2))
@@ -487,11 +504,19 @@ class Config(metaclass=_ConfigMeta):
                 _warn_renamed(old, _PREFIX, stacklevel=2)
                 if new not in values:
                     values[new] = _parse(new, variable)
+        for old in MOVED:
+            variable = _PREFIX + old.upper()
+            if old not in values and os.environ.get(variable, "") != "":
+                try:
+                    values[old] = float(os.environ[variable])
+                except ValueError as error:
+                    check_seconds(variable, os.environ[variable])
+                    raise AssertionError from error
         for field in fields(cls):
             variable = _PREFIX + field.name.upper()
             if field.name not in values and os.environ.get(variable, "") != "":
                 values[field.name] = _parse(field.name, variable)
-        unknown = sorted(set(overrides) - {field.name for field in fields(cls)})
+        unknown = sorted(overrides.keys() - {field.name for field in fields(cls)} - MOVED.keys())
         if unknown:
             raise TypeError(f"Config has no field {', '.join(unknown)}")
         return cls(**values)

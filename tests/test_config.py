@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp.config import RENAMED, Config, parse_size
+from hoplite_mp.config import MOVED, RENAMED, Config, parse_size
 from hoplite_mp.errors import ConfigError
+from hoplite_mp.integrations._sidecar.sidecar import _place
 
 NAMES = [field.name for field in dataclasses.fields(Config)]
 NUMBERS = [name for name in NAMES if name not in ("spill_dir", "hosts_command")]
@@ -186,3 +187,31 @@ def test_completion_shows_the_public_face() -> None:
     assert shown == set(hoplite_mp.__all__)
     assert hoplite_mp._client.memory.Memory
     assert hoplite_mp.__version__
+
+
+@pytest.mark.parametrize(("old", "new"), MOVED.items())
+def test_field_that_has_become_an_argument_of_front_ends_reaches_their_place(
+    monkeypatch: pytest.MonkeyPatch, old: str, new: str
+) -> None:
+    def place(config: Config | None, **given: float) -> float:
+        both = {name: given.get(name) for name in MOVED.values()}
+        return float(getattr(_place(None, None, None, config, **both), new))
+
+    with pytest.warns(DeprecationWarning, match=f"{old} has become {new}= of init"):
+        config = Config(**{old: 7})  # type: ignore[arg-type]
+    assert place(config) == 7.0
+    assert place(config, **{new: 3.0}) == 3.0
+    assert not hasattr(config, old)
+    with (
+        pytest.warns(DeprecationWarning, match=old),
+        pytest.raises(ConfigError, match=rf"{old}=-1 is not allowed: a finite number"),
+    ):
+        Config(**{old: -1})  # type: ignore[arg-type]
+    monkeypatch.setenv(f"HOPLITE_MP_{old.upper()}", "9")
+    with pytest.warns(DeprecationWarning, match=old):
+        assert place(None) == 9.0
+
+
+def test_argument_of_front_ends_that_is_no_time_is_refused_by_its_name() -> None:
+    with pytest.raises(ConfigError, match="ref_hold_s=nan is not allowed"):
+        _place(None, None, None, None, float("nan"), None)

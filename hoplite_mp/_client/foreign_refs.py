@@ -3,8 +3,8 @@
 An object must be acquired for the process that loads the ref before the process that pickled it
 releases it. The engine may keep the bytes for long and load them late, often or never, while the
 process that pickled the ref may drop it at once, or end. So before the bytes are handed out, the
-node of this host takes a lease on the object for Config.foreign_hold_s (leases: Gray and Cheriton,
-SOSP 1989). Only processes that take part on behalf of an engine do that.
+node of this host takes a lease on the object for `ref_hold_s` of the front end (leases: Gray and
+Cheriton, SOSP 1989). Only processes that take part on behalf of an engine do that.
 """
 
 from __future__ import annotations
@@ -39,15 +39,18 @@ class ForeignRefs:
         self,
         memory: Memory,
         node: Callable[[], int],
+        seconds: float,
         passes_on: bool = False,
         now: Callable[[], float] = clock.monotonic,
     ) -> None:
-        """node: returns the number of this host's node. passes_on: this process loads refs only to
+        """node: returns the number of this host's node. seconds: how long that holds an object
+        after a pickling. passes_on: this process loads refs only to
         pass them on, so loading a ref to an object that is gone raises nothing here; the processes
         that receive it get the error."""
         self.passes_on = passes_on
         self._memory = memory
         self._node = node
+        self._seconds = seconds
         self._now = now
         # Object -> (when it was last held, for how long).
         self._held: dict[int, tuple[float, float]] = {}
@@ -65,9 +68,9 @@ class ForeignRefs:
             if begun - told < seconds / 2:
                 # The node still holds it, and will read this request before the lease is over, so
                 # there is no need to wait for a reply.
-                memory.channel.tell(HoldForeign(oid))
+                memory.channel.tell(HoldForeign(oid, self._seconds))
             else:
-                seconds = float(memory.channel.call(HoldForeign(oid)).value)
+                seconds = float(memory.channel.call(HoldForeign(oid, self._seconds)).value)
             if seconds:
                 self._remember(oid, begun, seconds)
                 return self._node(), seconds
@@ -86,8 +89,8 @@ def held_too_short(ref: ObjectRef[Any], node: int, seconds: float) -> ObjectLost
     """The error for a process that loads a ref too late."""
     return ObjectLostError(
         f"{ref} is gone: node h{node} held it for {seconds:g} s after it was pickled "
-        "(Config.foreign_hold_s), unless that node has left before, and nobody else held it when "
-        "it was loaded. Keep a ref to it until it has been loaded, or raise foreign_hold_s"
+        "(ref_hold_s of the front end's init()), unless that node has left before, and nobody else "
+        "held it when it was loaded. Keep a ref to it until it has been loaded, or raise ref_hold_s"
     )
 
 

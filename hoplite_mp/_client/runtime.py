@@ -103,11 +103,12 @@ class Runtime:
         with _stack_lock:
             _stack.append(self)
 
-    def work_for_an_engine(self, passes_on: bool = False) -> None:
+    def work_for_an_engine(self, ref_hold_s: float, passes_on: bool = False) -> None:
         """From now on, when a ref is pickled outside of this library, the node holds its object for
-        a while, because another engine carries the bytes. passes_on: see ForeignRefs."""
+        `ref_hold_s`, because another engine carries the bytes. passes_on: see ForeignRefs."""
         if self.foreign is None:
-            self.foreign = ForeignRefs(self.memory, lambda: self.tasks.node_number, passes_on)
+            number = lambda: self.tasks.node_number  # noqa: E731
+            self.foreign = ForeignRefs(self.memory, number, ref_hold_s, passes_on)
 
     def replace(self, former: Runtime) -> None:
         """Gives this runtime the former one's position in the order of opening."""

@@ -137,7 +137,7 @@ class ObjectRef(NotAnArray, Generic[T]):
     in the place of the value. The object lives as long as any process holds a ref to it, whichever
     process has put it. `await ref` gives the value. A ref that was pickled by anything but this
     library does not keep the object alive while it is only bytes; inside `integrations.ray` and
-    `integrations.dask` the sender's node holds the object for `Config.foreign_hold_s` after
+    `integrations.dask` the sender's node holds the object for `ref_hold_s` after
     pickling.
 
     Examples

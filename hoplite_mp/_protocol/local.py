@@ -8,6 +8,7 @@ no caller waits for any more (after Ctrl-C) is dropped by its number.
 from __future__ import annotations
 
 import signal
+import sys
 from typing import Any, TypeAlias
 
 import msgspec
@@ -183,9 +184,14 @@ class SetupFailed(msgspec.Struct, frozen=True, tag="SetupFailed", array_like=Tru
 
 class HoldForeign(msgspec.Struct, frozen=True, tag="HoldForeign", array_like=True):
     """A ref to this object has just been pickled for another engine. The node holds the object for
-    Config.foreign_hold_s from now on. Reply: these seconds; 0.0: the object is gone."""
+    so many seconds from now on. Reply: these seconds; 0.0: the object is gone."""
 
     oid: int
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds <= sys.float_info.max:
+            raise ValueError(f"seconds={self.seconds}: they must be from 0, and finite")
 
 
 class UsersOfNode(msgspec.Struct, frozen=True, tag="UsersOfNode", array_like=True):

@@ -15,13 +15,13 @@ from hoplite_mp._common.ref import ForwardedHold, ObjectRef
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.support.clusters import LoopbackCluster
 
-SHORT_S, LONG_S = 0.5, 600.0
+SHORT_S = 0.5
 PUTS = """
-c._runtime.work_for_an_engine()
+c._runtime.work_for_an_engine(600.0)
 import pickle
 ref = c.put(np.arange(300_000.0))
 """
@@ -30,7 +30,7 @@ ref = c.put(np.arange(300_000.0))
 @pytest.fixture
 def c(up: LoopbackCluster) -> Iterator[hoplite_mp.Cluster]:
     with up.attach() as made:
-        made._runtime.work_for_an_engine()
+        made._runtime.work_for_an_engine(600.0)
         yield made
 
 
@@ -97,19 +97,10 @@ def test_an_actor_lives_as_long_as_its_bytes(c: hoplite_mp.Cluster) -> None:
     assert pickle.loads(data).add().result() == 2
 
 
-@pytest.fixture
-def short(
-    make_up: Callable[..., LoopbackCluster], monkeypatch: pytest.MonkeyPatch
-) -> LoopbackCluster:
-    """What is pickled there is held for a very short time."""
-    monkeypatch.setenv("HOPLITE_MP_FOREIGN_HOLD_S", str(SHORT_S))
-    return make_up()
-
-
-def test_never_loaded(short: LoopbackCluster) -> None:
+def test_never_loaded(up: LoopbackCluster) -> None:
     """The memory returns, and who comes later is told why."""
-    with short.attach() as c:
-        c._runtime.work_for_an_engine()
+    with up.attach() as c:
+        c._runtime.work_for_an_engine(SHORT_S)
         before = bytes_used(c)
         ref = c.put(np.arange(300_000.0))
         data = pickle.dumps(ref)
@@ -120,10 +111,9 @@ def test_never_loaded(short: LoopbackCluster) -> None:
             pickle.loads(data)
 
 
-def test_the_time_of_a_node_is_that_of_the_node(short: LoopbackCluster) -> None:
-    """Whatever a process's own Config says; one that keeps a ref loses nothing."""
-    with short.attach(config=hoplite_mp.Config(foreign_hold_s=LONG_S)) as c:
-        c._runtime.work_for_an_engine()
+def test_ref_that_is_kept_is_loaded_after_the_hold_has_ended(up: LoopbackCluster) -> None:
+    with up.attach() as c:
+        c._runtime.work_for_an_engine(SHORT_S)
         kept = c.put(np.arange(300_000.0))
         other = c.put(np.arange(300_000.0))
         data, gone = pickle.dumps(kept), pickle.dumps(other)
@@ -131,7 +121,7 @@ def test_the_time_of_a_node_is_that_of_the_node(short: LoopbackCluster) -> None:
         del other
         eventually(lambda: bytes_used(c) < before, "the memory does not return")
         assert pickle.loads(data) == kept
-        with pytest.raises(hoplite_mp.ObjectLostError, match="foreign_hold_s"):
+        with pytest.raises(hoplite_mp.ObjectLostError, match="ref_hold_s"):
             pickle.loads(gone)
 
 
@@ -171,25 +161,25 @@ def test_a_process_without_a_cluster_passes_it_on(c: hoplite_mp.Cluster) -> None
     c._runtime.memory.collect()
 
 
-def test_who_passes_refs_on_does_not_fail(short: LoopbackCluster) -> None:
+def test_who_passes_refs_on_does_not_fail(up: LoopbackCluster) -> None:
     """A scheduler unpickles what is for others: one lost ref is not the end of all the rest."""
-    with short.attach() as c:
-        c._runtime.work_for_an_engine()
+    with up.attach() as c:
+        c._runtime.work_for_an_engine(SHORT_S)
         ref = c.put(np.arange(300_000.0))
         data = pickle.dumps(ref)
         before = bytes_used(c)
         del ref
         eventually(lambda: bytes_used(c) < before, "the memory does not return")
-        with short.attach() as passing:
-            passing._runtime.work_for_an_engine(passes_on=True)
+        with up.attach() as passing:
+            passing._runtime.work_for_an_engine(SHORT_S, passes_on=True)
             assert pickle.dumps(pickle.loads(data)) == data
-        with pytest.raises(hoplite_mp.ObjectLostError, match="foreign_hold_s"):
+        with pytest.raises(hoplite_mp.ObjectLostError, match="ref_hold_s"):
             pickle.loads(data)
 
 
 def test_to_pickle_a_ref_of_a_closed_cluster_is_no_error(up: LoopbackCluster) -> None:
     with up.attach() as c:
-        c._runtime.work_for_an_engine()
+        c._runtime.work_for_an_engine(SHORT_S)
         ref = c.put(1)
     assert pickle.loads(pickle.dumps(ref)).id == ref.id
 

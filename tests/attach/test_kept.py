@@ -23,8 +23,7 @@ BEGINS = """
 import dataclasses, json, os, signal, sys
 import hoplite_mp
 from hoplite_mp.integrations._sidecar import sidecar as beside
-config = hoplite_mp.Config(beside_idle_s=float(sys.argv[1]))
-place = beside.begin_kept("127.0.0.1:0", memory="64MiB", tls=False, config=config)
+place = beside.begin_kept("127.0.0.1:0", memory="64MiB", tls=False, node_idle_s=float(sys.argv[1]))
 member = beside.take_part(place)
 member.cluster.put(1)
 print(json.dumps(dataclasses.asdict(place)), flush=True)

@@ -201,7 +201,7 @@ def test_a_host_is_killed_in_the_middle(hosts: DaskHosts, lan: Lan) -> None:
         try:
             say(client.submit(total_of, ref).result(timeout=60))
         except hoplite_mp.ObjectLostError as error:
-            say("lost", "foreign_hold_s" in str(error) or "lost" in str(error))
+            say("lost", "ref_hold_s" in str(error) or "lost" in str(error))
         say(float(hoplite_dask.broadcast(client, np.ones(5)).result().sum()))
         """,
     )

@@ -23,7 +23,7 @@ class World:
         self.objects = {*objects}
         self.replies: list[Any] = []
         self.asked = 0
-        self.room = ForeignLeases(self.hold, SECONDS, self.loop, self.reply)
+        self.room = ForeignLeases(self.hold, self.loop, self.reply)
 
     def hold(self, oid: int) -> object:
         self.asked += 1
@@ -34,7 +34,7 @@ class World:
         self.replies.append((reply.number, reply.value))
 
     def pickled(self, oid: int, number: int = 0) -> None:
-        self.room.asked(SLOT, Request(number, 0, HoldForeign(oid)))
+        self.room.asked(SLOT, Request(number, 0, HoldForeign(oid, SECONDS)))
 
     def pass_to(self, time: float) -> None:
         self.loop.pass_to(time)

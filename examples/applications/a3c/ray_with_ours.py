@@ -1,7 +1,7 @@
 """The same on Ray, with this library inside: Ray's actors give refs to gradients of ours, which
 `reduce` adds up on their way to the learner.
 
-What Ray carries is held for `foreign_hold_s`, so that is short here: each step has a new policy.
+What Ray carries is held for `ref_hold_s`, so that is short here: each step has a new policy.
 
 Needs: gymnasium, ray, torch
 """
@@ -54,6 +54,5 @@ if __name__ == "__main__":
         environment="CartPole-v1", megabytes=0, seconds=10, memory="512MiB", tls=False
     )
     connect(given)
-    config = hoplite_mp.Config(foreign_hold_s=5)
-    c = hoplite_ray.init(memory=given.memory, tls=given.tls, config=config)
+    c = hoplite_ray.init(memory=given.memory, tls=given.tls, ref_hold_s=5)
     say("result", **train(c, given))

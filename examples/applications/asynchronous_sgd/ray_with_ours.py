@@ -1,7 +1,7 @@
 """The same on Ray, with this library inside: Ray's actors, our objects.
 
 Actors are given refs and return refs; the arrays are in the store beside each of Ray's nodes. The
-server adds up with `reduce`, on the way. What Ray carries is held for `foreign_hold_s`, so that is
+server adds up with `reduce`, on the way. What Ray carries is held for `ref_hold_s`, so that is
 short here, and gradients are deleted when they have been taken.
 
 Needs: ray, torch
@@ -90,6 +90,5 @@ def train(c, given):
 if __name__ == "__main__":
     given = arguments(megabytes=5, seconds=5, memory="512MiB", tls=False)
     connect(given)
-    config = hoplite_mp.Config(foreign_hold_s=5)
-    c = hoplite_ray.init(memory=given.memory, tls=given.tls, config=config)
+    c = hoplite_ray.init(memory=given.memory, tls=given.tls, ref_hold_s=5)
     say("result", **train(c, given))

@@ -1,7 +1,7 @@
 """The same on Ray, with this library inside: the batch is an object of ours.
 
 The models are actors of Ray's. A batch goes from host to host, and is read in a host's store. What
-Ray carries is held for `foreign_hold_s`, so a batch is deleted when it has been answered.
+Ray carries is held for `ref_hold_s`, so a batch is deleted when it has been answered.
 
 Needs: ray
 """

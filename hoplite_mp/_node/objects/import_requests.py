@@ -31,9 +31,7 @@ class ImportRequests:
         self.lines = host.clients
         self.reply = host.reply
         self.granted: dict[int, dict[int, Any]] = {}  # slot -> number -> holds not yet taken over
-        self.foreign_holds = ForeignLeases(
-            host.client.hold, host.config.foreign_hold_s, host.loop, host.reply
-        )
+        self.foreign_holds = ForeignLeases(host.client.hold, host.loop, host.reply)
         requests.when_forgotten(lambda slot: self.granted.pop(slot, None))
 
     @property

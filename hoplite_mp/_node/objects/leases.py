@@ -203,7 +203,7 @@ def _nothing() -> None:
 # Holds for refs that another engine (Ray, Dask, ...) carries as pickled bytes.
 #
 # Bytes hold nothing, and nobody knows how often they will be unpickled, if ever. So when a process
-# pickles a ref for an engine, its node holds the object for Config.foreign_hold_s. The hold is the
+# pickles a ref for an engine, its node holds the object for as long as it asks. The hold is the
 # node's own, so it outlives the process. When an object is pickled again its one hold is extended.
 
 
@@ -256,13 +256,11 @@ class ForeignLeases:
     def __init__(
         self,
         hold: Callable[[int], Any],
-        seconds: float,
         loop: LoopPort,
         reply: Callable[[int, Reply], None],
     ) -> None:
-        """hold: takes a hold on an object; None if it is gone. seconds: how long a hold lasts."""
+        """hold: takes a hold on an object; None if it is gone."""
         self._hold = hold
-        self._seconds = seconds
         self._loop = loop
         self._reply = reply
         self.holds: dict[int, Any] = {}
@@ -271,15 +269,15 @@ class ForeignLeases:
 
     def asked(self, slot: int, request: Request) -> None:
         """A process has pickled a ref to an object."""
-        oid = request.ask.oid  # type: ignore[union-attr]
+        ask: Any = request.ask
+        oid, seconds = ask.oid, ask.seconds
         if oid not in self.holds and (hold := self._hold(oid)) is not None:
             self.holds[oid] = hold
         if oid in self.holds:
-            self._deadlines.put_off(oid, self._loop.now() + self._seconds)
+            self._deadlines.put_off(oid, self._loop.now() + seconds)
             self._expire_later()
         if request.number:
-            seconds = self._seconds if oid in self.holds else 0.0
-            self._reply(slot, Reply(request.number, seconds))
+            self._reply(slot, Reply(request.number, seconds if oid in self.holds else 0.0))
 
     def _expire_later(self) -> None:
         due = self._deadlines.next()

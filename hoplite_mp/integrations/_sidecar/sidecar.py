@@ -13,8 +13,7 @@ because tasks run in the engine's. A process whose node was killed takes part ag
 node. A sidecar may also have the manager; then the cluster outlives the process that began it.
 
 In a process that takes part, pickling an ObjectRef by anything but this library makes its node hold
-the object for Config.foreign_hold_s (`_client/foreign_refs.py`), because the engine carries the
-bytes.
+the object for `Place.ref_hold_s` (`_client/foreign_refs.py`), because the engine carries the bytes.
 
 A Place is a secret, because it contains the token. It can be pickled, to be sent over the engine's
 own connections; it is never among the arguments of a process, and its repr leaves out the token.
@@ -43,7 +42,7 @@ from hoplite_mp._common import clock, locks
 from hoplite_mp._common.ref import ObjectRef, named
 from hoplite_mp._transport.addresses import Address, parse_address
 from hoplite_mp._transport.rendezvous import Sole
-from hoplite_mp.config import Config
+from hoplite_mp.config import Config, check_seconds
 from hoplite_mp.errors import AuthError, ConfigError, HopliteError, ProtocolError
 
 __all__ = [
@@ -83,6 +82,14 @@ _FINAL = (AuthError, ConfigError, ProtocolError)  # trying again does not help
 _log = logging.getLogger("hoplite_mp")
 
 
+# Higher: tasks may wait longer in the engine's queues. Lower: memory of objects whose refs are
+# dropped or never loaded returns sooner.
+REF_HOLD_S = 600.0
+# Higher: a restarted worker finds its objects still on its host. Lower: a host that the engine does
+# not use any more returns its memory sooner.
+NODE_IDLE_S = 15.0
+
+
 @dataclasses.dataclass(frozen=True)
 class Place:
     """Where a cluster is, and what a process needs to take part in it."""
@@ -94,6 +101,9 @@ class Place:
     memory: int | str | None = None  # limit of each node's store
     ports: str | None = None  # where nodes listen
     config: Config = dataclasses.field(default_factory=Config)
+    # How long a node holds an object after a process has pickled a ref to it for the engine.
+    ref_hold_s: float = REF_HOLD_S
+    node_idle_s: float = NODE_IDLE_S  # how long a node stays after the last process that used it
 
     def at(self, host: str) -> Place:
         """The same place, with the name or number by which this process reaches the manager's
@@ -229,12 +239,14 @@ def begin(
     ports: str | None = None,
     tls: bool | None = None,
     config: Config | None = None,
+    ref_hold_s: float | None = None,
+    node_idle_s: float | None = None,
     passes_on: bool = False,
 ) -> Place:
     """Starts a cluster whose manager, and first node, end with this process. Arguments as for
-    `Cluster`; memory, ports and config are also those of the nodes that join. passes_on: as for
-    `take_part`. This process takes part."""
-    place = _place(memory, ports, tls, config)
+    `Cluster`; memory, ports and config are also those of the nodes that join. ref_hold_s,
+    node_idle_s: see `Place`. passes_on: as for `take_part`. This process takes part."""
+    place = _place(memory, ports, tls, config, ref_hold_s, node_idle_s)
     cluster = SidecarCluster(listen=listen, **place.options)
     place = dataclasses.replace(place, address=str(cluster.address))
     _begin_member(place, cluster, passes_on)
@@ -248,11 +260,13 @@ def begin_kept(
     ports: str | None = None,
     tls: bool | None = None,
     config: Config | None = None,
+    ref_hold_s: float | None = None,
+    node_idle_s: float | None = None,
 ) -> Place:
     """As `begin`, but a sidecar on this host has the manager and the first node, so the cluster
     outlives this process. It ends by `end_kept`, with that sidecar, or when no process on any host
-    has used it for Config.beside_idle_s. This process does not take part yet."""
-    place = _place(memory, ports, tls, config)
+    has used it for `node_idle_s`. This process does not take part yet."""
+    place = _place(memory, ports, tls, config, ref_hold_s, node_idle_s)
     said = _start_keeper(place, place.config.start_timeout_s, listen)
     error = _error_in(said)
     if error is not None:
@@ -291,9 +305,15 @@ def end_kept(place: Place) -> None:
 
 
 def _place(
-    memory: int | str | None, ports: str | None, tls: bool | None, config: Config | None
+    memory: int | str | None,
+    ports: str | None,
+    tls: bool | None,
+    config: Config | None,
+    ref_hold_s: float | None,
+    node_idle_s: float | None,
 ) -> Place:
     """The Place of a new cluster, still without its address."""
+    config = Config.from_environment() if config is None else config
     return Place(
         secrets.token_hex(16),
         "",
@@ -301,8 +321,15 @@ def _place(
         tls is not False,
         memory,
         ports,
-        Config.from_environment() if config is None else config,
+        config,
+        _seconds("ref_hold_s", ref_hold_s, config, REF_HOLD_S),
+        _seconds("node_idle_s", node_idle_s, config, NODE_IDLE_S),
     )
+
+
+def _seconds(name: str, given: float | None, config: Config, default: float) -> float:
+    """An argument, or the field of Config that it has been until 0.2, or the default."""
+    return check_seconds(name, getattr(config, f"_{name}", default) if given is None else given)
 
 
 def take_part(
@@ -340,7 +367,7 @@ def member_of(place: Place) -> SidecarMember | None:
 
 
 def _begin_member(place: Place, cluster: Cluster, passes_on: bool) -> SidecarMember:
-    _adapt(cluster, passes_on)
+    _adapt(cluster, place.ref_hold_s, passes_on)
     member = SidecarMember(place, cluster, passes_on)
     with _lock:
         member._follows.start()  # raises if the system has no thread left
@@ -348,9 +375,9 @@ def _begin_member(place: Place, cluster: Cluster, passes_on: bool) -> SidecarMem
     return member
 
 
-def _adapt(cluster: Cluster, passes_on: bool) -> None:
+def _adapt(cluster: Cluster, ref_hold_s: float, passes_on: bool) -> None:
     """Prepares this process for working on behalf of an engine, without workers on any node."""
-    cluster._runtime.work_for_an_engine(passes_on)
+    cluster._runtime.work_for_an_engine(ref_hold_s, passes_on)
     cluster._runtime.pool_sizes.setdefault(0, 0)  # so `submit` raises instead of waiting for ever
 
 
@@ -380,7 +407,7 @@ def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) 
             cluster = SidecarCluster(address=place.address, **place.options)
             break
         left.wait(POLL_S)
-    _adapt(cluster, passes_on)
+    _adapt(cluster, place.ref_hold_s, passes_on)
     return cluster
 
 
@@ -481,7 +508,7 @@ os.register_at_fork(after_in_child=_forked)
 # A ref that an engine carries to another process while the sender itself holds the object.
 #
 # Where this library itself sends a ref through an engine, and learns when it has arrived, no node
-# has to hold the object for Config.foreign_hold_s. The sender holds it until then, so its memory is
+# has to hold the object for `ref_hold_s`. The sender holds it until then, so its memory is
 # free as soon as no process needs it, not ten minutes later.
 
 

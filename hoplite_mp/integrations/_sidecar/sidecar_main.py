@@ -1,7 +1,7 @@
 """The sidecar: a process that runs a node of this host for the processes of another engine.
 
 The node must outlive each of those processes, so it is a child of none of them. When no process has
-used the node for Config.beside_idle_s, it leaves in order: other nodes first fetch the objects that
+used the node for `Place.node_idle_s`, it leaves in order: other nodes first fetch the objects that
 only it holds. If several sidecars are started at once on a host, one stays. One sidecar of the
 cluster may have the manager; it stays as long as there is a node on another host, and ends the
 cluster when it leaves. With SIGTERM any sidecar leaves at once.
@@ -66,7 +66,7 @@ def main(told: dict[str, Any]) -> None:
             return
         with cluster:
             _say(answer, {"ready": True, "address": cluster.address})
-            _keep(cluster, place.config.beside_idle_s, listen is not None, ending)
+            _keep(cluster, place.node_idle_s, listen is not None, ending)
     finally:
         sole.close()
 

@@ -16,7 +16,7 @@ added up on their way through the network.
 
 Inside tasks `hoplite_mp.current()` is the cluster: `put`, `get`, `reduce`, Groups. Its nodes have
 no workers, because tasks run in Dask's. A ref among a task's arguments stays a ref. While Dask
-carries a ref, the node of the process that pickled it holds the object for Config.foreign_hold_s; a
+carries a ref, the node of the process that pickled it holds the object for `ref_hold_s`; a
 ref that has arrived in a task, or in a client that has called `init`, holds the object itself.
 """
 
@@ -59,12 +59,14 @@ def init(
     memory: int | str | None = None,
     tls: bool | None = None,
     config: Config | None = None,
+    ref_hold_s: float | None = None,
+    node_idle_s: float | None = None,
 ) -> Cluster:
     """Puts a node beside each worker of the client's Dask cluster, also beside workers that join
     later, and returns the Cluster, in which the calling process takes part, too.
 
     One node serves all workers of a host and user; it stays when workers are restarted, and leaves
-    Config.beside_idle_s after the last of them has gone. The manager, and a node, are in the
+    `node_idle_s` after the last of them has gone. The manager, and a node, are in the
     scheduler's process, and end with it. Calling `init` again changes nothing; after the loss of
     the manager's host or node it begins a new cluster. With an asynchronous client: `await` it.
 
@@ -77,6 +79,14 @@ def init(
         addresses at which the scheduler listens.
     ports, memory, config
         For each node, as for `Cluster`. Only those of the first call count.
+    ref_hold_s
+        Seconds for which a node holds an object after one of its processes has pickled a ref to it
+        for Dask, which may load the bytes late, often or never. Each load takes a hold of its own;
+        a load after that time is an ObjectLostError, unless somebody else holds the object.
+        Default: 600.
+    node_idle_s
+        Seconds for which the node of a host stays after the last process that used it has gone.
+        Then it leaves in order. Default: 15.
     tls
         False: everything is sent unencrypted.
 
@@ -85,7 +95,15 @@ def init(
     ManagerLostError, AuthError
         The reason why a worker, or this process, could not take part.
     """
-    options = {"listen": listen, "ports": ports, "memory": memory, "tls": tls, "config": config}
+    options = {
+        "listen": listen,
+        "ports": ports,
+        "memory": memory,
+        "tls": tls,
+        "config": config,
+        "ref_hold_s": ref_hold_s,
+        "node_idle_s": node_idle_s,
+    }
     return client.sync(_init, client, options)  # type: ignore[no-any-return]
 
 

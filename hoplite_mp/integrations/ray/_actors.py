@@ -47,6 +47,8 @@ class Settings(NamedTuple):
     ports: str | None
     tls: bool | None
     config: Config | None
+    ref_hold_s: float | None
+    node_idle_s: float | None
 
 
 def head_of(nodes: list[dict[str, Any]]) -> str:
@@ -105,6 +107,8 @@ class Leader:
                 ports=settings.ports,
                 tls=settings.tls,
                 config=settings.config,
+                ref_hold_s=settings.ref_hold_s,
+                node_idle_s=settings.node_idle_s,
             )
             internal_kv._internal_kv_put(KEY, pickle.dumps(place), namespace=NAMESPACE)
             _kill_earlier(place.name)

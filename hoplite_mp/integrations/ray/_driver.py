@@ -35,6 +35,8 @@ def init(
     ports: str | None = None,
     tls: bool | None = None,
     config: Config | None = None,
+    ref_hold_s: float | None = None,
+    node_idle_s: float | None = None,
     timeout: float | None = 60.0,
 ) -> Cluster:
     """Starts a node of this library beside each node of the Ray cluster, or finds those that
@@ -43,7 +45,7 @@ def init(
     The nodes have no workers, because tasks run in Ray's. In tasks and actors of Ray
     `hoplite_mp.current()` is the same cluster, through the node of their host, so arrays are read
     there without a copy. Refs may be arguments and results of Ray's tasks, in any nesting: when a
-    ref is given to Ray, the node holds its object for Config.foreign_hold_s.
+    ref is given to Ray, the node holds its object for `ref_hold_s`.
 
     When a node of Ray is added, it gets one of this library within seconds; when it ends, that one
     ends, too. The cluster lives until `shutdown()`, or until Ray's ends.
@@ -59,6 +61,14 @@ def init(
         False: everything is sent unencrypted, as Ray does by default.
     config : Config, optional
         All other limits, for all hosts. Only the first driver's arguments count.
+    ref_hold_s : float, optional
+        Seconds for which a node holds an object after one of its processes has pickled a ref to it
+        for Ray, which may load the bytes late, often or never. Each load takes a hold of its own; a
+        load after that time is an ObjectLostError, unless somebody else holds the object. Default:
+        600.
+    node_idle_s : float, optional
+        Seconds for which the node of a host stays after the last process that used it has gone.
+        Then it leaves in order. Default: 15.
     timeout : float, optional
         Seconds to wait until the nodes beside all living nodes of Ray have joined; None: for ever.
 
@@ -78,7 +88,7 @@ def init(
             "init() needs a driver on a host of the Ray cluster; this process is a Ray Client "
             "(ray://), which has no node beside it. Submit the driver as a job, or run it there"
         )
-    settings = Settings(memory, ports, tls, config)
+    settings = Settings(memory, ports, tls, config, ref_hold_s, node_idle_s)
     place = _place(settings, timeout)
     try:
         return sidecar.take_part(place).cluster
