@@ -120,7 +120,14 @@ class Group(GroupCollectives, GroupMessages):
 
     @property
     def strict(self) -> bool:
-        """Whether a call in which a member is missing raises PeerLostError."""
+        """Whether a call in which a member is missing raises PeerLostError.
+
+        Examples
+        --------
+        >>> with c.group("not strict", size=1) as g:
+        ...     print(g.strict)
+        False
+        """
         return self._calls.strict
 
     @property
@@ -128,12 +135,30 @@ class Group(GroupCollectives, GroupMessages):
         """The number of the next call; None until the first one begins.
 
         A rank that has joined again begins with the number of the first call that it takes part in.
+
+        Examples
+        --------
+        >>> with c.group("two calls", size=1) as g:
+        ...     g.barrier()
+        ...     g.barrier()
+        ...     print(g.calls)
+        2
         """
         return self._member.calls
 
     @property
     def contributors(self) -> tuple[int, ...]:
-        """The ranks whose parts are in the result of the last finished call, sorted."""
+        """The ranks whose parts are in the result of the last finished call, sorted.
+
+        They are the same on every rank that has finished it.
+
+        Examples
+        --------
+        >>> with c.group("contributors", size=1) as g:
+        ...     g.barrier()
+        ...     print(g.contributors)
+        (0,)
+        """
         return self._calls.contributors
 
     @property
