@@ -22,6 +22,8 @@ class Small:
         return 7
 
 
+@pytest.mark.soak  # 253 processes take minutes of a processor
+@pytest.mark.timeout(600)
 def test_one_actor_too_many_is_an_error_that_names_the_limit_and_what_to_do() -> None:
     with hoplite_mp.Cluster(1, memory="2GiB") as cluster:
         actors = [cluster.actor(Small) for _ in range(SLOTS - 3)]
