@@ -8,8 +8,11 @@ the clock of the system. Nobody replaces the functions of this module, except th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import numbers
+import os
+import select
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -32,17 +35,29 @@ monotonic = functools.partial(time.clock_gettime, time.CLOCK_MONOTONIC)
 monotonic_ns = functools.partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC)
 sleep = time.sleep
 
-PROCESS_POLL_S_MAX = 0.05  # longest pause between two looks at a process; the first is 0.5 ms
-
 
 def wait_for_process(process: subprocess.Popen[Any], seconds: float) -> int | None:
     """Waits for the process and returns its exit code; None if it has not ended in time. Like
-    `Popen.wait`, whose timeout uses the clock that tests freeze."""
-    end, pause = monotonic() + seconds, 5e-4
-    while (code := process.poll()) is None and (left := end - monotonic()) > 0:
-        sleep(min(left, pause))
-        pause = min(2 * pause, PROCESS_POLL_S_MAX)
-    return code
+    `Popen.wait`, whose timeout uses the clock that tests freeze, and which looks at intervals."""
+    if process.poll() is not None:
+        return process.returncode
+    try:
+        exited = os.pidfd_open(process.pid)
+    except ProcessLookupError:  # it has ended just now
+        return process.poll()
+    except OSError:  # no descriptor is free
+        import subprocess
+
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        return process.returncode
+    try:
+        poll = select.poll()
+        poll.register(exited, select.POLLIN)
+        poll.poll(max(0.0, seconds) * 1e3)
+    finally:
+        os.close(exited)
+    return process.poll()
 
 
 # Timeouts as users give them, and the deadlines that waits are made with.
