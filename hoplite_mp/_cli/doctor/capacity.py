@@ -223,7 +223,7 @@ def _memory() -> Iterator[Finding]:
 
 
 def _spilling() -> Iterator[Finding]:
-    """Is the directory for spilled objects on a disk, with enough room, and can it be written
+    """Is the directory for spilled objects on a disk, with enough free space, and can it be written
     to?"""
     config = limits()
     if config.spill_bytes_max == 0:
