@@ -36,6 +36,9 @@ monotonic_ns = functools.partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC)
 sleep = time.sleep
 
 
+POLL_MS_MAX = (1 << 31) - 1  # of poll(2), whose timeout is a C int
+
+
 def wait_for_process(process: subprocess.Popen[Any], seconds: float) -> int | None:
     """Waits for the process and returns its exit code; None if it has not ended in time. Like
     `Popen.wait`, whose timeout uses the clock that tests freeze, and which looks at intervals."""
@@ -54,7 +57,10 @@ def wait_for_process(process: subprocess.Popen[Any], seconds: float) -> int | No
     try:
         poll = select.poll()
         poll.register(exited, select.POLLIN)
-        poll.poll(max(0.0, seconds) * 1e3)
+        end = monotonic() + seconds
+        while not poll.poll(min(max(0.0, end - monotonic()) * 1e3, POLL_MS_MAX)):
+            if monotonic() >= end:
+                break
     finally:
         os.close(exited)
     return process.poll()

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from hoplite_mp._common import clock
 from tests.support.waiting import PATIENCE_S
 
 # As freezegun: the functions of `time`, and every module attribute that refers to one of them,
@@ -88,3 +89,17 @@ def test_timeouts_pass_although_the_clocks_of_python_stand_still(when: str) -> N
     assert lines == EXPECTED[1:], done.stderr
     assert [line.split()[-1] for line in inside] == EXPECTED[:1]
     assert done.stderr.strip().endswith("the cluster ends at once")
+
+
+@pytest.mark.parametrize("seconds", [60.0, 1e300])
+def test_wait_for_a_process_ends_with_it_whatever_the_timeout(seconds: float) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.exit(3)"]) as process:
+        assert clock.wait_for_process(process, seconds) == 3
+        assert clock.wait_for_process(process, 0.0) == 3
+
+
+def test_wait_for_a_process_ends_with_the_timeout() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert clock.wait_for_process(process, 0.01) is None
+        process.communicate(b"\n")
+        assert clock.wait_for_process(process, 60.0) == 0
