@@ -130,7 +130,7 @@ class CallProtocol:
         late = isinstance(error, HopliteTimeoutError)
         what = "timed out" if late else f"ended by {type(error).__name__}"
         self._member.timed_out = str(error) if late else ""
-        self._member.leave(True, why=f", because a call {what}. {REJOIN}")
+        self._member.leave(f", because a call {what}. {REJOIN}")
 
     def _make(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
         deadline = FOREVER_NS if self._member.timeout is None else deadline_ns(self._member.timeout)

@@ -114,8 +114,7 @@ class Group(GroupCollectives, GroupMessages):
         self._left = False
         self._leave_sent: list[int] = []  # has an item once the node was told
         self._leaving_in = 0  # the thread that is leaving now
-        leave = weakref.WeakMethod(self._leave)
-        member.leave = lambda *args, **kwargs: leave()(*args, **kwargs)  # type: ignore[misc]
+        member.leave_of_group = weakref.WeakMethod(self._leave)
         runtime.task_leaves.append(self._leave)
 
     @property

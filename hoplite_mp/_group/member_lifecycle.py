@@ -24,10 +24,6 @@ __all__ = ["GroupMembership"]
 BLOCKED_AFTER_NS = 2_000_000
 
 
-def _never_joined(*_: Any, **__: Any) -> None:
-    """No Group has this member yet."""
-
-
 class GroupMembership:
     """One member's place in its Group, which its calls and its messages share. `place`: the node's
     reply to GroupJoin."""
@@ -49,12 +45,18 @@ class GroupMembership:
         self.gave_up = ""  # why this member has left, if a call has ended its membership
         self.timed_out = ""  # the text of the error, if that call has timed out
         self.ended_with_task = False  # the task that has made it has ended
-        # Ends the membership; see `Group._leave`, which is called through a weak reference.
-        self.leave: Callable[..., None] = _never_joined
+        # A weak reference to `Group._leave`, so that the parts of a Group do not keep it alive.
+        self.leave_of_group: Callable[[], Callable[..., None] | None] = lambda: None
 
     def check(self) -> None:
         if self.closed:
             raise ClosedError(f"group {self.name!r}: this member has left{self.why_left}")
+
+    def leave(self, why: str) -> None:
+        """Ends the membership because of a call. why: the reason that later calls name."""
+        leave = self.leave_of_group()
+        if leave is not None:
+            leave(True, why=why)
 
     @property
     def why_left(self) -> str:

@@ -250,7 +250,7 @@ class MemberMessages:
     def __init__(self, member: GroupMembership) -> None:
         self._member = member
         self._runtime, self._memory, self._tasks = member.runtime, member.memory, member.tasks
-        self._board, self._generation = member.board, member.generation
+        self._generation = member.generation
         self.name, self.rank, self.size = member.name, member.rank, member.size
         admitted = weakref.WeakMethod(member.admitted)
         self.inbox = Inbox(
