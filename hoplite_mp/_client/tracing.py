@@ -146,7 +146,7 @@ class Trace:
 # as it takes for none to overlap. Times of a node are shifted by the difference between its clock
 # and the driver's.
 #
-#     {"traceEvents": [...], "displayTimeUnit": "ms", "otherData": {what a reader must know}}
+#   {"traceEvents": [...], "displayTimeUnit": "ms", "otherData": {what a reader must know}}
 
 
 # (driver host's time, how far the other clock is ahead, maximal error), in ns

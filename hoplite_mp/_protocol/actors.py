@@ -179,9 +179,9 @@ ActorAsk: TypeAlias = (
 
 # The messages about the names of actors: one actor of a name in the whole cluster.
 #
-#     ActorNameClaimed ─► ActorNameHeld        the claimant's own actor, or the one that has the
-# name     ActorNameAsked   ─► ActorNameHeld        the actor that has the name, or none
-# ActorNameReleased ─►                     the actor has ended
+#   ActorNameClaimed ─► ActorNameHeld        the claimant's own actor, or the one that has the name
+#   ActorNameAsked   ─► ActorNameHeld        the actor that has the name, or none
+#   ActorNameReleased ─►                     the actor has ended
 #
 # An actor is known by its *identity*, the id of an object on its host. A node that connects to a
 # new manager claims its names again, so names need no report of their own.
@@ -249,10 +249,10 @@ class ActorNameHeld(Message, frozen=True, tag="ActorNameHeld"):
 
 # The messages between nodes about actors: one that starts on another host, and its end.
 #
-#     BeginActor ─► ActorBegun ─► ActorHeld          the sender wants an actor on the receiver's
-# host     EndActorThere, RestartsAsked ─► RestartsTold   about an actor of the receiver's host
-# KeepActor ─► ActorKept, DropActor              the receiver starts it again if the sender dies
-# ActorSought ─► ActorFound                      about an actor whose host was lost
+#   BeginActor ─► ActorBegun ─► ActorHeld          the sender wants an actor on the receiver's host
+#   EndActorThere, RestartsAsked ─► RestartsTold   about an actor of the receiver's host
+#   KeepActor ─► ActorKept, DropActor              the receiver starts it again if the sender dies
+#   ActorSought ─► ActorFound                      about an actor whose host was lost
 #
 # Calls travel like all tasks (RunTask), with the number of the actor's pool on its host.
 

@@ -170,8 +170,9 @@ class FetchRefused(Message, frozen=True, tag="FetchRefused"):
 
 # The messages about objects whose owner is dead: which nodes hold them, and the new owners.
 #
-#     MembersChanged(went) ─► HoldingsReported, by each node that is left
-# OwnersNamed, when all have reported, to each that named an object     OwnerAsked ─► OwnerTold
+#   MembersChanged(went) ─► HoldingsReported, by each node that is left
+#                           OwnersNamed, when all have reported, to each that named an object
+#   OwnerAsked ─► OwnerTold
 #
 # The owner of an object counts which hosts hold it. When it dies, the survivors report to the
 # manager which of its objects they hold. The living node with the lowest number that has the whole

@@ -1,4 +1,4 @@
-"""The messages about a Group's calls and its point-to-point messages: of members and of nodes.
+"""The messages between the nodes of a Group's members about its calls.
 
     members call ─► GroupPart of each node ─► the leading node ─► GroupCommit to all
                                                   │      ▲
@@ -15,14 +15,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-import msgspec
-
 from hoplite_mp._common.ids import ID_BYTES
 from hoplite_mp._protocol.codec import FRAME_BYTES_MAX
 from hoplite_mp._protocol.fields import (
     OP_CHARS_MAX,
     RANKS_MAX,
-    SOURCES_MAX,
     TEXT_CHARS_MAX,
     Message,
     between,
@@ -40,39 +37,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DECISION_REPEATED_BYTES_MAX",
-    "INBOX_MAX",
-    "MESSAGE_INLINE_BYTES_MAX",
     "PIECES_BYTES_MAX",
     "PIECE_BYTES_MAX",
-    "RESULT_TAG",
-    "TAG_MAX",
-    "GroupAdmit",
-    "GroupBell",
-    "GroupBuffers",
-    "GroupCall",
     "GroupCommit",
     "GroupDone",
     "GroupGo",
-    "GroupInbox",
-    "GroupJoin",
-    "GroupLeave",
     "GroupMessage",
     "GroupPart",
-    "GroupReceived",
-    "GroupRefusal",
-    "GroupSend",
-    "GroupSent",
-    "GroupSentTaken",
     "GroupSkip",
     "GroupSlow",
     "GroupSmall",
-    "GroupSourceEnded",
     "GroupStart",
     "GroupSync",
-    "GroupWritten",
     "Piece",
     "Plan",
-    "PointToPoint",
     "bytes_of",
     "error_kind",
     "error_of",
@@ -356,204 +334,3 @@ GroupMessage: TypeAlias = (
     | GroupSmall
     | GroupSync
 )
-
-
-# The messages between nodes that carry messages from one member of a Group to another.
-#
-#     sender's node ── GroupSent ──────► receiver's node       in the order in which they were sent
-# ◄─ GroupSentTaken ──                       it holds what it needs, or drops it
-# ── GroupSourceEnded ►                      no more will come from that member
-#
-# A message is an object of the sender's host. That host holds it until the receiver's host has a
-# copy of a small one, or counts as a holder of a large one. Connections between nodes keep the
-# order, so all messages of a member arrive before the report that it is gone.
-
-
-TAG_MAX = (1 << 31) - 1
-RESULT_TAG = TAG_MAX  # of messages that carry results of a Group's calls; users have lower ones
-# A message that is not larger travels inside GroupSent. Higher: fewer fetches; lower: other
-# messages on that connection wait less.
-MESSAGE_INLINE_BYTES_MAX = 64 << 10
-
-
-class GroupSent(Message, frozen=True, tag="GroupSent"):
-    """Rank `source`, on the sender's node, has sent this to rank `to`, on the receiver's node.
-    `version`: that of the members (GroupMembers) by which it was sent; a node that has not received
-    this version keeps the message until it has. `payload`: the whole payload, if it is small.
-    `refs`: objects inside it."""
-
-    generation: int
-    version: int
-    number: int
-    source: int
-    to: int
-    tag: int
-    object: bytes
-    payload: bytes | None = None
-    refs: tuple[bytes, ...] = ()
-
-    def __post_init__(self) -> None:
-        counts(generation=self.generation, version=self.version, number=self.number)
-        between("source", self.source, 0, RANKS_MAX - 1)
-        between("to", self.to, 0, RANKS_MAX - 1)
-        between("tag", self.tag, 0, TAG_MAX)
-        between("number of refs", len(self.refs), 0, SOURCES_MAX)
-        for one in (self.object, *self.refs):
-            if type(one) is not bytes or len(one) != ID_BYTES:
-                raise ValueError(f"object and refs must be of {ID_BYTES} bytes, not {one!r}")
-        if self.payload is not None and len(self.payload) > MESSAGE_INLINE_BYTES_MAX:
-            raise ValueError(f"a message of {len(self.payload)} bytes does not travel so")
-
-
-class GroupSentTaken(Message, frozen=True, tag="GroupSentTaken"):
-    """The receiving node no longer needs the sending node to hold that message."""
-
-    generation: int
-    number: int
-
-    def __post_init__(self) -> None:
-        counts(generation=self.generation, number=self.number)
-
-
-class GroupSourceEnded(Message, frozen=True, tag="GroupSourceEnded"):
-    """The member that had this rank on the sender's node is gone, by the members of that version.
-    All that it has sent was forwarded before. `unheard`: this node has missed some versions, after
-    a manager's death; if one of them showed a member of that rank here, nothing comes from it."""
-
-    generation: int
-    version: int
-    rank: int
-    unheard: bool = False
-
-    def __post_init__(self) -> None:
-        counts(generation=self.generation, version=self.version)
-        between("rank", self.rank, 0, RANKS_MAX - 1)
-        flags(unheard=self.unheard)
-
-
-PointToPoint: TypeAlias = GroupSent | GroupSentTaken | GroupSourceEnded
-
-
-# The messages between a member of a Group and its node, on one host.
-#
-# It is the part of `local.py` about Groups. A group on one host needs these messages only when
-# members join and leave; with members on other hosts each call is a message to the node.
-
-
-INBOX_MAX = 1000  # messages that one reply names
-
-
-class GroupJoin(msgspec.Struct, frozen=True, tag="GroupJoin", array_like=True):
-    """Joins a Group. Reply: (board, generation, rank, are there other hosts?, identity of the
-    caller: node, slot, generation of the slot), or the message of a ValueError; a text: the group
-    in which the caller's task was has ended. `parent`, `founders`: as in GroupJoinRequested.
-    `call`: the task that asks, if several tasks run in the caller's process; otherwise 0."""
-
-    name: str
-    size: int
-    rank: int | None
-    parent: int = 0
-    founders: list[tuple[int, int, int, int]] = []
-    call: int = 0
-
-
-class GroupBell(msgspec.Struct, frozen=True, tag="GroupBell", array_like=True):
-    """Brings a descriptor, an eventfd, to which the member writes when it has given its part of a
-    small call to the board. Reply: as soon as the node watches it."""
-
-    generation: int
-    rank: int
-
-
-class GroupBuffers(msgspec.Struct, frozen=True, tag="GroupBuffers", array_like=True):
-    """Asks for call buffers of `nbytes` each, two for each rank, one after the other. Reply: the
-    offset in the store of the first one, the same for all members; None: there is no room, or the
-    caller is no member any more."""
-
-    generation: int
-    rank: int
-    nbytes: int
-
-
-class GroupCall(msgspec.Struct, frozen=True, tag="GroupCall", array_like=True):
-    """A member's next call, in a group with members on other hosts. Each part is a payload, or an
-    object that the member holds until the call is over, or a block of the store that the member
-    hands over while it still writes to it. No reply."""
-
-    generation: int
-    rank: int
-    call: int
-    kind: str
-    op: str
-    root: int
-    parts: list[bytes | int | tuple[int, int, int]]  # the last: (payload, bytes, written bytes)
-    mistake: str = ""
-    error: str = "value"  # the kind of the mistake, as in GroupCommit
-
-
-class GroupWritten(msgspec.Struct, frozen=True, tag="GroupWritten", array_like=True):
-    """The member has written these ranges of that block's payload. No reply."""
-
-    payload: int
-    ranges: list[tuple[int, int]]
-
-
-class GroupSend(msgspec.Struct, frozen=True, tag="GroupSend", array_like=True):
-    """This member sends that object to a rank. The caller holds it, and the objects inside it
-    (`refs`; None: they are too many for a packet, the node reads them from the object, which the
-    caller has pinned), until the reply: "", or why it will not be received."""
-
-    generation: int
-    rank: int
-    to: int
-    tag: int
-    oid: int
-    nbytes: int
-    refs: list[bytes] | None
-
-
-class GroupInbox(msgspec.Struct, frozen=True, tag="GroupInbox", array_like=True):
-    """Asks for the messages to this member after the one with the number `seen`. Reply: ([(number,
-    source, tag, object)], for each rank how many of its members have ended and had all their
-    messages named, the ranks from which no more messages will come as bits, are there more
-    messages?); None: this is no longer a member. The node holds the messages until
-    GroupReceived."""
-
-    generation: int
-    rank: int
-    seen: int
-
-
-class GroupReceived(msgspec.Struct, frozen=True, tag="GroupReceived", array_like=True):
-    """This member no longer needs that message. No reply."""
-
-    generation: int
-    rank: int
-    number: int
-
-
-class GroupLeave(msgspec.Struct, frozen=True, tag="GroupLeave", array_like=True):
-    """This member will not call again. Reply: None, when the node holds what this member has
-    committed for the members that still read it."""
-
-    name: str
-    generation: int
-    rank: int
-    calls: int = 0  # how many calls are over for this member
-
-
-class GroupRefusal(msgspec.Struct, frozen=True, tag="GroupRefusal", array_like=True):
-    """Asks why the group is not formed. Reply: (True, why this member was taken out of it), or
-    (False, why the last request to join it was refused, or "")."""
-
-    name: str
-    generation: int
-    rank: int
-
-
-class GroupAdmit(msgspec.Struct, frozen=True, tag="GroupAdmit", array_like=True):
-    """The leader has admitted a joining rank, at a commit. No reply."""
-
-    name: str
-    generation: int
-    rank: int

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from hoplite_mp._protocol.actors import ActorAsk
-from hoplite_mp._protocol.group_calls import (
+from hoplite_mp._protocol.local_groups import (
     INBOX_MAX,
     RESULT_TAG,
     TAG_MAX,
@@ -132,10 +132,11 @@ __all__ = [
 
 # The messages between a client and its node about one call of `Cluster.run`: a round.
 #
-# caller ── OpenRound ─►  node     pool of the round, and how many workers it has        ── tasks of
-# that pool, one for each worker; BeginRound ─► worker ── TakeRound ─►  node     its task of each
-# round that it has not run yet caller ── ClosePool ─►  node     the round is over        ──
-# EndRound ─►   node     tasks that have not begun are not run
+#   caller ── OpenRound ─►  node     pool of the round, and how many workers it has
+#          ── tasks of that pool, one for each worker; BeginRound ─►
+#   worker ── TakeRound ─►  node     its task of each round that it has not run yet
+#   caller ── ClosePool ─►  node     the round is over
+#          ── EndRound ─►   node     tasks that have not begun are not run
 
 
 class OpenRound(msgspec.Struct, frozen=True, tag="OpenRound", array_like=True):

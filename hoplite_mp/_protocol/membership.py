@@ -258,7 +258,7 @@ class Leave(Message, frozen=True, tag="Leave"):
 
 # The report of a node to a new manager: everything that the last one knew about this node.
 #
-#     NodeReturned ─► facts, in any order ─► ordinary messages, repeated ─► Reported
+#   NodeReturned ─► facts, in any order ─► ordinary messages, repeated ─► Reported
 #
 # A manager knows what nodes have reported to it, so they can give it all of that again. The
 # messages between NodeReturned and Reported that are not of this file are ordinary ones, sent

@@ -36,7 +36,8 @@ from hoplite_mp._protocol.actors import (
 )
 from hoplite_mp._protocol.diagnostics import LookMessage
 from hoplite_mp._protocol.fields import Message, amounts, between, counts, flags, layout, one_of
-from hoplite_mp._protocol.group_calls import GroupMessage, PointToPoint
+from hoplite_mp._protocol.group_calls import GroupMessage
+from hoplite_mp._protocol.local_groups import PointToPoint
 from hoplite_mp._protocol.output import LastLinesAsked, LastLinesSent, Printed, PrintedTaken
 from hoplite_mp._protocol.peer_hosts import (
     AddPeerWorkers,

@@ -10,8 +10,8 @@ import pytest
 
 from hoplite_mp._common.object_states import STATE
 from hoplite_mp._node.groups.mailbox import PointToPoint
-from hoplite_mp._protocol.group_calls import GroupSent
 from hoplite_mp._protocol.local import GroupReceived, Request
+from hoplite_mp._protocol.local_groups import GroupSent
 from hoplite_mp._protocol.messages import GroupMembers
 from tests.support.messages import WHOLE
 

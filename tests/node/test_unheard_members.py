@@ -12,7 +12,8 @@ import pytest
 from hoplite_mp._common.object_states import STATE
 from hoplite_mp._node.groups.group_calls import MultiHostCalls
 from hoplite_mp._node.groups.mailbox import PointToPoint, QueuedMessage
-from hoplite_mp._protocol.group_calls import GroupPart, GroupSent
+from hoplite_mp._protocol.group_calls import GroupPart
+from hoplite_mp._protocol.local_groups import GroupSent
 from hoplite_mp._protocol.messages import GroupMembers
 from tests.support.lost_peers import gone
 from tests.support.messages import WHOLE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hoplite_mp._protocol import diagnostics as look
 from hoplite_mp._protocol import group_calls as g
-from hoplite_mp._protocol import group_calls as pp
+from hoplite_mp._protocol import local_groups as pp
 from hoplite_mp._protocol import output
 from hoplite_mp._protocol import peers as p
 from tests.support.messages import DISTRIBUTE, ID, REDUCE

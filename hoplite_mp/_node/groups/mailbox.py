@@ -18,13 +18,13 @@ import msgspec
 from hoplite_mp import _serialize
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
-from hoplite_mp._protocol.group_calls import (
+from hoplite_mp._protocol.local import INBOX_MAX, Reply
+from hoplite_mp._protocol.local_groups import (
     MESSAGE_INLINE_BYTES_MAX,
     GroupSent,
     GroupSentTaken,
     GroupSourceEnded,
 )
-from hoplite_mp._protocol.local import INBOX_MAX, Reply
 from hoplite_mp._protocol.peer_hosts import Probe
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.groups.group_state import Known
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._protocol.group_calls import PointToPoint as Message
     from hoplite_mp._protocol.local import GroupInbox, GroupReceived, GroupSend, Request
+    from hoplite_mp._protocol.local_groups import PointToPoint as Message
     from hoplite_mp._protocol.messages import GroupMembers, Member
 
 __all__ = ["End", "Mailbox", "PointToPoint", "QueuedMessage"]
@@ -231,8 +231,8 @@ class Mailbox:
 # an object in the store, so it is spilled when memory is short and counted like any other. What is
 # received from a member is always a prefix of what it sent, in that order, even if its host dies.
 #
-#     send ─► object held here ─► receiver here: its mailbox                              └►
-# receiver elsewhere: GroupSent ─► held there ─► its mailbox
+#   send ─► object held here ─► receiver here: its mailbox
+#                            └► receiver elsewhere: GroupSent ─► held there ─► its mailbox
 
 
 # How many groups are remembered whose messages arrive before the manager's announcement.

@@ -38,7 +38,7 @@ from hoplite_mp._node.store.growing_block import GrowingBlocks
 from hoplite_mp._node.tasks.draining import Draining
 from hoplite_mp._node.tasks.worker_recycling import WorkerRecycling
 from hoplite_mp._protocol.greetings import Introduction, software_versions
-from hoplite_mp._protocol.group_calls import GroupMessage, PointToPoint
+from hoplite_mp._protocol.group_calls import GroupMessage
 from hoplite_mp._protocol.local import (
     DrainNode,
     GroupBell,
@@ -47,6 +47,7 @@ from hoplite_mp._protocol.local import (
     Locate,
     Reply,
 )
+from hoplite_mp._protocol.local_groups import PointToPoint
 from hoplite_mp._protocol.messages import (
     Credentials,
     Distribute,

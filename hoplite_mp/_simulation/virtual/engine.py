@@ -30,10 +30,11 @@ __all__ = ["CellMemory", "VirtualEngine"]
 # somebody else's at the next moment. In production such bytes are only spoiled now and then; here
 # each block that is freed is compared with all cells.
 #
-#     open:    until it is FILLED the engine writes it, or may do so at the next pull
-# as long as it has a key, other hosts may read it              as long as a fold is filled from it,
-# the engine reads it     closed:  as before until CLOSED was taken, except that what other hosts
-# still read of a whole              cell counts no more: their plan is over, so they discard it
+#   open:    until it is FILLED the engine writes it, or may do so at the next pull
+#            as long as it has a key, other hosts may read it
+#            as long as a fold is filled from it, the engine reads it
+#   closed:  as before until CLOSED was taken, except that what other hosts still read of a whole
+#            cell counts no more: their plan is over, so they discard it
 
 
 @dataclass(slots=True)
