@@ -24,9 +24,9 @@ from hoplite_mp._client.functions import FrozenFunction
 from hoplite_mp._client.inherited_context import Inheritance, put_setup
 from hoplite_mp._client.memory import whole
 from hoplite_mp._client.option_checks import refuse_unused
-from hoplite_mp._client.threads import starting_thread
 from hoplite_mp._common import locks
 from hoplite_mp._common.clock import FOREVER_NS
+from hoplite_mp._common.locks import starting_thread
 from hoplite_mp._common.machine_limits import cpu_count
 from hoplite_mp._protocol.local import ClosePool, OpenPool
 

@@ -18,8 +18,8 @@ import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hoplite_mp._client.closing import Completion, suppress_closed
-from hoplite_mp._client.threads import starting_thread
 from hoplite_mp._common.clock import FOREVER_NS
+from hoplite_mp._common.locks import starting_thread
 from hoplite_mp.errors import HopliteTimeoutError
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ import queue
 import threading
 from typing import TYPE_CHECKING
 
-from hoplite_mp._client.threads import starting_thread
 from hoplite_mp._common import clock, locks
+from hoplite_mp._common.locks import starting_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

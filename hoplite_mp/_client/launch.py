@@ -35,8 +35,8 @@ from hoplite_mp._client.inherited_context import inherited_settings_here, share_
 from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._client.printing import Printer
 from hoplite_mp._client.runtime import Runtime
-from hoplite_mp._client.threads import starting_thread
 from hoplite_mp._common import clock, ids
+from hoplite_mp._common.locks import starting_thread
 from hoplite_mp._common.machine_limits import (
     address_space_left,
     cpu_count,

@@ -1,4 +1,4 @@
-"""The locks of a process by name, and the order in which a thread may take them.
+"""The locks of a process by name, the order in which a thread may take them, and new threads.
 
 The library makes each lock here, with its name in `ORDER`. A thread that holds a lock takes only
 locks that stand below it, so threads cannot deadlock on these locks; docs/architecture.md says what
@@ -8,12 +8,15 @@ otherwise these functions return the plain locks of `threading`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING
 
+from hoplite_mp.errors import ConfigError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hoplite_mp._common.lockdep import Checker
 
@@ -26,8 +29,10 @@ __all__ = [
     "lock",
     "rlock",
     "sends",
+    "starting_thread",
     "waits",
 ]
+
 
 # "" and "0": off; "1": findings are logged; a directory: they are also written into files there.
 DEBUG_VARIABLE = "HOPLITE_MP_DEBUG_LOCKS"
@@ -114,3 +119,24 @@ if os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
 
     checker = Checker(ORDER, os.environ[DEBUG_VARIABLE])
     sends, waits, calls_user_code = checker.sends, checker.waits, checker.calls_user_code
+
+
+# Threads of this library in the user's processes, and the error if one cannot be started.
+
+
+NONE_LEFT = "can't start new thread"  # what CPython says when the system refuses
+
+
+@contextlib.contextmanager
+def starting_thread(purpose: str) -> Iterator[None]:
+    """Surrounds the start of a thread. ConfigError if the system refuses it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if NONE_LEFT not in str(error):
+            raise
+        raise ConfigError(
+            f"no thread can be started that {purpose}: every process and thread that this user may "
+            "have is in use, or memory is short; raise the limit (ulimit -u, or the control "
+            "group), or start fewer workers"
+        ) from error

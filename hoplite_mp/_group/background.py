@@ -16,8 +16,8 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp._client.thread_futures import ThreadFuture
-from hoplite_mp._client.threads import starting_thread
 from hoplite_mp._common import clock
+from hoplite_mp._common.locks import starting_thread
 from hoplite_mp.errors import ClosedError
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hoplite_mp import _serialize
 from hoplite_mp._client.memory import whole
 from hoplite_mp._client.thread_futures import ThreadFuture
-from hoplite_mp._client.threads import starting_thread
 from hoplite_mp._common import clock, locks
 from hoplite_mp._common.clock import FOREVER_NS, deadline_ns
+from hoplite_mp._common.locks import starting_thread
 from hoplite_mp._protocol.fields import SOURCES_MAX
 from hoplite_mp._protocol.local import RESULT_TAG, GroupInbox, GroupReceived, GroupSend
 from hoplite_mp.errors import (

@@ -20,8 +20,8 @@ from hoplite_mp._client.functions import (
     FLAG_ASYNC,
     FLAG_STREAM,
 )
-from hoplite_mp._client.threads import starting_thread
 from hoplite_mp._common import clock, locks
+from hoplite_mp._common.locks import starting_thread
 from hoplite_mp._worker import task_options
 from hoplite_mp._worker.forked import end_if_forked
 from hoplite_mp._worker.streams import STREAMED

@@ -13,7 +13,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._client.threads import starting_thread
+from hoplite_mp._common.locks import starting_thread
 from hoplite_mp._worker.forked import end_if_forked
 
 if TYPE_CHECKING:
