@@ -15,18 +15,12 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp._api.executor import TIMEOUT_S_MAX
 from hoplite_mp._api.nodes import working_places
 from hoplite_mp._client.actors import ActorInfo
-from hoplite_mp._client.functions import (
-    CONCURRENCY_SHIFT,
-    FLAG_ASYNC,
-    FLAG_STREAM,
-    check_counts,
-    is_async,
-    yields,
-)
+from hoplite_mp._client.functions import check_counts, is_async, yields
 from hoplite_mp._client.option_checks import check_name, refuse_unused
 from hoplite_mp._client.runtime import runtime_of
 from hoplite_mp._client.streams import Stream, StreamPlan
 from hoplite_mp._common.clock import check_timeout
+from hoplite_mp._common.object_states import CONCURRENCY_SHIFT, FLAG_ASYNC, FLAG_STREAM
 from hoplite_mp._protocol.fields import NAME_CHARS_MAX, shorten
 from hoplite_mp._worker import checkpoints
 from hoplite_mp._worker.actor import call

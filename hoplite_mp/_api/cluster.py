@@ -13,7 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp._api.actor import ActorCalls
-from hoplite_mp._api.collectives import CollectiveCalls
+from hoplite_mp._api.collectives import CollectiveCalls, GroupCalls
 from hoplite_mp._api.executor import COMMON_POOL, Options, TaskExecutor
 from hoplite_mp._api.nodes import Node, NodeCalls
 from hoplite_mp._api.objects import ObjectCalls
@@ -25,7 +25,6 @@ from hoplite_mp._client.demands import WORKERS_MAX
 from hoplite_mp._client.memory import whole
 from hoplite_mp._client.runtime import Runtime, current_runtime
 from hoplite_mp._common import locks
-from hoplite_mp._group.group import GroupCalls
 from hoplite_mp._planner.resources import amounts_of, amounts_text, parse_amounts
 from hoplite_mp.config import Config, parse_size
 from hoplite_mp.errors import ClosedError, ConfigError

@@ -1,4 +1,4 @@
-"""Collectives on refs: checks the arguments, and passes the request on to the node.
+"""Collectives on refs, and joining a Group: checks the arguments, and passes the request on.
 
 Mistakes that can be seen at the call are raised there; everything else is decided by the planner
 while the work runs.
@@ -15,6 +15,7 @@ import numpy as np
 from hoplite_mp._api.nodes import node_numbers, other_places
 from hoplite_mp._api.pytree import as_refs
 from hoplite_mp._client.memory import whole
+from hoplite_mp._client.option_checks import refuse_unused
 from hoplite_mp._client.runtime import current_runtime
 from hoplite_mp._common import clock
 from hoplite_mp._common.clock import FOREVER_NS
@@ -26,10 +27,12 @@ from hoplite_mp.errors import ObjectLostError, ReduceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hoplite_mp._api.executor import Options
     from hoplite_mp._client.futures import Future
     from hoplite_mp._client.runtime import Runtime
+    from hoplite_mp._group.group import Group
 
-__all__ = ["CollectiveCalls", "fold_refs", "keep_copies", "place_copies"]
+__all__ = ["CollectiveCalls", "GroupCalls", "fold_refs", "keep_copies", "place_copies"]
 
 # Reductions of refs by a function of the user: the task that folds the values.
 
@@ -476,3 +479,73 @@ class CollectiveCalls:
         numbers = node_numbers(self._runtime, to)
         refs = [ref for row in rows for ref in row]
         return place_copies(self._runtime, refs, "alltoall", numbers)
+
+
+class GroupCalls:
+    """The part of `Cluster` that joins Groups."""
+
+    _runtime: Runtime
+    _options: Options
+
+    def group(
+        self,
+        name: str,
+        size: int,
+        rank: int | None = None,
+        *,
+        strict: bool = False,
+        timeout: float | None = None,
+    ) -> Group:
+        """Becomes a member of the Group `name`.
+
+        Returns at once; the first call of the Group waits for all members. If a rank leaves or dies
+        before all have joined, the Group waits for it until its task has ended and will not be
+        retried. Then the Group can never be whole, and the first call of every other member raises
+        PeerLostError.
+
+        Parameters
+        ----------
+        name : str
+            The same for all members.
+        size : int
+            How many members the Group has, 1 to `Config.group_members_max`.
+        rank : int, optional
+            This member's place, 0 to size - 1. Default: the lowest one that is free.
+        strict : bool, optional
+            True: a call in which a member is missing raises PeerLostError. Default: it completes
+            among the survivors.
+        timeout : float, optional
+            Seconds for each call, and for the Group to fill; after that this rank leaves the Group.
+            In the background, a call's time begins when the calls before it are over. Default: no
+            limit for a call, as long as the other members live, and `Config.group_wait_s` for the
+            Group to fill.
+
+        Returns
+        -------
+        Group
+            To be closed by `close()` or `with`; it closes itself at the end of the task, or of the
+            call of an actor, in which it was made. One that an actor makes in its constructor lives
+            as long as the actor.
+
+        Raises
+        ------
+        ValueError
+            Another size than the others gave, a rank that is taken, or one member too many; or an
+            option of `options()` that has no effect on a Group.
+        PeerLostError
+            This task was a member before its process died, and the Group has ended meanwhile. If it
+            had left the Group before that, the first call raises this. Also: a peer of the same
+            `spmd` call was a member, has left, and will not join again.
+
+        Examples
+        --------
+        >>> with c.group("alone", size=1) as g:
+        ...     print(g.rank, g.allgather("x"))
+        0 ['x']
+        """
+        from hoplite_mp._group.group import join  # most programs join no Group
+
+        refuse_unused(self._options, "group")
+        member = join(self._runtime, name, size, rank, strict, timeout)
+        member._cluster = self
+        return member

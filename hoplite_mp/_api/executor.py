@@ -16,7 +16,7 @@ from hoplite_mp import _serialize, errors
 from hoplite_mp._api.nodes import node_numbers
 from hoplite_mp._client.chunks import Chunks, Items
 from hoplite_mp._client.demands import check_demands
-from hoplite_mp._client.functions import CONCURRENCY_SHIFT, FrozenFunction, check_counts, flags_of
+from hoplite_mp._client.functions import FrozenFunction, check_counts, flags_of
 from hoplite_mp._client.mapping import MapRun, Results, length_of, open_bar
 from hoplite_mp._client.memory import whole
 from hoplite_mp._client.option_checks import UNUSED, check_values, refuse_unused
@@ -24,6 +24,7 @@ from hoplite_mp._client.queues import SHUT_DOWN
 from hoplite_mp._client.submitter import run_here
 from hoplite_mp._common import clock
 from hoplite_mp._common.clock import check_timeout
+from hoplite_mp._common.object_states import CONCURRENCY_SHIFT
 from hoplite_mp._protocol.fields import NUMBER_MAX
 from hoplite_mp._protocol.local import POOL_BROKEN, Members
 from hoplite_mp.errors import ClosedError

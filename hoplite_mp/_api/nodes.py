@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import errors
 from hoplite_mp._client.demands import WORKERS_MAX
 from hoplite_mp._client.describing import cluster_words
-from hoplite_mp._client.memory import format_bytes, whole
-from hoplite_mp._client.tracing import Trace
+from hoplite_mp._client.memory import whole
 from hoplite_mp._common import clock
+from hoplite_mp._common.machine_limits import format_bytes
 from hoplite_mp._planner.resources import as_amounts
 from hoplite_mp._protocol.local import (
     AddWorkers,
@@ -28,6 +28,7 @@ from hoplite_mp._protocol.local import (
 )
 
 if TYPE_CHECKING:
+    from hoplite_mp._client.tracing import Trace
     import os
     from collections.abc import Mapping, Sequence
 
@@ -313,6 +314,8 @@ class NodeCalls:
         ...     c.submit(pow, 2, 3).result()
         8
         """
+        from hoplite_mp._client.tracing import Trace
+
         trace = Trace(self._runtime, path)
         trace.cluster = self  # kept alive as long as the trace
         return trace

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp import _serialize, _tasks, errors
 from hoplite_mp._api.executor import TaskExecutor
-from hoplite_mp._client.functions import CONCURRENCY_SHIFT, FrozenFunction, flags_of, is_async
+from hoplite_mp._client.functions import FrozenFunction, flags_of, is_async
 from hoplite_mp._client.option_checks import refuse_unused
 from hoplite_mp._client.runtime import current_runtime
 from hoplite_mp._client.waiting import BLOCKED_AFTER_NS
 from hoplite_mp._common import clock
 from hoplite_mp._common.clock import FOREVER_NS, check_timeout, deadline_ns
+from hoplite_mp._common.object_states import CONCURRENCY_SHIFT
 from hoplite_mp._protocol.local import BeginRound, ClosePool, EndRound, OpenRound
 from hoplite_mp.errors import HopliteTimeoutError
 

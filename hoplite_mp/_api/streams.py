@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp._api.executor import COMMON_POOL, Options, TaskExecutor
-from hoplite_mp._client.functions import FLAG_STREAM, is_async
+from hoplite_mp._client.functions import is_async
 from hoplite_mp._client.option_checks import rank_of, refuse_unused
 from hoplite_mp._client.queues import SHUT_DOWN
 from hoplite_mp._client.streams import Stream, StreamPlan
-from hoplite_mp._client.submitter import FLAG_OWN_STACK
+from hoplite_mp._common.object_states import FLAG_OWN_STACK, FLAG_STREAM
 from hoplite_mp.errors import ClosedError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import msgspec
 
 from hoplite_mp._api.cluster import Cluster
 from hoplite_mp._api.nodes import node_id
-from hoplite_mp._client.memory import format_bytes
+from hoplite_mp._common.machine_limits import format_bytes
 from hoplite_mp._protocol.local import Dump, DumpRead
 from hoplite_mp.errors import HopliteError
 

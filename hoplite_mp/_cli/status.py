@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp._api.nodes import amount_words, gone_nodes, node_id, standby_of
 from hoplite_mp._cli.dump import brought_along, collect, visit
 from hoplite_mp._cli.table import table
-from hoplite_mp._client.memory import format_bytes
+from hoplite_mp._common.machine_limits import format_bytes
 from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:

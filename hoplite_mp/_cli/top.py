@@ -42,8 +42,8 @@ from hoplite_mp._cli.status import (
     task_counts,
 )
 from hoplite_mp._cli.table import table
-from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._common import clock
+from hoplite_mp._common.machine_limits import format_bytes
 from hoplite_mp.errors import ClosedError, HopliteError, ManagerLostError
 
 if TYPE_CHECKING:

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _pages, _shm
-from hoplite_mp._client.memory import Memory, format_bytes
+from hoplite_mp._client.memory import Memory
 from hoplite_mp._common import locks
 from hoplite_mp._common.clock import FOREVER_NS
+from hoplite_mp._common.machine_limits import format_bytes
 from hoplite_mp._common.object_states import STATE
 from hoplite_mp._serialize import is_bytes_alone, raw_bytes
 from hoplite_mp.errors import ObjectLostError

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hoplite_mp import errors
-from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._common import clock
+from hoplite_mp._common.machine_limits import format_bytes
 from hoplite_mp._common.object_states import AWAY, STATE
 from hoplite_mp._protocol.local import SPILLED_PIECE_BYTES, ReadSpilled
 from hoplite_mp.errors import ClosedError, HopliteError, ManagerLostError

@@ -7,13 +7,12 @@ not raise, not even after the end of the cluster.
 
 from __future__ import annotations
 
-import html
 import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize
-from hoplite_mp._client.memory import format_bytes
+from hoplite_mp._common.machine_limits import format_bytes
 from hoplite_mp._common.object_states import AWAY, PENDING, STATE
 from hoplite_mp._serialize.layout import BYTES, payload_kind
 
@@ -127,6 +126,8 @@ def in_time(ask: Callable[[], Any]) -> Any:
 def cluster_html(words: str, address: str | None, nodes: Sequence[Any] | None, here: str) -> str:
     """words: what is known without asking. nodes: None if they have not answered. here: the id of
     this process's node."""
+    import html  # few programs show a cluster in a notebook
+
     title = "hoplite_mp.Cluster"
     if address is not None:
         title += f" at {address}"
@@ -151,6 +152,8 @@ _MEMORY = ("memory_used", "memory_total")
 
 
 def _row(node: Any, here: str) -> tuple[str, ...]:
+    import html
+
     used = f"{format_bytes(node.memory_used)} of {format_bytes(node.memory_total)}"
     share = min(1.0, node.memory_used / max(1, node.memory_total))
     color = "#c0392b" if share > _FULL else "#2e86c1"

@@ -12,7 +12,6 @@ import fcntl
 import os
 import resource
 import socket
-import subprocess
 
 from hoplite_mp import _shm
 
@@ -20,7 +19,6 @@ __all__ = [
     "Watched",
     "close_socket",
     "fill_standard_descriptors",
-    "inherited_or_null",
     "lift",
     "lift_socket",
 ]
@@ -90,10 +88,3 @@ def fill_standard_descriptors() -> None:
         os.set_inheritable(number, True)  # the supervisor is in the same need
         number = os.open(os.devnull, os.O_RDWR)
     os.close(number)
-
-
-def inherited_or_null(fd: int) -> int | None:
-    """The argument of `subprocess.Popen` for this standard descriptor: None (inherited), or
-    `DEVNULL` if the descriptor is not inheritable. A library's file gets the number of a standard
-    descriptor if the program was started without one."""
-    return None if os.get_inheritable(fd) else subprocess.DEVNULL

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from hoplite_mp import _serialize, _tasks
+from hoplite_mp import _serialize
 from hoplite_mp._client.captured_arrays import ArrayScan
 from hoplite_mp._client.captured_arrays import CapturedArrays as Arrays
 from hoplite_mp._client.chunks import rows_of
 from hoplite_mp._client.memory import whole
+from hoplite_mp._common.object_states import CONCURRENCY_MAX, FLAG_ASYNC
 from hoplite_mp._serialize import code
 from hoplite_mp._serialize.out_of_band import UNBOUND
 
@@ -35,10 +36,6 @@ if TYPE_CHECKING:
     from hoplite_mp._serialize.out_of_band import Snapshot
 
 __all__ = [
-    "CONCURRENCY_MAX",
-    "CONCURRENCY_SHIFT",
-    "FLAG_ASYNC",
-    "FLAG_STREAM",
     "Caught",
     "Chunked",
     "Exceptions",
@@ -59,11 +56,6 @@ __all__ = [
 # at its code's flags, which costs less than caching the answer would.
 
 
-FLAG_ASYNC: int = _tasks.ASYNC_FLAG
-FLAG_STREAM = 16  # its items are a stream
-# The bits of a task's flags from this one up say how many such tasks one worker may run at a time.
-CONCURRENCY_SHIFT = 16
-CONCURRENCY_MAX = 0xFFFF
 _FUNCTION, _BUILTIN = types.FunctionType, types.BuiltinFunctionType
 _MARKS = {"_is_coroutine_mark", "_is_coroutine"}  # inspect.markcoroutinefunction, and asyncio's
 _YIELDS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR

@@ -27,12 +27,10 @@ from hoplite_mp._client.descriptors import (
     Watched,
     close_socket,
     fill_standard_descriptors,
-    inherited_or_null,
     lift,
     lift_socket,
 )
 from hoplite_mp._client.inherited_context import inherited_settings_here, share_authkey
-from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._client.printing import Printer
 from hoplite_mp._client.runtime import Runtime
 from hoplite_mp._common import clock, ids
@@ -41,6 +39,7 @@ from hoplite_mp._common.machine_limits import (
     address_space_left,
     cpu_count,
     file_size_limit,
+    format_bytes,
     processes_left,
     total_bytes,
 )
@@ -508,8 +507,8 @@ def run_boot(command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
             command,
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
-            stdout=inherited_or_null(1),
-            stderr=inherited_or_null(2),
+            stdout=_inherited_or_null(1),
+            stderr=_inherited_or_null(2),
         )
     except BlockingIOError as error:  # EAGAIN of fork
         raise ConfigError(
@@ -518,3 +517,10 @@ def run_boot(command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _inherited_or_null(fd: int) -> int | None:
+    """The argument of `subprocess.Popen` for this standard descriptor: None (inherited), or
+    `DEVNULL` if the descriptor is not inheritable. A library's file gets the number of a standard
+    descriptor if the program was started without one."""
+    return None if os.get_inheritable(fd) else subprocess.DEVNULL

@@ -20,6 +20,7 @@ from hoplite_mp import _serialize, _shm, errors
 from hoplite_mp._client.acquire_import import take_over
 from hoplite_mp._common import clock, ids
 from hoplite_mp._common.clock import FOREVER_NS
+from hoplite_mp._common.machine_limits import format_bytes
 from hoplite_mp._common.object_states import CANCELLED, PENDING, STATE, is_cancelled
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._common.signals import is_interruption
@@ -54,7 +55,6 @@ __all__ = [
     "Memory",
     "PageMap",
     "checked_order",
-    "format_bytes",
     "freeze",
     "whole",
 ]
@@ -140,15 +140,6 @@ def whole(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
-
-
-def format_bytes(nbytes: float) -> str:
-    """1536 -> "1.5 KiB"."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if nbytes < 1024 or unit == "GiB":
-            break
-        nbytes /= 1024
-    return f"{nbytes:.0f} {unit}" if nbytes == int(nbytes) else f"{nbytes:.1f} {unit}"
 
 
 class Memory:

@@ -19,7 +19,7 @@ from hoplite_mp import _serialize, _shm, _tasks
 from hoplite_mp._client.closing import Unread, call_back, fail_pending, keep_results
 from hoplite_mp._client.collector import Collector, DoneCallback
 from hoplite_mp._client.failures import Failures
-from hoplite_mp._client.functions import FLAG_ASYNC, FrozenFunction, Functions, is_async
+from hoplite_mp._client.functions import FrozenFunction, Functions, is_async
 from hoplite_mp._client.futures import Future
 from hoplite_mp._client.option_checks import NO_FLOOR, retry_pause
 from hoplite_mp._client.pending import Pending
@@ -28,6 +28,10 @@ from hoplite_mp._client.waiting import Waiting
 from hoplite_mp._common import clock, locks
 from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.object_states import (
+    FLAG_ASYNC,
+    FLAG_COPY,
+    FLAG_HERE,
+    FLAG_OWN_STACK,
     KIND_OPERATION,
     KIND_TASK,
     STATE,
@@ -57,9 +61,6 @@ if TYPE_CHECKING:
 __all__ = ["Submitter", "last_resort", "run_here"]
 
 
-# Flags: no waiting worker runs the task in place; it gets copies of refs' values; it stays on this
-# host.
-FLAG_OWN_STACK, FLAG_COPY, FLAG_HERE = 1, 2, 4
 NODE_DECIDES = _tasks.RESOURCES_FLAG | FLAG_OWN_STACK  # a task that needs resources
 NAME_BYTES = 32
 HOLDS_OF_CALL = 2  # what a task without refs holds: the function, and what that carries

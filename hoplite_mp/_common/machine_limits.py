@@ -1,5 +1,5 @@
 """What this process tree may use: RAM, MemAvailable, CPUs, the limits of all enclosing cgroups, and
-those of the process itself (ulimit).
+those of the process itself (ulimit); and how messages show a number of bytes.
 
 A memfd has no limit of its own, so if a store grew too far, the kernel's out-of-memory killer would
 end processes. Therefore the node asks here before the store grows. Both versions of cgroups are
@@ -20,6 +20,7 @@ __all__ = [
     "cpu_count",
     "cpu_quota",
     "file_size_limit",
+    "format_bytes",
     "pids_headroom",
     "processes_left",
     "total_bytes",
@@ -239,3 +240,12 @@ def pids_headroom() -> int:
         if limit is not None and used is not None and limit < UNLIMITED:
             headroom = min(headroom, max(limit - used, 0))
     return headroom
+
+
+def format_bytes(nbytes: float) -> str:
+    """1536 -> "1.5 KiB"."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if nbytes < 1024 or unit == "GiB":
+            break
+        nbytes /= 1024
+    return f"{nbytes:.0f} {unit}" if nbytes == int(nbytes) else f"{nbytes:.1f} {unit}"

@@ -1,4 +1,5 @@
-"""The numbers in an object's header: its states, kinds and flags, and the slots that are fixed.
+"""The numbers in an object's header (states, kinds, flags), the flags of a task, and the slots that
+are fixed.
 
 `cext/shm_layout.h` defines these numbers, and Python code in many packages compares them. A
 question about a header, such as "does it have a value?", is answered by a set of states, which has
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hoplite_mp import _shm
+from hoplite_mp import _shm, _tasks
 
 if TYPE_CHECKING:
     from typing import Final
@@ -31,6 +32,15 @@ KIND_STREAM: Final = 5  # a link of a stream
 KIND_LENT: Final = 6  # an array that its owner gives to others until a call of a Group is over
 FLAG_INLINE: Final = 1  # the payload lies in the task's record
 FLAG_REFS: Final = 2  # the payload lists refs
+
+# Flags of a task. From CONCURRENCY_SHIFT up: how many such tasks one worker may run at a time.
+FLAG_OWN_STACK: Final = 1  # no waiting worker runs it in place
+FLAG_COPY: Final = 2  # it gets copies of refs' values
+FLAG_HERE: Final = 4  # it stays on this host
+FLAG_ASYNC: Final[int] = _tasks.ASYNC_FLAG  # it is a coroutine
+FLAG_STREAM: Final = 16  # its items are a stream
+CONCURRENCY_SHIFT: Final = 16
+CONCURRENCY_MAX: Final = 0xFFFF
 
 STATE = {name: number for number, name in enumerate(_shm.STATES)}
 

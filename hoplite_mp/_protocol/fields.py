@@ -30,6 +30,9 @@ HOST_CHARS_MAX = 256  # a host's name, only shown to people
 LAYOUT_BYTES_MAX = 4096  # dtype, shape and order of a source, in a form that only nodes understand
 # Names and values of options(env=), which travel in the message that starts a process, one packet.
 ENV_BYTES_MAX = 32 << 10
+# A value inside a message. Higher: fewer fetches; lower: other messages wait less.
+INLINE_BYTES_MAX = 64 << 10
+PAYLOAD_BYTES_MAX = INLINE_BYTES_MAX + (16 << 10)  # with the payload's own head
 TREE_DEGREE_MAX = 1 << 10  # children of one node in a tree
 RESOURCES_MAX = 64  # different resources of one node, or in one demand
 RESOURCE_CHARS_MAX = 64  # the name of a resource

@@ -35,7 +35,16 @@ from hoplite_mp._protocol.actors import (
     RestartsTold,
 )
 from hoplite_mp._protocol.diagnostics import LookMessage
-from hoplite_mp._protocol.fields import Message, amounts, between, counts, flags, layout, one_of
+from hoplite_mp._protocol.fields import (
+    PAYLOAD_BYTES_MAX,
+    Message,
+    amounts,
+    between,
+    counts,
+    flags,
+    layout,
+    one_of,
+)
 from hoplite_mp._protocol.group_calls import GroupMessage
 from hoplite_mp._protocol.local_groups import PointToPoint
 from hoplite_mp._protocol.output import LastLinesAsked, LastLinesSent, Printed, PrintedTaken
@@ -127,10 +136,6 @@ STANDINGS = ("pending", "ready", "failed", "gone")
 # same, because the resources that it needs are not free there; "again": a try has failed, and the
 # next one is to come after the delay between the task's tries.
 OUTCOMES = ("ready", "failed", "cancelled", "returned", "full", "again")
-# Limit of a value inside a message. Higher: fewer fetches; lower: other messages wait less.
-INLINE_BYTES_MAX = 64 << 10
-# The payload's own head is added to that.
-PAYLOAD_BYTES_MAX = INLINE_BYTES_MAX + (16 << 10)
 HOLDERS_MAX = 1 << 16
 RECALLED_MAX = 1 << 16
 OBJECTS_ASKED_MAX = 1 << 12

@@ -6,8 +6,10 @@ SECURITY.md lists the copies of a token that remain elsewhere.
 
 from __future__ import annotations
 
-import mmap
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    import mmap
 
 __all__ = ["Secret", "decode_secret", "encode_secret"]
 
@@ -17,8 +19,12 @@ class Secret:
 
     __slots__ = ("_memory",)
 
+    _memory: mmap.mmap
+
     def __init__(self, data: bytes) -> None:
         """`data`: at least one byte."""
+        import mmap  # a cluster of one host has no secret
+
         self._memory = mmap.mmap(-1, len(data), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._memory.madvise(mmap.MADV_DONTDUMP)
         self._memory[:] = data

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-# A message between hosts has room for an error payload of this size (PAYLOAD_BYTES_MAX of
-# _protocol/peers.py). Higher: longer errors arrive whole; lower: other messages wait less.
+# A message between hosts can hold an error payload of this size (PAYLOAD_BYTES_MAX of
+# _protocol/fields.py). Higher: longer errors arrive whole; lower: other messages wait less.
 WHOLE_BYTES_MAX = 80 << 10
 SHORT_FORM_LENGTH = struct.Struct("<Q")
 

@@ -13,7 +13,6 @@ import gc
 import importlib
 import json
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -96,6 +95,8 @@ def become_fresh(
     for fd in (start.control_fd, start.store_fd, start.event_fd, rpc_fd, *inherited):
         os.set_inheritable(fd, True)
     boot = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot.py")
+    import subprocess  # only such a worker needs it, and every start would pay for it
+
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     os.execve(
         sys.executable,

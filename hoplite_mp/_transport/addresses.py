@@ -13,8 +13,6 @@ import re
 import socket
 from typing import Any, NamedTuple, TypeAlias
 
-import psutil
-
 from hoplite_mp.errors import ConfigError, ManagerLostError
 
 __all__ = [
@@ -165,6 +163,8 @@ def own_addresses() -> list[str]:
         routed_address(Endpoint(family, (host, _DISCARD_PORT)))
         for family, host in zip((socket.AF_INET, socket.AF_INET6), OUTSIDE, strict=True)
     ]
+    import psutil  # a listener on a UNIX socket needs no addresses
+
     try:
         statistics, found = psutil.net_if_stats(), psutil.net_if_addrs()
     except OSError:  # no descriptor is left

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize, _tasks
 from hoplite_mp._client.calls import Call, current_call
-from hoplite_mp._client.functions import (
+from hoplite_mp._common import clock, locks
+from hoplite_mp._common.locks import starting_thread
+from hoplite_mp._common.object_states import (
     CONCURRENCY_MAX,
     CONCURRENCY_SHIFT,
     FLAG_ASYNC,
     FLAG_STREAM,
 )
-from hoplite_mp._common import clock, locks
-from hoplite_mp._common.locks import starting_thread
 from hoplite_mp._worker import task_options
 from hoplite_mp._worker.forked import end_if_forked
 from hoplite_mp._worker.streams import STREAMED

@@ -15,21 +15,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _serialize, _tasks
-from hoplite_mp._client.functions import FLAG_ASYNC, FLAG_STREAM, Caught, Raised
+from hoplite_mp._client.functions import Caught, Raised
 from hoplite_mp._client.memory import freeze
 from hoplite_mp._client.streams import StreamPlan
-from hoplite_mp._client.submitter import FLAG_COPY, FLAG_OWN_STACK, last_resort
+from hoplite_mp._client.submitter import last_resort
 from hoplite_mp._common import clock
 from hoplite_mp._common.clock import FOREVER_NS
-from hoplite_mp._common.object_states import STATE
+from hoplite_mp._common.object_states import (
+    FLAG_ASYNC,
+    FLAG_COPY,
+    FLAG_OWN_STACK,
+    FLAG_STREAM,
+    STATE,
+)
 from hoplite_mp._protocol.actors import (
     BACKLOG_CALLS_MAX,
     ActorBacklog,
     ActorBegins,
     ActorMayEnd,
 )
+from hoplite_mp._protocol.fields import PAYLOAD_BYTES_MAX
 from hoplite_mp._protocol.local import LINE_LOST, TakeRound
-from hoplite_mp._protocol.peers import PAYLOAD_BYTES_MAX
 from hoplite_mp._protocol.resources import AssignedAsked
 from hoplite_mp._worker import preimport, task_options
 from hoplite_mp._worker.concurrent_tasks import ConcurrentTasks

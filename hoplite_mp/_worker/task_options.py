@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize, _tasks
-from hoplite_mp._client.functions import FLAG_STREAM, Chunked, Raised, RetryingFunction
-from hoplite_mp._client.submitter import FLAG_COPY
+from hoplite_mp._client.functions import Chunked, Raised, RetryingFunction
+from hoplite_mp._common.object_states import FLAG_COPY, FLAG_STREAM
 from hoplite_mp._protocol.local import TryAgain
 from hoplite_mp._protocol.resources import GiveBack, KeepForStream
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp import _tasks
-from hoplite_mp._client.submitter import FLAG_COPY, FLAG_HERE
+from hoplite_mp._common.object_states import FLAG_COPY, FLAG_HERE
 from hoplite_mp._node.tasks.hints import Hints
 from tests.support.shm_host import KIND_TASK, POOL, STATE, ShmHost
 

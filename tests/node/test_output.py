@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from hoplite_mp._node.io.driver_listener import DriverSocket
+from hoplite_mp._node.io.driver_socket import DriverSocket
 from hoplite_mp._node.io.epoll_loop import EpollLoop
 from hoplite_mp._node.output.output import BACKLOG_BYTES_MAX, DRAIN_BYTES_MAX, LineSplitter, Output
 from hoplite_mp._node.output.remote_output import RemoteOutput

@@ -12,7 +12,7 @@ import pytest
 
 from hoplite_mp import _serialize
 from hoplite_mp._common.ref import ObjectRef
-from hoplite_mp._protocol.peers import PAYLOAD_BYTES_MAX
+from hoplite_mp._protocol.fields import PAYLOAD_BYTES_MAX
 from hoplite_mp._serialize import ERROR
 from hoplite_mp._serialize.errors import WHOLE_BYTES_MAX
 from hoplite_mp._serialize.layout import HAS_SHORT_FORM

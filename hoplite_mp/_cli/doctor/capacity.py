@@ -18,12 +18,12 @@ import psutil
 
 from hoplite_mp._cli.doctor.findings import limits, ok, problem, warning
 from hoplite_mp._client.launch import store_size
-from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._common.machine_limits import (
     available_bytes,
     cgroup_limit,
     cpu_count,
     cpu_quota,
+    format_bytes,
     processes_left,
     total_bytes,
 )

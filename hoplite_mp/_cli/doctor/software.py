@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._cli.doctor.findings import limits, ok, problem
 from hoplite_mp._client.launch import store_size
-from hoplite_mp._client.memory import format_bytes
+from hoplite_mp._common.machine_limits import format_bytes
 from hoplite_mp._protocol.greetings import software_versions
 from hoplite_mp.errors import ConfigError
 

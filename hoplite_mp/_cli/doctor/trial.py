@@ -26,7 +26,7 @@ from hoplite_mp._api.cluster import ApartCluster, Cluster, current
 from hoplite_mp._cli.doctor.findings import Finding, ok, problem, warning
 from hoplite_mp._cli.doctor.network import shown
 from hoplite_mp._client.launch import interpreter
-from hoplite_mp._client.memory import format_bytes
+from hoplite_mp._common.machine_limits import format_bytes
 from hoplite_mp._common.ref import by_ref
 from hoplite_mp._supervisor.environment import blas_threads_here
 from hoplite_mp._transport.tokens import FILE_VARIABLE, VARIABLE

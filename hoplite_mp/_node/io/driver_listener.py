@@ -14,10 +14,7 @@ import logging
 import os
 import select
 import socket
-from collections import deque
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from hoplite_mp._client.channel import dump, seqpacket_pair
 from hoplite_mp._node.io.tcp_connections import open_listener
@@ -25,130 +22,13 @@ from hoplite_mp._protocol.local import Attached, NotAttached
 from hoplite_mp._transport.rendezvous import Rendezvous, peer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hoplite_mp._node.ports import AttachedDrivers, LoopPort
     from hoplite_mp._protocol.greetings import Introduction
     from hoplite_mp._protocol.local import LanStart, Start
     from hoplite_mp._transport.conversation import Admission
 
 
-__all__ = ["DriverListener", "DriverSocket", "OutputLine", "Socket", "frames"]
-
-# The socket to one of this host's drivers: a queue of frames that waits until the driver reads.
-#
-# A driver reads when it likes, so lines wait here. Each sender is notified of how many of its bytes
-# the driver has taken, so that the sender can bound how many of them wait.
-
-
-Socket = socket.socket  # for components that pass one on to a DriverSocket
-
-LENGTH_BYTES = 4
-
-
-class OutputLine(msgspec.Struct, frozen=True, array_like=True):
-    """One line of a worker: stream 1 (stdout) or 2 (stderr), without the line's end."""
-
-    stream: int
-    label: str
-    line: bytes
-
-
-_encode = msgspec.msgpack.Encoder().encode
-
-
-def frames(stream: int, label: str, lines: list[bytes]) -> bytes:
-    """Lines as the driver reads them: each a length followed by an encoded OutputLine."""
-    found: list[bytes] = []
-    for line in lines:
-        data = _encode(OutputLine(stream, label, line))
-        found += (len(data).to_bytes(LENGTH_BYTES, "little"), data)
-    return b"".join(found)
-
-
-class DriverSocket:
-    """A send queue without a limit of its own; each sender bounds the bytes that it has in it."""
-
-    def __init__(self, sock: socket.socket, loop: LoopPort) -> None:
-        sock.setblocking(False)
-        self.sock = sock
-        self.loop = loop
-        # (data, bytes that it counts for its sender, function to call when the data is taken).
-        self.backlog: deque[tuple[memoryview, int, Callable[[int], None]]] = deque()
-        self.broken = False
-        self._sending = False
-        self._ends = False  # close as soon as everything has been sent
-        loop.watch(sock.fileno(), self.ready, read=False)
-
-    def put(self, data: bytes, nbytes: int, taken: Callable[[int], None]) -> None:
-        """Queues data. `taken(nbytes)` is called when the data has been sent or the driver is gone,
-        perhaps before this method returns."""
-        self.backlog.append((memoryview(data), nbytes, taken))
-        self.send()
-
-    def send(self) -> None:
-        """Sends as much as the driver takes now; the loop calls again for the rest."""
-        if self._sending:
-            return  # a `taken` function has queued something
-        self._sending = True
-        try:
-            while told := self._send():
-                for taken, nbytes in told.items():
-                    taken(nbytes)
-        finally:
-            self._sending = False
-        if not self.broken:
-            self.loop.watch(self.sock.fileno(), self.ready, read=False, write=bool(self.backlog))
-        if self._ends and not self.backlog:
-            self._close()
-
-    def ready(self) -> None:
-        """The loop reports that there is room or that the driver has hung up. A hang-up would be
-        reported in every turn, so the socket is unwatched then."""
-        if not self.backlog and not self.broken:
-            look = select.poll()
-            look.register(self.sock, 0)
-            if look.poll(0):
-                self.broken = True
-                self.loop.unwatch(self.sock.fileno())
-        self.send()
-
-    def end(self) -> None:
-        """Closes the socket after the last byte, or when the driver is gone, because no more data
-        will be queued."""
-        self._ends = True
-        if not self.backlog:
-            self._close()
-
-    def _close(self) -> None:
-        if not self.broken:
-            self.broken = True
-            self.loop.unwatch(self.sock.fileno())
-        self.sock.close()
-
-    def _send(self) -> dict[Callable[[int], None], int]:
-        told: dict[Callable[[int], None], int] = {}
-        with contextlib.suppress(BlockingIOError):
-            while self.backlog:
-                data, nbytes, taken = self.backlog[0]
-                sent = len(data) if self.broken else self._pass(data)
-                if sent < len(data):
-                    self.backlog[0] = data[sent:], nbytes, taken
-                    continue
-                self.backlog.popleft()
-                told[taken] = told.get(taken, 0) + nbytes
-        return told
-
-    def _pass(self, data: memoryview) -> int:
-        try:
-            return self.sock.send(data)
-        except BlockingIOError:
-            raise
-        except OSError:  # the driver is gone, and its lines are dropped
-            self.broken = True
-            self.loop.unwatch(self.sock.fileno())
-            return len(data)
-
+__all__ = ["DriverListener"]
 
 # How often to retry taking the cluster's name while another node of this host has it. Lower: more
 # system calls. Higher: after that node has ended, drivers find no node for longer.

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize, _tasks
-from hoplite_mp._client.memory import format_bytes
-from hoplite_mp._client.submitter import FLAG_HERE
-from hoplite_mp._common.object_states import FLAG_INLINE, KIND_TASK, STATE
+from hoplite_mp._common.machine_limits import format_bytes
+from hoplite_mp._common.object_states import FLAG_HERE, FLAG_INLINE, KIND_TASK, STATE
 from hoplite_mp._node.tasks.hints import CLOSED
 from hoplite_mp._protocol.peers import OBJECTS_ASKED_MAX, CopiesAsked, CopiesTold, Reconstruct
 from hoplite_mp.errors import ObjectLostError, StoreFullError

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp import _serialize
 from hoplite_mp._common.object_states import AWAY, DROPPED, NODE_SLOT, is_cancelled
 from hoplite_mp._node.objects.remote_objects import layout_of, payload_layout
-from hoplite_mp._protocol.peers import INLINE_BYTES_MAX, Described, DropReplica
+from hoplite_mp._protocol.fields import INLINE_BYTES_MAX
+from hoplite_mp._protocol.peers import Described, DropReplica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp._node.io import processes
-from hoplite_mp._node.io.driver_listener import DriverSocket, frames
+from hoplite_mp._node.io.driver_socket import DriverSocket, frames
 from hoplite_mp._protocol.output import LINES_MARK, MARK_BYTES, bytes_of, mark_head, same_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._node.io.driver_listener import Socket
+    from hoplite_mp._node.io.driver_socket import Socket
     from hoplite_mp._node.ports import LoopPort
     from hoplite_mp.config import Config
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._node.dispatch import Handler
-    from hoplite_mp._node.io.driver_listener import Socket
+    from hoplite_mp._node.io.driver_socket import Socket
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.output.output import Output
     from hoplite_mp._node.output.remote_output import RemoteOutput

@@ -13,9 +13,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import _shm
-from hoplite_mp._client.memory import format_bytes
 from hoplite_mp._common.arena import Arena
-from hoplite_mp._common.machine_limits import available_bytes, total_bytes
+from hoplite_mp._common.machine_limits import available_bytes, format_bytes, total_bytes
 from hoplite_mp._common.object_states import FLAG_INLINE, NODE_SLOT, STATE
 from hoplite_mp._node.io.processes import file_bytes, resident_bytes, yield_core
 

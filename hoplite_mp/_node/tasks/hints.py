@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import _tasks
-from hoplite_mp._client.submitter import FLAG_HERE
-from hoplite_mp._common.object_states import UNCLAIMED
+from hoplite_mp._common.object_states import FLAG_HERE, UNCLAIMED
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext

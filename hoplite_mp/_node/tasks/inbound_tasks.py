@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp import _serialize, _tasks, errors
 from hoplite_mp._common.object_states import AWAY, KIND_TASK, NODE_SLOT, STATE
 from hoplite_mp._node.objects.remote_objects import layout_of, payload_layout
-from hoplite_mp._protocol.fields import NO_OBJECT
-from hoplite_mp._protocol.peers import INLINE_BYTES_MAX, TaskEnded
+from hoplite_mp._protocol.fields import INLINE_BYTES_MAX, NO_OBJECT
+from hoplite_mp._protocol.peers import TaskEnded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _tasks
-from hoplite_mp._client.submitter import FLAG_HERE
-from hoplite_mp._common.object_states import STATE, UNCLAIMED, UNFINISHED
+from hoplite_mp._common.object_states import FLAG_HERE, STATE, UNCLAIMED, UNFINISHED
 from hoplite_mp._planner.resources import (
     ResourceLedger,
     WaitingRow,

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _serialize, errors
-from hoplite_mp._client.memory import format_bytes
-from hoplite_mp._common.machine_limits import UNLIMITED, available_bytes, total_bytes
+from hoplite_mp._common.machine_limits import UNLIMITED, available_bytes, format_bytes, total_bytes
 from hoplite_mp._common.object_states import (
     FLAG_REFS,
     KIND_STREAM,

@@ -11,8 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import errors
-from hoplite_mp._client.functions import FLAG_ASYNC
-from hoplite_mp._common.object_states import CLIENT_WORKER, SLOTS_MAX
+from hoplite_mp._common.object_states import CLIENT_WORKER, FLAG_ASYNC, SLOTS_MAX
 from hoplite_mp._node.tasks import hints
 from hoplite_mp._node.tasks.pools import POOLS_MAX, Pool, WorkerInfo, next_number
 from hoplite_mp._node.tasks.sweeper import how_it_ended, is_ending

@@ -1,0 +1,130 @@
+"""The socket over which one of this host's drivers receives the output of workers.
+
+A driver reads when it likes, so frames wait here in a queue. Each sender is told how many of its
+bytes the driver has taken, and bounds how many of them wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.ports import LoopPort
+
+__all__ = ["DriverSocket", "OutputLine", "Socket", "frames"]
+
+Socket = socket.socket  # for components that pass one on to a DriverSocket
+
+LENGTH_BYTES = 4
+
+
+class OutputLine(msgspec.Struct, frozen=True, array_like=True):
+    """One line of a worker: stream 1 (stdout) or 2 (stderr), without the line's end."""
+
+    stream: int
+    label: str
+    line: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def frames(stream: int, label: str, lines: list[bytes]) -> bytes:
+    """Lines as the driver reads them: each a length followed by an encoded OutputLine."""
+    found: list[bytes] = []
+    for line in lines:
+        data = _encode(OutputLine(stream, label, line))
+        found += (len(data).to_bytes(LENGTH_BYTES, "little"), data)
+    return b"".join(found)
+
+
+class DriverSocket:
+    """A send queue without a limit of its own; each sender bounds the bytes that it has in it."""
+
+    def __init__(self, sock: socket.socket, loop: LoopPort) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.loop = loop
+        # (data, bytes that it counts for its sender, function to call when the data is taken).
+        self.backlog: deque[tuple[memoryview, int, Callable[[int], None]]] = deque()
+        self.broken = False
+        self._sending = False
+        self._ends = False  # close as soon as everything has been sent
+        loop.watch(sock.fileno(), self.ready, read=False)
+
+    def put(self, data: bytes, nbytes: int, taken: Callable[[int], None]) -> None:
+        """Queues data. `taken(nbytes)` is called when the data has been sent or the driver is gone,
+        perhaps before this method returns."""
+        self.backlog.append((memoryview(data), nbytes, taken))
+        self.send()
+
+    def send(self) -> None:
+        """Sends as much as the driver takes now; the loop calls again for the rest."""
+        if self._sending:
+            return  # a `taken` function has queued something
+        self._sending = True
+        try:
+            while told := self._send():
+                for taken, nbytes in told.items():
+                    taken(nbytes)
+        finally:
+            self._sending = False
+        if not self.broken:
+            self.loop.watch(self.sock.fileno(), self.ready, read=False, write=bool(self.backlog))
+        if self._ends and not self.backlog:
+            self._close()
+
+    def ready(self) -> None:
+        """Called by the loop when the socket can be written or the driver has hung up. A hang-up
+        would be reported in every turn, so the socket is unwatched then."""
+        if not self.backlog and not self.broken:
+            look = select.poll()
+            look.register(self.sock, 0)
+            if look.poll(0):
+                self.broken = True
+                self.loop.unwatch(self.sock.fileno())
+        self.send()
+
+    def end(self) -> None:
+        """Closes the socket after the last byte, or when the driver is gone, because no more data
+        will be queued."""
+        self._ends = True
+        if not self.backlog:
+            self._close()
+
+    def _close(self) -> None:
+        if not self.broken:
+            self.broken = True
+            self.loop.unwatch(self.sock.fileno())
+        self.sock.close()
+
+    def _send(self) -> dict[Callable[[int], None], int]:
+        told: dict[Callable[[int], None], int] = {}
+        with contextlib.suppress(BlockingIOError):
+            while self.backlog:
+                data, nbytes, taken = self.backlog[0]
+                sent = len(data) if self.broken else self._pass(data)
+                if sent < len(data):
+                    self.backlog[0] = data[sent:], nbytes, taken
+                    continue
+                self.backlog.popleft()
+                told[taken] = told.get(taken, 0) + nbytes
+        return told
+
+    def _pass(self, data: memoryview) -> int:
+        try:
+            return self.sock.send(data)
+        except BlockingIOError:
+            raise
+        except OSError:  # the driver is gone, and its lines are dropped
+            self.broken = True
+            self.loop.unwatch(self.sock.fileno())
+            return len(data)
