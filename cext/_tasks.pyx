@@ -577,5 +577,5 @@ cdef class Tasks:
 
 include "tasks_boards.pxi"
 include "tasks_trace.pxi"
-include "tasks_beside.pxi"
+include "tasks_concurrent.pxi"
 include "tasks_ranked.pxi"

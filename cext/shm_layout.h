@@ -245,7 +245,7 @@ typedef struct {
     uint32_t stand_ins;    /* how many of its workers are stand-ins; only the node changes it */
     uint32_t declined;     /* 1: a worker of its own sleeps, because enough others run tasks */
     uint64_t pad2[2];
-    uint64_t beside[MASK_WORDS];   /* run async tasks, and sleep until there is one more */
+    uint64_t concurrent[MASK_WORDS];   /* run async tasks, and sleep until there is one more */
     uint64_t idle[MASK_WORDS];     /* workers that sleep: wake one for a hint */
     uint64_t spinning[MASK_WORDS]; /* workers that look at the queues all the time */
 } shm_pool;

@@ -20,7 +20,7 @@ static inline void sweep_bits(char *c, unsigned slot, int pins) {
     for (unsigned i = 0; i < POOLS; i++) {
         AND(&pool_of(c, i)->idle[word], keep);
         AND(&pool_of(c, i)->spinning[word], keep);
-        AND(&pool_of(c, i)->beside[word], keep);
+        AND(&pool_of(c, i)->concurrent[word], keep);
     }
     AND(&root_of(c)->spinners[word], keep);
     CAS32(&root_of(c)->file_writer, slot + 1, 0);

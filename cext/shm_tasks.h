@@ -85,7 +85,7 @@ static inline void wake_worker(char *c, unsigned pool, uint64_t hints) {
     }
     /* Who runs async tasks and has room: whatever the hint is, only such a worker can tell. */
     for (int i = 0; i < MASK_WORDS; i++) {
-        uint64_t mask = LOAD(&p->beside[i]);
+        uint64_t mask = LOAD(&p->concurrent[i]);
         for (; mask; mask &= mask - 1)
             wake_for_task(c, (unsigned)i * 64 + (unsigned)__builtin_ctzll(mask));
     }

@@ -28,11 +28,11 @@ from hoplite_mp._protocol.local import (
 )
 
 if TYPE_CHECKING:
-    from hoplite_mp._client.tracing import Trace
     import os
     from collections.abc import Mapping, Sequence
 
     from hoplite_mp._client.runtime import Runtime
+    from hoplite_mp._client.tracing import Trace
 
 __all__ = [
     "WORKERS_MAX",

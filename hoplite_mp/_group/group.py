@@ -59,7 +59,7 @@ class Group(GroupCollectives, GroupMessages):
     TypeError
         On every rank: something that cannot be reduced, or does not pickle.
     StoreFullError
-        On every rank: one rank has no room in its store.
+        On every rank: the store of one rank is full.
     PeerLostError
         The root is dead or, with `strict=True`, any rank is. In the first call, with or without
         `strict`: a rank left or died before all had joined, and its task is over.

@@ -64,7 +64,7 @@ class ConcurrentTasks:
     def __init__(self, worker: OfWorker) -> None:
         self.worker = worker
         self.tasks = worker.tasks
-        self.slots = _tasks.Beside(worker.tasks)
+        self.slots = _tasks.ConcurrentSlots(worker.tasks)
         self.running: dict[int, _Running] = {}
         self._loop: EventLoop | None = None
         self._ended: queue.SimpleQueue[tuple[_Running, Any, bool]] = queue.SimpleQueue()

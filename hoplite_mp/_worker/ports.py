@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from hoplite_mp._worker.event_loop import EventLoop
     from hoplite_mp._worker.stdio import OutputRouting
 
-__all__ = ["OfWorker", "Several"]
+__all__ = ["OfWorker", "ConcurrentTasksPort"]
 
 
-class Several(Protocol):
+class ConcurrentTasksPort(Protocol):
     """What runs concurrently in the worker's event loop and threads."""
 
-    slots: _tasks.Beside
+    slots: _tasks.ConcurrentSlots
 
     @property
     def loop(self) -> EventLoop:
@@ -54,7 +54,7 @@ class OfWorker(Protocol):
     untaken: deque[tuple[int, Any]]  # (result, refs inside it) until its submitter holds them
 
     @property
-    def beside(self) -> Several: ...
+    def concurrent(self) -> ConcurrentTasksPort: ...
 
     def may_end(self) -> bool:
         """May this worker end? That of an actor only if no calls are left."""

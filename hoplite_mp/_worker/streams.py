@@ -44,7 +44,7 @@ class StreamSource:
         self.plan = plan
         self.memory = worker.memory
         self.tasks = worker.tasks
-        self.slots = worker.beside.slots
+        self.slots = worker.concurrent.slots
         self.name = worker.tasks.name(oid)
         self.output_owner = worker.tasks.output_owner(oid)
         # The whole timeout, and what was left of it at a pause.
@@ -68,7 +68,7 @@ class StreamSource:
         end_if_forked(self.worker.pid)
         first = _serialize.encode(self.link)
         if self.timeout_ns:  # the links have it from now on, not the task
-            self.worker.beside.limit(self.oid, 0)
+            self.worker.concurrent.limit(self.oid, 0)
             self.slots.deadline(0, 0)
         if not self.worker.submitter.store_result(self.oid, first, False):
             items.close()  # the task was cancelled
@@ -89,7 +89,7 @@ class StreamSource:
 
     def _items(self, made: Any) -> Any:
         if hasattr(made, "__aiter__"):
-            return _Awaited(self.worker.beside.loop, made)
+            return _Awaited(self.worker.concurrent.loop, made)
         try:
             return _Plain(iter(made))
         except TypeError:
@@ -266,11 +266,11 @@ class StreamSource:
         """Sets the time at which this worker is killed unless the pending link is done; 0 removes
         it."""
         if self.limited:
-            self.worker.beside.limit(self.limited, 0)
+            self.worker.concurrent.limit(self.limited, 0)
         self.limited = 0
         if at_ns:
             self.limited = self.memory.local_id(self.link)
-            self.worker.beside.limit(self.limited, at_ns)
+            self.worker.concurrent.limit(self.limited, at_ns)
 
     def _pause(self) -> None:
         if self.ends_ns:

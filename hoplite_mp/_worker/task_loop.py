@@ -71,7 +71,7 @@ def offer_for_round(worker: OfWorker) -> None:
                 "when that task has ended, and the task would wait for it; call run() from a plain "
                 "task's own thread, from an actor, or from the program"
             )
-        if worker.beside.slots.called:
+        if worker.concurrent.slots.called:
             take_part_in_round(worker)
 
     worker.runtime.take_part = take_part_now
@@ -126,7 +126,7 @@ class Worker:
         self.concurrency = 1  # of an actor: how many calls may run at a time
         self.again: Exceptions = ()  # of an actor: exceptions after which calls are tried again
         self.own_again: list[int] = []  # of an actor: calls that are to be tried again
-        self.beside = ConcurrentTasks(self)
+        self.concurrent = ConcurrentTasks(self)
         # Results whose inner refs the submitter has not taken over yet.
         self.untaken: deque[tuple[int, Any]] = deque()
         self.line = runtime.channel.line
@@ -150,11 +150,11 @@ class Worker:
         client, tasks = self.memory.client, self.tasks
         if self.is_actor:
             if self.concurrency > 1:
-                self.beside.serve(self.concurrency, self.backlog())
+                self.concurrent.serve(self.concurrency, self.backlog())
             else:
                 self.run_backlog()
         while not client.closing and self.concurrency == 1:
-            if self.beside.slots.called:
+            if self.concurrent.slots.called:
                 take_part_in_round(self)
             oid = tasks.next(self.pool, POLL_NS)
             if oid:
@@ -164,7 +164,7 @@ class Worker:
             elif tasks.retire or (tasks.pool_state(self.pool) != 1 and self.may_end()):
                 break
             self.housekeeping(bool(oid))
-        self.beside.close()
+        self.concurrent.close()
         self.finish_own()
         self.submitter.failures.report_all()
 
@@ -246,7 +246,7 @@ class Worker:
 
     def run_in_place(self, oid: int) -> bool:
         """Runs a task that this worker waits for, if it may run here and now."""
-        if self.limited or self.beside.running:
+        if self.limited or self.concurrent.running:
             return False  # a deadline of another task may kill this process, and this task with it
         limit = self.runtime.config.nested_depth_max
         if self.depth >= limit or threading.get_ident() != self.thread:
@@ -281,7 +281,7 @@ class Worker:
     def run(self, oid: int) -> None:
         function_id, args_id, inline, flags, timeout_ns, _ = self.tasks.task(oid)
         if flags & FLAG_ASYNC and not self.depth:
-            self.beside.run(oid, flags)
+            self.concurrent.run(oid, flags)
             return
         before, leaves = self.current, self.runtime.process_leaves
         self.current = oid
@@ -320,7 +320,7 @@ class Worker:
                 function, args = self.streamed(oid, function, args)
             value = function(*args, **kwargs)
             if flags & FLAG_ASYNC:  # it runs inside another task, which waits for it
-                value = self.beside.loop.run(value)
+                value = self.concurrent.loop.run(value)
         except BaseException as error:
             self.in_user_code = False
             end_if_forked(self.pid, error)
@@ -535,7 +535,7 @@ class Worker:
     # -- interruption --------------------------------------------------------------------------
 
     def on_signal(self, number: int, frame: Any) -> None:
-        self.beside.cancel_aborted()
+        self.concurrent.cancel_aborted()
         if not self.in_user_code:
             return
         for oid in self.running:

@@ -157,12 +157,12 @@ def test_what_a_blocked_worker_waits_for_goes_first(host: ShmHost) -> None:
 
 def test_async_tasks_with_a_rank_run_beside_others(host: ShmHost) -> None:
     sender, worker = Sender(host), Party(host)
-    beside = _tasks.Beside(worker.tasks)
+    slots = _tasks.ConcurrentSlots(worker.tasks)
     flags = _tasks.ASYNC_FLAG | 3 << 16
     plain, first, second = sender.send(9), sender.send(5, flags=flags), sender.send(7, flags=flags)
 
     def take(running: int) -> int:
-        return beside.next(POOL, running, 0, False, beside.word(), 0)
+        return slots.next(POOL, running, 0, False, slots.word(), 0)
 
     assert [take(1), take(2), take(2)] == [second, first, 0]
     assert taken(worker, 1) == [plain]

@@ -267,7 +267,7 @@ def begin_kept(
     outlives this process. It ends by `end_kept`, with that sidecar, or when no process on any host
     has used it for `node_idle_s`. This process does not take part yet."""
     place = _place(memory, ports, tls, config, ref_hold_s, node_idle_s)
-    said = _start_keeper(place, place.config.start_timeout_s, listen)
+    said = _start_sidecar(place, place.config.start_timeout_s, listen)
     error = _error_in(said)
     if error is not None:
         raise error
@@ -396,7 +396,7 @@ def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) 
         rest_s = deadline - clock.monotonic()
         error = None
         if rest_s > 0 and not left.is_set():
-            error = _find_keeper(place, max(rest_s, POLL_S), left)
+            error = _find_sidecar(place, max(rest_s, POLL_S), left)
         if isinstance(error, _FINAL):
             raise error
         if clock.monotonic() >= deadline and not left.is_set():
@@ -411,7 +411,7 @@ def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) 
     return cluster
 
 
-def _find_keeper(place: Place, wait_s: float, left: threading.Event) -> HopliteError | None:
+def _find_sidecar(place: Place, wait_s: float, left: threading.Event) -> HopliteError | None:
     """Starts a sidecar on this host unless there is one; returns None when its node has joined,
     otherwise the reason."""
     try:
@@ -421,10 +421,10 @@ def _find_keeper(place: Place, wait_s: float, left: threading.Event) -> HopliteE
     if sole is None:
         return None  # another sidecar is just starting, or leaving
     sole.close()
-    return _error_in(_start_keeper(place, wait_s, left=left))
+    return _error_in(_start_sidecar(place, wait_s, left=left))
 
 
-def _start_keeper(
+def _start_sidecar(
     place: Place, wait_s: float, listen: str | None = None, left: threading.Event | None = None
 ) -> dict[str, Any]:
     """Starts a sidecar, and returns the message that it sends when its node has joined, or could
@@ -437,7 +437,7 @@ def _start_keeper(
     }
     try:
         # A file in memory, because a pipe may take less than all at once.
-        with os.fdopen(os.memfd_create("keeper"), "w+b") as given:
+        with os.fdopen(os.memfd_create("hoplite_mp sidecar"), "w+b") as given:
             given.write(json.dumps(told).encode() + b"\n")
             given.seek(0)
             process = subprocess.Popen(
@@ -487,7 +487,7 @@ def _no_node(error: Exception) -> HopliteError:
 
 def lock_name(place: Place) -> str:
     """The name of the lock that makes a sidecar the only one of its host."""
-    return f"keeper-{place.name}"
+    return f"sidecar-{place.name}"
 
 
 def _root() -> str:

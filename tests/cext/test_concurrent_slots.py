@@ -45,11 +45,11 @@ def submit(party: Party, concurrency: int, output_owner: int = 0) -> int:
 
 def test_it_takes_what_may_run_beside_so_many(host: ShmHost) -> None:
     sender, worker = Party(host), Party(host)
-    beside = _tasks.Beside(worker.tasks)
+    slots = _tasks.ConcurrentSlots(worker.tasks)
     first, second, plain, third = (submit(sender, n) for n in (3, 2, 0, 3))
 
     def take(running: int, output_owner: int = 0, any_task: bool = False) -> int:
-        return beside.next(POOL, running, output_owner, any_task, beside.word(), 0)
+        return slots.next(POOL, running, output_owner, any_task, slots.word(), 0)
 
     assert take(1, output_owner=5) == 0
     assert take(1) == first
@@ -64,19 +64,19 @@ def test_it_takes_what_may_run_beside_so_many(host: ShmHost) -> None:
 
 def test_a_cancelled_one_is_no_obstacle(host: ShmHost) -> None:
     sender, worker = Party(host), Party(host)
-    beside = _tasks.Beside(worker.tasks)
+    slots = _tasks.ConcurrentSlots(worker.tasks)
     plain, wanted = submit(sender, 0), submit(sender, 4)
     assert sender.tasks.cancel(plain) == 1
-    assert beside.next(POOL, 1, 0, False, beside.word(), 0) == wanted
+    assert slots.next(POOL, 1, 0, False, slots.word(), 0) == wanted
 
 
 def test_who_waits_is_woken_by_a_post_and_by_an_end(host: ShmHost) -> None:
     sender, worker = Party(host), Party(host)
-    beside = _tasks.Beside(worker.tasks)
+    slots = _tasks.ConcurrentSlots(worker.tasks)
     found: list[int] = []
 
     def wait() -> None:
-        found.append(beside.next(POOL, 1, 0, False, beside.word(), NEVER))
+        found.append(slots.next(POOL, 1, 0, False, slots.word(), NEVER))
 
     def waits() -> bool:
         return bool(host.word(OFF_BESIDE + 8 * (worker.slot // 64)) >> (worker.slot % 64) & 1)
@@ -87,25 +87,25 @@ def test_who_waits_is_woken_by_a_post_and_by_an_end(host: ShmHost) -> None:
         thread.start()
         while not waits():
             assert time.monotonic() < begun + 30
-        wanted = submit(sender, 4) if number else beside.wake() or 0
+        wanted = submit(sender, 4) if number else slots.wake() or 0
         thread.join()
         assert found.pop() == wanted
         assert not waits()
     # An end between the look and the wait is not lost.
-    seen = beside.word()
-    beside.wake()
-    assert beside.next(POOL, 1, 0, False, seen, 0) == 0
+    seen = slots.word()
+    slots.wake()
+    assert slots.next(POOL, 1, 0, False, seen, 0) == 0
 
 
 def test_an_idle_worker_is_woken_rather_than_one_that_has_room(host: ShmHost) -> None:
     """The hint of a plain task must not be spent on a worker that cannot take it."""
     sender, idle, busy = Party(host), Party(host), Party(host)
-    beside = _tasks.Beside(busy.tasks)
+    slots = _tasks.ConcurrentSlots(busy.tasks)
     found: list[int] = []
     threads = [
         threading.Thread(target=lambda: found.append(idle.tasks.next(POOL, NEVER))),
         threading.Thread(
-            target=lambda: found.append(beside.next(POOL, 1, 0, False, beside.word(), NEVER))
+            target=lambda: found.append(slots.next(POOL, 1, 0, False, slots.word(), NEVER))
         ),
     ]
     for thread in threads:
@@ -129,7 +129,7 @@ def test_the_dead_wait_for_nothing(host: ShmHost) -> None:
 
 def test_a_link_wakes_its_owner_when_a_hold_goes(host: ShmHost) -> None:
     source, reader = Party(host), Party(host)
-    slots = _tasks.Beside(source.tasks)
+    slots = _tasks.ConcurrentSlots(source.tasks)
     oid = source.client.new(_tasks.STREAM_LINK, STATE["CLAIMED"], source.slot, 0)
     own = source.client.hold(oid, False)
     slots.link(oid, b"count", 2, 0, 0)
@@ -146,7 +146,7 @@ def test_a_link_wakes_its_owner_when_a_hold_goes(host: ShmHost) -> None:
 
 def test_what_ends_in_the_middle_leaves_the_others_on_the_stack(host: ShmHost) -> None:
     sender, worker = Party(host), Party(host)
-    slots, trace = _tasks.Beside(worker.tasks), _tasks.Trace(host.node_tasks)
+    slots, trace = _tasks.ConcurrentSlots(worker.tasks), _tasks.Trace(host.node_tasks)
     tasks = [submit(sender, 9) for _ in range(3)]
     for oid in tasks:
         slots.begin(oid)

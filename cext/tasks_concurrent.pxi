@@ -1,11 +1,11 @@
 # Tasks that run beside one another in one worker, and the links of streams.
 
-cdef extern from "shm_beside.h" nogil:
+cdef extern from "shm_concurrent.h" nogil:
     enum:
         KIND_STREAM
         RECORD_ASYNC
-    uint64_t next_beside(char *, unsigned, unsigned, unsigned, uint64_t, int, uint32_t, uint64_t)
-    void trace_push_beside(char *, unsigned, uint64_t, const char *, uint64_t)
+    uint64_t next_concurrent(char *, unsigned, unsigned, unsigned, uint64_t, int, uint32_t, uint64_t)
+    void trace_push_concurrent(char *, unsigned, uint64_t, const char *, uint64_t)
     void trace_remove(char *, unsigned, uint64_t, unsigned)
 
 STREAM_LINK = KIND_STREAM
@@ -13,7 +13,7 @@ ASYNC_FLAG = RECORD_ASYNC
 
 
 @cython.final
-cdef class Beside:
+cdef class ConcurrentSlots:
     """What a worker says of tasks that it runs beside one another, or of a stream."""
     cdef char *c
     cdef Tasks tasks
@@ -40,7 +40,7 @@ cdef class Beside:
         again."""
         cdef uint64_t oid
         with nogil:
-            oid = next_beside(self.c, pool, self.slot, running, output_owner, any, seen,
+            oid = next_concurrent(self.c, pool, self.slot, running, output_owner, any, seen,
                               now_ns() + timeout_ns)
         if not oid:
             check_signals()
@@ -57,7 +57,7 @@ cdef class Beside:
         r.started_ns = now_ns()
         with cython.critical_section(self.tasks):
             STORE64(&client_of(self.c, self.slot).running, oid)
-            trace_push_beside(self.c, self.slot, oid, r.name, r.started_ns)
+            trace_push_concurrent(self.c, self.slot, oid, r.name, r.started_ns)
 
     def end(self, uint64_t oid, int failed, uint64_t running) -> None:
         """It has ended; `running`: one of those that still run, or 0. failed -1: it is tried again."""

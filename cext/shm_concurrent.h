@@ -12,7 +12,7 @@
 
 /* May a worker that runs so many async tasks, for that output_owner, run this one too? The record is
  * whole, because the header was seen QUEUED; the claim decides whether it still is. */
-static inline int fits_beside(char *c, uint64_t id, unsigned running, uint64_t output_owner) {
+static inline int fits_concurrent(char *c, uint64_t id, unsigned running, uint64_t output_owner) {
     shm_record *r = record_of(c, id);
     uint64_t w = LOAD(&header_of(c, id)->word);
     if (WORD_GENERATION(w) != ID_GENERATION(id) || WORD_STATE(w) != ST_QUEUED)
@@ -24,12 +24,12 @@ static inline int fits_beside(char *c, uint64_t id, unsigned running, uint64_t o
 typedef struct {
     unsigned running;
     uint64_t output_owner;
-} beside_fit;
-static inline int hint_fits_beside(char *c, uint64_t id, const void *of) {
-    const beside_fit *fit = of;
-    return fits_beside(c, id, fit->running, fit->output_owner);
+} concurrent_fit;
+static inline int hint_fits_concurrent(char *c, uint64_t id, const void *of) {
+    const concurrent_fit *fit = of;
+    return fits_concurrent(c, id, fit->running, fit->output_owner);
 }
-static inline uint64_t take_beside_rings(char *c, unsigned pool, unsigned slot, unsigned running,
+static inline uint64_t take_concurrent_rings(char *c, unsigned pool, unsigned slot, unsigned running,
                                          uint64_t output_owner, int any) {
     unsigned queues = LOAD(&root_of(c)->queues_high);
     for (unsigned number = 0; number < queues; number++) {
@@ -41,7 +41,7 @@ static inline uint64_t take_beside_rings(char *c, unsigned pool, unsigned slot, 
             if (head >= tail || LOAD(&q->pool) != pool)
                 break;
             uint64_t id = LOAD(&q->ring[head % RING]);
-            if (!any && id_valid(id) && !fits_beside(c, id, running, output_owner))
+            if (!any && id_valid(id) && !fits_concurrent(c, id, running, output_owner))
                 break;
             if (!CAS64(&q->head, head, head + 1))
                 continue;
@@ -52,38 +52,38 @@ static inline uint64_t take_beside_rings(char *c, unsigned pool, unsigned slot, 
     return 0;
 }
 /* `any`: every task of that pool, an actor's, is taken. */
-static inline uint64_t take_beside(char *c, unsigned pool, unsigned slot, unsigned running,
+static inline uint64_t take_concurrent(char *c, unsigned pool, unsigned slot, unsigned running,
                                    uint64_t output_owner, int any) {
     unsigned queues = LOAD(&root_of(c)->queues_high);
     int ranked = LOAD(&pool_of(c, pool)->ranked) != 0 && !any;
-    bag_filter filter = {hint_fits_beside, &(beside_fit){running, output_owner}};
+    bag_filter filter = {hint_fits_concurrent, &(concurrent_fit){running, output_owner}};
     uint64_t id = ranked ? bag_take(c, pool, slot, queues, 1, &filter) : 0;
     if (!id)
-        id = take_beside_rings(c, pool, slot, running, output_owner, any);
+        id = take_concurrent_rings(c, pool, slot, running, output_owner, any);
     return id || !ranked ? id : bag_take(c, pool, slot, queues, INT32_MIN, &filter);
 }
 /* Waits for one until the deadline, or until the task word differs from `seen`, which the caller has
  * read before it looked whether anything has ended; 0: there is none. Its bit is not among the idle ones: a hint that it cannot take must not be kept from a worker
  * that can. */
-static inline uint64_t next_beside(char *c, unsigned pool, unsigned slot, unsigned running,
+static inline uint64_t next_concurrent(char *c, unsigned pool, unsigned slot, unsigned running,
                                    uint64_t output_owner, int any, uint32_t seen,
                                    uint64_t deadline) {
     shm_client *me = client_of(c, slot);
     shm_pool *p = pool_of(c, pool);
     uint64_t bit = 1ULL << (slot % 64), now;
-    OR(&p->beside[slot / 64], bit);
-    uint64_t id = take_beside(c, pool, slot, running, output_owner, any);
+    OR(&p->concurrent[slot / 64], bit);
+    uint64_t id = take_concurrent(c, pool, slot, running, output_owner, any);
     now = now_ns();
     if (!id && now < deadline && !LOAD(&root_of(c)->closing)) {
         uint64_t left = deadline - now;
         futex_wait(&me->task, seen, (int64_t)(left < SLICE_NS ? left : SLICE_NS));
     }
-    AND(&p->beside[slot / 64], ~bit);
-    return id ? id : take_beside(c, pool, slot, running, output_owner, any);
+    AND(&p->concurrent[slot / 64], ~bit);
+    return id ? id : take_concurrent(c, pool, slot, running, output_owner, any);
 }
 
 /* A task that runs beside others begins: none is inside another. */
-static inline void trace_push_beside(char *c, unsigned slot, uint64_t id, const char *name,
+static inline void trace_push_concurrent(char *c, unsigned slot, uint64_t id, const char *name,
                                      uint64_t now) {
     shm_trace *t = trace_of(c, slot);
     trace_push(c, slot, id, name, now);
