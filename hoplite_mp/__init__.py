@@ -10,17 +10,17 @@ The packages whose names begin with an underscore may change at any time:
     _group       Groups: collective calls of processes, and messages between them
     _sync        queues, locks, semaphores, events, conditions, barriers
     _cli         the command `hoplite-mp`
-    _client      what every process of a cluster has: the store, tasks, its host's node
+    _client      each process's access to the cluster: the store, tasks, its host's node
     _serialize   how values become bytes, and come back without a copy
     _worker      the process that runs tasks
     _supervisor  the template process, from which all other processes of a host are forked
-    _node        one process a host: it owns the store, and exchanges objects with other hosts
-    _manager     one process a cluster: the loop around the planner
+    _node        one process per host, which owns the store and exchanges objects with other hosts
+    _manager     one process per cluster: the event loop around the planner
     _planner     pure decisions: which host takes part in which operation, and how
     _protocol    the messages between these processes
     _transport   authenticated connections between hosts
     _simulation  the real planner and the real node on a virtual network, in virtual time
-    _common      what several of them need
+    _common      code that several of these packages share
 
 Compiled from cext/: `_shm` (shared memory), `_tasks` (queues of tasks, boards of Groups), `_engine`
 (streaming between hosts), `_reduce` (kernels), `_pages`.
@@ -129,7 +129,7 @@ else:
                 raise ImportError(
                     f"the compiled modules of {__name__} are missing in {__path__[0]}: run `make "
                     "build` there, or install the package (pip install hoplite_mp); if it is "
-                    "installed, run Python in another directory, because this one hides it"
+                    "installed, run Python in another directory: this one shadows it"
                 ) from error
             raise
 

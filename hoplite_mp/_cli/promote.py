@@ -1,4 +1,4 @@
-"""`hoplite-mp promote`: tells a standby that it shall lead, because a human has decided so.
+"""`hoplite-mp promote`: makes the standby the manager, by the decision of a human.
 
 With two hosts, neither can know whether the other one is gone or only cut off.
 """
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["promote"]
 
 ANSWER_S = 10.0  # for the standby to collect the votes of the present nodes, and to answer
-# For how long the standby is asked again if its answer may change soon, because the lease of a
-# manager that is gone has yet to end. Higher: slower hosts have more time. Lower: a refusal comes
-# sooner.
+# How long the request is repeated while the standby's answer may still change, because the lease
+# of the lost manager has not expired yet. Higher: slower hosts have more time. Lower: a refusal is
+# reported sooner.
 SOON_S = 5.0
 SOON_PAUSE_S = 0.3
 
@@ -89,5 +89,5 @@ def _answer(stream: TcpStream) -> Promoted:
         poll.register(stream.fileno(), select.POLLIN | (select.POLLOUT * stream.wants_write))
         poll.poll(left * 1000)
     raise ManagerLostError(
-        "it gives no answer: is this the address of a standby, as `hoplite-mp up --standby` said?"
+        "no answer: is this the standby's address, as given to `hoplite-mp up --standby`?"
     )

@@ -2,7 +2,8 @@
 of nested tasks are reported when the worker of the submitting task ends.
 
 A program that drops a Future, or never asks for its result, would otherwise not notice that the
-task has failed. Reading is `result`, `exception`, `await`, `get`, or the use as an argument. A
+task has failed. A failure counts as read after `result`, `exception`, `await`, `get`, or the use of
+the Future as an argument. A
 Future that is alive when the cluster ends can still be read, so its failure is reported when the
 program ends.
 """
@@ -29,16 +30,17 @@ TRACEBACKS_MAX = 3  # in the report
 # Failures whose payloads are kept. Higher: the report has tracebacks even if the program has read
 # many earlier failures; each payload costs up to 80 KiB.
 PAYLOADS_MAX = 64
-FAILURES_MAX = 100_000  # beyond so many the report says "more than"; each costs about 200 bytes
+FAILURES_MAX = 100_000  # beyond this number the report says "more than"; each costs about 200 bytes
 NAMES_MAX = 10  # names of tasks in the report
-# Ended clusters whose failures can still be read. Beyond so many the earliest reports at once.
+# Ended clusters whose failures can still be read. Beyond this number the earliest cluster's
+# failures are reported at once.
 # Higher: more memory in a program that opens many clusters and keeps failed Futures.
 CLUSTERS_MAX = 16
 
 _log = logging.getLogger("hoplite_mp")
 
 
-# The task's name, its payload or nothing, and its Future.
+# The task's name, its error payload (empty if it was not kept), and its Future.
 Failure: TypeAlias = "tuple[str, bytes, weakref.ref[Settles]]"
 
 
@@ -81,7 +83,8 @@ class Failures:
             self._payloads -= 1
 
     def read(self, oid: int) -> None:
-        """Some code has read the result of that task, or will: its failure is not reported."""
+        """The result of that task has been read, or is about to be, so its failure is not
+        reported."""
         self._forget(oid)
         pending = self._pending.get(oid)
         if pending is not None and pending.future is not None:
@@ -96,7 +99,7 @@ class Failures:
         for oid in gone:
             self._forget(oid)
         _log_failures(list(gone.values()), self._more)
-        _later[:] = [found for found in (*_later, self._found) if found]  # without those read since
+        _later[:] = [found for found in (*_later, self._found) if found]  # only if some are unread
         while len(_later) > CLUSTERS_MAX:
             _log_failures(list(_later.pop(0).values()), False)
 
@@ -140,15 +143,15 @@ def _log_failures(found: list[Failure], more: bool) -> None:
 
 
 def _text(payload: bytes) -> str:
-    with contextlib.suppress(Exception):  # the bytes are no error, for example
+    with contextlib.suppress(Exception):  # if the bytes are not a pickled error, for example
         return _serialize.error_text(memoryview(payload)) if payload else ""
     return ""
 
 
 @atexit.register
 def _report_rest() -> None:
-    """Runs after the clusters that are still open have been ended, because it is registered
-    first."""
+    """Runs after the exit handler that ends open clusters, because it is registered before that
+    handler."""
     for found in _later:
         _log_failures(list(found.values()), False)
 

@@ -35,9 +35,9 @@ __all__ = [
     "result_dtype",
 ]
 
-# The names that dtypes travel under, and the memory of an array of any of them as plain bytes.
+# Names that represent dtypes in messages, and the memory of an array of any dtype as plain bytes.
 #
-# The node can read a name without pickle.
+# The node reads such a name without pickle.
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -45,8 +45,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 CACHE_ENTRIES_MAX = 4096
 NAME_CHARS_MAX = 64  # how much of a wrong name the error shows
 
-# All names that `dtype_name` makes of NumPy's own dtypes. np.dtype accepts far more strings, and
-# evaluates parts of some.
+# Matches all names that `dtype_name` returns for NumPy's own dtypes. np.dtype accepts far more
+# strings, and evaluates parts of some of them.
 _NUMPY_NAME = re.compile(
     r"[<>|](?:[biufcSU][1-9][0-9]{0,9}|[mM]8(?:\[[0-9]{0,10}(?:[YMWDhms]|[munpfa]s)\])?)"
 )
@@ -75,8 +75,8 @@ def dtype_name(dtype: np.dtype[Any]) -> str | None:
 
 @functools.lru_cache(CACHE_ENTRIES_MAX)
 def named_dtype(name: str) -> np.dtype[Any]:
-    """The dtype that `dtype_name` named so. ValueError for a name that `dtype_name` does not make,
-    because it may come from another host. ImportError where ml_dtypes is missing."""
+    """The dtype for which `dtype_name` returns this name. The name may come from another host, so
+    names that `dtype_name` never returns raise ValueError. ImportError without ml_dtypes."""
     try:
         if _NUMPY_NAME.fullmatch(name):
             dtype: np.dtype[Any] | None = np.dtype(name)
@@ -87,7 +87,7 @@ def named_dtype(name: str) -> np.dtype[Any]:
     except (TypeError, AttributeError):
         dtype = None
     if dtype is None or dtype_name(dtype) != name:
-        raise ValueError(f"{name[:NAME_CHARS_MAX]!r} is no dtype's name")
+        raise ValueError(f"{name[:NAME_CHARS_MAX]!r} is not the name of a dtype")
     return dtype
 
 
@@ -97,7 +97,7 @@ def raw_bytes(array: Array) -> pickle.PickleBuffer:
         array = np.ndarray.view(array, np.ndarray)
     dtype = array.dtype
     if dtype.kind not in "biufcSU" or dtype.isbuiltin == 2:
-        # The buffer protocol has no format for dates, records and foreign dtypes; void bytes do.
+        # The buffer protocol has no format for dates, records and foreign dtypes: use void bytes.
         array = array.view(np.dtype((np.void, dtype.itemsize)))
     buffer: Any = array  # numpy's stubs declare the buffer protocol from Python 3.12 on.
     return pickle.PickleBuffer(buffer)
@@ -106,7 +106,7 @@ def raw_bytes(array: Array) -> pickle.PickleBuffer:
 # Operators of reductions: which names, NumPy ufuncs and functions a call accepts as `op`.
 
 
-FUNCTION_NAME_CHARS_MAX = 200  # OP_CHARS_MAX of _protocol/fields.py holds it and a kind of call
+FUNCTION_NAME_CHARS_MAX = 200  # plus a kind of call it must fit into OP_CHARS_MAX
 _KERNELS = {
     "add": "sum", "multiply": "prod", "minimum": "min", "maximum": "max",
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
@@ -134,7 +134,7 @@ def operation_name(op: str | Callable[..., Any]) -> str:
             if name in _UFUNCS:
                 return name
         raise ValueError(
-            f"{op!r} cannot reduce: an associative and commutative binary ufunc of numpy can"
+            f"{op!r} cannot reduce: use an associative and commutative binary numpy ufunc"
         )
     if callable(op):
         raise ValueError(
@@ -149,7 +149,7 @@ def is_function(op: Any) -> bool:
 
 
 def function_name(op: Callable[..., Any]) -> str:
-    """The module and the qualified name of such a function, by which ranks agree on it."""
+    """Module and qualified name of such a function; the ranks compare these names."""
     named = op if hasattr(op, "__qualname__") else type(op)
     name = f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
     return name[-FUNCTION_NAME_CHARS_MAX:]
@@ -207,7 +207,7 @@ def result_dtype(op: str, name: str) -> str:
         return name if other == kernel else np.dtype(other).str
     one = named_dtype(name)
     if one.kind in "SU":
-        raise TypeError("text is joined, not reduced")
+        raise TypeError("text cannot be reduced")
     found = dtype_name(fold(op, [np.zeros(1, one), np.zeros(1, one)]).dtype)
     if found is None:
         raise TypeError(f"the result of {op!r} on {name} has no plain dtype")
@@ -229,7 +229,7 @@ def reduce_arrays(op: str, arrays: Sequence[Array], out: Array, threads: int) ->
 def prefix(op: str, arrays: Sequence[Array], threads: int) -> Array:
     """A new array: the reduction, from left to right, of arrays of one shape and dtype."""
     name = dtype_name(arrays[0].dtype)
-    assert name is not None, "others are refused where they are given"
+    assert name is not None, "calls refuse arrays of other dtypes"
     total = np.empty(arrays[0].shape, named_dtype(result_dtype(op, name)))
     reduce_arrays(op, [np.ascontiguousarray(array) for array in arrays], total, threads)
     return total

@@ -1,8 +1,9 @@
 """The standby's process: a manager that waits until it may lead.
 
-Nodes that have lost their manager call the address at which the standby listens. It collects their
-votes and, once it has won, is an ordinary manager. The former manager may be alive but cut off, so
-the standby tells it as soon as it can be reached that its term is over.
+Nodes that have lost their manager connect to the address on which the standby listens.
+It collects their
+votes and, once it has won, is an ordinary manager. The former manager may be alive but cut off. As
+soon as it can be reached, the standby informs it that its term is over.
 """
 
 from __future__ import annotations
@@ -37,16 +38,17 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 IDENTITY_BYTES = 7
-# Pause between two calls to the former manager. Lower: a manager that was cut off steps down sooner
-# after the cut, but most calls are to a host that is gone.
+# Pause between two connection attempts to the former manager. Lower: a manager that was cut off
+# steps down sooner once it is reachable, but there are more attempts in vain if its host is dead.
 TELL_PAUSE_S = 2.0
-TELL_WAIT_S = 2.0  # for a call, and until the former manager has read and closed
+TELL_WAIT_S = 2.0  # for an attempt, and for the former manager to read and close
 _log = logging.getLogger("hoplite_mp")
 
 
 def main(lan: LanStart, own: int) -> int:
-    """Waits for votes, and leads if it wins. own: the number of this host's node. lan: what that
-    node was started with, and the standby's listening socket, the cluster's id and certificate."""
+    """Waits for votes, and leads if it wins. own: the number of this host's node. lan: the start
+    parameters of that node, plus the standby's listening socket and the cluster's id and
+    certificate."""
     candidate = Candidate(own, int.from_bytes(secrets.token_bytes(IDENTITY_BYTES)) + 1)
     leadership: Leadership[Link] = Leadership(
         tuple(lan.standby),
@@ -99,7 +101,7 @@ def _tell(lan: LanStart, term: int) -> None:
 
 
 def _until_it_ends(stream: ByteStream) -> None:
-    """Waits until the other side has read the message and closed the connection, at most for
+    """Waits until the other side has read the message and closed the connection, for at most
     TELL_WAIT_S."""
     poll, deadline = select.poll(), clock.monotonic() + TELL_WAIT_S
     poll.register(stream.fileno(), select.POLLIN)

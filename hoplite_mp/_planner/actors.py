@@ -1,15 +1,15 @@
-"""Which actor has which name: the first actor that claims it, until its node reports that actor's
-end.
+"""The names of actors. A name belongs to the first actor that claims it, until that actor's node
+reports the actor's end.
 
-Names are the only thing about actors that a cluster decides. The identity of an actor contains its
-node, and any process that has a ref to an actor may call it.
+Names are the only property of actors that needs a decision for the whole cluster. The identity of
+an actor contains its node, and any process that has a ref to an actor may call it.
 
 Invariant: no two living actors have the same name. After the death of a manager each node states
 again which names its actors have (a claim without a request). The next manager records these before
 it answers any claim that is still open.
 
-When a node dies, an actor that may be restarted on another host keeps its name until it is decided
-whether another node restarts it (_planner/owners.py).
+When a node dies, an actor that may be restarted on another host keeps its name until the planner
+has decided whether another node restarts the actor (_planner/owners.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ActorNames:
         self._held: dict[str, _Holder] = {}
 
     def claim(self, message: ActorNameClaimed) -> list[Send]:
-        """Gives the name to the claimant if no other actor has it, and answers which one has it."""
+        """Gives the name to the claimant if no other actor has it, and answers with its holder."""
         name = message.name
         claimed = _Holder(message.node, message.identity, message.moves)
         if not message.request:
@@ -68,14 +68,14 @@ class ActorNames:
         return []
 
     def lose_node(self, node: int) -> None:
-        """The names of the node's actors are free, except of actors that may be restarted
+        """Frees the names of the node's actors, except those of actors that may be restarted
         elsewhere."""
         for name, held in list(self._held.items()):
             if held.node == node and not held.moves:
                 del self._held[name]
 
     def moved(self, lost: int, actors: dict[bytes, int]) -> None:
-        """These actors of the lost node are restarted by these nodes; its others have ended."""
+        """Records where actors of the lost node are restarted; its other actors have ended."""
         for name, held in list(self._held.items()):
             if held.node == lost:
                 if held.identity in actors:
@@ -84,8 +84,9 @@ class ActorNames:
                     del self._held[name]
 
     def keep_only(self, is_decided_on: Callable[[int], bool]) -> None:
-        """For a new manager: frees the names of nodes that neither live nor will be decided on (see
-        `moved`). A node that keeps the state of such an actor may have stated the name for it."""
+        """For a new manager: frees the names of lost nodes, except where it is still undecided who
+        restarts a node's actors (see `moved`). The node with the backup of an actor may have
+        claimed the name for the lost node."""
         for name, held in list(self._held.items()):
             if not is_decided_on(held.node):
                 del self._held[name]

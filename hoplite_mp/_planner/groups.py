@@ -1,4 +1,5 @@
-"""Which process is a member of which Group, at which rank, and whether the others count on it yet.
+"""Which process is a member of which Group, at which rank, and whether the Group's calls include it
+yet.
 
     forming                                        formed
     ───────                                        ──────
@@ -9,12 +10,12 @@
 
 By these rules it makes no difference whether a member leaves or dies. When no member is left, the
 group is closed, and its name and its board are free. Members are identified by (node, client slot,
-generation of the slot), so a late message about a dead process never concerns the process that took
-its slot.
+generation of the slot), so a late message about a dead process is never attributed to the process
+that took over its slot.
 
 After every event `_settle` applies these rules. If the masks have changed, it sends them to the
 members' nodes, together with what a call over several nodes needs: the node of each rank, and the
-stripes of large calls. A call itself does not ask the manager.
+stripes of large calls. Calls themselves send nothing to the manager.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class GroupRegistry:
         topology: Topology,
         node_of: Callable[[int], int | None] = lambda host_id: 0,
     ) -> None:
-        """node_of: the living node of a host; None: there is none."""
+        """node_of: returns the living node of a host, or None."""
         self._boards_max = boards_max
         self._topology = topology
         self._generation = 0  # groups made so far
@@ -114,12 +115,12 @@ class GroupRegistry:
         group.take(rank, member)
 
     def tasks_over(self, message: GroupTasksOver) -> list[Send]:
-        """Some tasks are over, so some members may now wait in vain."""
+        """Some tasks are over, so some members may now be waiting in vain."""
         self.returns.told(message)
         return self._settle_forming()
 
     def admit(self, message: GroupAdmitted) -> list[Send]:
-        """The living members have admitted a joining one."""
+        """The living members have admitted a joining member."""
         group = self._known(message.name, message.generation)
         member = None if group is None else group.members.get(message.rank)
         if group is None or member is None:
@@ -139,7 +140,8 @@ class GroupRegistry:
         return self._settle(group) + self._settle_forming()
 
     def lose_client(self, node: int, client: int, generation: int) -> list[Send]:
-        """This use of a slot is over, and so are all before it: their members leave all groups."""
+        """The process with this generation of the slot has ended, as have all earlier ones: they
+        leave all groups."""
         sends: list[Send] = []
         for group in list(self.groups.values()):
             lost = [
@@ -151,7 +153,7 @@ class GroupRegistry:
         return sends + self._settle_forming()
 
     def lose_node(self, node: int) -> list[Send]:
-        """All members on that node have died, and it is sent nothing any more."""
+        """All members on that node have died, and no more messages are sent to it."""
         sends: list[Send] = []
         self.returns.lose_node(node)
         for group in list(self.groups.values()):
@@ -159,11 +161,11 @@ class GroupRegistry:
                 continue
             group.nodes.discard(node)
             group.lose([r for r, m in group.members.items() if m.identity.node == node])
-            sends += self._settle(group)  # also if it had no member: `former` has changed
+            sends += self._settle(group)  # even if no member was there: `former` has changed
         return sends + self._settle_forming()
 
     def go_on(self, generations: int) -> None:
-        """Continues the count of the planner before this one, which made so many groups."""
+        """Continues the numbering of the previous planner, which made this many groups."""
         self._generation = max(self._generation, generations)
 
     def remember(self, ends: Iterable[GroupEnd]) -> None:
@@ -179,9 +181,9 @@ class GroupRegistry:
         members: Collection[int],
         closed: Mapping[int, GroupEnd] = MappingProxyType({}),
     ) -> list[Send]:
-        """Restores the groups of the planner before this one, as the nodes of their members know
-        them. `joins`: requests whose answers these have not received. `members`: living nodes.
-        `closed`: by generation, the ends of which some node has heard."""
+        """Restores the groups of the previous planner from the reports of the members' nodes.
+        `joins`: requests whose answers these nodes have not received. `members`: living nodes.
+        `closed`: the ends that at least one node has received, by generation."""
         found = RecoveredGroups(held, joins, members, closed, self._take)
         self._generation = max(self._generation, found.generation)
         self.groups.update(found.groups)
@@ -194,8 +196,8 @@ class GroupRegistry:
         return sends + self._settle_forming()
 
     def _settle_forming(self) -> list[Send]:
-        """Settles all groups that are not formed yet: the founders that such a group waits for, or
-        the tasks that its members came back to, may be gone."""
+        """Settles all groups that are not formed yet: a founder that the group waits for may have
+        gone, or the tasks of its rejoined members' former peers may be over."""
         forming = [group for group in self.groups.values() if group.phase is Phase.FORMING]
         awaited = {task for g in forming for m in g.members.values() for task in m.mates or ()}
         awaited.update(task for g in forming for task, _ in g.vacated.values())
@@ -203,7 +205,7 @@ class GroupRegistry:
         return [send for group in forming for send in self._settle(group)]
 
     def _give_up(self, group: GroupRecord) -> list[Send]:
-        """Removes those members of a group that is not formed that wait in vain for others."""
+        """Removes from a forming group the members that wait in vain for others."""
         if not group.members:
             return []
         waits = {rank: (member.task, member.mates) for rank, member in group.members.items()}
@@ -277,9 +279,10 @@ class GroupRegistry:
         return (self._give_up(group) if forming else []) + self._settled(group, awaited)
 
     def _close(self, group: GroupRecord, told: GroupEnd | None = None) -> list[Send]:
-        """All members have left or died. told: the end, as the planner before has told it."""
+        """All members have left or died. told: the end of the group as the previous planner
+        announced it."""
         end = group.end if group.left and group.phase is Phase.FORMED else None
-        if told is not None:  # what has been reported of the group since may be out of date
+        if told is not None:  # later reports about the group may be out of date
             end = told if told.tasks else None
         elif end is not None:
             self.ends.add(end)
@@ -290,7 +293,7 @@ class GroupRegistry:
             del self.groups[group.name]
             self.vacated.add(group.name, group.size, group.vacated)
             return self._close(group)
-        if not group.members:  # all members have left before the last founder joined
+        if not group.members:  # all members have left, but a founder may still join
             return []
         if len(group.members) == group.size or (group.founders and not awaited):
             group.phase = Phase.FORMED
@@ -352,7 +355,8 @@ class GroupRegistry:
         return _to_all(group, group.shown)
 
     def _stripes(self, group: GroupRecord) -> tuple[Stripe, ...]:
-        """Owners of large calls: the living members' nodes, by rank, with shares by their links."""
+        """Owners of the stripes of large calls: the living members' nodes in rank order, with
+        shares according to their link speeds."""
         nodes = [
             group.members[rank].identity.node
             for rank in sorted(group.members)
@@ -364,8 +368,9 @@ class GroupRegistry:
 
 
 def awaits_founders(group: GroupRecord, groups: Iterable[GroupRecord]) -> bool:
-    """For a group that is made from members of another one, its parent: may a founder still join?
-    A founder that has not joined yet may, as long as it is a member of the parent."""
+    """Whether a founder of the group may still join. The founders of a split group are members of
+    its parent group; one that has not joined yet may do so as long as it is a member of the
+    parent."""
     if not group.founders or group.phase is Phase.FORMED:
         return False
     parent = next((one for one in groups if one.generation == group.parent), None)
@@ -401,7 +406,7 @@ def _answer(group: GroupRecord, rank: int, request: int) -> GroupJoined:
 
 
 def _find_request(group: GroupRecord, message: GroupJoinRequested) -> int | None:
-    """The rank that this same request was given before."""
+    """The rank already given to the same request."""
     identity = Identity(message.node, message.client, message.client_generation)
     for rank, member in group.members.items():
         if member.identity == identity and member.request == message.request:
@@ -410,13 +415,13 @@ def _find_request(group: GroupRecord, message: GroupJoinRequested) -> int | None
 
 
 def _refusal(group: GroupRecord | None, message: GroupJoinRequested) -> GroupRefused | None:
-    """Why the caller cannot have what it asks for; the most basic reason comes first."""
+    """Why a join request is refused; the most basic reason comes first. None: it is not refused."""
     name, size, rank = message.name, message.size, message.rank
     text = None
     if group is not None and size != group.size:
         text = f"group {name!r} has size {group.size}, this caller asked for size {size}"
     elif not 1 <= size <= message.members_max:
-        text = f"group {name!r} of size {size}: a size is from 1 to {message.members_max}"
+        text = f"group {name!r}: size must be from 1 to {message.members_max}, not {size}"
     elif rank is not None and not 0 <= rank < size:
         text = f"group {name!r} has ranks 0 to {size - 1}, this caller asked for rank {rank}"
     elif group is not None and rank is None and group.free_rank() is None:

@@ -1,4 +1,4 @@
-"""Resources of one node: how much there is, which task holds which part, and which is next.
+"""Resources of one node: totals, which task holds which part, and which task is served next.
 
 GPUs, licences or shares of a disk are counted, and tasks, actors and workers wait until enough of
 them are free. This module is only the accounting, in whole numbers, so that it can be tested
@@ -34,8 +34,8 @@ __all__ = [
 ]
 
 UNITS = 10_000
-# Above it a resource is a plain quantity without indices, because a list of a million bytes is of
-# no use.
+# Above this, a resource is a plain quantity without indices: indices of a million bytes would be
+# useless.
 INDICES_MAX = 1024
 AMOUNT_MAX = 1 << 40  # of one resource: 1 TiB of bytes
 NAMES_MAX, NAME_CHARS_MAX = 64, 64
@@ -56,8 +56,8 @@ def amounts_of(resources: Any, what: str = "resources") -> Demand:
     for name, amount in resources.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(
-                f"{what}={resources!r}: the name {name!r} must be a text of 1 to "
-                f"{NAME_CHARS_MAX} characters, without spaces, commas and equals signs"
+                f"{what}={resources!r}: the name {name!r} must be a string of 1 to "
+                f"{NAME_CHARS_MAX} characters, without spaces, commas or equals signs"
             )
         units = _units(amount)
         if units is None:
@@ -73,7 +73,7 @@ def amounts_of(resources: Any, what: str = "resources") -> Demand:
 def _units(amount: Any) -> int | None:
     """An amount in units of 1/10000, rounded down, so that three thirds fit into one. None: it is
     not a valid amount."""
-    # float() would take texts, and anything that has bytes.
+    # float() would also accept strings and bytes-like objects.
     kind = type(amount)
     if kind is bool or not (hasattr(kind, "__float__") or hasattr(kind, "__index__")):
         return None
@@ -187,8 +187,8 @@ class ResourceLedger:
         return held is not None
 
     def times(self, demand: Demand, most: int, now: bool) -> int:
-        """How often that demand can be met at the same time, at most `most`. `now`: beside what is
-        held now; else as if nothing were held."""
+        """How many times that demand can be met simultaneously, at most `most`. `now`: in addition
+        to what is held now; otherwise as if nothing were held."""
         trial = ResourceLedger(tuple(self.totals.items()))
         if now:
             trial._sums = dict(self._sums)
@@ -234,8 +234,9 @@ class WaitingRow:
 
     demand: Demand
     where: Any  # which nodes: a value that the caller understands
-    # A task that holds resources may be waiting for these members. So nothing is reserved against
-    # them for members that come before, because those may wait for what that task holds.
+    # Set if a task that holds resources may be waiting for these members. They may then use
+    # resources that are reserved for earlier rows: those rows may themselves be waiting for the
+    # resources of that task, so honouring the reservation could be a deadlock.
     needed: bool = False
     members: list[tuple[Any, Any]] = field(default_factory=list)  # a heap of (rank, who)
     # Set while no node has enough in total: an object that identifies this period, and whether the
@@ -290,8 +291,8 @@ class WaitingRows:
         return [who for rank, who in members if self.ranks.get(who) == (rank, row.key)]
 
     def first(self, skip: Container[Any]) -> WaitingRow | None:
-        """The row whose first member has the lowest rank, of the rows whose key is not in `skip`;
-        None: there is none."""
+        """The row whose first member has the lowest rank, among the rows whose key is not in
+        `skip`; None if there is no such row."""
         best: WaitingRow | None = None
         for key, row in self.rows.items():
             if key not in skip and (best is None or row.members[0][0] < best.members[0][0]):

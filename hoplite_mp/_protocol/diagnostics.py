@@ -3,8 +3,8 @@
     looker ── ClockAsked TraceAsked TraceRead DumpAsked ─►  node
            ◄─ LookTold ──
 
-Each node records its part of a trace. At its end that part is one document, which is read in
-pieces. This file also defines the form of such a document.
+Each node records its part of a trace. When the trace ends, that part becomes one document, which
+is read in pieces. This file also defines the format of such a document.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 # "begin": record events; "end": stop, and keep the document; "drop": discard the document.
 TRACE_STEPS = ("begin", "end", "drop")
 # Bytes of a document in one message. Higher: fewer messages; lower: other messages wait less.
-# Without privileges a packet between processes has at most 416 KiB.
+# An unprivileged process can send packets of at most 416 KiB to another process.
 PIECE_BYTES_MAX = 128 << 10
 # One event of a process, as in cext/shm_layout.h: id, begin_ns, end_ns, kind, outcome, depth, rank,
 # name.
@@ -44,7 +44,7 @@ OUTCOMES_OF_EVENTS = ("running", "done", "failed", "cancelled", "lost", "timeout
 
 
 class ClockAsked(Message, frozen=True, tag="ClockAsked"):
-    """Asks for the receiver's monotonic clock; it is the answer's value."""
+    """Requests the time of the receiver's monotonic clock, which is the `value` of the answer."""
 
     number: int
 
@@ -53,8 +53,9 @@ class ClockAsked(Message, frozen=True, tag="ClockAsked"):
 
 
 class TraceAsked(Message, frozen=True, tag="TraceAsked"):
-    """Asks for a step of that trace of the sender. The answer's error: why the step is not
-    possible; its value after "end": the length of the document in bytes."""
+    """Requests a step (TRACE_STEPS) of the sender's trace with the id `trace`. If the step is not
+    possible, the answer's `error` says why. After "end" its `value` is the length of the document
+    in bytes."""
 
     number: int
     trace: int
@@ -66,7 +67,7 @@ class TraceAsked(Message, frozen=True, tag="TraceAsked"):
 
 
 class TraceRead(Message, frozen=True, tag="TraceRead"):
-    """Asks for a piece of that document, from `offset` on."""
+    """Requests a piece of the trace's document, from `offset` on."""
 
     number: int
     trace: int
@@ -77,8 +78,8 @@ class TraceRead(Message, frozen=True, tag="TraceRead"):
 
 
 class DumpAsked(Message, frozen=True, tag="DumpAsked"):
-    """Asks what the processes of the receiver's host wait for; it is the answer's data. `stacks`:
-    also the stacks of the workers' threads."""
+    """Requests a dump of what the processes of the receiver's host wait for, which is the `data` of
+    the answer. `stacks`: include the stacks of the workers' threads."""
 
     number: int
     stacks: bool
@@ -89,7 +90,7 @@ class DumpAsked(Message, frozen=True, tag="DumpAsked"):
 
 
 class LookTold(Message, frozen=True, tag="LookTold"):
-    """The answer to the question with that number."""
+    """The answer to the request with the same `number`."""
 
     number: int
     value: int = 0
@@ -117,6 +118,6 @@ class TraceDocument(msgspec.Struct, frozen=True):
     inbound_tasks: dict[int, bytes]
     # (kind, name, begin_ns, end_ns, more), of the node itself.
     trace_events: list[tuple[str, str, int, int, dict[str, Any]]]
-    dropped: int  # how many of the oldest were dropped, because there was no room
+    dropped: int  # number of the oldest events that were dropped for lack of space
     # pid -> the name of the actor whose process it was.
     actors: dict[int, str] = {}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hoplite_mp._worker.event_loop import EventLoop
     from hoplite_mp._worker.stdio import OutputRouting
 
-__all__ = ["OfWorker", "ConcurrentTasksPort"]
+__all__ = ["ConcurrentTasksPort", "OfWorker"]
 
 
 class ConcurrentTasksPort(Protocol):

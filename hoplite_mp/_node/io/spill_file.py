@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def is_tmpfs(path: str) -> bool:
-    """Whether files in this directory are in memory, so that spilling there would gain nothing."""
+    """Whether files in this directory are kept in memory; spilling there would gain nothing."""
     buffer = ctypes.create_string_buffer(256)
     if _libc.statfs(os.fsencode(path), buffer) != 0:
         return True
@@ -38,7 +38,8 @@ def default_directory() -> str | None:
 
 
 class SpillFile:
-    """Created at the first write. `OSError` means that the disk could not take the data."""
+    """The file is created at the first write. Methods raise `OSError` if the disk fails or is
+    full."""
 
     def __init__(self, directory: str | None, bytes_max: int | None) -> None:
         self.directory = directory
@@ -86,8 +87,7 @@ class SpillFile:
             done += got
 
     def free(self, position: int) -> None:
-        """Makes the space available again, and punches a hole so that the disk gets it back at
-        once."""
+        """Makes the space available again, and punches a hole to return its disk blocks at once."""
         size = self.arena.size_of(position)
         self.arena.free(position, warm=False)
         _libc.fallocate(self._fd, PUNCH_HOLE, ctypes.c_int64(position), ctypes.c_int64(size))
