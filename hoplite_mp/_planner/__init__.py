@@ -9,6 +9,6 @@
            ▲
     planner_core  step_result                      messages in, plans out
 
-There is no clock, socket, thread or randomness in here: time is an argument, and the returned
-StepResult contains what is to be done.
+This package has no clock, sockets, threads or randomness: the time is an argument, and the returned
+StepResult contains the actions.
 """

@@ -4,9 +4,9 @@ reports the actor's end.
 Names are the only property of actors that needs a decision for the whole cluster. The identity of
 an actor contains its node, and any process that has a ref to an actor may call it.
 
-Invariant: no two living actors have the same name. After the death of a manager each node states
-again which names its actors have (a claim without a request). The next manager records these before
-it answers any claim that is still open.
+Invariant: no two living actors have the same name. After the death of a manager each node claims
+the names of its actors again (without a request). The next manager records these claims before it
+answers any open claim.
 
 When a node dies, an actor that may be restarted on another host keeps its name until the planner
 has decided whether another node restarts the actor (_planner/owners.py).
@@ -40,7 +40,7 @@ class _Holder(NamedTuple):
 
 
 class ActorNames:
-    """All names of living actors."""
+    """The names of all living actors."""
 
     def __init__(self) -> None:
         self._held: dict[str, _Holder] = {}

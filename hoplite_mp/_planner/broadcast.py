@@ -1,20 +1,20 @@
 """Copies of immutable objects: which node sends to which, while receivers arrive and parents die.
 
 There are two kinds of plans. **A spread** is for receivers that are known at once (a broadcast).
-They share one `StripePlan`; every receiver waits only for a source, or for the owner of a
-stripe, which waits for a source. **A single** is for one receiver that asked by itself (a get). Its
-parents are the holders with the most of their up rate to spare, whether they hold the object whole
-or are still receiving it. So the first receiver streams from the object's owner, the next one from
-the first, and the object's owner sends little more than one copy however many nodes ask.
+They share one `StripePlan`; every receiver waits only for a source, or for the owner of a stripe,
+which waits for a source. **A single** is for one receiver with a request of its own (a get). Its
+parents are the holders with the most spare up rate, whether their copies are complete or still
+arriving. So the first receiver streams from the object's owner, the next receiver from the first,
+and the owner sends little more than one copy however many nodes request the object.
 
-Invariant: no nodes wait for each other in a circle. Owners of a spread's stripes wait for nodes
-that hold the object whole. A single's parents are never nodes that wait for its receiver, over
-however many steps. No node waits for a new receiver; for a receiver that gets new parents, the
-nodes that wait for it are looked up.
+Invariant: nodes never wait for each other in a cycle. Owners of a spread's stripes wait for nodes
+with a complete copy. The parents of a single never wait for its receiver, directly or through other
+nodes. No node waits for a new receiver; if an earlier receiver gets new parents, the nodes that
+wait for it are excluded.
 
-When a parent is lost, or a receiver reports that a parent failed it, all receivers that were
-pulling by that plan get a new one under a new epoch, and keep their bytes. A receiver for which no
-holder is left is refused; those that waited for it get new parents, or are refused in turn.
+When a parent is lost, or a receiver reports that a parent failed, all receivers of that plan get a
+new plan under a new epoch, and keep their bytes. If no holder is left, the receiver is refused;
+nodes that waited for this receiver get new parents, or are refused in turn.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.topology import HostRates, Topology
     from hoplite_mp._protocol.membership import CopyHeld
 
-# Holders of each sort that are considered for a new receiver, the latest first, because they have
-# served least. Higher: a slightly better parent in large clusters, for more of the manager's time.
+# Complete (or incomplete) holders considered for a new receiver: the latest, which served least.
+# Higher: slightly better parents in large clusters, for more of the manager's time.
 CANDIDATES_MAX = 8
-# Parents that one late receiver pulls from at a time. Higher: a faster receiver, more incast. An
-# owner of a broadcast to k receivers has 1/k of its link to spare, so k of them fill another link.
+# Maximum number of parents of a late receiver. Higher: a faster receiver, more incast. An owner in
+# a broadcast to k receivers can spare 1/k of its link, so k owners fill another link.
 PARENTS_MAX = 8
-# A further parent is taken while more than this part of the receiver's down rate is unused.
+# A parent is added while more than this part of the receiver's down rate is unused.
 UNUSED_MAX = 0.1
-# A parent with less than this part of its up rate to spare takes from its other receivers what it
-# offers. Higher: late receivers find fewer parents with a rate to spare.
+# If less than this part of a parent's up rate is spare, its offer reduces the rates of its other
+# receivers. Higher: late receivers find fewer parents with a spare rate.
 SPARE_MIN = 0.1
-# How many sources a spread names. More would only lengthen the message.
+# Maximum number of sources in a spread. More would only lengthen the message.
 SOURCES_NAMED_MAX = 16
 
 
@@ -73,9 +73,9 @@ class Copies:
         self._plan_cache = PlanCache(topology)
         self._directory = Directory(membership)
         self._epoch = 0  # plans made so far
-        self._busy: dict[int, float] = {}  # node -> bytes a second that its plans make it send
+        self._busy: dict[int, float] = {}  # node -> bytes a second that it sends by its plans
         self.trees = TreeCache(topology)
-        self.notes: list[str] = []  # why plans are as they are; taken by the machine
+        self.notes: list[str] = []  # the reasons for plans; taken by the planner
 
     @property
     def entries(self) -> dict[bytes, DirectoryEntry]:
@@ -85,14 +85,14 @@ class Copies:
     # ---- requests
 
     def fetch(self, message: FetchRequested, now: float) -> list[Send]:
-        """One node wants a copy. A second request of a node that is being served is ignored."""
+        """A node requests a copy. A second request during its transfer is ignored."""
         node = message.node
         entry = self._directory.entry(message.object, message.nbytes, message.holders)
         if node in entry.receiving:
             return []
         sends: list[Send] = []
         known = node in entry.whole
-        if known:  # the node would not ask if it still had its copy, so the entry is out of date
+        if known:  # the request shows that its copy is gone, so the entry is out of date
             sends = self._strike(entry, node, now)
         sends += self._single(entry, node, now, waited_for=known)
         self._directory.forget_if_over(entry)
@@ -101,8 +101,8 @@ class Copies:
     def spread(
         self, object_id: bytes, nbytes: int, holders: Iterable[int], to: Iterable[int], now: float
     ) -> tuple[list[Send], set[int]]:
-        """Copies to many nodes at once. Returns what to send, and the nodes that do not have the
-        object yet."""
+        """Copies to many nodes at once. Returns the messages to send, and the nodes without a
+        complete copy."""
         entry = self._directory.entry(object_id, nbytes, holders)
         lacking = {node for node in to if node not in entry.whole}
         receivers = [n for n in to if n in lacking and n not in entry.receiving]
@@ -113,7 +113,7 @@ class Copies:
     # ---- reports
 
     def is_receiving(self, object_id: bytes, node: int, epoch: int) -> bool:
-        """Is this the latest plan by which the node receives the object?"""
+        """Whether this is the latest plan by which the node receives the object."""
         entry = self.entries.get(object_id)
         return entry is not None and entry.receiving.get(node) == epoch
 
@@ -129,8 +129,8 @@ class Copies:
         return self._arrived(entry, message.epoch, node)
 
     def failed(self, message: FetchFailed, now: float) -> list[Send]:
-        """A receiver names the parent that failed it, and gets others. The parent stays a parent
-        for other receivers, because the link may be at fault."""
+        """A receiver reports a failed parent, and gets other parents. The failed node stays a
+        parent for other receivers, because the link may be at fault."""
         entry = self.entries.get(message.object)
         node = message.node
         if entry is None or entry.receiving.get(node) != message.epoch:
@@ -139,12 +139,12 @@ class Copies:
         entry.failed.add((node, message.parent))
         transfer = entry.transfers[message.epoch]
         others = [other for other in transfer.waiting if other != node]
-        # The other receivers may pull from this one what it no longer gets, so they are planned
-        # again too, and before it.
+        # The other receivers may pull from this node what it will no longer get, so they get new
+        # plans, too, and before this node.
         return self._replace(entry, [message.epoch], [others, [node]], now)
 
     def dropped(self, message: CopyDropped, now: float) -> list[Send]:
-        """A node deleted its copy, or stopped fetching one."""
+        """A node deleted its copy, or stopped fetching it."""
         entry = self.entries.get(message.object)
         if entry is None:
             return []
@@ -167,7 +167,7 @@ class Copies:
         return sends
 
     def lose(self, node: int, now: float) -> list[Send]:
-        """A node has died: it is no longer holder, receiver or parent of anything."""
+        """A node has died: it is no longer a holder, receiver or parent of any object."""
         sends: list[Send] = []
         for entry in self._directory.naming(node):
             if node in entry.whole:
@@ -180,7 +180,7 @@ class Copies:
         return sends
 
     def needs(self, node: int) -> bool:
-        """Does a running plan name this node?"""
+        """Whether a running plan names this node."""
         return any(
             node in participants(transfer.plan)
             for entry in self._directory.naming(node)
@@ -188,14 +188,14 @@ class Copies:
         )
 
     def go_on(self, epochs: int, copied: int) -> None:
-        """Continues the counts of the planner before this one, so that no number is used twice."""
+        """Continues the counts of the previous planner, so that no number is used twice."""
         self._epoch = max(self._epoch, epochs)
         self._directory.go_on(copied)
 
     def restore(
         self, held: Iterable[CopyHeld], running: dict[int, RunningCopy], now: float
     ) -> list[Send]:
-        """Records what nodes hold, and how far they are with the plans of the planner before."""
+        """Records the nodes' copies, and their progress with the plans of the previous planner."""
         sends: list[Send] = []
         for epoch in sorted(running):
             self._epoch = max(self._epoch, epoch)
@@ -219,7 +219,7 @@ class Copies:
                 if node not in copy.receiving:
                     del entry.transfers[epoch].waiting[node]
                     del entry.receiving[node]
-                    if node in before:  # the plan has not reached the node, which has the last one
+                    if node in before:  # the node has only received an earlier plan
                         entry.receiving[node] = before[node]
             entry.whole = {n: known for n, known in entry.whole.items() if n not in entry.receiving}
             without = [node for node in participants(plan) if node not in copy.at]
@@ -231,7 +231,7 @@ class Copies:
                 broken.append(epoch)
         for epoch in broken:
             entry = self._directory.restore(running[epoch].plan)
-            if (transfer := entry.transfers.get(epoch)) is not None:  # else refused with one before
+            if (transfer := entry.transfers.get(epoch)) is not None:  # else refused earlier
                 sends += self._replace(entry, [epoch], [list(transfer.waiting)], now)
         for entry in list(self.entries.values()):
             self._directory.forget_if_over(entry)
@@ -257,13 +257,13 @@ class Copies:
     def _replace(
         self, entry: DirectoryEntry, epochs: list[int], receivers: list[list[int]], now: float
     ) -> list[Send]:
-        """Makes new plans instead of these. They are sent before the old ones are withdrawn, so
-        that no node releases the object in between."""
+        """Replaces these plans by new ones. The new plans are sent before the old ones are
+        withdrawn, so that no node releases the object in between."""
         before = [entry.transfers[epoch].plan for epoch in epochs]
         old: list[Send] = []
         for epoch in epochs:
             old += self._withdraw(entry, epoch)
-        # Until they have a plan again they are not chosen as parents.
+        # These receivers cannot be parents until they have a new plan.
         for node in (node for group in receivers for node in group):
             entry.receiving.pop(node, None)
         sends: list[Send] = []
@@ -282,14 +282,14 @@ class Copies:
         now: float,
         before: Distribute | None = None,
     ) -> list[Send]:
-        """Makes one plan for all these receivers. `before`: the plan that they had."""
+        """Makes one plan for all these receivers. `before`: their previous plan."""
         living = self._membership.living(receivers)
         if not living:
             return []
         if not entry.whole:
             return self._refuse(entry, living, now)
         if len(living) == 1 or any(pair[0] in living for pair in entry.failed):
-            # A common stripe plan would ignore which parents have failed which of these receivers.
+            # A common stripe plan would ignore the failed pairs of receivers and parents.
             return [send for node in living for send in self._single(entry, node, now)]
         leaving = self._membership.leaving
         staying = [node for node in entry.whole if node not in leaving]
@@ -302,7 +302,7 @@ class Copies:
         kept = None
         if before is not None and before.rule == "stripes" and len(before.receivers) > 1:
             kept = kept_cut(before.stripes, {*living, *entry.whole} - leaving, stripes)
-        if kept is not None:  # the bytes that the receivers have are cut in this way
+        if kept is not None:  # keeps the stripes of the bytes that have arrived
             stripes, shape = kept, "stripes"
         else:
             self.notes.append(best.why)
@@ -325,8 +325,9 @@ class Copies:
     def _single(
         self, entry: DirectoryEntry, receiver: int, now: float, *, waited_for: bool = True
     ) -> list[Send]:
-        """Makes a plan for one receiver, with the parents that have the most to spare.
-        `waited_for`: the receiver is not new, so nodes may wait for it that cannot be its parents.
+        """Makes a plan for one receiver, with the parents that have the most spare rate.
+        `waited_for`: the receiver is not new, so nodes that wait for it may exist; these cannot be
+        its parents.
         """
         if not self._membership.is_living(receiver):
             return []
@@ -338,7 +339,8 @@ class Copies:
         parents: list[tuple[int, float]] = []
         used = seconds = 0.0
         backup = sum(offered for takes, _, _, offered in ranked[:PARENTS_MAX] if not takes)
-        # All that have little to spare may together offer less than one that takes it from others.
+        # Parents with little spare rate may together offer less than one that slows its other
+        # receivers.
         ranked.sort(key=lambda one: not (one[0] and one[3] > backup))
         for takes, ready_in, node, offered in ranked[:PARENTS_MAX]:
             if parents and (used > (1 - UNUSED_MAX) * wanted or takes):
@@ -365,11 +367,11 @@ class Copies:
     def _candidates(
         self, entry: DirectoryEntry, receiver: int, below: set[int], now: float
     ) -> list[tuple[bool, float, int, float]]:
-        """(takes from others, seconds until it has all itself, node, bytes a second offered) of
-        each possible parent, the best one first. Nodes with a rate to spare come before nodes that
-        would have to take it from those that they serve. In each group, the node that could finish
-        the transfer alone the soonest comes first. Equal ones serve in turn, for one object and
-        from object to object."""
+        """(takes from others, seconds until its own copy is complete, node, bytes a second offered)
+        of each possible parent, the best one first. Nodes with a spare rate come before nodes that
+        would have to reduce the rates of their other receivers. Within each group, nodes are sorted
+        by the time in which they could finish the transfer alone. Equal nodes serve in turn, for
+        one object and from object to object."""
         nodes = [
             *islice(reversed(entry.whole), CANDIDATES_MAX),
             *islice(reversed(entry.receiving), CANDIDATES_MAX),
@@ -399,8 +401,8 @@ class Copies:
         ]
 
     def _offer(self, node: int, host: HostRates) -> tuple[bool, float]:
-        """(does it take from others, bytes a second): what is left of the node's up rate or, if
-        that is little, a fair part of the whole rate, which the node's other receivers lose."""
+        """(does it take from others, bytes a second): the node's spare up rate or, if that is
+        little, a fair part of its total rate, at the expense of the node's other receivers."""
         busy = self._busy.get(node, 0.0)
         left = host.up - busy
         if left >= SPARE_MIN * host.up:
@@ -408,7 +410,7 @@ class Copies:
         return True, host.up * host.up / (host.up + busy)
 
     def _below(self, entry: DirectoryEntry, receiver: int) -> set[int]:
-        """All nodes that wait for this receiver, over however many steps."""
+        """All nodes that wait for this receiver, directly or through other nodes."""
         children: dict[int, set[int]] = {}
         for transfer in entry.transfers.values():
             for sender in transfer.rates:
@@ -425,8 +427,8 @@ class Copies:
     def _cut_late(
         self, entry: DirectoryEntry, parents: Sequence[tuple[int, float]]
     ) -> tuple[Stripe, ...]:
-        """Stripes for a single. Where a stripe of a parent that still receives ends, a stripe of
-        the single ends too, so that each one grows with one cell of its parent.
+        """Stripes for a single. Where a stripe of an incomplete parent ends, a stripe of the single
+        ends, too, so that each stripe grows with one cell of its parent.
         """
         cuts = stripe_plan.cut(parents)
         edges: set[int] = set()
@@ -483,15 +485,15 @@ class Copies:
             left = self._busy.get(node, 0.0) - rate
             if left > 1.0:
                 self._busy[node] = left
-            else:  # so little is a rounding error, not the rate of another plan
+            else:  # a rounding error, not the rate of another plan
                 self._busy.pop(node, None)
         message = Withdraw(entry.operation, entry.object, epoch)
         living = self._membership.is_living
         return [(node, message) for node in participants(transfer.plan) if living(node)]
 
     def _refuse(self, entry: DirectoryEntry, receivers: list[int], now: float) -> list[Send]:
-        """These receivers cannot have the object. Nodes that wait for one of them get new parents,
-        or are refused too."""
+        """These receivers cannot get the object. Nodes that wait for them get new parents, or are
+        refused, too."""
         why = "no living node holds it whole"
         if entry.whole:
             why = "no node that holds it can be reached from here"

@@ -1,4 +1,4 @@
-"""How long a plan takes: the model by which stripe plans are chosen, in closed forms.
+"""The duration of a plan: the model by which stripe plans are chosen, in closed forms.
 
 The model of a LAN is a star: host i sends u_i and receives d_i bytes a second, both at once, and
 the switch does not block. With latency L, and o seconds for each stream that a node opens, an
@@ -9,15 +9,14 @@ operation of S bytes over links of B bytes a second needs:
     star             L + n o + n S/B
     one-hop stripes  2 L + (streams of the busiest node) o + T
 
-where b is a block, which a node must have received whole before it passes it on (at most an eighth
-of a stripe, therefore left out for stripes), and T is the time that the busiest direction of any
-host needs for its bytes. Each node forwards the blocks that have arrived so far, and a stripe's
-bytes flow at the same rate on both hops. Therefore T is reached by giving every stream the rate
-(its bytes / T), because no direction then carries more than it can, and no child receives faster
-than its parent does. `broadcast` and `allreduce` choose the shares of the stripes such that T is
-the least possible. Chain, tree and star follow Hoplite (Zhuang et al., SIGCOMM 2021), section 3;
-the bounds of one-hop stripes are those of Blink's one-hop trees (Wang et al., MLSys 2020) with
-unequal links.
+where b is a block, which a node must have received completely before it passes the block on (at
+most an eighth of a stripe, therefore left out for stripes), and T is the time that the busiest
+direction of any host needs for its bytes. Each node forwards the blocks that have arrived so far,
+and a stripe's bytes flow at the same rate on both hops. T is reached if every stream has the rate
+(its bytes / T): no direction then exceeds its capacity, and no child receives faster than its
+parent does. `broadcast` and `allreduce` choose the shares of the stripes such that T is minimal.
+Chain, tree and star follow Hoplite (Zhuang et al., SIGCOMM 2021), section 3; the bounds of one-hop
+stripes are those of Blink's one-hop trees (Wang et al., MLSys 2020) with unequal links.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.topology import HostRates
     from hoplite_mp._protocol.messages import Distribute
 
-# What one more stream costs the node that opens it: a request, a cell, a wake-up. Higher: trees
-# with few children are preferred earlier to one hop between all nodes.
+# The cost of each further stream for the node that opens it: a request, a cell, a wake-up. Higher:
+# trees with few children are preferred earlier to one hop between all nodes.
 STREAM_S = 20e-6
-# The longest block of a node's engine (_node/peers/links.py). If this were less than the real
-# one, long chains would be preferred where each hop delays the bytes by milliseconds.
+# The longest block of a node's engine (_node/peers/links.py). If this value were less than the real
+# block, long chains would be chosen although each hop delays the bytes by milliseconds.
 BLOCK_BYTES_MAX = 256 << 10
-# Halvings of the interval in which the least T is looked for. 24 leave an error below 1e-6.
+# Bisection steps in the search for the least T. 24 leave an error below 1e-6.
 _HALVINGS = 24
 
 
@@ -51,7 +50,7 @@ def tree_s(
     """Seconds for a tree over `count` nodes besides the root; degree 1 is a chain.
 
     `both_ways`: up the tree and down again, at the same time. An inner node then sends its
-    contribution up besides the result that it sends to each child: d + 1 times the bytes.
+    contribution up, and the result to each child: d + 1 times the bytes.
     """
     if count == 0:
         return 0.0
@@ -68,14 +67,14 @@ def tree_s(
 
 
 def one_hop_s(transfer_s: float, streams: int, latency_s: float) -> float:
-    """Seconds for stripes that go to an owner and from it to all others."""
+    """Seconds for stripes that move to their owner, and from there to all other nodes."""
     return 2 * latency_s + streams * STREAM_S + transfer_s
 
 
 def broadcast(
     nbytes: int, source_up: float, receivers: Sequence[HostRates]
 ) -> tuple[float, float, list[float]]:
-    """(T, share that the source itself sends to all, share that each receiver passes on).
+    """(T, share that the source sends to all by itself, share that each receiver passes on).
 
     T = max{ S/u_s, S/min d_i, nS/(u_s + Σ u_i) } for n receivers. With up and down exchanged this
     is the reduction to one node: the bytes that flow from the source here flow into the destination
@@ -106,7 +105,7 @@ def broadcast_s(
     direct: float,
     shares: Sequence[float],
 ) -> float:
-    """T for given shares: what the busiest direction of any host needs."""
+    """T for given shares: the time that the busiest direction of any host needs."""
     count = len(receivers)
     if not count:
         return 0.0
@@ -132,7 +131,7 @@ def narrow_s(plan: Distribute, rates: Mapping[tuple[int, int], float]) -> float:
 
 
 def allreduce(nbytes: int, hosts: Sequence[HostRates]) -> tuple[float, list[float]]:
-    """(T, share that each host owns) if all hosts contribute and all want the result.
+    """(T, share that each host owns) if all hosts contribute and all hosts get the result.
 
     T = S max{1/b_min, 2(n-1)/Σ b_i}, b_i = min(u_i, d_i);
     f_i = clip((T b_i/S - 1)/(n-2), 0, 1), scaled to sum 1.
@@ -158,7 +157,7 @@ def folding_s(
     wanted: Sequence[bool],
     shares: Sequence[float],
 ) -> float:
-    """T for given shares of owners. `sent[i]`: contributions that host i sends, each by itself;
+    """T for given shares of owners. `sent[i]`: contributions that host i sends separately;
     `wanted[i]`: host i is a destination.
     """
     contributions, destinations = sum(sent), sum(wanted)
@@ -177,12 +176,12 @@ def folding(
     wanted: Sequence[bool],
     may_own: Sequence[bool],
 ) -> tuple[float, list[float]]:
-    """(T, shares of owners) for any set of contributors and destinations, found by halving.
+    """(T, shares of owners) for any set of contributors and destinations, found by bisection.
 
-    The bytes that each host sends and receives are linear functions of its own share. So a given T
-    leaves each host a range of shares. (Where a host sends less the more it owns, the function
-    falls, and bounds the share from below.) The least T is the smallest one at which shares within
-    these ranges can add up to 1. At least one host must be allowed to own.
+    The bytes that each host sends and receives are linear functions of its own share. So each T
+    allows each host a range of shares. (If a larger share reduces the bytes that a host sends, the
+    function falls, and bounds the share from below.) The least T is the smallest value at which
+    shares within these ranges can add up to 1. At least one host must be allowed to own a share.
     """
     contributions, destinations = sum(sent), sum(wanted)
     rows = []

@@ -1,15 +1,15 @@
-"""Which node holds which object, as far as transfers need to know.
+"""Which node holds which object, as far as transfers need this.
 
-An entry exists while a plan that moves the object runs, or while a node other than its first owner
-has reported a copy, because that node will also report the end of its copy. Then the entry is
-dropped, and an object that is requested again gets a new one (so an object that was lost and put
-again is not taken for its former self). A holder that only a request has named does not keep the
-entry, because that node does not know that it is listed here, and would never report the end.
+An entry exists while a plan that moves the object runs, or after a node other than the object's
+first owner has reported a copy, until that node has reported the end of its copy. Then the entry is
+dropped, and a later request creates a new entry (so an object that was lost and put again is not
+confused with its predecessor). A holder that only a request has named does not keep the entry: that
+node does not know that it is listed here, and would never report the end.
 
-Holders are the nodes that a request has named, which its sender knows from the object's owner, and
-the nodes that have reported a copy. Nothing is assumed: a parent that failed one receiver stays
-listed for the others, because the fault may be that receiver's link. Only the node's own report or
-its death removes it from the list.
+Holders are the nodes named in requests, which the requester knows from the object's owner, and the
+nodes that have reported a copy. A parent that failed one receiver stays listed for other receivers,
+because the fault may be that receiver's link. Only the node's own report or its death removes the
+node from the list.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Transfer:
-    """A plan that runs, because it has not been withdrawn. Invariant: `waiting` is not empty."""
+    """A running plan: it has not been withdrawn. Invariant: `waiting` is not empty."""
 
     plan: Distribute
     waiting: dict[int, None]  # receivers that have not reported, in the plan's order
@@ -44,15 +44,15 @@ class DirectoryEntry:
     object: bytes
     operation: int
     nbytes: int
-    # The nodes that hold it, the latest last. True: the node has reported that itself.
+    # The nodes with a complete copy, the latest last. True: the node itself has reported the copy.
     whole: dict[int, bool] = field(default_factory=dict)
     receiving: dict[int, int] = field(default_factory=dict)  # node -> epoch of its latest plan
     transfers: dict[int, Transfer] = field(default_factory=dict)  # by epoch
-    served: dict[int, int] = field(default_factory=dict)  # node -> plans in which it has sent
-    # (receiver, parent): the receiver could not get its bytes from the parent.
+    served: dict[int, int] = field(default_factory=dict)  # node -> plans in which it was a sender
+    # (receiver, parent) pairs with a failed transfer.
     failed: set[tuple[int, int]] = field(default_factory=set)
-    nodes: set[int] = field(default_factory=set)  # all nodes that the fields above have named
-    full: str = ""  # why the latest node that gave its copy up could not read it from its disk
+    nodes: set[int] = field(default_factory=set)  # all nodes that the fields above named
+    full: str = ""  # the disk error of the latest node that dropped its copy
 
 
 class Directory:
@@ -62,11 +62,11 @@ class Directory:
         self._membership = membership
         self._entries_ever = 0
         self.entries: dict[bytes, DirectoryEntry] = {}
-        # Node -> the objects whose entries name it, so that a death visits no others.
+        # Node -> the objects whose entries name the node, so that its death visits only these.
         self.named: dict[int, dict[bytes, None]] = {}
 
     def entry(self, object_id: bytes, nbytes: int, holders: Iterable[int]) -> DirectoryEntry:
-        """The object's entry, made if necessary. Those `holders` that live are recorded in it."""
+        """The object's entry, created if necessary. Living nodes of `holders` are recorded."""
         entry = self.entries.get(object_id)
         if entry is not None and entry.nbytes != nbytes and not entry.transfers:
             self.drop(entry)  # the object was lost and recomputed, with another value
@@ -82,8 +82,8 @@ class Directory:
         return entry
 
     def name(self, entry: DirectoryEntry, nodes: Iterable[int]) -> None:
-        """To be called before any part of the entry names these nodes. An entry that was dropped
-        with its last transfer is listed again, because another transfer begins."""
+        """Call this before any part of the entry names these nodes. An entry that was dropped with
+        its last transfer is listed again, because another transfer begins."""
         if entry.object not in self.entries:
             self.entries[entry.object] = entry
             known, entry.nodes = entry.nodes, set()
@@ -94,7 +94,7 @@ class Directory:
                 self.named.setdefault(node, {})[entry.object] = None
 
     def naming(self, node: int) -> list[DirectoryEntry]:
-        """The entries that name this node, in the order in which they were made."""
+        """The entries that name this node, in the order of their creation."""
         found = [self.entries[one] for one in self.named.get(node, ())]
         return sorted(found, key=lambda entry: entry.operation)
 
@@ -117,11 +117,11 @@ class Directory:
             self.named.pop(node, None)
 
     def go_on(self, entries_ever: int) -> None:
-        """Continues the count of the directory before this one: it has made so many entries."""
+        """Continues the count of the previous directory, which has made this many entries."""
         self._entries_ever = max(self._entries_ever, entries_ever)
 
     def restore(self, plan: Distribute) -> DirectoryEntry:
-        """The entry of a plan that ran before this directory was made."""
+        """The entry for a plan of the previous planner."""
         self._entries_ever = max(self._entries_ever, (plan.operation ^ COPY_OPERATION) + 1)
         entry = self.entries.get(plan.object)
         if entry is None:

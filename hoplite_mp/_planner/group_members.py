@@ -1,6 +1,6 @@
-"""One Group as the planner knows it: its members, and what is remembered after its end.
+"""One Group in the planner: its members, and the data that is kept after its end.
 
-It holds the data of one Group, and the changes that concern this Group alone. `groups.py` decides.
+This module has a Group's data, and changes that concern only this Group. `groups.py` decides.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ __all__ = [
 ]
 
 
-# Remembers Groups that have ended, because tasks of their members may be tried again and ask anew.
+# Remembers Groups that have ended, because retried tasks of their members may request them again.
 #
-# The task of a member that has died in its Group is tried again, and asks for the Group again. If
-# the other members have left, no other member would ever join, so the request is refused at once.
-# It is not refused if all members have died, because then their tasks are tried again together and
-# form the Group anew. Nor is it refused to a task that has left the Group, because a task may use a
-# name twice, and so may one that is tried again (`mates`).
+# If a member dies in its Group, its task is tried again, and requests the Group again. If the other
+# members have left, no other member would ever join, so the request is refused at once. If all
+# members have died, their tasks are retried together and form the Group anew, so the request is
+# accepted. It is also accepted from a task that has left the Group: a task, whether retried or not,
+# may use a name twice (`mates`).
 
 
-# How many tasks that have died are remembered, and how many that have left. The oldest one is
-# forgotten first; when it is tried again it waits for group_wait_s as if the Group were new.
-# Higher: more memory of the manager, up to 4 KiB for each.
+# Maximum number of dead tasks that are remembered, and of tasks that have left. The oldest task is
+# forgotten first; if it is retried, it waits for group_wait_s as for a new Group. Higher: more
+# memory of the manager, up to 4 KiB for each.
 ENDED_TASKS_MAX = 1024
 
 
 class _End(NamedTuple):
-    """The end of a Group for one task. `run`: the last one in which the task was a member.
-    `various`: its other members were not those of the previous Group of that name, so the task may
-    wait for tasks that are not known yet."""
+    """The end of a Group for one task. `run`: the last run in which the task was a member.
+    `various`: the other members differ from those of the previous Group of that name, so the task
+    may wait for tasks that are not known yet."""
 
     generation: int
     tasks: frozenset[bytes]
@@ -81,7 +81,7 @@ class Tombstones:
             key = end.name, task
             known = self._dead.get(key) or self._left.get(key)
             if known is not None and known.generation >= end.generation:
-                continue  # another node has reported this end, or that of a later Group
+                continue  # this end, or a later Group's end, was reported before
             self._dead.pop(key, None)
             self._left.pop(key, None)
             various = end.open or (
@@ -94,16 +94,16 @@ class Tombstones:
                 del table[next(iter(table))]
 
     def mates(self, name: str, task: bytes, run: Run) -> Mates:
-        """The tasks of the other members of the Group of that name in which this task was a member
-        before it was tried again. None: it is not tried again, or may wait for any task."""
+        """The tasks of the other members of the task's Group of that name before the task was
+        retried. None: the task is not retried, or may wait for any task."""
         known = self._dead.get((name, task)) or self._left.get((name, task))
         if not task or known is None or known.run is None or known.run == run or known.various:
             return None
         return known.tasks - {task}
 
     def refusal(self, name: str, task: bytes, tasks: Collection[bytes]) -> str:
-        """Why a task cannot be a member again; "": it can. `tasks`: those of the living Group of
-        that name, if there is one. Tasks in both Groups are waiting for this task."""
+        """Why a task cannot join again; "": it can. `tasks`: the tasks of the living Group of that
+        name, if there is one. Tasks in both Groups are waiting for this task."""
         known = self._dead.get((name, task)) if task else None
         if known is None or not known.tasks.isdisjoint(set(tasks) - {task}):
             return ""
@@ -115,11 +115,11 @@ class Tombstones:
 
 
 TASKS_MAX = 2 * RANKS_MAX  # of former members that one group remembers
-NO_REQUEST = -1  # of a member whose join was answered by a planner before this one
+NO_REQUEST = -1  # of a member whose join an earlier planner answered
 
 
 class Identity(NamedTuple):
-    """One use of one client slot of one node: a process that is never taken for the next one."""
+    """One use of a client slot of a node. It identifies a process, even if the slot is reused."""
 
     node: int
     client: int
@@ -136,7 +136,7 @@ class Phase(enum.Enum):
     FORMED = "all ranks were held at one time"
 
 
-# The standing of a new member, and of a member that is admitted. Without a row nothing changes.
+# The standing of a new member, and of an admitted member. Without a row it stays the same.
 ON_JOIN = {Phase.FORMING: MemberStanding.ALIVE, Phase.FORMED: MemberStanding.JOINING}
 ON_ADMIT = {MemberStanding.JOINING: MemberStanding.ALIVE}
 
@@ -144,8 +144,8 @@ ON_ADMIT = {MemberStanding.JOINING: MemberStanding.ALIVE}
 @dataclass(slots=True)
 class MemberRecord:
     """The holder of a rank. `request`: recognises a request that arrives twice. `mates`: the tasks
-    that it came back to. `since`: the first version of the members that shows it; 0: none yet.
-    `team`: the `spmd` call whose peer it is."""
+    with which it was in the Group before. `since`: the first version of the members that shows this
+    member; 0: none yet. `team`: the `spmd` call to which it belongs."""
 
     identity: Identity
     request: int
@@ -171,18 +171,18 @@ class GroupRecord:
     size: int
     phase: Phase = Phase.FORMING
     members: dict[int, MemberRecord] = field(default_factory=dict)  # by rank
-    nodes: set[int] = field(default_factory=set)  # those that have had members
-    shown: GroupMembers | None = None  # the version that these nodes were sent last
-    versions: int = 0  # versions that were sent so far
-    whole: int = 0  # the first of them that has shown it formed; 0: none yet
+    nodes: set[int] = field(default_factory=set)  # nodes that have or had members
+    shown: GroupMembers | None = None  # the version last sent to these nodes
+    versions: int = 0  # versions sent so far
+    whole: int = 0  # the first version that shows the group as formed; 0: none yet
     tasks: dict[bytes, Run] = field(default_factory=dict)  # of present and former members
-    dead: dict[bytes, None] = field(default_factory=dict)  # of those that died and are not back
-    left: bool = False  # has any member left of its own accord?
-    open: bool = False  # was a driver a member?
-    parent: int = 0  # generation of the group whose members found this one; 0: there is none
-    founders: tuple[Founder, ...] = ()  # those members, by their rank in this group
+    dead: dict[bytes, None] = field(default_factory=dict)  # members that died and have not rejoined
+    left: bool = False  # a member has left of its own accord
+    open: bool = False  # a driver was a member
+    parent: int = 0  # generation of the group that this one was split from; 0: none
+    founders: tuple[Founder, ...] = ()  # members of the parent, by rank in this group
     come: int = 0  # ranks that have ever joined, as bits
-    # Until it is formed: rank -> (task, team) of its last member, even if the member is gone.
+    # Until the group is formed: rank -> (task, team) of the rank's last member, even if it is gone.
     holders: dict[int, Holder] = field(default_factory=dict)
 
     def take(self, rank: int, member: MemberRecord) -> None:
@@ -210,20 +210,20 @@ class GroupRecord:
                 del self.dead[next(iter(self.dead))]
 
     def hear(self, left: Iterable[int], died: Iterable[int]) -> None:
-        """A node reports which ranks there have left or died, of the members last shown."""
+        """A node reports which of its members, as last shown, have left or died."""
         self.left = self.left or not set(left) <= set(died)
         for rank in died:
             self.die(self.task_at(rank))
 
     def task_at(self, rank: int) -> bytes:
-        """The task of the member that was last shown at that rank."""
+        """The task of the member last shown at that rank."""
         tasks = () if self.shown is None else self.shown.tasks
         return tasks[rank] if rank < len(tasks) else NO_TASK
 
     @property
     def vacated(self) -> dict[int, Holder]:
-        """Of a group that is not formed: the free ranks whose last members were tasks, and these
-        members. A group that is made from another one waits for its founders by another rule."""
+        """For a group that is not formed: the free ranks that were last held by tasks, and their
+        last members. Empty for a split group, which waits for its founders by another rule."""
         if self.phase is Phase.FORMED or self.founders:
             return {}
         return {
@@ -234,14 +234,14 @@ class GroupRecord:
 
     @property
     def end(self) -> GroupEnd | None:
-        """What is remembered of the group after its end; None: nothing."""
+        """The record of the group that is kept after its end; None if nothing is kept."""
         if not self.tasks:
             return None
         tasks, runs = tuple(self.tasks), tuple(self.tasks.values())
         return GroupEnd(self.name, self.generation, tuple(self.dead), tasks, runs, self.open)
 
     def mask(self, standing: MemberStanding) -> int:
-        """The ranks of that standing as bits."""
+        """The ranks with that standing, as bits."""
         return sum(1 << rank for rank, m in self.members.items() if m.standing is standing)
 
     def free_rank(self) -> int | None:
@@ -249,31 +249,30 @@ class GroupRecord:
         return next((rank for rank in range(self.size) if rank not in self.members), None)
 
 
-# Members that wait for others that may never join.
+# Members that wait for other members that may never join.
 #
-# A task that has left its Group, has died afterwards and is tried again opens a Group of that name
-# anew. That is right as long as the other members' tasks may join too, because they use the name
-# again or are tried again themselves. When all of these tasks are over none of them will, so the
-# member need not wait for the whole time that a Group may take to form. The node from whose host a
-# task was submitted knows whether the task is over. It is asked once, and answers when the task is
-# over.
+# If a task has left its Group, died and is retried, it opens a Group of that name anew. This is
+# right as long as the other members' tasks may join, too: they may use the name again, or be
+# retried themselves. When all of these tasks are over, none of them will join, so the member need
+# not wait for the full group_wait_s. The node on the host that submitted a task knows whether the
+# task is over. This node is asked once, and answers when the task is over.
 #
-# The same is asked about a task that was a member of a Group that is not whole yet and has left it,
-# or has died. As long as this task is not over it may join again, because it is tried again or
-# calls `group()` once more. When it is over the Group can never be whole.
+# The same question is asked about a task that was a member of a Group that is not formed yet, and
+# has left or died. Until this task is over it may join again, as a retry or by another call of
+# `group()`. After that, the Group can never be formed.
 
 
-# How many (name, team) are remembered for Groups that ended before they were whole. The oldest one
-# is forgotten first; its peers wait for group_wait_s. Higher: more memory of the manager, up to
-# 2 KiB for each.
+# Maximum number of (name, team) pairs of Groups that ended before they were formed. The oldest pair
+# is forgotten first; its peers wait for group_wait_s. Higher: more memory of the manager, up to 2
+# KiB for each.
 VACATED_MAX = 256
-# The tasks that a member came back to; None: it may wait for any task.
+# The tasks of a rejoining member's former peers; None: the member may wait for any task.
 Mates: TypeAlias = "frozenset[bytes] | None"
 Holder: TypeAlias = tuple[bytes, bytes]  # the task of a member, and its team
 
 
 def ended_text(name: str) -> str:
-    """The error text that the user of such a member reads."""
+    """The error text for a rejoining member whose former peers' tasks are over."""
     return (
         f"group {name!r} has ended: this task, which is tried again, was a member of it before, "
         "and the tasks of the others are over. Nobody will come; what they have finished is in "
@@ -282,8 +281,8 @@ def ended_text(name: str) -> str:
 
 
 def vacated_text(name: str, size: int, ranks: Collection[int]) -> str:
-    """The error text for the members of a Group that can never be whole. ranks: those whose members
-    came and will not come again."""
+    """The error text for the members of a Group that can never be formed. ranks: the ranks whose
+    members are gone for good."""
     some = ", ".join(map(str, ranks))
     who, have, tasks = ("rank", "has", "its task has ended, so it")
     if len(ranks) > 1:
@@ -295,7 +294,7 @@ def vacated_text(name: str, size: int, ranks: Collection[int]) -> str:
 
 
 def struck_text(name: str) -> str:
-    """The error text for a member whose host was given up by a manager that died afterwards."""
+    """The error text for a member whose host was declared dead by a manager that later died."""
     return (
         f"group {name!r}: this host was given up by a manager that has died since, and the others "
         "have gone on without its members"
@@ -303,15 +302,15 @@ def struck_text(name: str) -> str:
 
 
 class Vacated:
-    """The ranks that members left free in Groups that ended before they were whole, by the name and
-    the team of these members. The peers of one `spmd` call that join later belong to the same use
-    of the name, so they need not wait for those members."""
+    """The vacant ranks of Groups that ended before they were formed, by the name and the team of
+    their last members. The peers of an `spmd` call that join later belong to the same use of the
+    name, so they need not wait for those members."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, bytes], tuple[int, dict[int, bytes]]] = {}
 
     def add(self, name: str, size: int, holders: Mapping[int, Holder]) -> None:
-        """A Group has ended that never was whole."""
+        """A Group has ended that was never formed."""
         for rank, (task, team) in holders.items():
             if team:
                 before, tasks = self._known.pop((name, team), (size, {}))
@@ -321,22 +320,22 @@ class Vacated:
             del self._known[next(iter(self._known))]
 
     def take(self, name: str, size: int, team: bytes) -> dict[int, Holder]:
-        """Returns and forgets what is known for a Group that a peer of that team joins."""
+        """Returns and removes the entry for a Group that a peer of that team joins."""
         known, tasks = self._known.pop((name, team), (size, {}))
         return {rank: (task, team) for rank, task in tasks.items()} if known == size else {}
 
 
 class Rejoins:
-    """What is known of the tasks that members wait for."""
+    """The state of the tasks for which members wait."""
 
     def __init__(self, node_of: Callable[[int], int | None]) -> None:
-        """node_of: the living node of a host; None: that host has died, and its tasks are over."""
+        """node_of: the living node of a host; None if it has died: its tasks are over."""
         self._node_of = node_of
         self._asked: dict[bytes, int] = {}  # task -> the node that reports when it is over
         self._over: set[bytes] = set()
 
     def ask(self, tasks: Iterable[bytes]) -> list[Send]:
-        """The questions about those tasks about which no node has been asked yet."""
+        """The requests to nodes about those of the tasks that no node has been asked about yet."""
         asked: dict[int, list[bytes]] = {}
         for task in sorted(set(tasks) - self._over - self._asked.keys()):
             node = self._node_of(ids.unpack_id(task)[0])
@@ -356,7 +355,7 @@ class Rejoins:
         self._over.update(task for task in message.tasks if task in self._asked)
 
     def lose_node(self, node: int) -> None:
-        """That host has died, so the tasks that were submitted there are over."""
+        """That host has died, so the tasks that it submitted are over."""
         self._over.update(task for task, at in self._asked.items() if at == node)
 
     def keep(self, tasks: Collection[bytes]) -> None:
@@ -365,13 +364,13 @@ class Rejoins:
         self._over.intersection_update(tasks)
 
     def is_over(self, task: bytes) -> bool:
-        """Is it known that this task is over?"""
+        """Whether this task is known to be over."""
         return task in self._over
 
     def hopeless(self, members: Mapping[int, tuple[bytes, Mates]]) -> list[int]:
         """The ranks of the members that wait in vain. `members`: the task and the mates of each
-        member of a Group that is not formed. A mate that is a member gives hope unless it came back
-        itself and waits for its own mates; a mate that is not gives hope until its task is over."""
+        member of a Group that is not formed. A mate that is a member helps, unless it has rejoined
+        and waits for its own mates; another mate may join until its task is over."""
         back = {task for task, mates in members.values() if mates is not None}
         first = {task for task, mates in members.values() if mates is None}
         return [

@@ -1,9 +1,9 @@
-"""Groups of a manager that has died, as the nodes of their members report them to the next one.
+"""Groups of a dead manager, as the nodes of their members report them to the next manager.
 
-The manager that has died may have told one node of a change, and not another one, so reports of one
-Group differ. Its latest version counts, and what a node reports of a member counts if that version
-shows the same member. Requests to join that were answered, but whose answers were not received, are
-found again by the ranks that the latest version shows at their nodes.
+The dead manager may have announced a change to only some of the nodes, so reports of one Group
+differ. The latest version is valid, and a node's report about a member is valid if the latest
+version shows the same member. Requests to join whose answers were lost are matched by the ranks
+that the latest version shows at their nodes.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = ["RecoveredGroups"]
 
 
 class RecoveredGroups:
-    """All Groups that nodes have reported. `groups`: those that live, by name; `ended`: those that
-    are over, although some node has not received that; `generation`: the highest one."""
+    """All Groups that nodes have reported. `groups`: living Groups, by name; `ended`: Groups that
+    are over, although some node has not received their end; `generation`: the highest one."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class RecoveredGroups:
         take: Callable[[GroupRecord, int, MemberRecord], None],
     ) -> None:
         """joins: requests whose answers their nodes have not received. members: living nodes.
-        closed: generations of Groups of whose end some node has heard. take: adds a member."""
+        closed: generations of Groups whose end some node has received. take: adds a member."""
         self.groups: dict[str, GroupRecord] = {}
         self.ended: list[GroupRecord] = []
         self.sends: list[Send] = []
@@ -82,9 +82,9 @@ class RecoveredGroups:
         self.ended = list(ended.values())
 
     def _note_members(self, group: GroupRecord, one: GroupHeld, shown: GroupMembers) -> None:
-        """Takes those members that a node has and the latest version shows."""
+        """Adds the members that the node reports and the latest version shows."""
         if shown.formed and not one.shown.formed and group.shown is not None:
-            # Some nodes have not received that it is formed, so it is sent to all again as new.
+            # Some nodes do not know that the group is formed, so all are informed again.
             group.shown = msgspec.structs.replace(group.shown, formed=False)
         for rank, client, generation in one.here:
             if shown.nodes[rank] != one.node or not _is_latest(one, shown, rank):
@@ -99,23 +99,23 @@ class RecoveredGroups:
             self._take(group, rank, member)
 
     def find_unheard(self, group: GroupRecord) -> list[Send]:
-        """Finds the members at nodes that have never received a version of that Group; returns what
-        nodes are sent that have no member any more. To be called once for each Group, in any order,
-        before it is settled."""
+        """Finds the members at nodes that have never received a version of that Group; returns
+        messages to the nodes that have no members any more. Call this once for each Group, in any
+        order, before the Group is settled."""
         self._give_back_unheard(group)
         sends = self._tell_unheard(group)
         asks = {join.task for join in self._unread if join.name == group.name}
         known = group.members.keys() | self._gone.get(group.generation, set())
         for rank, node in enumerate(group.shown.nodes if group.shown is not None else ()):
             if node is not None and rank not in known:
-                # Its host has not heard of it: its request comes again, or it has died.
+                # The node does not know this member: its request is sent again, or it has died.
                 if group.task_at(rank) not in asks:
                     group.die(group.task_at(rank))
                 group.come &= ~(1 << rank)
         return sends
 
     def missed(self, group: GroupRecord) -> list[Send]:
-        """The latest version, to those nodes of that Group that may not have received it."""
+        """The latest version, for the nodes of that Group that may not have received it."""
         if group.shown is None:
             return []
         return [
@@ -129,20 +129,20 @@ class RecoveredGroups:
         return {one.node for one in self._held if one.shown.generation == group.generation}
 
     def _give_back_unheard(self, group: GroupRecord) -> None:
-        """As `_give_back`, for nodes that received no version."""
+        """Like `_give_back`, for nodes that received no version."""
         if group.shown is None or group.phase is not Phase.FORMED:
             return
         nodes = {one for one in group.shown.nodes if one is not None}
         for node in sorted(nodes - self._heard(group)):
             if self._give_back(group, node, ()):
                 group.nodes.add(node)
-                # It is sent to the node as new that the group is formed.
+                # The node is informed that the group is formed.
                 group.shown = msgspec.structs.replace(group.shown, formed=False)
 
     def _tell_unheard(self, group: GroupRecord) -> list[Send]:
         """Sends the version of a formed group to those of its nodes that have never received one,
-        because their members died early. It is sent their ends, and says that nothing more comes
-        from them. A node that is gone is not counted: calls would wait for it for ever."""
+        because their members died early. Such a node answers that it has no more contributions. A
+        lost node is left out: calls would wait for it for ever."""
         shown = group.shown
         if shown is None or not shown.formed:
             return []
@@ -153,15 +153,15 @@ class RecoveredGroups:
 
     def _give_back(self, group: GroupRecord, node: int, left: Collection[int]) -> bool:
         """Gives the ranks that a version shows at a node to that node's unanswered requests. These
-        are members from call 0 on: no call can have been made without them. left: ranks whose
-        members on that node have left or died. False: there is no such request."""
+        are members from call 0 on, because no call can have been made without them. left: ranks
+        whose members on that node have left or died. False if there is no such request."""
         assert group.shown is not None
         found = False
         about = node, group.name, group.size
         for join in [join for join in self._unread if (join.node, join.name, join.size) == about]:
             for rank, its in enumerate(group.shown.nodes):
                 if rank in left or not is_founder(group.shown, rank):
-                    continue  # the answer for this rank was read, by a former member
+                    continue  # a former member has read the answer for this rank
                 if its == node and rank not in group.members and join.rank in (None, rank):
                     identity = Identity(join.node, join.client, join.client_generation)
                     member = MemberRecord(
@@ -177,7 +177,7 @@ class RecoveredGroups:
 
 
 def latest_shown(shown: Iterable[GroupMembers]) -> dict[int, GroupMembers]:
-    """The latest version of each group, by its generation, of those that nodes have reported."""
+    """The latest reported version of each group, by its generation."""
     latest: dict[int, GroupMembers] = {}
     for one in shown:
         known = latest.get(one.generation)
@@ -187,8 +187,8 @@ def latest_shown(shown: Iterable[GroupMembers]) -> dict[int, GroupMembers]:
 
 
 def superseded(shown: Collection[GroupMembers]) -> set[int]:
-    """The generations of those groups whose name or board a later one has. They have ended,
-    although some node has not received that."""
+    """The generations of the groups whose name or board a later group has. They have ended,
+    although some node has not received their end."""
     newest: dict[str | int, int] = {}  # name or board -> the latest group that has it
     for one in shown:
         for key in (one.name, one.board):
@@ -199,12 +199,12 @@ def superseded(shown: Collection[GroupMembers]) -> set[int]:
 
 
 def is_founder(shown: GroupMembers, rank: int) -> bool:
-    """Is the living member of that rank one of those with whom the group became whole?"""
+    """Whether the living member of that rank was a member when the group was formed."""
     return bool(shown.alive >> rank & 1 and shown.since_of(rank) <= shown.whole)
 
 
 def restored(shown: GroupMembers) -> GroupRecord:
-    """A group as a planner before this one has shown it, without its members."""
+    """A group as shown by the previous planner, without its members."""
     group = GroupRecord(shown.name, shown.generation, shown.board, shown.size)
     group.phase = Phase.FORMED if shown.formed else Phase.FORMING
     group.shown, group.versions = shown, shown.version
@@ -219,8 +219,7 @@ def restored(shown: GroupMembers) -> GroupRecord:
 
 
 def _is_latest(one: GroupHeld, shown: GroupMembers, rank: int) -> bool:
-    """Was the member of that rank that the node knows shown by the latest version, too, or has
-    another one taken its place, of which the node has not heard?"""
+    """Whether the latest version shows the same member at that rank as the node's version does."""
     return one.shown.since_of(rank) == shown.since_of(rank)
 
 

@@ -10,11 +10,11 @@ yet.
 
 By these rules it makes no difference whether a member leaves or dies. When no member is left, the
 group is closed, and its name and its board are free. Members are identified by (node, client slot,
-generation of the slot), so a late message about a dead process is never attributed to the process
-that took over its slot.
+generation of the slot), so a late message about a dead process is never attributed to the next
+process in the same slot.
 
 After every event `_settle` applies these rules. If the masks have changed, it sends them to the
-members' nodes, together with what a call over several nodes needs: the node of each rank, and the
+members' nodes, together with the data for calls over several nodes: the node of each rank, and the
 stripes of large calls. Calls themselves send nothing to the manager.
 """
 
@@ -81,8 +81,8 @@ class GroupRegistry:
         self.vacated = Vacated()
 
     def join(self, message: GroupJoinRequested) -> list[Send]:
-        """Gives the caller a rank, or refuses with a reason. A request that arrives twice gets the
-        same answer twice."""
+        """Gives the requester a rank, or refuses with a reason. A repeated request gets the same
+        answer."""
         group = self.groups.get(message.name)
         before = None if group is None else _find_request(group, message)
         if group is not None and before is not None:
@@ -273,7 +273,7 @@ class GroupRegistry:
         return group
 
     def _settle(self, group: GroupRecord) -> list[Send]:
-        """Applies the rules, and sends the members' nodes what is new."""
+        """Applies the rules, and sends changes to the members' nodes."""
         awaited = awaits_founders(group, self.groups.values())
         forming = group.phase is Phase.FORMING and len(group.members) < group.size
         return (self._give_up(group) if forming else []) + self._settled(group, awaited)

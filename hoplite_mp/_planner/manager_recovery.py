@@ -1,10 +1,10 @@
-"""A new planner for a cluster that is already at work: it collects reports before it decides.
+"""A new planner for a running cluster: it collects reports before it decides.
 
-The manager's process may die while nodes, transfers and Groups live. It knew what the nodes had
-reported, and the plans that it had made from that; the nodes still have both. Here their reports
-are collected until every node that any of them knows has come back, or RESTORE_S is over; other
-messages wait. Then each component of the planner takes over what concerns it, and a node that has
-not come back is lost, like any other.
+The manager's process may die while nodes, transfers and Groups live. Its state was the nodes'
+reports, and the plans that it had made from them; the nodes still have both. Their reports are
+collected here until every known node has come back, or RESTORE_S is over; other messages wait. Then
+each component of the planner takes its part of the reports, and a node that has not come back is
+treated as lost.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 
 __all__ = ["RESTORE_S", "ManagerRecovery", "RunningCopy", "RunningFold"]
 
-# How long nodes have to come back, from the first one on and from each message of a report that is
-# not complete. Higher: a node whose link is bad stays in the cluster; lower: the others wait less
-# when one has died together with the manager.
+# Maximum time between reports: after the first node and after each message of an incomplete report.
+# Higher: a node with a bad link stays in the cluster; lower: the other nodes wait less if a node
+# has died together with the manager.
 RESTORE_S = 2.0
 # The same for the node of the manager's host. Its death is always noticed and ends the cluster, so
-# if it is late it is only busy, at most as long as a loop may be
+# if it is late it is only busy, for at most the time that a loop iteration may take
 # (_node/manager_link/connection.py). All reports must be complete after this time, too.
 OWN_S = 30.0
 
 
 @dataclass(slots=True)
 class RunningCopy:
-    """A plan for copies that is running. `at`: the nodes that have the plan; `receiving`: those of
-    them that do not have the whole object yet."""
+    """A running plan for copies. `at`: the nodes that have the plan; `receiving`: the nodes among
+    these that do not have the whole object yet."""
 
     plan: Distribute
     at: set[int] = field(default_factory=set)
@@ -58,8 +58,8 @@ class RunningCopy:
 
 @dataclass(slots=True)
 class RunningFold:
-    """The latest plan of an operation. `at`: the nodes that have it; `reported`: those of them that
-    have finished; `older`: nodes that have an earlier plan."""
+    """The latest plan of an operation. `at`: the nodes that have it; `reported`: the nodes among
+    these that have finished; `older`: nodes that have an earlier plan."""
 
     plan: ExecuteReduce
     at: set[int] = field(default_factory=set)
@@ -74,8 +74,8 @@ class ManagerRecovery:
         """own: the node of the manager's host."""
         self._own = own
         self.returned: dict[int, NodeReturned] = {}  # by node
-        self.later: list[Any] = []  # ordinary messages, handled when all is known
-        self._members: dict[int, Member] = {}  # all that any of them knows, by node
+        self.later: list[Any] = []  # ordinary messages, handled after the reports
+        self._members: dict[int, Member] = {}  # all that any report names, by node
         self._begun: float | None = None
         self._heard = 0.0  # when a report began or continued
         self.held: list[CopyHeld] = []
@@ -90,7 +90,7 @@ class ManagerRecovery:
         self._absent: set[int] | None = None
 
     def leave_out(self, absent: set[int]) -> None:
-        """These nodes will not come back, because they were on the hosts of managers before."""
+        """These nodes were on the hosts of earlier managers, so they will not come back."""
         self._absent = absent
 
     def take(self, message: Any, now: float) -> None:
@@ -101,7 +101,7 @@ class ManagerRecovery:
             self._heard = now
         match message:
             case NodeReturned():
-                if message.node in self.returned:  # it has called before, and now reports all again
+                if message.node in self.returned:  # it reports everything again
                     self._forget(message.node)
                 self.returned[message.node] = message
                 self._note_members(message)
@@ -137,8 +137,8 @@ class ManagerRecovery:
                 self.later.append(message)
 
     def _forget(self, node: int) -> None:
-        """Drops the report of that node, which may be out of date. (`later` stays: it holds no
-        reports, and some of its messages name other nodes than their senders.)"""
+        """Drops the node's report, which may be out of date. (`later` stays: it holds no reports,
+        and some of its messages name other nodes than their senders.)"""
         self._reported.discard(node)
         self.returned.pop(node, None)
         self._members.clear()
@@ -172,7 +172,7 @@ class ManagerRecovery:
 
     @property
     def members(self) -> list[Member]:
-        """All members that any of them knows, in order of joining."""
+        """All members that any report names, in order of joining."""
         return [self._members[node] for node in sorted(self._members)]
 
     def _note_members(self, report: NodeReturned) -> None:
@@ -182,9 +182,9 @@ class ManagerRecovery:
                 self._members[member.node] = member
 
     def bury(self) -> set[int]:
-        """Removes and returns the nodes that have called but are not taken back. Either their
-        report is not complete, or another node knows that the manager before this one had given
-        them up, so their report may be out of date."""
+        """Removes and returns the nodes that have reported but are not readmitted: their report is
+        incomplete, or another node knows that the previous manager had declared them dead, so their
+        report may be out of date."""
         known = [
             (by.numbers, {member.node: member.incarnation for member in by.members})
             for by in self.returned.values()
@@ -208,7 +208,7 @@ class ManagerRecovery:
 
     @property
     def counted(self) -> tuple[int, int, int]:
-        """(epochs, objects with an operation, generations) that the planner before has counted."""
+        """The previous planner's counts: (epochs, objects with an operation, generations)."""
         reports = self.returned.values()
         return (
             max(report.epochs for report in reports),
@@ -218,12 +218,12 @@ class ManagerRecovery:
 
     @property
     def numbers(self) -> int:
-        """How many node numbers were given."""
+        """The number of node numbers that were assigned."""
         return max(report.numbers for report in self.returned.values())
 
     @property
     def until(self) -> float | None:
-        """When the wait for reports ends in any case."""
+        """The latest time at which the wait for reports ends."""
         if self._begun is None:
             return None
         if self._own in self._reported:
@@ -231,11 +231,11 @@ class ManagerRecovery:
         return self._begun + OWN_S
 
     def is_over(self, now: float) -> bool:
-        """Have all nodes come back, or is it too late for the others?"""
+        """Whether all nodes have come back, or the wait for the missing nodes has ended."""
         until = self.until
         if until is not None and now >= until:
             return True
-        # The others may take the node of the manager's host for dead, but it lives.
+        # Other nodes may have declared the node of the manager's host dead, but it lives.
         wanted = (self._members.keys() | {self._own}) - (self._absent or set())
         return wanted <= self._reported
 

@@ -1,12 +1,12 @@
-"""Which nodes live, in which life, which of their clients have ended, and when joins are told.
+"""The living nodes and their incarnations, their dead clients, and the announcement of joins.
 
-A node joins with the id of its host, and is given its number here. Numbers are given in
-order of joining. A number is never given to another host, so that a late message about a dead node
-is never taken for one about another host; a host that comes back keeps its number.
+A node joins with the id of its host, and is assigned a number here, in order of joining. A number
+is never given to another host, so that a late message about a dead node is never attributed to
+another host; a host that comes back keeps its number.
 
-Messages may be late. The same rule makes late ones about nodes and about clients harmless: lives
-are numbered upwards (a node's incarnation, a client slot's generation), and a message about a life
-that is over is ignored.
+Messages may be late. The same rule makes late messages about nodes and about clients harmless:
+lives are numbered upwards (a node's incarnation, a client slot's generation), and a message about
+an earlier life is ignored.
 
 The memory used is bounded by the hosts and client slots of the cluster: three numbers per node that
 ever joined, one number per slot that ever lost a process.
@@ -29,16 +29,16 @@ __all__ = ["ANNOUNCE_S", "AT_ONCE_MAX", "Announcements"]
 
 
 class ClusterMembership:
-    """The living nodes, and what must be known of dead ones to recognise their late messages."""
+    """The living nodes, and the data by which late messages of dead nodes are recognised."""
 
     def __init__(self) -> None:
         self._living: dict[int, Member] = {}  # by node, in order of joining
-        self._numbers: dict[int, int] = {}  # host id -> node, of all that ever joined
-        self.given = 0  # numbers that were given so far
+        self._numbers: dict[int, int] = {}  # host id -> node, of all nodes that ever joined
+        self.given = 0  # numbers assigned so far
         self._ended: dict[int, int] = {}  # node -> highest incarnation that is over
         self._gone: dict[int, dict[int, int]] = {}  # node -> client -> highest generation gone
         self.leaving: set[int] = set()  # living nodes that asked to leave
-        self._told_to_leave: set[int] = set()  # those of them to which Leave was sent
+        self._told_to_leave: set[int] = set()  # the leaving nodes to which Leave was sent
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -51,13 +51,13 @@ class ClusterMembership:
         return tuple(self._living.values())
 
     def number_of(self, host_id: int) -> int | None:
-        """The number that this host has, or would be given; None if no number is left."""
+        """The number of this host, or its number if it joined now; None if no number is left."""
         number = self._numbers.get(host_id, self.given)
         return number if number < NODES_MAX else None
 
     def given_to(self, host_id: int) -> int | None:
-        """The number that this host was given; None: it was given none since this manager began,
-        and no node has named it as a member."""
+        """The number of this host; None if the host has not joined since this manager began, and no
+        node has named it as a member."""
         return self._numbers.get(host_id)
 
     def node_of(self, host_id: int) -> int | None:
@@ -66,23 +66,23 @@ class ClusterMembership:
         return node if node in self._living else None
 
     def is_joining(self, node: int, incarnation: int) -> bool:
-        """Would this begin a new life? A duplicate or late message would not."""
+        """Whether this begins a new life. A duplicate or late message does not."""
         living = self._living.get(node)
         known = -1 if living is None else living.incarnation
         return incarnation > max(known, self._ended.get(node, -1))
 
     def is_living(self, node: int, incarnation: int | None = None) -> bool:
-        """Does the node live, and in this life if `incarnation` is given?"""
+        """Whether the node lives, in this incarnation if one is given."""
         living = self._living.get(node)
         return living is not None and incarnation in (None, living.incarnation)
 
     def living(self, nodes: Iterable[int]) -> list[int]:
-        """Those of these nodes that live."""
+        """The living nodes among these."""
         there = self._living
         return [node for node in nodes if node in there]
 
     def join(self, message: NodeJoined) -> Member:
-        """A new life begins; the one before, if any, was ended by `lose`."""
+        """A new life of a node begins; a previous life was ended by `lose`."""
         node = self.number_of(message.host_id)
         assert node is not None
         assert self.is_joining(node, message.incarnation)
@@ -103,8 +103,8 @@ class ClusterMembership:
         return member
 
     def restore(self, members: Iterable[Member], numbers: int) -> None:
-        """Records the nodes that the previous manager knew. `numbers`: how many numbers it had
-        given."""
+        """Records the nodes of the previous manager. `numbers`: how many numbers it had
+        assigned."""
         for member in members:
             self._numbers[member.host_id] = member.node
             self._living[member.node] = member
@@ -118,7 +118,7 @@ class ClusterMembership:
         self._told_to_leave.discard(node)
 
     def incarnation(self, node: int) -> int:
-        """The life of a living node."""
+        """The incarnation of a living node."""
         return self._living[node].incarnation
 
     def say_leave(self, node: int) -> bool:
@@ -128,43 +128,43 @@ class ClusterMembership:
         return first
 
     def is_client_gone(self, node: int, client: int, generation: int) -> bool:
-        """Has this use of the slot, or a later one, ended? Uses of a slot end in order."""
+        """Whether this use of the slot, or a later one, has ended. Uses of a slot end in order."""
         return generation <= self._gone.get(node, {}).get(client, -1)
 
     def lose_client(self, node: int, client: int, generation: int) -> None:
-        """This use of the slot is over, and so are all before it."""
+        """This use of the slot and all earlier ones are over."""
         gone = self._gone.setdefault(node, {})
         gone[client] = max(generation, gone.get(client, -1))
 
 
-# When joins are announced to the other nodes: at once, or many joins together.
+# The announcement of joins to the other nodes: at once, or many joins together.
 #
-# A node that joins is announced to all others. If many nodes join at the same time, separate
-# announcements would cost as many messages as the cluster has pairs. So announcements are sent at
-# once only as long as few were sent just before; the joins after that are announced together, at
-# most ANNOUNCE_S later.
+# A joining node is announced to all others. If many nodes join at the same time, separate
+# announcements would cost as many messages as the cluster has pairs. So joins are announced at once
+# only if few messages were sent just before; the following joins are announced together, at most
+# ANNOUNCE_S later.
 #
-# A member is never sent another message of the planner before the joins that came first: `before`
-# puts them in front. So no message names a node that its receiver does not know.
+# All earlier joins are sent to a member before any other message of the planner (`before`). So no
+# message names a node that its receiver does not know.
 
 
-# The longest delay of an announcement. Higher: fewer messages while many join;
-# lower: nodes know each other sooner then.
+# The longest delay of an announcement. Higher: fewer messages during many joins; lower: nodes know
+# each other sooner.
 ANNOUNCE_S = 0.25
-# How many messages within ANNOUNCE_S announce joins without delay; with 64, the first eleven nodes
+# Maximum number of announcements without delay within ANNOUNCE_S; with 64, the first eleven nodes
 # of a new cluster are announced at once. Higher: more nodes join without delay; lower: fewer
 # messages.
 AT_ONCE_MAX = 64
 
 
 class Announcements:
-    """The joins that are still to be announced."""
+    """The joins that have not been announced yet."""
 
     def __init__(self) -> None:
         self._came: list[Member] = []  # in order of joining
-        # Node -> how many of these joins it knows. A node without an entry knows none.
+        # Node -> how many of these joins were sent to it; 0 without an entry.
         self._known: dict[int, int] = {}
-        self._began = float("-inf")  # of the interval in which messages are counted
+        self._began = float("-inf")  # start of the interval in which messages are counted
         self._sent = 0  # in this interval
 
     @property
@@ -173,7 +173,7 @@ class Announcements:
         return self._began + ANNOUNCE_S if self._came else None
 
     def join(self, member: Member, others: Iterable[int], now: float) -> list[Send]:
-        """A node has joined and has been sent all members. Returns what is sent at once."""
+        """A node has joined and knows all members. Returns the announcements to send at once."""
         others = list(others)
         self._came.append(member)
         self._known[member.node] = len(self._came)
@@ -191,9 +191,9 @@ class Announcements:
         return self._announce(nodes)
 
     def before(self, sends: list[Send]) -> list[Send]:
-        """The same messages; each node first gets the joins that it does not know. Not before
-        NodeAdmitted, which has all members and comes first, nor before GivenUp, after which a node
-        takes part no more."""
+        """The same messages, preceded for each node by the joins that it does not know. Nothing is
+        put before NodeAdmitted, which has all members and comes first, or before GivenUp, which
+        ends the node's membership."""
         if not self._came:
             return sends
         found: list[Send] = []

@@ -1,10 +1,10 @@
 """One collective: its state, and the transitions that messages about it cause.
 
-Theory of operation. A request names sources that may not exist yet. They become ready, or fail,
-in any order; reports may arrive late or twice. As soon as `num` are ready, these are the members.
-The plan announces them to all nodes that take part, and no node decides it a second time. A failed
-source is skipped while `num` can still be met. From the deadline on one source is enough, so all
-that are ready by then take part.
+Theory of operation. A request names sources that may not exist yet. They become ready, or fail, in
+any order; reports may arrive late or twice. As soon as `num` sources are ready, these are the
+members. The plan announces the members to all participating nodes, and no node decides this again.
+A failed source is skipped while `num` can still be met. From the deadline on one source is enough,
+so all sources that are ready by then take part.
 
              enough ready                     complete everywhere
     WAITING ──────────────► EXECUTING ─────────────────────────────► Commit, forgotten
@@ -14,9 +14,9 @@ that are ready by then take part.
        sources vanished, or a node that holds members or owns stripes was lost: epoch + 1
 
 The table TRANSITIONS holds every transition that a message can cause, except that reports of slow
-links (OperationSlow) may lead to a next epoch of a plan that is being executed. A message that is
-not in it is ignored, which disposes of late ones. A transition only records what was learned;
-`reduce` then draws the conclusion, in the same way after every message.
+links (OperationSlow) may lead to the next epoch of a running plan. Messages that are not in the
+table are ignored; late messages are among these. A transition only records the event; `reduce` then
+decides what follows, in the same way after every message.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class OperationState(enum.Enum):
 
 
 class DeadlinePassed:
-    """An event that no message brings: the deadline of an operation has passed."""
+    """The deadline of an operation has passed: an event that no message reports."""
 
 
 class HolderLost(NamedTuple):
-    """Another such event: a node was lost that may hold sources, own stripes or be one of the
-    destinations."""
+    """Another such event: a node was lost that may hold sources, own stripes or be a
+    destination."""
 
     node: int
 
@@ -101,22 +101,22 @@ class Operation:
     need: int  # ready sources that suffice: 1 <= need <= num; 1 from the deadline on
     twins: dict[bytes, list[int]]  # ids given more than once, with all their indices
     state: OperationState = OperationState.WAITING
-    deadline_at: float | None = None  # not None exactly while it is in the list of deadlines
-    ready: dict[int, Source] = field(default_factory=dict)  # in order of arrival; ∩ failed = ∅
+    deadline_at: float | None = None  # not None if and only if it is in the list of deadlines
+    ready: dict[int, Source] = field(default_factory=dict)  # by arrival; ∩ failed = ∅
     failed: set[int] = field(default_factory=set)
     cause: tuple[int, str] | None = None  # the first failure; not None when `failed` is not empty
     epoch: int = 0  # plans announced so far
     members: tuple[int, ...] = ()  # of the current epoch, sorted
-    plan: ExecuteReduce | None = None  # the latest one; None before it, and for a broadcast
-    destinations: tuple[int, ...] = ()  # without a plan: of a broadcast, or if nothing must move
+    plan: ExecuteReduce | None = None  # the latest plan; None before it, and for a broadcast
+    destinations: tuple[int, ...] = ()  # without a plan: for a broadcast, or if nothing must move
     unfinished: set[int] = field(default_factory=set)  # nodes that have not reported yet
-    lost: set[int] = field(default_factory=set)  # nodes lost while it ran
+    lost: set[int] = field(default_factory=set)  # nodes lost during the operation
     told: dict[int, None] = field(default_factory=dict)  # living nodes that have the latest plan
-    # Sources that a node should have held, but did not, or was lost with: (index, node).
+    # (index, node): the node should have held the source but did not, or was lost with it.
     gone: dict[tuple[int, int], None] = field(default_factory=dict)
-    # What nodes have reported of slow links in this epoch.
+    # The nodes' reports of slow links in this epoch.
     links: SlowLinks[OperationSlow] = field(default_factory=SlowLinks)
-    relieved: bool = False  # a node with a slow link has lost its stripes
+    relieved: bool = False  # the stripes of a node with a slow link were moved
 
     def same(self, index: int) -> Iterable[int]:
         """All indices of the source at `index`; none if there is no such source."""
@@ -125,8 +125,8 @@ class Operation:
         return self.twins.get(self.request.sources[index], (index,))
 
     def note_gone(self, index: int, nodes: Iterable[int]) -> None:
-        """These nodes do not hold the source any more. If the operation fails for want of sources,
-        the requester is told so, because it may know of another copy or make the source again."""
+        """These nodes no longer hold the source. If the operation fails for lack of sources, the
+        requester is informed, because it may know of another copy or recompute the source."""
         self.gone.update({(index, node): None for node in nodes})
 
     def all_gone(self, index: int, nodes: tuple[int, ...]) -> SourceFailed:
@@ -136,11 +136,11 @@ class Operation:
         return SourceFailed(self.request.operation, index, reason)
 
     def can_be_met(self) -> bool:
-        """Can `need` sources still become ready?"""
+        """Whether `need` sources can still become ready."""
         return len(self.request.sources) - len(self.failed) >= self.need
 
     def moves(self, holder_of: dict[int, int], destinations: tuple[int, ...]) -> bool:
-        """Does any member of a set of copies have to leave the node that holds it?"""
+        """Whether any member of a set of copies has to leave the node that holds it."""
         wanted_by = set(destinations)
         for index, holder in holder_of.items():
             if self.request.kind == "alltoall":
@@ -151,7 +151,7 @@ class Operation:
         return False
 
     def failure(self) -> OperationFailed:
-        """The message that ends it when it cannot be met any more."""
+        """The message that ends the operation when it can no longer be met."""
         assert self.cause is not None
         index, reason = self.cause
         total = len(self.request.sources)
@@ -164,7 +164,7 @@ class Operation:
         return OperationFailed(self.request.operation, error, message, index, gone)
 
     def mismatch(self, chosen: Sequence[int]) -> OperationFailed | None:
-        """Members of a fold must have the same layout; known differences fail before bytes move."""
+        """Members of a fold must have the same layout; a known difference is an early error."""
         if self.request.kind not in FOLDING:
             return None
         layouts = {index: self.ready[index].layout for index in chosen}
@@ -185,19 +185,19 @@ class Operation:
         return f"ObjectRef({self.request.sources[index].hex()})"
 
     def commit(self) -> Commit:
-        """The message that ends it successfully."""
+        """The message that ends the operation successfully."""
         at = self.destinations if self.plan is None else self.plan.destinations
-        if self.request.kind != "alltoall":  # a destination of alltoall is known by its place
+        if self.request.kind != "alltoall":  # alltoall identifies destinations by position
             at = tuple(node for node in at if node not in self.lost)
         return Commit(self.request.operation, self.epoch, self.members, at)
 
     def everybody(self) -> list[int]:
-        """The nodes that have its plan, and the node that requested it."""
+        """The nodes that have the operation's plan, and the requester."""
         return list(dict.fromkeys((*self.told, self.request.node)))
 
 
 def find_twins(sources: tuple[bytes, ...]) -> dict[bytes, list[int]]:
-    """The ids that are given more than once, with all their indices."""
+    """Ids that occur more than once, with all their indices."""
     if len(set(sources)) == len(sources):
         return {}
     indices: dict[bytes, list[int]] = {}
@@ -210,8 +210,8 @@ def find_twins(sources: tuple[bytes, ...]) -> dict[bytes, list[int]]:
 
 
 def note_ready(op: Operation, message: SourceReady) -> None:
-    """A further node holds a source. A request names all indices of a ready source that is given
-    more than once; the first of them is noted for all, so that the others cost nothing."""
+    """Another node holds a source. If a ready source occurs more than once, the request names all
+    its indices; the first index registers all of them, so that the others cost nothing."""
     known = op.ready.get(message.index)
     if known is not None and message.node in known.holders:
         return
@@ -262,13 +262,13 @@ def _note_refusal(op: Operation, event: CopyRefused) -> ManagerToNode | None:
     return OperationFailed(op.request.operation, event.error, text)
 
 
-# Kinds that fail if any destination is lost, because its part of the result can be nowhere else.
+# Kinds that fail if any destination is lost: its part of the result has no other place.
 _BOUND = ("reduce", "gather", "reduce_scatter")
 
 
 def _note_holder_lost(op: Operation, event: HolderLost) -> ManagerToNode | None:
-    """A source fails when its last holder is lost, the operation when a destination that it needs
-    is lost."""
+    """A source fails when its last holder is lost. The operation fails when a destination that it
+    needs is lost."""
     node = event.node
     op.lost.add(node)
     op.told.pop(node, None)
@@ -289,8 +289,8 @@ def _note_holder_lost(op: Operation, event: HolderLost) -> ManagerToNode | None:
 
 
 def _note_node_lost(op: Operation, event: HolderLost) -> ManagerToNode | None:
-    """A node is lost while a plan is executed. If the others depend on it, the operation starts
-    again; if it only receives, the plan goes on without it."""
+    """A node is lost while a plan is executed. If other nodes depend on it, the operation starts
+    again; if it is only a receiver, the plan continues without it."""
     message = _note_holder_lost(op, event)
     if message is not None:
         return message
@@ -309,13 +309,13 @@ def _note_execution_failed(op: Operation, message: ExecutionFailed) -> ManagerTo
         return None
     vanished = sorted(set(message.failed_sources).intersection(op.members))
     if not vanished:
-        # There is no source to leave out, so a further epoch would fail in the same way.
+        # No source can be left out, so a further epoch would fail in the same way.
         return OperationFailed(op.request.operation, message.error, message.reason)
     noted: set[bytes] = set()
     for index in vanished:
         op.note_gone(index, (message.node,))
         source = op.request.sources[index]
-        if source not in noted:  # a node that has it no more names all its indices
+        if source not in noted:  # a node without the source names all its indices
             noted.add(source)
             _note_gone(op, index, message)
     op.state = OperationState.WAITING
@@ -323,8 +323,8 @@ def _note_execution_failed(op: Operation, message: ExecutionFailed) -> ManagerTo
 
 
 def _note_gone(op: Operation, index: int, message: ExecutionFailed) -> None:
-    """This node no longer holds a source. Others may, because a node deletes its copy as soon as
-    no process there needs it any more."""
+    """This node no longer holds a source. Other nodes may, because a node deletes its copy as soon
+    as no local process needs it."""
     source = op.ready.get(index)
     if source is None or message.node not in source.holders or len(source.holders) == 1:
         note_failed(op, SourceFailed(op.request.operation, index, message.reason))
@@ -339,8 +339,8 @@ def _drop(op: Operation, _: OperationDropped) -> ManagerToNode:
 
 # Rows that look the same in both states mean different things. While a plan is executed, a source
 # that becomes ready is a spare for the next epoch. A source that fails is no longer a spare, but
-# the plan stands, because the nodes that execute it may have read the source before; if they have
-# not, they report ExecutionFailed.
+# the plan remains valid, because its nodes may have read the source before; otherwise they report
+# ExecutionFailed.
 TRANSITIONS: dict[tuple[OperationState, type], Callable[[Operation, Any], ManagerToNode | None]] = {
     (OperationState.WAITING, SourceReady): note_ready,
     (OperationState.WAITING, SourceFailed): note_failed,

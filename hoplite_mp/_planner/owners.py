@@ -1,14 +1,14 @@
-"""Which node counts the holders of an object whose owner has died.
+"""New owners for the objects of a dead node. An object's owner counts its holders.
 
 A *round* begins with the death of a node. It ends when every node that lived at that time has
-reported what it holds of the dead node's objects, or has died. Then every object that a node holds
-whole gets a new owner: the holder with the lowest number, among those that are not leaving if there
-are any. An actor's new owner is the node that can restart it from the newest state. The death of a
-new owner begins a round of its own, to which the objects that it had taken over are reported as if
-they had always been its own.
+reported its copies and uses of the dead node's objects, or has died. Then every object of which a
+complete copy exists gets a new owner: the holder with the lowest number, if possible one that is
+not leaving. An actor's new owner is the node that can restart it from the newest state. The death
+of a new owner begins a round of its own, which treats the objects that it had taken over as if it
+had always owned them.
 
 One number is kept for each object that has outlived its owner, until its new owner reports that the
-object is gone.
+object has been freed.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.messages import ObjectGone, OwnerAsked
 
 NOBODY = NODES_MAX
-# Numbers in one message, of at most 5 bytes each, and how many numbers an object's id counts as. A
-# frame has at most 16 MiB. Lower: more messages after the death of a host with very many objects.
+# Numbers in one message, of at most 5 bytes each, and the equivalent of an object's id in numbers.
+# A frame has at most 16 MiB. Lower: more messages after the death of a host with very many objects.
 NUMBERS_MAX = 1 << 20
 OBJECT_NUMBERS = 8
 
 
-# An object, its owner, how many holders it has on which nodes, its other copies: see OwnersNamed.
+# An object, its owner, the number of holders on each node, its other copies: see OwnersNamed.
 _Row: TypeAlias = tuple[bytes, int, tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(slots=True)
 class _Held:
-    """Who holds one object. `counted`: (node, number of its import); `whole`: nodes."""
+    """The holders of an object. `counted`: (node, import number); `whole`: with complete copies."""
 
     counted: set[tuple[int, int]] = field(default_factory=set)
     whole: set[int] = field(default_factory=set)
@@ -69,12 +69,12 @@ class _Round:
 
 
 class OwnerRounds:
-    """All open rounds, and all owners that were named."""
+    """All open rounds, and all owners that rounds have determined."""
 
     def __init__(self, membership: ClusterMembership) -> None:
         self._membership = membership
         self._rounds: dict[int, _Round] = {}  # by the node that was lost
-        self.named: dict[bytes, int] = {}  # object -> its owner, if that is not the first one
+        self.named: dict[bytes, int] = {}  # object -> owner, if that is not the first owner
         # Called at the end of a round with the lost node, and the nodes that restart its actors.
         self.concluded: Callable[[int, dict[bytes, int]], None] = lambda lost, actors: None
 
@@ -90,13 +90,13 @@ class OwnerRounds:
         return self._conclude()
 
     def is_open(self, lost: int) -> bool:
-        """Whether reports about that node are awaited."""
+        """Whether reports about that node are still expected."""
         return lost in self._rounds
 
     def restore(self, known: list[OwnersKnown], inventories: list[HoldingsReported]) -> None:
-        """Takes up the rounds of another manager. All nodes that are left have reported what they
-        hold. Each of them reports again after its admission, because it may have met an object, or
-        learned of a death, since its first report; both reports count.
+        """Takes over the rounds of the previous manager. All remaining nodes have reported their
+        objects. Each of them reports again after its admission, because it may have received an
+        object, or the news of a death, since its first report; both reports are used.
 
         Invariant: an owner in `named` lives, or the round about its death is open."""
         living = self._membership.is_living
@@ -115,14 +115,14 @@ class OwnerRounds:
         for told in known:
             for object_id, owner in zip(told.objects, told.owners, strict=True):
                 if living(owner) and object_id not in has.get(owner, ()):
-                    # It was freed there, and no manager lived to read that.
+                    # The object was freed there while no manager could receive the report.
                     for open_ in self._rounds.values():
                         open_.gone.add(object_id)
                 elif not self._owner_lives(object_id) and (living(owner) or owner in self._rounds):
                     self.named[object_id] = owner
 
     def report(self, message: HoldingsReported) -> list[Send]:
-        """One survivor reports what it holds. A report that is not awaited is ignored."""
+        """One survivor reports its objects. An unexpected report is ignored."""
         open_ = self._rounds.get(message.lost)
         if open_ is None or message.node not in open_.waiting:
             return []
@@ -131,14 +131,14 @@ class OwnerRounds:
         return self._conclude()
 
     def asked(self, message: OwnerAsked) -> list[Send]:
-        """A node asks for the owner of an object, because the one that it knows has died or it
-        knows none yet."""
+        """A node requests the owner of an object, because the owner known to it has died or is
+        unknown."""
         if not self._membership.is_living(message.node):
             return []
         first = self._membership.given_to(unpack_id(message.object)[0])
-        owner = self.named.get(message.object, first)  # if none was named, the first may still live
+        owner = self.named.get(message.object, first)  # without an entry, the first may still live
         awaited = [node for node in (owner, first) if node in self._rounds]
-        if owner is None:  # the first one died before this manager began: any round may be about it
+        if owner is None:  # it died before this manager began: any round may be about it
             awaited = [*self._rounds]
         if awaited:
             self._rounds[awaited[0]].asked.append(message)
@@ -148,8 +148,8 @@ class OwnerRounds:
 
     def gone(self, message: ObjectGone) -> None:
         """The object's owner reports that no holder is left. An earlier report may still name the
-        object. A new manager may read this after that owner's death; then the reports of the others
-        count, with whom the owner may have lost contact before."""
+        object. A new manager may receive this after that owner's death. Then the reports of the
+        other nodes decide, because the owner may have lost contact with them."""
         if not self._owner_lives(message.object):
             return
         del self.named[message.object]
@@ -161,14 +161,14 @@ class OwnerRounds:
         return owner is not None and self._membership.is_living(owner)
 
     def _conclude(self) -> list[Send]:
-        """Ends the rounds for which all nodes have reported. A round about an object that has had a
-        later owner, who is dead, too, ends after the round about that one, where the nodes that
-        knew the later owner report."""
+        """Ends the rounds for which all nodes have reported. If an object of a round had a later
+        owner that is dead, too, this round ends after the round of the later owner, in which the
+        nodes that knew this owner report."""
         sends: list[Send] = []
         while True:
             ready = [lost for lost, open_ in self._rounds.items() if not open_.waiting]
             after = {lost: self._later_owners(lost) & self._rounds.keys() for lost in ready}
-            # A cycle is not possible unless nodes that a manager had given up have come back.
+            # A cycle is only possible if nodes that a manager had declared dead have come back.
             free = [lost for lost in ready if not after[lost]] or [
                 lost for lost in ready if after[lost] <= after.keys()
             ]
@@ -182,7 +182,7 @@ class OwnerRounds:
         return {owner for owner in owners if owner is not None} - {lost}
 
     def _end(self, lost: int) -> list[Send]:
-        """Names the owners."""
+        """Determines the new owners."""
         open_ = self._rounds.pop(lost)
         held = _held(open_)
         for other in self._rounds.values():
@@ -201,7 +201,7 @@ class OwnerRounds:
         leaving = self._membership.leaving
         for object_id, found in held.items():
             if not found.whole or object_id in open_.gone or object_id in self.named:
-                continue  # another manager has named it, as the report of a node has shown
+                continue  # by a node's report an earlier manager has named its owner
             newest = max(backups.get(object_id, ()), default=None)
             first = min(found.whole - leaving or found.whole)
             self.named[object_id] = first if newest is None else -newest[1]
@@ -220,7 +220,7 @@ class OwnerRounds:
         report: HoldingsReported,
         held: dict[bytes, _Held],
     ) -> Iterator[OwnersNamed]:
-        """What that node is sent, in messages that fit into a frame."""
+        """The message to that node, split to fit into frames."""
         rows: list[_Row] = []
         size = 0
         for one in report.objects:
@@ -238,7 +238,7 @@ class OwnerRounds:
 
 
 def _held(open_: _Round) -> dict[bytes, _Held]:
-    """What was reported of each object in a round, and what rounds that have ended add to it."""
+    """The reports about each object in a round, and the additions from rounds that have ended."""
     found = {
         object_id: _Held() for report in open_.reports.values() for object_id in report.objects
     }
@@ -261,7 +261,7 @@ def _held_in(report: HoldingsReported) -> set[bytes]:
 
 
 def _joined(first: HoldingsReported | None, later: HoldingsReported) -> HoldingsReported:
-    """Both reports of a node as one; of an object that both name, the later one counts."""
+    """Both reports of a node as one; for an object in both, the later report counts."""
     if first is None or not first.objects:
         return later
     imports: dict[bytes, int] = {}

@@ -2,15 +2,15 @@
 
 Blink (Wang et al., MLSys 2020) packs trees fractionally by multiplicative weights: every limit (a
 pair's rate, a host's up rate, a host's down rate) has a price that grows with its use, and the
-cheapest tree is taken again and again until the prices show that no more fits. The method is that
-of Garg and Könemann (FOCS 1998); the cheapest tree from a root to all other nodes is a minimum
-arborescence, found by Chu-Liu's and Edmonds' algorithm. The rate reached is within about EPSILON
-of the best possible. Afterwards only the heaviest trees are kept, as few of them as reach the
-part KEEP_RATE of that rate.
+cheapest tree is added repeatedly until the prices show that no more fits. The method is that of
+Garg and Könemann (FOCS 1998); the cheapest tree from a root to all other nodes is a minimum
+arborescence, found by the algorithm of Chu-Liu and Edmonds. The result is within about EPSILON of
+the best possible rate. Afterwards only the heaviest trees are kept, as few as reach the part
+KEEP_RATE of that rate.
 
-Packing takes 0.2 s for 8 nodes, 4 s for 16, 50 s for 32. Therefore the planner asks for it by a
-field of StepResult; the manager's loop calls `pack` where nothing waits for it, and hands the
-answer to `step`.
+Packing takes 0.2 s for 8 nodes, 4 s for 16, 50 s for 32. Therefore the planner requests it by a
+field of StepResult; the manager's loop calls `pack` in the background, and passes the answer to
+`step`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
     Edge = tuple[int, int]  # (sender, receiver), places in `nodes`
 
-# How far the packing may stay below the best rate. Lower: more rounds, in proportion to 1/EPSILON².
+# Maximum loss against the best rate. Lower: more rounds, in proportion to 1/EPSILON².
 EPSILON = 0.15
-# Trees are left out as long as this part of the rate remains.
+# Trees are removed as long as this part of the rate remains.
 KEEP_RATE = 0.95
-# Rates are rounded to powers of this, so that a small change of a rate needs no new packing.
+# Rates are rounded to powers of this, so that small changes of a rate need no new packing.
 RATE_STEP = 2**0.25
 
 
 @dataclass(frozen=True, slots=True)
 class PackingWanted:
-    """Pack trees from nodes[0] to all other nodes. It is also a key, because equal questions have
-    equal answers.
+    """A request to pack trees from nodes[0] to all other nodes. It is also a key, because equal
+    requests have equal answers.
 
     `up`, `down`: bytes a second of each node; `pairs`: (place, place, bytes a second) of the pairs
     that are slower than both their ends.
@@ -50,7 +50,7 @@ class PackingWanted:
 
     @classmethod
     def between(cls, nodes: Sequence[int], topology: Topology, now: float) -> PackingWanted:
-        """The question about these nodes, with the topology's rates, rounded."""
+        """The request for these nodes, with the topology's rates, rounded."""
         hosts = topology.hosts(nodes)
         places = {node: place for place, node in enumerate(nodes)}
         pairs = sorted(
@@ -75,8 +75,8 @@ class TreesPacked:
     trees: tuple[tuple[float, tuple[int, ...]], ...]
 
     def rate_over(self, links: PackingWanted) -> float:
-        """Bytes a second that these trees carry over the links of `links`, a question about the
-        same nodes."""
+        """Bytes a second that these trees carry over the links of `links`, a request for the same
+        nodes."""
         places = {node: place for place, node in enumerate(links.nodes)}
         weights = {
             tuple(places[parent] for parent in parents): weight for weight, parents in self.trees
@@ -90,7 +90,7 @@ def _rounded(rate: float) -> float:
 
 
 def pack(wanted: PackingWanted) -> TreesPacked:
-    """Trees that together carry nearly as much as the links allow."""
+    """Trees that together nearly reach the capacity of the links."""
     count = len(wanted.nodes)
     pair_rates = {(i, j): rate for i, j, rate in wanted.pairs}
     edges = [(i, j) for i in range(count) for j in range(1, count) if i != j]
@@ -99,14 +99,14 @@ def pack(wanted: PackingWanted) -> TreesPacked:
     while not prices.all_sold():
         parents = arborescence(count, {edge: prices.of(edge) for edge in edges})
         amount = prices.largest(parents)
-        # As long as this tree stays nearly the cheapest, it is bought again without another
-        # search (Fleischer 2000).
+        # While this tree is nearly the cheapest, it is used again without another search (Fleischer
+        # 2000).
         bearable = prices.of_tree(parents) * (1 + EPSILON)
         while prices.of_tree(parents) <= bearable and not prices.all_sold():
             weights[parents] = weights.get(parents, 0.0) + amount
             prices.buy(parents, amount)
-    # The weights overuse the limits by at most a factor that the method proves. The worst overuse
-    # is measured instead, because it is never larger.
+    # The method proves an upper bound for the overuse of the limits. The worst overuse is measured
+    # instead, because it is never larger.
     scale = prices.overuse(weights)
     scaled = {parents: weight / scale for parents, weight in weights.items()}
     kept = _few(scaled, prices)
@@ -120,7 +120,7 @@ def pack(wanted: PackingWanted) -> TreesPacked:
 def _few(
     weights: dict[tuple[int, ...], float], prices: _Prices
 ) -> list[tuple[tuple[int, ...], float]]:
-    """As few of the heaviest trees as carry KEEP_RATE of the rate, scaled up to the limits."""
+    """The fewest heaviest trees that carry KEEP_RATE of the rate, scaled up to the limits."""
     ranked = sorted(weights.items(), key=lambda item: (-item[1], item[0]))
     full = sum(weights.values())
     for kept in range(1, len(ranked) + 1):
@@ -134,7 +134,7 @@ def _few(
 class _Prices:
     """The limits and their prices. A limit is the rate of a pair, or a host's up or down rate.
 
-    Every down rate limits every tree in the same way, because each host receives once in each tree.
+    All down rates limit every tree in the same way, because each host receives once in each tree.
     So only the lowest down rate is a limit.
     """
 
@@ -161,12 +161,12 @@ class _Prices:
         return total >= 1
 
     def of(self, edge: Edge) -> float:
-        """The price of one byte a second over this edge, without the down rate, which costs the
+        """The price of one byte a second over this edge, without the down rate, whose price is the
         same for all trees."""
         return self._up_price[edge[0]] + self._pair_price.get(edge, 0.0)
 
     def of_tree(self, parents: tuple[int, ...]) -> float:
-        """The price of one byte a second along this tree, with the down rate."""
+        """The price of one byte a second along this tree, including the down rate."""
         edges = sum(self.of((parent, child)) for child, parent in enumerate(parents, 1))
         return edges + self._down_price
 
@@ -177,7 +177,7 @@ class _Prices:
         return uses
 
     def largest(self, parents: tuple[int, ...]) -> float:
-        """The rate that the tightest limit allows along this tree."""
+        """The maximum rate along this tree."""
         amount = self._down
         for rate, uses in zip(self._up, self._uses(parents), strict=True):
             if uses:
@@ -216,9 +216,9 @@ def arborescence(count: int, lengths: Mapping[Edge, float]) -> tuple[int, ...]:
     """The shortest tree from vertex 0 to all others: the parents of vertices 1 to count - 1.
 
     Chu-Liu 1965, Edmonds 1967: each vertex takes the shortest edge that enters it. If the edges
-    form a circle, it is contracted to one vertex. An edge that enters the circle then costs its
-    length less that of the edge which it replaces. The contracted graph is solved in the same way,
-    and its answer shows where to open the circle. Raises ValueError if a vertex cannot be reached.
+    form a cycle, it is contracted to one vertex. The length of an edge into the cycle is then
+    reduced by that of the edge which it replaces. The contracted graph is solved in the same way,
+    and its solution shows where to open the cycle. Raises ValueError if a vertex cannot be reached.
     """
     best: dict[int, Edge] = {}
     for edge, length in lengths.items():
@@ -232,7 +232,7 @@ def arborescence(count: int, lengths: Mapping[Edge, float]) -> tuple[int, ...]:
     circle = _circle({receiver: edge[0] for receiver, edge in best.items()})
     if circle is None:
         return tuple(best[vertex][0] for vertex in range(1, count))
-    # The circle becomes the last vertex of a smaller graph.
+    # The cycle becomes the last vertex of a smaller graph.
     rest = [vertex for vertex in range(count) if vertex not in circle]
     place = {vertex: index for index, vertex in enumerate(rest)}
     merged = len(rest)
@@ -256,7 +256,7 @@ def arborescence(count: int, lengths: Mapping[Edge, float]) -> tuple[int, ...]:
 
 
 def _circle(parent_of: Mapping[int, int]) -> set[int] | None:
-    """The vertices of a circle of parents, if there is one."""
+    """The vertices of a cycle of parents, if there is one."""
     seen: set[int] = {0}
     for start in parent_of:
         trail: list[int] = []

@@ -1,7 +1,7 @@
-"""Caches of stripe plans and of packed trees, for operations that are the same as earlier ones.
+"""Caches of stripe plans and of packed trees, for repeated operations.
 
-A program makes the same collectives again and again, and computing a stripe plan over a thousand
-nodes takes milliseconds. The same nodes, bytes and links give the same stripe plan.
+A program repeats the same collectives, and computing a stripe plan over a thousand nodes takes
+milliseconds. The same nodes, bytes and links give the same stripe plan.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["PlanCache", "TreeCache"]
 
 
-# Stripe plans that are kept, of some hundred bytes for each of their nodes. Higher: also programs
-# that alternate between more kinds of operations are planned quickly.
+# Maximum number of cached stripe plans, of some hundred bytes for each of their nodes. Higher:
+# programs that alternate between more kinds of operations are also planned quickly.
 FORESTS_MAX = 16
 
 
 class PlanCache:
-    """Stripe plans by the arguments that determine them, the latest last."""
+    """Stripe plans by the arguments that determine them, the most recent last."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -89,20 +89,20 @@ class PlanCache:
 
 # Packed trees for LANs that are no star: requested once, used as soon as they are packed.
 #
-# Packing takes seconds, and a plan does not wait for it. The first spread between some nodes uses
-# stripes and requests trees; later ones use the trees. When a rate has changed, new trees are
-# requested; until they are packed, the last ones are used if they are still faster than stripes.
-# Stripes are kept where narrow paths do not slow them down, because with many receivers each of
-# these paths carries few bytes.
+# Packing takes seconds, and a plan does not wait for it. The first spread between certain nodes
+# uses stripes and requests trees; later spreads use the trees. When a rate has changed, new trees
+# are requested; until they are packed, the previous trees are used if they are still faster than
+# stripes. Stripes are kept if narrow paths do not slow them down: with many receivers each of these
+# paths carries few bytes.
 
 
-# Nodes of the largest spread for which trees are packed when the LAN is no star. Packing 16 takes
-# 4 s of a thread that shares the interpreter with the manager's loop, 32 would take 50 s.
+# Maximum size of a spread for which trees are packed when the LAN is no star. Packing 16 nodes
+# takes 4 s in a thread that shares the interpreter with the manager's loop, 32 would take 50 s.
 PACKED_NODES_MAX = 16
-# Trees are packed if narrow paths make stripes take this many times as long. Lower: more packing,
-# also for differences that are only errors of measurement.
+# Trees are packed if narrow paths slow stripes down by this factor. Lower: more packing, even for
+# differences that are only measurement errors.
 WORTH = 1.2
-# Packings that are kept, of a few kilobytes each.
+# Maximum number of cached packings, of a few kilobytes each.
 PACKINGS_MAX = 64
 
 
@@ -112,11 +112,11 @@ class TreeCache:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._packed: dict[PackingWanted, TreesPacked | None] = {}  # None: requested
-        self._latest: dict[tuple[int, ...], TreesPacked] = {}  # by their nodes, for any links
-        self.wanted: list[PackingWanted] = []  # taken by the machine
+        self._latest: dict[tuple[int, ...], TreesPacked] = {}  # by nodes, regardless of the links
+        self.wanted: list[PackingWanted] = []  # taken by the planner
 
     def take(self, trees: TreesPacked) -> None:
-        """The answer to a PackingWanted: for the next spread between these nodes."""
+        """The answer to a PackingWanted, used by the next spread between these nodes."""
         while len(self._packed) >= PACKINGS_MAX:
             del self._packed[next(iter(self._packed))]
         while len(self._latest) >= PACKINGS_MAX:
@@ -127,8 +127,8 @@ class TreeCache:
         self, plan: Distribute, seconds: float, now: float, notes: list[str]
     ) -> tuple[Distribute, float]:
         """Returns the plan along packed trees if there are any and they are faster, else `plan`;
-        and the seconds that it takes. Trees that are worth packing are requested. `seconds`: how
-        long stripes would take if the LAN were a star."""
+        and its duration in seconds. Requests trees that are worth packing. `seconds`: the duration
+        with stripes if the LAN were a star."""
         nodes = (plan.sources[0], *plan.receivers)
         if len(nodes) > PACKED_NODES_MAX or self._topology.is_star(nodes, now):
             return plan, seconds

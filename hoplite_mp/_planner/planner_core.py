@@ -1,9 +1,9 @@
-"""The planner: messages and time in, plans out. Everything that the cluster decides passes here.
+"""The planner: messages and time in, plans out. All decisions of the cluster are made here.
 
 `step` takes one message of a node, `tick` the passing of time. Both return a StepResult and have no
 other effect. The same messages at the same times give the same plans, in a manager, in a simulation
-and in a test. A message that is late, a duplicate, or from a life that is over gives an empty plan,
-never an exception, so that no node can end the cluster by sending a message at the wrong time.
+and in a test. A message that is late, a duplicate, or from an earlier life gives an empty plan,
+never an exception, so that no node can end the cluster by a message at the wrong time.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.membership import Report
     from hoplite_mp._protocol.messages import Member, NodeToManager
 
-# Groups at one time. There are as many boards in a node's shared memory.
+# Maximum number of simultaneous Groups. A node's shared memory has as many boards.
 BOARDS_MAX = 64
-# Collectives that run at one time. Higher: more memory for callers that never wait for results.
+# Maximum number of running collectives. Higher: more memory for results that nobody awaits.
 OPERATIONS_MAX = 1 << 16
 
 
 class Planner:
-    """All that a manager knows, and what follows from it."""
+    """The manager's knowledge of the cluster, and its decisions."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class Planner:
         again: bool = False,
         own: int = 0,
     ) -> None:
-        """again: there was a planner before, whose nodes come back and report. own: the node of the
-        manager's host; the whole cluster would end with it."""
+        """again: there was an earlier planner, whose nodes come back and report. own: the node of
+        the manager's host; the whole cluster would end with it."""
         self._own = own
         self.restoring = ManagerRecovery(own) if again else None
         self.membership = ClusterMembership()
@@ -97,8 +97,7 @@ class Planner:
         self.owners.concluded = self.actor_names.moved
 
     def step(self, message: NodeToManager | Report | TreesPacked, now: float) -> StepResult:
-        """What follows from one message received at `now`, or from an answer to
-        StepResult.packing."""
+        """The result of one message received at `now`, or of an answer to StepResult.packing."""
         if self.restoring is not None:
             self.restoring.take(message, now)
             return self._restore(self.restoring, now)
@@ -106,14 +105,14 @@ class Planner:
         return self._plan([] if handler is None else handler(self, message, now))
 
     def tick(self, now: float) -> StepResult:
-        """What follows from the fact that it is now `now`."""
+        """The result of the passing of time: it is now `now`."""
         if self.restoring is not None:
             return self._restore(self.restoring, now)
         announced = self.announcements.tick(self.membership.nodes, now)
         return self._plan(announced + self.reductions.tick(now))
 
     def _restore(self, restoring: ManagerRecovery, now: float) -> StepResult:
-        """Goes on where the planner before this one was, as soon as its nodes have reported."""
+        """Continues the work of the previous planner as soon as its nodes have reported."""
         if not restoring.is_over(now):
             return StepResult((), restoring.until)
         self.restoring = None
@@ -126,17 +125,17 @@ class Planner:
             self.groups.go_on(generations)
             copied_again = self.copies.restore(restoring.held, restoring.copies, now)
             buried = restoring.bury()
-            for message in filter(_is_restated, restoring.later):  # those of lost nodes, too
+            for message in filter(_is_restated, restoring.later):  # also those of lost nodes
                 if not (message.by_backup and message.node in restoring.returned):
                     self.actor_names.claim(message)
-            # A node that the former manager had given up may have called again. It is no member, so
-            # nobody will report its loss.
+            # A node that the former manager had declared dead may have reported again. It is not a
+            # member, so its loss will not be reported.
             known = self.membership.is_living
             requests = {n: one for n, one in restoring.requests().items() if known(one.node)}
             ended = restoring.ended
             ends = {number: one.end for number, one in ended.items()}
-            # Ends come first, because a result may already be copied from a node that has not
-            # received its commit.
+            # Ends come first, because a result may already be in a copy from a node that has not
+            # received the commit of this result.
             sends += self.reductions.restore(requests, restoring.folds, ends, now) + copied_again
             self.groups.remember(restoring.group_ends)
             sends += self.groups.restore(
@@ -148,8 +147,8 @@ class Planner:
             for node in self.membership.nodes:
                 if node not in restoring.returned:
                     sends += self._end(node, now)
-            # A plan that the loss of a node has ended would let nodes that never had it wait for
-            # what was to come from that node, while its operation waits for what they say.
+            # If the loss of a node has ended a plan, nodes that receive the plan only now would
+            # wait for bytes from the lost node, while the operation waits for their reports.
             sends = [one for one in sends if self.reductions.stands(one[1])]
             self.owners.restore(restoring.owners, restoring.inventories)
             self.actor_names.keep_only(
@@ -199,7 +198,7 @@ class Planner:
             if membership.is_living(node, message.incarnation):  # a duplicate
                 return [(node, self._admitted(node, message.incarnation))]
             return []
-        # If a host comes back before its loss was noticed, the loss is handled first.
+        # If a host comes back before its loss is noticed, the loss is handled first.
         went: tuple[int, ...] = ()
         sends: list[Send] = []
         if membership.is_living(node):
@@ -229,7 +228,7 @@ class Planner:
 
     def _peer_lost(self, message: PeerLost, now: float) -> list[Send]:
         """These two living nodes cannot reach each other, so they cannot both stay members. The
-        one with the higher number is given up, unless it is the manager's own: then the other."""
+        node with the higher number is declared dead, except for the manager's own node."""
         living = self.membership.is_living
         if not (living(message.node) and living(message.peer)):
             return []
@@ -255,7 +254,7 @@ class Planner:
         self.announcements.lose(node)
         self.topology.lose(node)
         self.actor_names.lose_node(node)
-        # A node that has no requests left is not sent the refusals that its own death causes.
+        # A node without requests is not sent the refusals that its own death causes.
         sends = self.reductions.lose_requester(node)
         sends += self._heard(self.copies.lose(node, now), now)
         sends += self.reductions.lose_holder(node, now)
@@ -348,7 +347,7 @@ class Planner:
 
     def _reduce_requested(self, message: ReduceRequested, now: float) -> list[Send]:
         # The calling process may die at any time, but its result may have other holders. So the
-        # node decides whether the result is still wanted, and if not sends OperationDropped.
+        # node decides whether the result is still needed, and if not sends OperationDropped.
         if not self.membership.is_living(message.node):
             return []
         return self.reductions.request(message, now)
@@ -358,7 +357,7 @@ class Planner:
             node for node in (message.node, *message.others) if self.membership.is_living(node)
         ]
         if not holders:
-            # The reporting node did not know of the loss, and sends nothing more about this source.
+            # The reporting node did not know of the loss, and will not report this source again.
             op = self.reductions.operations.get(message.operation)
             if op is None or message.index in op.ready:
                 return []
@@ -414,11 +413,11 @@ class Planner:
 
 
 def _is_restated(message: Any) -> bool:
-    """Does a node state again a name that its actor has? Such claims come before all open ones."""
+    """Whether this restates the name of a node's actor. Such claims come before all open claims."""
     return isinstance(message, ActorNameClaimed) and not message.request
 
 
-# Typed loosely because each row takes the one message that its key names.
+# Typed loosely because each row takes only the message type of its key.
 _HANDLERS: dict[type, Callable[[Planner, Any, float], list[Send]]] = {
     NodeJoined: Planner._node_joined,
     NodeLost: Planner._node_lost,

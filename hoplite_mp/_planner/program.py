@@ -1,23 +1,23 @@
-"""The part of one node in a plan: what it pulls, what it folds, what it serves.
+"""The part of one node in a plan: its pulls, folds and serves.
 
-A plan consists of members, owners and shares, and all nodes receive the same one. From it each node
-derives here which nodes it receives from and which it serves, in terms of **cells**. A cell is a
-range of memory with a watermark, and is known by
+A plan consists of members, owners and shares, and is the same for all nodes. Here each node derives
+its senders and receivers from it, in terms of **cells**. A cell is a range of memory with a
+watermark, and is identified by
 
     Cell(stripe, part, node)     "part `part` of stripe `stripe`, as made by `node`"
 
-Another node asks `node` for it by the key (operation, epoch, stripe, part). What one node pulls is
-what the other serves, because both derive it from the same message.
+Another node requests it from `node` by the key (operation, epoch, stripe, part). Pulls match
+serves, because both nodes derive them from the same message.
 
     part RESULT         the stripe of a copied object, or of a finished fold
     part CONTRIBUTION   what a node adds to a stripe, with its subtree, its own members first; at
                         the node that finishes a stripe (`finisher`), the finished stripe
     part MEMBER + k     the k-th member in folding order alone, for folds that must not be regrouped
 
-A cell is filled by a pull or a fold, or is full from the start (`Program.given`, members that the
-node holds itself). One rule drives all of it: a block is moved or folded as soon as the watermarks
-of its inputs have passed it. A fold with one source is that source under another name, so nothing
-is copied. For kinds that copy, "stripe" k is the whole k-th member.
+A cell is filled by a pull or a fold, or is full from the start (`Program.given`, members held by
+this node). One rule drives all cells: a block is moved or folded as soon as the watermarks of its
+inputs have passed it. A fold with one source is an alias of this source, so nothing is copied. For
+kinds that copy, "stripe" k is the entire k-th member.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ RESULT = 0
 CONTRIBUTION = 1
 MEMBER = 2
 
-# How many objects a node pulls at a time, in kinds that copy many; they may have one parent each.
-# Higher: more senders meet at one switch port, which then drops frames (incast). Lower: a slow
-# parent delays more of the others.
+# Maximum number of simultaneous pulls of a node, in kinds that copy many objects; each object may
+# have a different parent. Higher: more senders meet at one switch port, which then drops frames
+# (incast). Lower: a slow parent delays more of the other transfers.
 INBOUND_PARENTS_MAX = 4
-# Slices of a reduce_scatter over several nodes, times the members that one node holds; each pair is
-# a cell. Higher: larger calls. Lower: the node, which makes 100 000 cells a second, answers sooner.
+# Slices of a reduce_scatter over several nodes, times the members of one node; each pair is a cell.
+# Higher: larger calls. Lower: the node, which makes 100 000 cells a second, answers sooner.
 REDUCE_SCATTER_PARTS_MAX = 1 << 18
 PROGRAMS_MAX = 32
 
 
 class Cell(NamedTuple):
-    """What one node makes. A node that asks for it adds the operation and the epoch."""
+    """A cell of one node. Requests from other nodes add the operation and the epoch."""
 
     stripe: int
     part: int
@@ -59,7 +59,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Fill this cell from the node that makes it; the range is a part of the object."""
+    """Fill this cell from the node that provides it; the range is a part of the object."""
 
     cell: Cell
     begin_share: int
@@ -83,7 +83,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Send this cell to every node that asks for it, as far as it is filled."""
+    """Send the filled part of this cell to every node that requests it."""
 
     cell: Cell
     begin_share: int
@@ -92,27 +92,27 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one node does for one plan."""
+    """The actions of one node for one plan."""
 
     node: int
-    pulls: tuple[Pull, ...] = ()  # to be begun in this order
+    pulls: tuple[Pull, ...] = ()  # started in this order
     folds: tuple[Fold, ...] = ()
     serves: tuple[Serve, ...] = ()
     # The members that this node holds: the cell, and the index into the request's sources.
     given: tuple[tuple[Cell, int], ...] = ()
-    # The cells that together are what this node keeps: the copy, or the result at a destination.
+    # The cells that together form the node's result: the copy, or the result at a destination.
     result: tuple[Cell, ...] = ()
-    inbound_max: int = 0  # pulls at a time; 0: all at once
+    inbound_max: int = 0  # maximum number of simultaneous pulls; 0: no limit
     reports: bool = False  # sends StripesComplete (or FetchComplete) when all its cells are full
 
     @property
     def is_empty(self) -> bool:
-        """Does this node take no part in the plan? Some nodes get nothing and only report."""
+        """Whether this node is not in the plan. Some nodes receive nothing and only report."""
         return not (self.pulls or self.folds or self.serves or self.result or self.reports)
 
 
 def program_of(plan: Distribute | ExecuteReduce, node: int) -> Program:
-    """What `node` does for this plan; an empty program if it takes no part."""
+    """The actions of `node` for this plan; an empty program if the node takes no part."""
     if isinstance(plan, Distribute):
         return _distribute(plan, node)
     if plan.kind not in FOLDING:
@@ -123,14 +123,13 @@ def program_of(plan: Distribute | ExecuteReduce, node: int) -> Program:
 
 
 class ProgramCache:
-    """The programs of a few plans, for calls that are made again and again by plans that differ
-    only in what they are called."""
+    """The programs of a few plans, for repeated calls whose plans differ only in their ids."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Program] = {}
 
     def of(self, plan: Distribute | ExecuteReduce, node: int) -> Program:
-        """As `program_of`."""
+        """Like `program_of`."""
         key: Hashable
         if isinstance(plan, Distribute):
             key = node, plan.rule, plan.sources, plan.receivers, plan.stripes, plan.parents
@@ -155,13 +154,13 @@ class ProgramCache:
 
 
 def participants(plan: Distribute | ExecuteReduce) -> list[int]:
-    """Every node that must get the plan, each once."""
+    """All nodes that must receive the plan, without duplicates."""
     if isinstance(plan, Distribute):
         rows = (node for row in plan.parents for node in row)
         owners = [stripe.owner for stripe in plan.stripes]
         if plan.rule == "stripes":
             receivers, count = set(plan.receivers), len(plan.sources)
-            # A source that serves several stripes is listed once.
+            # A source of several stripes is listed once.
             feeding: list[int] = []
             for index, stripe in enumerate(plan.stripes):
                 if len(feeding) == count:
@@ -183,7 +182,7 @@ def waits_for(plan: Distribute | ExecuteReduce) -> set[int]:
 
 
 def too_many_parts(kind: str, holders: Collection[int], destinations: Sequence[int]) -> str:
-    """Why a node cannot take its part in a reduce_scatter; "": it can. One alone has no cells."""
+    """Why a node cannot take part in a reduce_scatter; "": it can. A single node has no cells."""
     if kind != "reduce_scatter" or len({*holders, *destinations}) == 1:
         return ""
     node, held = Counter(holders).most_common(1)[0]
@@ -199,12 +198,12 @@ def too_many_parts(kind: str, holders: Collection[int], destinations: Sequence[i
 
 
 def tree_parent(position: int, degree: int) -> int:
-    """The position above `position` (from 1 on) in a tree that is filled level by level."""
+    """The parent of `position` (from 1 on) in a tree that is filled level by level."""
     return (position - 1) // degree
 
 
 def tree_children(position: int, degree: int, count: int) -> range:
-    """The positions below `position` in a tree of `count` places."""
+    """The children of `position` in a tree of `count` places."""
     first = degree * position + 1
     return range(min(first, count), min(first + degree, count))
 
@@ -238,7 +237,7 @@ def _distribute(plan: Distribute, node: int) -> Program:
 
 
 def _edges(plan: Distribute, index: int, node: int, place: int | None) -> tuple[int | None, bool]:
-    """The node from which `node` gets this stripe, and whether another node gets it from `node`.
+    """The node from which `node` gets this stripe, and whether `node` passes it on.
 
     `place`: the index of `node` among the receivers.
     """
@@ -264,8 +263,7 @@ def _edges(plan: Distribute, index: int, node: int, place: int | None) -> tuple[
 
 
 def _rotated(pulls: Sequence[Pull], node: int) -> tuple[Pull, ...]:
-    """The pulls in an order that begins with another parent on each node, so that not all nodes
-    ask the same one first."""
+    """The pulls, rotated so that each node begins with a different parent."""
     first = next((i for i, pull in enumerate(pulls) if pull.parent > node), 0)
     return (*pulls[first:], *pulls[:first])
 
@@ -308,19 +306,19 @@ def _copies(plan: ExecuteReduce, node: int) -> Program:
 
 
 def _own_members(plan: ExecuteReduce, node: int) -> list[tuple[int, int]]:
-    """(place in the order, index of the source) of every member that this node holds."""
+    """(place in the order, index of the source) of every member on this node."""
     holder_of = dict(zip(plan.members, plan.holders, strict=True))
     return [(k, index) for k, index in enumerate(plan.order) if holder_of[index] == node]
 
 
 def _arrivals(plan: ExecuteReduce) -> list[int]:
-    """Contributing nodes in order of arrival, each once."""
+    """Contributing nodes in order of arrival, without duplicates."""
     holder_of = dict(zip(plan.members, plan.holders, strict=True))
     return list(dict.fromkeys(holder_of[index] for index in plan.order))
 
 
 class _Builder:
-    """The cells of one node's fold, as they are found."""
+    """Collects the cells of one node's fold."""
 
     def __init__(self, plan: ExecuteReduce, node: int) -> None:
         self.plan = plan
@@ -339,7 +337,7 @@ class _Builder:
         return self._own[index]
 
     def fold(self, index: int, part: int, sources: Iterable[Cell]) -> Cell:
-        """Folds the sources into a new cell; the sources of other nodes are pulled."""
+        """Folds the sources into a new cell; sources on other nodes are pulled."""
         stripe = self.plan.stripes[index]
         cell = Cell(index, part, self.node)
         cells = tuple(sources)
@@ -409,9 +407,9 @@ def _stripes(plan: ExecuteReduce, node: int) -> Program:
 
 
 def finisher(plan: ExecuteReduce, index: int) -> int | None:
-    """The node that finishes a stripe which its owner folds without it; None: the owner does.
+    """The node that completes a stripe which its owner folds without it; None: the owner does.
 
-    The one destination of a reduction adds its own members last, so that they need not leave it.
+    The only destination of a reduction adds its own members last, so that they need not be sent.
     """
     if plan.kind != "reduce" or plan.rule == "fold" or plan.shape != "stripes":
         return None
@@ -422,7 +420,7 @@ def finisher(plan: ExecuteReduce, index: int) -> int | None:
 
 
 def members_in(plan: ExecuteReduce, cell: Cell) -> int:
-    """How many members are folded into a cell, by the plan alone."""
+    """The number of members that are folded into a cell, according to the plan."""
     if cell.part >= MEMBER:
         return 1
     if cell.part == CONTRIBUTION and plan.shape != "stripes":
@@ -442,8 +440,8 @@ def members_in(plan: ExecuteReduce, cell: Cell) -> int:
 
 
 def _one_each(build: _Builder, index: int, nodes: Sequence[int]) -> list[Cell]:
-    """The cells that an owner folds: what each node has folded of its own members, in order of
-    arrival, and the owner's members as they are."""
+    """The sources of an owner's fold: the partial fold of each other node, in order of arrival, and
+    the owner's own members."""
     cells: list[Cell] = []
     for node in nodes:
         if node == build.node:
@@ -454,8 +452,8 @@ def _one_each(build: _Builder, index: int, nodes: Sequence[int]) -> list[Cell]:
 
 
 def tree_places(plan: ExecuteReduce, owner: int) -> list[int]:
-    """The nodes of a tree by place: the root, then the others in reverse order of arrival, so that
-    the first ones are leaves.
+    """The nodes of a tree by place: the root, then the other nodes in reverse order of arrival, so
+    that the earliest nodes are leaves.
 
     Destinations that contribute nothing come last, because they only receive the result.
     """
@@ -478,7 +476,7 @@ def _tree(plan: ExecuteReduce, node: int) -> Program:
         below = [places[child] for child in tree_children(place, degree, len(places))]
         from_below = [Cell(index, CONTRIBUTION, n) for n in below if n in contributors]
         cells = (*build.own(index), *from_below)
-        # On the way down a node also passes on a result that it does not keep itself.
+        # On the way down a node also passes on results that it does not keep.
         passes_on = _wanted_below(places, place, degree, wanted_by)
         if place == 0:
             made = build.fold(index, RESULT, cells)
@@ -499,7 +497,7 @@ def _tree(plan: ExecuteReduce, node: int) -> Program:
 
 
 def _wanted_below(places: Sequence[int], place: int, degree: int, wanted_by: set[int]) -> bool:
-    """Does a node below this place want the result?"""
+    """Whether a node below this place needs the result."""
     level = tree_children(place, degree, len(places))
     while level:
         if any(places[child] in wanted_by for child in level):
@@ -510,16 +508,16 @@ def _wanted_below(places: Sequence[int], place: int, degree: int, wanted_by: set
     return False
 
 
-# A measured rate shows what a link can do only if the link was the bottleneck. By the bounds of a
-# star (`cost.py`) that is so for each node that sends or receives as many bytes as the busiest
+# A measured rate shows the capacity of a link only if the link was the bottleneck. By the bounds of
+# a star (`cost.py`) this applies to each node that sends or receives as many bytes as the busiest
 # direction of all.
 
 
 def filled_links(plan: Distribute | ExecuteReduce, node: int) -> tuple[bool, bool]:
-    """Does `node` (send, receive) as much as the busiest direction of all?"""
+    """Whether `node` (sends, receives) as much as the busiest direction of all."""
     if isinstance(plan, Distribute):
         return node in plan.sources, node in plan.receivers
-    if plan.is_early:  # links are idle until all have called
+    if plan.is_early:  # links are idle until all members have called
         return False, False
     at_end = node in plan.destinations
     gives = node in plan.holders
@@ -531,7 +529,7 @@ def filled_links(plan: Distribute | ExecuteReduce, node: int) -> tuple[bool, boo
 
 
 def shares_sent(plan: Distribute) -> dict[int, int]:
-    """Shares that each node sends by a plan with rule "stripes", added up over its receivers."""
+    """Shares that each node sends by a plan with rule "stripes", summed over its receivers."""
     shares: dict[int, int] = {}
     others, receiving = len(plan.receivers) - 1, set(plan.receivers)
     sources, count = plan.sources, len(plan.sources)

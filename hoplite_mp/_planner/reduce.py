@@ -1,13 +1,13 @@
-"""Collectives on refs: decides once, in order of arrival, which sources take part, and plans them.
+"""Collectives on refs: selects the participating sources once, in order of arrival, and plans them.
 
-`operation` records what messages report about one collective. Here conclusions are drawn from it,
-in the same way after every message: a plan, an end, or nothing yet. Folding kinds get a stripe plan
-from the cost model. Gather, allgather and alltoall are sets of copies, whose edges follow from
-holders and destinations alone. A broadcast is handed to `broadcast`, so that other receivers may
-join it while it runs. Nothing is kept of a finished operation.
+`operation` records the messages about one collective. This module decides what follows, in the same
+way after every message: a plan, an end, or nothing yet. Folding kinds get a stripe plan from the
+cost model. Gather, allgather and alltoall are sets of copies, whose edges follow from holders and
+destinations alone. A broadcast is passed to `broadcast`, so that other receivers may join it while
+it runs. A finished operation leaves no state.
 
-Reproducible results have rule "fold": owners receive every member by itself and fold from left to
-right. This gives up what pre-reduction saves: a node with k members sends k times the bytes.
+Reproducible results have rule "fold": owners receive every member separately and fold from left to
+right. This is the cost of leaving out pre-reduction: a node with k members sends k times the bytes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     Event: TypeAlias = Report | DeadlinePassed | HolderLost | CopyMade | CopyRefused
 
-# The messages after which an operation is over and nothing of it is kept.
+# The messages that end an operation; its state is then dropped.
 _ENDS = (Commit, OperationFailed, Forget)
 
 
@@ -77,14 +77,14 @@ class Reductions:
         self._copies = copies
         self.operations: dict[int, Operation] = {}
         self._deadlines: list[tuple[float, int]] = []  # sorted; of open operations only
-        # Sorted: when to look at what nodes have reported of slow links, for which operation.
+        # Sorted (time, operation): when to evaluate the reports of slow links.
         self._looks: list[tuple[float, int]] = []
         self._broadcasts: dict[bytes, set[int]] = {}  # object -> operations that wait for copies
-        self.notes: list[str] = []  # reasons for plans; taken by the machine
+        self.notes: list[str] = []  # reasons for plans; taken by the planner
 
     @property
     def wake_at(self) -> float | None:
-        """When `tick` must be called; None: nothing is to be done at a given time."""
+        """The time at which `tick` must be called; None if nothing is scheduled."""
         return min((times[0][0] for times in (self._deadlines, self._looks) if times), default=None)
 
     # ---- events
@@ -102,7 +102,7 @@ class Reductions:
         op = Operation(message, message.num, find_twins(message.sources))
         self.operations[message.operation] = op
         if message.deadline_s is not None and message.deadline_s <= 0:
-            # The deadline applies at once, not at the next tick, before which sources might fail.
+            # The deadline applies now, as sources might fail before the next tick.
             op.need = 1
         elif message.deadline_s is not None:
             op.deadline_at = now + message.deadline_s
@@ -127,7 +127,7 @@ class Reductions:
         ended: dict[int, Commit | OperationFailed | Forget],
         now: float,
     ) -> list[Send]:
-        """Takes up the open operations, and those that run by plans of the planner before. An
+        """Takes over the open operations, and those with running plans of the previous planner. An
         operation that has ended for one node ends for all."""
         sends: list[Send] = []
         for number in sorted({*requests, *running}):
@@ -149,7 +149,7 @@ class Reductions:
         return sends
 
     def _resume(self, op: Operation, fold: RunningFold, now: float) -> list[Send]:
-        """Takes up an operation that is being executed."""
+        """Takes over a running operation."""
         plan = fold.plan
         op.state = OperationState.EXECUTING
         op.epoch, op.members, op.plan = plan.epoch, plan.members, plan
@@ -159,7 +159,7 @@ class Reductions:
         sends = self._living((node for node in taking if node not in fold.at), plan)
         forget = Forget(op.request.operation)
         sends += self._living((node for node in fold.older if node not in taking), forget)
-        # A node that died before the manager may be in the plan, and is not reported lost again.
+        # The plan may include a node that died before the manager. Its loss is not reported again.
         living = self._membership.is_living
         op.unfinished = {node for node in op.unfinished if living(node)}
         for node in (node for node in taking if not living(node)):
@@ -170,7 +170,7 @@ class Reductions:
         return sends
 
     def stands(self, message: ManagerToNode) -> bool:
-        """Is this no plan, or one that is being executed?"""
+        """Whether this is no plan, or a plan that is being executed."""
         if not isinstance(message, ExecuteReduce):
             return True
         op = self.operations.get(message.operation)
@@ -182,7 +182,7 @@ class Reductions:
         return [] if op is None else self._apply(op, message, now)
 
     def tick(self, now: float) -> list[Send]:
-        """Does what is due by `now`."""
+        """Handles everything that is due by `now`."""
         sends: list[Send] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, operation = self._deadlines.pop(0)
@@ -208,8 +208,8 @@ class Reductions:
         return []
 
     def _relieve(self, op: Operation, now: float) -> list[Send]:
-        """Gives the stripes of a node whose link has become slow to the other owners, once, if that
-        is worthwhile: another epoch, for which nodes keep the parts that have arrived."""
+        """Moves the stripes of a node whose link has become slow to the other owners, once, if that
+        is worthwhile: in another epoch, in which nodes keep the parts that have arrived."""
         plan = op.plan
         if plan is None or op.relieved or op.state is not OperationState.EXECUTING:
             return []
@@ -222,12 +222,12 @@ class Reductions:
         op.relieved = True
         op.epoch += 1
         living = tuple(self._membership.living(plan.destinations))
-        op.lost.difference_update(living)  # these have joined again
+        op.lost.difference_update(living)  # these have rejoined
         plan = msgspec.structs.replace(plan, epoch=op.epoch, stripes=stripes, destinations=living)
         return self._announce(op, plan)
 
     def lose_requester(self, node: int) -> list[Send]:
-        """A node was lost: ends what it requested. To be called before `lose_holder`."""
+        """A node was lost: ends its requests. Call this before `lose_holder`."""
         sends: list[Send] = []
         for op in [op for op in self.operations.values() if op.request.node == node]:
             self._forget(op)
@@ -235,7 +235,7 @@ class Reductions:
         return sends
 
     def lose_holder(self, node: int, now: float) -> list[Send]:
-        """A node was lost: the operations that others requested go on without it if they can."""
+        """A node was lost: operations of other requesters continue without it if possible."""
         sends: list[Send] = []
         for op in list(self.operations.values()):
             if op.request.operation in self.operations:  # the loss may have ended it
@@ -243,7 +243,7 @@ class Reductions:
         return sends
 
     def copy_made(self, node: int, object_id: bytes, now: float) -> list[Send]:
-        """A receiver has the whole object, for which broadcasts may wait."""
+        """A receiver has the complete object. Broadcasts may wait for this."""
         return self.about_copy(object_id, CopyMade(node), now)
 
     def hear_refusals(self, sends: list[Send], now: float) -> list[Send]:
@@ -257,7 +257,7 @@ class Reductions:
         return more
 
     def needs(self, node: int) -> bool:
-        """Does an open operation name this node?"""
+        """Whether an open operation names this node."""
         return any(
             node == op.request.node or node in op.unfinished or node in op.told
             for op in self.operations.values()
@@ -277,7 +277,7 @@ class Reductions:
         return [] if transition is None else self._conclude(op, transition(op, event), now)
 
     def _conclude(self, op: Operation, message: ManagerToNode | None, now: float) -> list[Send]:
-        """Returns what follows from the operation's state: an end, a plan, or nothing yet."""
+        """The consequence of the operation's state: an end, a plan, or nothing yet."""
         if message is None and op.state is OperationState.WAITING:
             if not op.can_be_met():
                 message = op.failure()
@@ -303,7 +303,7 @@ class Reductions:
             text = "no node, where its result was to be, is left"
             return self._end(op, OperationFailed(op.request.operation, "lost", text))
         op.members = tuple(sorted(chosen))
-        op.lost.difference_update(destinations)  # these have joined again
+        op.lost.difference_update(destinations)  # these have rejoined
         if op.request.kind == "broadcast":
             return self._begin_broadcast(op, destinations, now)
         holder_of = self._holders(op, chosen, destinations)
@@ -311,7 +311,7 @@ class Reductions:
         if text:
             return self._end(op, OperationFailed(op.request.operation, "value", text))
         if op.request.kind not in FOLDING and not op.moves(holder_of, destinations):
-            if op.plan is not None:  # the sources that had to move are now at their destinations
+            if op.plan is not None:  # all sources are now at their destinations
                 op.plan, op.destinations = None, destinations
             return self._end(op, op.commit())
         op.state = OperationState.EXECUTING
@@ -319,11 +319,11 @@ class Reductions:
         return self._announce(op, self._plan(op, chosen, holder_of, destinations))
 
     def _announce(self, op: Operation, plan: ExecuteReduce) -> list[Send]:
-        """Sends the plan of the operation's new epoch to all nodes that take part in it."""
+        """Sends the plan of the operation's new epoch to all participating nodes."""
         request, before = op.request, op.told
         op.plan, op.links = plan, SlowLinks()
         op.unfinished = waits_for(plan)
-        if request.kind == "alltoall":  # its destinations keep their places even if they are lost
+        if request.kind == "alltoall":  # lost destinations keep their places
             op.unfinished = {node for node in op.unfinished if self._membership.is_living(node)}
         sends = self._living(participants(plan), plan)
         op.told = dict.fromkeys([node for node, _ in sends])
@@ -417,7 +417,7 @@ class Reductions:
     def _holders(
         self, op: Operation, chosen: Sequence[int], destinations: tuple[int, ...]
     ) -> dict[int, int]:
-        """A node for each member: a destination if possible, else one that gives others too."""
+        """A node for each member: if possible a destination, else a node of other members."""
         ready = op.ready
         found = [ready[index].holders for index in chosen]
         if sum(map(len, found)) == len(found):  # each has one holder

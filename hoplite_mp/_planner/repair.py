@@ -1,12 +1,11 @@
-"""What a plan keeps when a node is lost or an owner becomes slow, and which stripes move.
+"""The parts of a plan that survive the loss of a node or a slow owner, and the stripes that move.
 
 Owners hold every contribution in its own slot until the commit. So after a death the survivors
-fold again what they have, without the dead node's slots, and none of these bytes is sent again.
-Only the dead node's own stripes are, which are cut among the other owners. Under the new epoch a
-stripe with the same owner and the same bounds is the same stripe as before, and a slot of it may be
-kept if its contributor gives the same members as before. With n owners, a death half way costs
-about 1/n of the operation. The stripes of a node whose link has become slow are cut in the same
-way (`slow_owners`).
+repeat their folds without the dead node's slots, and none of these bytes is sent again. Only the
+dead node's own stripes are sent again, cut among the other owners. Under the new epoch a stripe
+with the same owner and the same bounds is the same stripe as before, and its slot is kept if the
+contributor gives the same members as before. With n owners, a death half way costs about 1/n of the
+operation. The stripes of a node whose link has become slow are cut in the same way (`slow_owners`).
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ __all__ = [
 ]
 
 
-# A repaired stripe plan is used unless its busiest owner has more than this many times as much as
-# in the best new one, because then sending everything again is faster.
+# A repaired stripe plan is used unless its busiest owner has more than this multiple of the shares
+# of the busiest owner in the best new plan: then sending everything again is faster.
 KEPT_WIDTH_MAX = 2
 
 
@@ -51,7 +50,7 @@ def kept_cut(
 
 
 def widest(stripes: Sequence[Stripe]) -> int:
-    """The number of shares of the owner that has the most."""
+    """The number of shares of the busiest owner."""
     widths: dict[int, int] = {}
     for stripe in stripes:
         width = stripe.end_share - stripe.begin_share
@@ -60,8 +59,8 @@ def widest(stripes: Sequence[Stripe]) -> int:
 
 
 def repaired(stripes: Sequence[Stripe], able: Collection[int]) -> tuple[Stripe, ...] | None:
-    """The same stripes, except that those whose owner is not in `able` are cut among the other
-    owners, in proportion to what these own already; None if no owner is left.
+    """The same stripes, except that stripes of other nodes than `able` are cut among the remaining
+    owners, in proportion to their shares; None if no owner is left.
     """
     widths: dict[int, int] = {}
     for stripe in stripes:
@@ -87,43 +86,43 @@ def repaired(stripes: Sequence[Stripe], able: Collection[int]) -> tuple[Stripe, 
     return tuple(result)
 
 
-# Who owns the stripes of an allreduce when the link of one owner becomes slow in the middle of it.
+# New owners of the stripes of an allreduce when the link of one owner becomes slow in the middle.
 #
-# Of n hosts that give one array each and get the result, one that owns the share w sends and
-# receives (1 - w) of the array for the others' stripes and (n - 1) w for its own: parts of stripes,
-# then results of folds. Without a stripe it does so with the array once. So if its link becomes
-# slow early enough, the call is over earlier when the others take its stripe. What it has sent to
-# other owners counts as before (_node/execution/plan_state.py), but parts of its own stripe that it
-# has received are sent once more, to others. Reduces and broadcasts gain nothing by this: there
-# each host sends or receives the whole array anyway.
+# Of n hosts that give one array each and get the result, an owner of the share w sends and receives
+# (1 - w) of the array for the others' stripes and (n - 1) w for its own: parts of stripes, then
+# results of folds. Without a stripe it sends and receives the array once. So if its link becomes
+# slow early enough, the call ends earlier when the others take over its stripe. Its bytes at other
+# owners are kept (_node/execution/plan_state.py), but received parts of its own stripe are sent
+# again, to the new owners. Reduces and broadcasts gain nothing by this: there each host sends or
+# receives the whole array anyway.
 
 
-# How long to wait for more reports after the first one of a slow link, to tell which link is slow.
-# Higher: stripes are changed later. Lower: they are changed in vain.
+# How long to wait for more reports after the first report of a slow link, to find which link is
+# slow. Higher: stripes are moved later. Lower: they are moved in vain.
 SLOW_GATHER_S = 0.1
-# A slow link is reported every SAY_AGAIN_S (_node/peers/path_estimator.py) or a little later; one
-# that was not for so long does not count any more for the stripes of a running allreduce. Lower:
+# A slow link is reported every SAY_AGAIN_S (_node/peers/path_estimator.py) or a little later; after
+# this time without a report, a link no longer counts as slow for a running allreduce. Lower:
 # reports are missed on a busy host.
 FRESH_S = 0.6
 
-# With fewer owners left, each would send as much more as the slow one sends less.
+# With fewer owners left, each would have to send as much more as the slow owner saves.
 OWNERS_LEFT_MIN = 2
-# The rest of the call must take less than this part of the time that it would take as it is.
-# Higher: stripes are changed for little; a rate that was measured wrongly then costs time.
+# The rest of the call must take less than this part of its present duration. Higher: stripes are
+# moved for little gain; an incorrectly measured rate then costs time.
 WORTHWHILE = 0.9
-# A link is slow if it carries less than this part of what it has to, for the call to take as long
-# as the slowest link needs by the rates that are known. A host that is faster than the others sends
-# less than it can because they take no more. Higher: busy processors count as slow links.
+# A link is slow if it carries less than this part of the rate that it needs, if the call takes as
+# long as its slowest link by the known rates. A host that is faster than the others sends less than
+# it could because the others accept no more. Higher: busy processors count as slow links.
 EXPECTED = 0.6
-# One of several hosts that are slow at the same time is the slow one if it sends at less than this
-# part of the rate of each other. If they are equally slow, they share processors, or a switch, that
-# are busy. Higher: such hosts are taken for slow ones by chance.
+# Among several slow hosts, one is the slow host if it sends at less than this part of the rate of
+# each other. Equally slow hosts share busy processors or a busy switch. Higher: such hosts count as
+# slow by chance.
 SLOWEST = 0.7
 
 
 class SlowReport(Protocol):
-    """What a node reports of its link while an allreduce moves: bytes per second that it carries
-    now (`up`, `down`), and all bytes since the node began with it (`sent`, `received`)."""
+    """A node's report about its link during an allreduce: its present bytes per second (`up`,
+    `down`), and all bytes since the node began the call (`sent`, `received`)."""
 
     @property
     def up(self) -> int: ...
@@ -140,12 +139,12 @@ Report = TypeVar("Report", bound=SlowReport)
 
 @dataclass(slots=True)
 class SlowLinks(Generic[Report]):
-    """What nodes have reported of slow links while one plan is executed, by node."""
+    """The nodes' reports of slow links during one plan, by node."""
 
     slow: dict[int, Report] = field(default_factory=dict)  # links slower than the plan needs
     reports: dict[int, Report] = field(default_factory=dict)  # all slow links
-    heard_at: dict[int, float] = field(default_factory=dict)  # when the last report came
-    looks: bool = False  # a look at them is due SLOW_GATHER_S after the first report
+    heard_at: dict[int, float] = field(default_factory=dict)  # when the last report arrived
+    looks: bool = False  # an evaluation is due SLOW_GATHER_S after the first report
 
     def hear(
         self,
@@ -155,10 +154,10 @@ class SlowLinks(Generic[Report]):
         rates: Mapping[int, HostRates],
         now: float,
     ) -> bool:
-        """A report; returns whether a look at all of them becomes due by it."""
+        """Records a report; returns whether an evaluation of all reports becomes due."""
         self.reports[node] = report
         self.heard_at[node] = now
-        self.slow.pop(node, None)  # it was slower before
+        self.slow.pop(node, None)  # it may have recovered
         if not is_slow(node, report, plan, rates):
             return False
         self.slow[node] = report
@@ -166,7 +165,7 @@ class SlowLinks(Generic[Report]):
         return begins
 
     def forget_old(self, age_s: float, now: float) -> None:
-        """Forgets reports of links that have become fast again since: these send no more."""
+        """Forgets reports of links that are no longer slow: such links are no longer reported."""
         for node in [one for one, at in self.heard_at.items() if now - at > age_s]:
             del self.heard_at[node]
             self.slow.pop(node, None)
@@ -176,8 +175,8 @@ class SlowLinks(Generic[Report]):
 def is_slow(
     node: int, report: SlowReport, plan: Plan | None, rates: Mapping[int, HostRates]
 ) -> bool:
-    """Does that node, which has reported a slow link, send less than the plan needs? rates: bytes
-    per second of the links, by node."""
+    """Whether that node, which has reported a slow link, sends less than the plan needs. rates:
+    bytes per second of the links, by node."""
     if not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
         return False
     owned = _owned(plan)
@@ -193,7 +192,7 @@ def is_slow(
 
 
 def slow_one(reports: Mapping[int, SlowReport]) -> int | None:
-    """The node whose link is slow, by the reports of nodes by number; None: no single one."""
+    """The node with the slow link, by the reports; None if there is no single one."""
     if not reports:
         return None
     node, *others = sorted(reports, key=lambda one: reports[one].up)
@@ -203,15 +202,15 @@ def slow_one(reports: Mapping[int, SlowReport]) -> int | None:
 
 
 def stays_slow(report: SlowReport | None, believed: HostRates | None, up: float) -> bool:
-    """Is a link still as slow as it is believed to be, although its own node remembers `up`?"""
+    """Whether a link is still as slow as believed, although its own node remembers `up`."""
     if report is None or believed is None or believed.up > EXPECTED * up:
         return False
     return report.up < believed.up / EXPECTED
 
 
 def owners_without(reports: Mapping[int, SlowReport], plan: Plan | None) -> set[int]:
-    """The owners that the stripes of that plan should have from now on; none: those that they have.
-    reports: of the nodes whose links are slow."""
+    """The new owners for the stripes of that plan; empty: the present owners keep them. reports:
+    from the nodes whose links are slow."""
     node = slow_one(reports)
     if node is None or not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
         return set()
@@ -227,8 +226,8 @@ def owners_without(reports: Mapping[int, SlowReport], plan: Plan | None) -> set[
 def relieved(
     links: SlowLinks[Report], plan: ExecuteReduce, now: float
 ) -> tuple[int, tuple[Stripe, ...]] | None:
-    """(the node whose link has become slow, the stripes if the other owners have its own); None: it
-    keeps them."""
+    """(the node whose link has become slow, the stripes after its own are moved to the other
+    owners); None: it keeps its stripes."""
     links.looks = False
     links.forget_old(FRESH_S, now)
     stripes = repaired(plan.stripes, owners_without(links.slow, plan))
@@ -246,10 +245,10 @@ def _owned(plan: ExecuteReduce) -> dict[int, float]:
 
 
 def _moved(plan: ExecuteReduce, node: int, share: float) -> tuple[float, float]:
-    """The bytes that a node sends, and receives, which owns that share of the array."""
+    """The bytes that a node with that share of the array sends, and receives."""
     destinations = {*plan.destinations}
     wants, others_want = node in destinations, len(destinations - {node})
-    if plan.rule == "fold":  # each member travels by itself
+    if plan.rule == "fold":  # each member is sent separately
         given = plan.holders.count(node)
         others_give = len(plan.holders) - given
     else:
@@ -267,8 +266,8 @@ def _with_s(report: SlowReport, plan: ExecuteReduce, node: int, share: float) ->
 
 
 def _without_s(report: SlowReport, plan: ExecuteReduce, node: int, share: float) -> float:
-    """Likewise without a stripe. Owners send results of folds after all parts, so what it has
-    received were parts of its own stripe; results are sent again in any case."""
+    """Likewise without a stripe. Owners send results of folds after all parts, so the received
+    bytes were parts of its own stripe; results are sent again in any case."""
     sends, receives = _moved(plan, node, 0.0)
     sending = (sends - min(sends * (1 - share), report.sent)) / max(1, report.up)
     return max(sending, receives / max(1, report.down))

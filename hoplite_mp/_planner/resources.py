@@ -2,7 +2,7 @@
 
 GPUs, licences or shares of a disk are counted, and tasks, actors and workers wait until enough of
 them are free. This module is only the accounting, in whole numbers, so that it can be tested
-exhaustively; _node/tasks/resources.py takes the requests and acts on the answers.
+exhaustively; _node/tasks/resources.py receives the requests and applies the results.
 
 Amounts are integers in units of 1/10000, so that ten times 0.1 is one. If a node has a whole number
 of a resource, at most INDICES_MAX, each piece has an index: 0, 1, ... The whole part of a demand
@@ -71,8 +71,8 @@ def amounts_of(resources: Any, what: str = "resources") -> Demand:
 
 
 def _units(amount: Any) -> int | None:
-    """An amount in units of 1/10000, rounded down, so that three thirds fit into one. None: it is
-    not a valid amount."""
+    """An amount in units of 1/10000, rounded down, so that three thirds fit into one. None if the
+    amount is not valid."""
     # float() would also accept strings and bytes-like objects.
     kind = type(amount)
     if kind is bool or not (hasattr(kind, "__float__") or hasattr(kind, "__index__")):
@@ -110,7 +110,7 @@ def amounts_text(units: Demand) -> str:
 
 
 def as_amounts(units: Demand) -> dict[str, float]:
-    """A demand as a user writes it."""
+    """A demand in the form that users write."""
     return {name: one // UNITS if one % UNITS == 0 else one / UNITS for name, one in units}
 
 
@@ -120,16 +120,16 @@ def demand_words(demand: Demand) -> str:
 
 
 class ResourceLedger:
-    """What one node has, and which holder has which part of it. A holder is any hashable value."""
+    """A node's resources, and the part of each holder. A holder is any hashable value."""
 
     def __init__(self, totals: Demand = ()) -> None:
         self.totals = dict(totals)
-        # Of each resource with indices: index -> units of it that are in use.
+        # For each resource with indices: index -> units in use.
         self._used: dict[str, dict[int, int]] = {
             name: {} for name, units in totals if _has_indices(units)
         }
-        self._sums = dict.fromkeys(self.totals, 0)  # units in use, of each
-        # Holder -> what it holds: (name, index or None, units).
+        self._sums = dict.fromkeys(self.totals, 0)  # units in use, by resource
+        # Holder -> its parts: (name, index or None, units).
         self._held: dict[Any, list[tuple[str, int | None, int]]] = {}
 
     def __contains__(self, who: Any) -> bool:
@@ -137,7 +137,7 @@ class ResourceLedger:
 
     @property
     def is_unused(self) -> bool:
-        """Is nothing held?"""
+        """Whether nothing is held."""
         return not self._held
 
     def free(self) -> Demand:
@@ -145,16 +145,16 @@ class ResourceLedger:
         return tuple((name, units - self._sums[name]) for name, units in self.totals.items())
 
     def could_ever(self, demand: Demand) -> bool:
-        """Could the demand be met if nothing were held?"""
+        """Whether the demand could be met if nothing were held."""
         return all(units <= self.totals.get(name, 0) for name, units in demand)
 
     def fits(self, demand: Demand) -> bool:
-        """Can the demand be met now?"""
+        """Whether the demand can be met now."""
         return self._find(demand) is not None
 
     def take(self, who: Any, demand: Demand) -> Assigned | None:
-        """Gives the demand to `who`, which must hold nothing yet. Returns the indices that it gets
-        (a plain quantity has none), or None if not enough is free."""
+        """Gives the demand to `who`, which must hold nothing yet. Returns the assigned indices (a
+        plain quantity has none), or None if not enough is free."""
         assert who not in self._held
         found = self._find(demand)
         if found is None:
@@ -175,7 +175,7 @@ class ResourceLedger:
         return {name: sorted(indices) for name, indices in found.items()}
 
     def give_back(self, who: Any) -> bool:
-        """Takes back all that `who` holds; False: it held nothing."""
+        """Takes back all that `who` holds; False if that was nothing."""
         held = self._held.pop(who, None)
         for name, index, units in held or ():
             self._sums[name] -= units
@@ -199,7 +199,7 @@ class ResourceLedger:
         return count
 
     def _find(self, demand: Demand) -> list[tuple[str, int | None, int]] | None:
-        """The parts that would meet that demand now; None: not enough is free."""
+        """The parts that would meet that demand now; None if not enough is free."""
         found: list[tuple[str, int | None, int]] = []
         for name, units in demand:
             if units > self.totals.get(name, 0) - self._sums.get(name, 0):
@@ -210,7 +210,7 @@ class ResourceLedger:
                 continue
             whole, part = divmod(units, UNITS)
             shared = None
-            if part:  # the fullest piece with enough room, so that whole pieces stay free
+            if part:  # the fullest piece that fits, so that whole pieces stay free
                 able = [(-in_use, at) for at, in_use in used.items() if in_use + part <= UNITS]
                 shared = min(able)[1] if able else None
             needed = whole + (part > 0 and shared is None)
@@ -251,8 +251,8 @@ class WaitingRow:
 
 
 class WaitingRows:
-    """All tasks and workers that wait, grouped by demand, so that the cost of a turn grows only
-    with the number of different demands."""
+    """All waiting tasks and workers, grouped by demand, so that the cost of a turn depends only on
+    the number of different demands."""
 
     def __init__(self) -> None:
         self.rows: dict[Any, WaitingRow] = {}
@@ -271,7 +271,7 @@ class WaitingRows:
         heapq.heappush(row.members, (rank, who))
 
     def remove(self, who: Any) -> None:
-        """`who` no longer waits. Its entry is removed from the heap when it comes to the top."""
+        """`who` no longer waits. Its entry is removed from the heap when it reaches the top."""
         known = self.ranks.pop(who, None)
         if known is not None:
             self._trim(known[1])

@@ -1,7 +1,7 @@
-"""What the planner hands to the manager's loop after each step, and its text for readers.
+"""The planner's result for the manager's loop after each step, and its text form.
 
-A plan is data. The loop that carries it out decides nothing, and a test can compare plans without
-sockets and clocks.
+A plan is data. The loop executes it without decisions of its own, and a test can compare plans
+without sockets and clocks.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What to do now, in this order."""
+    """The actions to take now, in this order."""
 
     # Each message is sent over its node's connection in this order, before any message of the next
-    # plan. A node may rely on it: it receives the masks of a board before the answer to its join,
+    # plan. Nodes rely on this order: they receive the masks of a board before the answer to a join,
     # and the end of a board before the board is used again.
     sends: tuple[Send, ...] = ()
-    # Call `tick` at this time of the clock that gave `now`. Each plan replaces the time of the one
-    # before; None: no call is needed.
+    # Call `tick` at this time of the clock that gave `now`; None: no call is needed. Each plan
+    # replaces the time of the previous plan.
     wake_at: float | None = None
-    # Pack these trees where nothing waits for it, and give each answer to `step` (`packing.pack`
-    # takes milliseconds to seconds). Without the answers transfers are slower, nothing else.
+    # Pack these trees in the background, and pass each answer to `step` (`packing.pack` takes
+    # milliseconds to seconds). Without the answers transfers are slower; there is no other effect.
     packing: tuple[PackingWanted, ...] = ()
     # The reasons for the plans, for the log.
     notes: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class StepResult:
         )
 
     def as_text(self) -> str:
-        """One line per message, and more for its stripes; golden scenarios are compared with it."""
+        """One line per message, and more for its stripes; compared with the golden scenarios."""
         lines: list[str] = []
         for node, message in self.sends:
             head, *rest = describe(message)
@@ -86,7 +86,7 @@ class StepResult:
 
 
 def describe(message: ManagerToNode) -> list[str]:
-    """A message of the manager as lines of text for people."""
+    """A message of the manager as lines of readable text."""
     return _DRAWN[type(message)](message)
 
 
@@ -149,7 +149,7 @@ def _owner_told(m: OwnerTold) -> list[str]:
 
 
 def _object(object_id: bytes) -> str:
-    """The first digits of an id, which are enough to tell objects apart in a text."""
+    """The first digits of an id, which are enough to distinguish objects in a text."""
     return f"object {object_id.hex()[:8]}"
 
 
@@ -221,7 +221,7 @@ def _name_held(m: ActorNameHeld) -> list[str]:
     return [f"request {m.request}: {m.name!r} is the name of {holder}"]
 
 
-# Typed loosely because each row takes the one message that its key names.
+# Typed loosely because each row takes only the message type of its key.
 _DRAWN: dict[type, Callable[..., list[str]]] = {
     Credentials: _credentials,
     NodeAdmitted: _admitted,

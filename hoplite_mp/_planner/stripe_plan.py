@@ -1,4 +1,4 @@
-"""Which node passes on, or folds, which part of an object: one tree per stripe, by the model.
+"""The node that passes on, or folds, each part of an object: one tree per stripe, by the model.
 
 Three shapes are compared by `cost`:
 
@@ -10,8 +10,8 @@ Three shapes are compared by `cost`:
 - one owner: "stripes" with a single stripe, for objects too small to be cut.
 
 A stripe below STRIPE_BYTES_MIN is not worth its streams, so small objects have few owners: those
-with the largest shares, and among equals those that arrived first. When all contributions are on
-the only destination, the stripe plan is that node alone.
+with the largest shares, and among equals the first to arrive. When all contributions are on the
+only destination, the stripe plan is that node alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # A smaller stripe costs more in requests than its parallel path saves. Higher: fewer owners.
 STRIPE_BYTES_MIN = 64 << 10
-# Degrees of trees that are considered. Hoplite considers 1, 2 and n; here n is "one owner".
+# Degrees of the trees that are considered. Hoplite considers 1, 2 and n; here n is "one owner".
 DEGREES = (1, 2, 4)
 
 
@@ -52,7 +52,7 @@ def single_vertex(node: int) -> tuple[Stripe, ...]:
 
 
 def owners(stripes: Iterable[Stripe]) -> set[int]:
-    """Every node that must report its stripes complete before the result is valid."""
+    """All nodes that must report their stripes complete before the result is valid."""
     return {stripe.owner for stripe in stripes}
 
 
@@ -121,8 +121,8 @@ def reduction(
     ordered: bool = False,
     leaving: Collection[int] = (),
 ) -> StripePlan:
-    """The stripe plan for a fold. `sent`: contributing nodes in order of arrival, with how many
-    members each one has; `ordered`: members travel one by one and are folded from left to right.
+    """The stripe plan for a fold. `sent`: contributing nodes in order of arrival, with the number
+    of their members; `ordered`: members are sent separately and folded from left to right.
     """
     what = f"{kind} of {nbytes} bytes from {len(sent)} nodes to {len(destinations)}"
     if kind == "reduce_scatter":
@@ -146,7 +146,7 @@ def _to_one(
     topology: Topology,
     leaving: Collection[int],
 ) -> StripePlan:
-    """The mirror image of a broadcast. The destination folds its own contribution, at the end."""
+    """The mirror image of a broadcast. The destination folds its own contribution last."""
     others = [node for node in contributors if node != destination]
     down = topology.hosts((destination,))[0].down
     hosts = [HostRates(down, up) for up, down in topology.hosts(others)]
@@ -181,7 +181,7 @@ def _to_many(
     ordered: bool,
     leaving: Collection[int],
 ) -> StripePlan:
-    """Owners are chosen among all that take part; among equals those that arrived first."""
+    """Owners are chosen among all participants; among equals the first to arrive."""
     wanted_by = set(destinations)
     nodes = [*sent, *[node for node in destinations if node not in sent]]
     hosts = topology.hosts(nodes)
@@ -215,7 +215,7 @@ def _to_many(
 
 
 def _positive(shares: Sequence[float]) -> int:
-    """How many shares are above 0; none is below."""
+    """The number of shares above 0; no share is negative."""
     return len(shares) - shares.count(0.0)
 
 
@@ -224,7 +224,7 @@ def _few(nbytes: int, direct: float, shares: list[float]) -> tuple[float, list[f
     room = max(1, nbytes // STRIPE_BYTES_MIN)
     if len(shares) + 1 <= room or _positive(shares) + (direct > 0) <= room:
         return direct, shares
-    # The sort is stable, so among equals the first in the list are kept.
+    # The sort is stable, so of equal shares the first in the list are kept.
     ranked = sorted(range(len(shares)), key=lambda index: -shares[index])
     kept = set(ranked[: room - (1 if direct > 0 and room > 1 else 0)])
     few = [share if index in kept else 0.0 for index, share in enumerate(shares)]
@@ -255,7 +255,7 @@ def _trees(
 
 
 def _best(choices: list[tuple[str, tuple[Stripe, ...], float]], what: str) -> StripePlan:
-    """The fastest choice, with a line that lists the estimates of all."""
+    """The fastest choice, with a line that lists the estimates of all choices."""
     shape, stripes, seconds = min(choices, key=lambda choice: choice[2])
     named = [
         f"{one} over {len(owners(cuts))} owners {estimate * 1e3:.3g} ms"

@@ -1,20 +1,21 @@
-"""Which manager may decide for the cluster: terms, votes, and leases (Gray and Cheriton).
+"""The manager that may decide for the cluster: terms, votes, and leases (Gray and Cheriton).
 
 With a standby a manager may be at two places, and the network between them can be cut. There is one
-class for each side; the time is passed in:
+class for each side; the time is an argument:
 
     Lease      the manager's: it decides only while at least half of the hosts are bound to it
     Voter      a node's: which manager it follows, and whether it is free to vote for another
     Candidate  the standby's: it leads once more than half of the hosts have voted for its term
 
 A node that answers the manager's `Leads` is bound to this manager for `promise_s` from then on. The
-manager counts the node for `lease_s`, which is less, from when that message was sent. Half of the
-hosts and more than half have a host in common. So when a standby has won, the lease of the other
-manager has expired, however long messages took. The rates of clocks may differ by PROMISE_LEASES.
+manager counts the node for `lease_s`, which is shorter and starts when that message was sent. Half
+of the hosts and more than half have a host in common. So when a standby has won, the lease of the
+other manager has expired, however slow messages were. The rates of clocks may differ by
+PROMISE_LEASES.
 
-Hosts join and leave, so there are *lists* of them, whose versions only rise. A list counts for the
-manager until half of its hosts know a later one; a candidate counts by the latest list that any of
-its voters knows. So a list that no host of a majority knows cannot be in force.
+Hosts join and leave, so there are *lists* of hosts, with increasing versions. A list is in force
+for the manager until half of its hosts know a later list; a candidate uses the latest list known to
+any of its voters. So a list that no host of a majority knows cannot be in force.
 """
 
 from __future__ import annotations
@@ -34,59 +35,59 @@ __all__ = [
     "promise_s",
 ]
 
-# The lease of a manager, as a multiple of the silence after which a host is given up. Higher: a
-# manager that is cut off goes on deciding for longer, and a standby takes over later. Not above 1:
-# a manager would give silent hosts up before it knows whether it still has its lease.
+# The lease of a manager, as a multiple of the silence after which a host is declared dead. Higher:
+# a manager that is cut off decides for longer, and a standby takes over later. Not above 1: a
+# manager would declare silent hosts dead before it knows whether it still has its lease.
 LEASE_SILENCES = 1.0
 # How long a node is bound, in leases. The rates of clocks may differ by a tenth. Higher: worse
 # clocks are tolerated, and a standby takes over later.
 PROMISE_LEASES = 1.1
 # How long a manager without a lease may receive nothing from half of the hosts before it steps
-# down. Higher: longer cuts of most hosts are survived where no standby could take over; lower:
-# programs on its side end sooner.
+# down. Higher: the manager survives longer cuts from most hosts when no standby could take over;
+# lower: programs on its side end sooner.
 OUT_S = 10.0
-# How long a standby that a user promotes waits for the vote of a node that has offered it, because
-# the connection of a host that is gone may not have ended. Higher: the user waits; lower: a node
-# that is busy is given up, and joins again.
+# How long a standby that a user promotes waits for an offered vote, because the connection of a
+# lost host may not have ended. Higher: the user waits; lower: a busy node is given up, and joins
+# again.
 ANSWER_S = 2.0
-TERM_SHIFT = 32  # a list's version has the term in its high bits, so a later term's list is later
+TERM_SHIFT = 32  # the high bits of a list's version are the term, so a later term's list is later
 
 
 def lease_s(heartbeat_timeout_s: float) -> float:
-    """How long a manager counts a host that has answered."""
+    """How long a manager counts a host after the host's answer."""
     return LEASE_SILENCES * heartbeat_timeout_s
 
 
 def promise_s(heartbeat_timeout_s: float) -> float:
-    """How long a host that has answered does not vote for another."""
+    """How long a host does not vote for another manager after its answer."""
     return PROMISE_LEASES * lease_s(heartbeat_timeout_s)
 
 
 class ManagerLease:
     """A manager's right to decide. `at`: the node of its own host, which never votes for another
-    manager as long as this one lives."""
+    manager as long as this manager lives."""
 
     def __init__(self, term: int, at: int, lease_s: float, lists: tuple[Hosts, ...] = ()) -> None:
-        """lists: the lists in force that the manager before this one has made."""
+        """lists: the lists of the previous manager that are in force."""
         self.term = term
         self.at = at
         self.lists = sorted(lists)
         self._lease_s = lease_s
-        self._bound: dict[int, float] = {}  # node -> when the message was sent that it answered
+        self._bound: dict[int, float] = {}  # node -> send time of the message that it answered
         self._knows: dict[int, int] = {}  # node -> version of the latest list that it knows
         self._ended: set[int] = set()  # nodes that have reported their end: they never vote again
-        # When the lease ends, by the last computation. Answers only prolong it, so it is computed
-        # again only after that time, or when there is another list.
+        # When the lease ends, by the last computation. Answers only prolong it, so the end is
+        # computed again only after that time, or for a new list.
         self._until, self._has_news = -math.inf, True
 
     def decides(self, now: float) -> bool:
-        """May this manager decide now?"""
+        """Whether this manager may decide now."""
         if now >= self._until and self._has_news:
             self._until, self._has_news = self._ends(), False
         return now < self._until
 
     def _ends(self) -> float:
-        """When less than half of a list will count if no more answers arrive."""
+        """The time at which less than half of a list will count if no more answers arrive."""
         until = math.inf
         always = self._ended | {self.at}
         for hosts in self.lists:
@@ -97,12 +98,13 @@ class ManagerLease:
         return until
 
     def suffice(self, nodes: set[int]) -> bool:
-        """Are these nodes, with those that cannot vote for another, at least half of each list?"""
+        """Whether these nodes and those that cannot vote otherwise are at least half of each
+        list."""
         counted = nodes | self._ended | {self.at}
         return all(hosts.has_half(counted) for hosts in self.lists)
 
     def change(self, nodes: tuple[int, ...]) -> bool:
-        """These nodes are the hosts from now on; False if they already were."""
+        """These nodes are the hosts from now on; False if this is no change."""
         latest = self.lists[-1] if self.lists else Hosts(self.term << TERM_SHIFT, ())
         if latest.nodes == nodes:
             return False
@@ -113,9 +115,9 @@ class ManagerLease:
         return True
 
     def words_for(self, node: int) -> tuple[Hosts, ...]:
-        """The lists to send to that node; none if it knows the latest one. Nodes of other hosts are
-        only sent lists that this host's node knows, so that this node can report all of them to a
-        manager that is restarted here."""
+        """The lists to send to that node; none if it knows the latest list. Nodes of other hosts
+        are only sent lists that this host's node knows, so that this node can report all of them to
+        a manager that is restarted here."""
         known = self._knows.get(self.at, 0)
         told = [one for one in self.lists if node == self.at or one.version <= known]
         if not told or told[-1].version <= self._knows.get(node, 0):
@@ -131,17 +133,17 @@ class ManagerLease:
         self._forget_old()
 
     def joined(self, node: int, now: float) -> None:
-        """That node is admitted. It does not know of any standby yet, so it is bound like one that
-        has just answered."""
+        """That node is admitted. It does not know of any standby yet, so it is bound as if it had
+        just answered."""
         self.followed(node, self.term, now, 0)
 
     def ended(self, node: int) -> None:
-        """That node has reported that it ends."""
+        """That node has reported its shutdown."""
         self._ended.add(node)
         self._forget_old()
 
     def _forget_old(self) -> None:
-        """Drops the lists of which half of the hosts know a later one, or have ended."""
+        """Drops a list once half of its hosts know a later list, or have ended."""
         self._has_news = True
         if not self.lists:
             return
@@ -154,23 +156,23 @@ class ManagerLease:
 
 
 class Voter:
-    """Which manager a node follows, and for which candidate it votes."""
+    """The manager that a node follows, and the candidate for which it votes."""
 
     def __init__(self, promise_s: float, now: float) -> None:
         self.term = 0
         self.at: int | None = None  # the manager's own node
         self.lists: tuple[Hosts, ...] = ()
         self.heard_at = now
-        self.voted_for = 0  # the latest candidate that this node voted for; 0: it never voted
+        self.voted_for = 0  # the candidate of this node's latest vote; 0: no vote yet
         self._promise_s = promise_s
 
     def bind(self, lease_s: float) -> None:
-        """A manager counts this node for `lease_s`, so the node is not free earlier."""
+        """A manager counts this node for `lease_s`, so the node is not free before that."""
         self._promise_s = max(self._promise_s, PROMISE_LEASES * lease_s)
 
     @property
     def version(self) -> int:
-        """The version of the latest list that this node knows; 0: it knows none."""
+        """The version of the latest list that this node knows; 0 if it knows none."""
         return self.lists[-1].version if self.lists else 0
 
     @property
@@ -178,7 +180,7 @@ class Voter:
         return Knowledge(self.term, self.at, self.lists)
 
     def hear(self, term: int, at: int, lists: tuple[Hosts, ...], now: float) -> bool:
-        """A manager's message. False: its term is an older one, and this node does not answer."""
+        """A manager's message. False if its term is older; this node then does not answer."""
         if term < self.term:
             return False
         if lists and max(lists).version >= self.version:
@@ -188,7 +190,7 @@ class Voter:
         return True
 
     def is_free(self, now: float) -> bool:
-        """Is this node no longer bound to its manager?"""
+        """Whether this node is no longer bound to its manager."""
         return now >= self.free_at
 
     @property
@@ -196,8 +198,8 @@ class Voter:
         return self.heard_at + self._promise_s
 
     def vote(self, term: int, candidate: int, now: float) -> bool:
-        """Votes for that candidate in that term, if this node may; then it no longer obeys managers
-        of older terms. candidate: a number that no other candidate has, above 0."""
+        """Votes for that candidate in that term, if this node may; it then ignores managers of
+        older terms. candidate: a unique number above 0."""
         again = (term, candidate) == (self.term, self.voted_for)
         if not again and (term <= self.term or not self.is_free(now)):
             return False
@@ -207,33 +209,33 @@ class Voter:
 
 
 class Candidate:
-    """The votes and offers of votes that a standby has. `own`: the node of its own host, without
-    which it does not lead."""
+    """A standby's votes and offers of votes. `own`: the node of its own host, without which it
+    cannot become the manager."""
 
     def __init__(self, own: int, identity: int) -> None:
         self.own = own
         self.identity = identity
-        self.term = 0  # the term for which it asks
-        self.offers: dict[int, Knowledge] = {}  # of nodes that are free
+        self.term = 0  # the term for which it requests votes
+        self.offers: dict[int, Knowledge] = {}  # from nodes that are free
         self.votes: dict[int, Knowledge] = {}  # in this term
         self._asked: set[int] = set()  # in this term, since their last offer
         self._since: dict[int, float] = {}  # node -> when it was first asked in this term
         self._forced = False
 
     def offer(self, node: int, knowledge: Knowledge) -> None:
-        """That node has lost its manager, and offers its vote. If it was asked before, it has not
-        voted."""
+        """That node has lost its manager, and offers its vote. An earlier request did not get its
+        vote."""
         self.offers[node] = knowledge
         self._asked.discard(node)
 
     def withdraw(self, node: int) -> None:
-        """That node no longer offers its vote, or is gone; an earlier vote of it does not count."""
+        """That node no longer offers its vote, or is gone; its earlier vote does not count."""
         self.offers.pop(node, None)
         self.votes.pop(node, None)
         self._asked.discard(node)
 
     def ask(self, now: float) -> list[int]:
-        """The nodes to ask for a vote in `term` now: all that offer one, once they suffice."""
+        """The nodes to ask for a vote in `term` now: all with an offer, once the offers suffice."""
         if not self._forced and not self._suffice(self.offers):
             return []
         highest = max(
@@ -250,7 +252,7 @@ class Candidate:
         return asked
 
     def voted(self, node: int, term: int, knowledge: Knowledge) -> bool:
-        """A node has voted; `knowledge` is what it knew then."""
+        """A node has voted; `knowledge` is what the node knew at the time of its vote."""
         counts = term == self.term and node in self._since
         if counts:
             self.votes[node] = knowledge
@@ -258,13 +260,13 @@ class Candidate:
 
     @property
     def has_won(self) -> bool:
-        """May this standby lead?"""
+        """Whether this standby may become the manager."""
         if self._forced:
             return self.own in self.votes and self.votes.keys() >= self.offers.keys()
         return self._suffice(self.votes)
 
     def give_up_silent(self, now: float) -> None:
-        """If a user has promoted it, this standby does not wait for offered votes for ever."""
+        """If a user has promoted it, this standby does not wait for ever for offered votes."""
         if not self._forced:
             return
         awaited = self.offers.keys() - self.votes.keys() - {self.own}
@@ -290,12 +292,12 @@ class Candidate:
         return lease
 
     def absent(self) -> set[int]:
-        """Nodes that will not come back: those of earlier managers' hosts, except this one."""
+        """Nodes that will not come back: nodes of earlier managers' hosts, except this one."""
         return {one.at for one in self.votes.values() if one.at is not None} - {self.own}
 
     @staticmethod
     def latest(known: dict[int, Knowledge]) -> Hosts | None:
-        """The latest list that any of these nodes knows."""
+        """The latest list known to any of these nodes."""
         lists = [one.latest for one in known.values()]
         return max((one for one in lists if one is not None), default=None)
 
@@ -306,9 +308,9 @@ class Candidate:
         return hosts.has_majority(set(known))
 
     def is_struck(self, known: dict[int, Knowledge]) -> bool:
-        """Had the manager given up this standby's host without the host knowing? Then the others
-        have gone on without its objects and tasks, and it must not lead them. A voter may have been
-        told of the loss and of no later list yet."""
+        """Whether the manager had declared this standby's host dead without the host's knowledge.
+        Then the other hosts have continued without this host's objects and tasks, and it must not
+        become their manager. A voter may know of the loss but of no later list yet."""
         if any(self.own in one.gone for one in known.values()):
             return True
         hosts, own = self.latest(known), known.get(self.own)
@@ -322,5 +324,5 @@ class Candidate:
 
     @property
     def may_win(self) -> bool:
-        """Would the offered votes suffice without a human's confirmation?"""
+        """Whether the offered votes would suffice without a human's confirmation."""
         return self._suffice(self.offers)

@@ -1,17 +1,17 @@
 """How fast the links are, as far as nodes have measured them.
 
-Each node reports latencies from probes when it joins, and rates from transfers that were
-backlogged, because only these show what a link can do. Latencies are smoothed with a half life of
+Each node reports latencies from probes when it joins, and rates from backlogged transfers, because
+only these show the capacity of a link. Latencies are smoothed with a half life of
 HALF_LIFE_REPORTS. Rates are smoothed by the nodes that measure them
 (_node/peers/link_estimator.py), so that one bad second does not change all plans. Nodes report a
-rate only when it has changed, so a rate that was smoothed here once more would never reach a new
-steady value. A rate that no node has measured is assumed to be the median of the measured ones, or
-a gigabit Ethernet if there are none. A wrong guess costs time, never correctness.
+rate only when it has changed, so a second smoothing here would never reach a new steady value. A
+rate that no node has measured is assumed to be the median of the measured rates, or a gigabit
+Ethernet if there are none. A wrong guess costs time, never correctness.
 
-Rates are kept per host and direction (a switched LAN is a star), and per pair only where a pair
-was reported: pairs that are much slower than both their ends show that the LAN is no star. The rate
-of a pair is ignored when no report has confirmed it for PAIR_S. Plans avoid a pair that is believed
-to be slow, so without this a pair that has become fast would never be measured again.
+Rates are kept per host and direction (a switched LAN is a star), and per pair only for reported
+pairs: pairs that are much slower than both their ends show that the LAN is no star. The rate of a
+pair is ignored when no report has confirmed it for PAIR_S: plans avoid pairs that are believed to
+be slow, so a pair that has become fast would otherwise never be measured again.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 LATENCY_S_DEFAULT = 100e-6  # one way, within a LAN
 BYTES_PER_S_DEFAULT = 125e6  # gigabit Ethernet
-# After so many reports the weight of an older one is halved. Higher: smoother, and slower to react.
+# After this many reports the weight of a report is halved. Higher: smoother, and slower to react.
 HALF_LIFE_REPORTS = 4
-# A pair below this part of what its ends can do must share a narrower link with other pairs.
+# A pair with less than this part of its ends' capacity must share a narrower link with other pairs.
 STAR_TOLERANCE = 0.7
-# How long the rate of a pair is believed. Lower: plans more often use the slow pair fully again,
-# which measures it again. Higher: a path that has become faster is left unused for longer.
+# How long the rate of a pair is believed. Lower: plans use the slow pair fully again more often, to
+# measure it again. Higher: a path that has become faster is left unused for longer.
 PAIR_S = 300.0
-# A host that reports at least this part of the fastest rate counts as fast as that, because links
-# are mostly alike, and a small error of measurement would cause a large one in the shares. Higher:
-# links that differ little are told apart, and so are errors of measurement.
+# A host that reports at least this part of the fastest rate counts as equally fast, because links
+# are mostly alike, and a small measurement error would cause a large error in the shares. Higher:
+# links that differ little are distinguished, and so are measurement errors.
 ALIKE = 0.7
 
 _WEIGHT = 1.0 - 0.5 ** (1.0 / HALF_LIFE_REPORTS)
@@ -47,7 +47,7 @@ class HostRates(NamedTuple):
 
 
 def levelled(rate: float, fastest: float) -> float:
-    """The rate that plans use: the fastest one, if this is nearly as fast."""
+    """The rate for plans: the fastest rate, if this one is nearly as fast."""
     return rate if rate < ALIKE * fastest else fastest
 
 
@@ -74,7 +74,7 @@ class _Rates:
 
     @property
     def guess(self) -> float:
-        """The rate assumed for a host that has reported none."""
+        """The assumed rate of a host that has reported none."""
         known = self._sorted
         return known[len(known) // 2] if known else BYTES_PER_S_DEFAULT
 
@@ -85,9 +85,9 @@ class Topology:
     def __init__(self) -> None:
         self._up = _Rates()
         self._down = _Rates()
-        # (rates by node, rates of hosts that have reported none); None: to be computed anew.
+        # (rates by node, rates of hosts that have reported none); None: to be recomputed.
         self._hosts: tuple[dict[int, HostRates], HostRates] | None = None
-        self.changes = 0  # reports that change stripe plans, so far; rates of pairs do not
+        self.changes = 0  # number of reports that affect stripe plans; rates of pairs do not
         self._latency: dict[int, float] = {}  # node -> smoothed over all its peers
         self._pairs: dict[int, dict[int, float]] = {}  # node -> peer -> latency
         # Node -> peer -> (rate, when it was reported).
@@ -108,7 +108,7 @@ class Topology:
             self._latency[one] = _smooth(self._latency.get(one), latency_s)
 
     def measure_host(self, node: int, up: float | None, down: float | None) -> None:
-        """A report about all links of a host together."""
+        """A report about all links of a host as a whole."""
         self._hosts = None
         self.changes += 1
         if up is not None:
@@ -117,7 +117,7 @@ class Topology:
             self._down.report(node, down)
 
     def lose(self, node: int) -> None:
-        """The node is lost; when its host comes back, its links may be others."""
+        """The node is lost; if its host comes back, its links may have changed."""
         self._hosts = None
         self.changes += 1
         self._up.drop(node)
@@ -146,7 +146,7 @@ class Topology:
         return [known.get(node, unknown) for node in nodes]
 
     def measured(self, nodes: Iterable[int]) -> dict[int, HostRates]:
-        """The rates of those among these nodes that have reported both of their own."""
+        """The rates of the nodes that have reported both of their rates."""
         some = [n for n in nodes if n in self._up.by_node and n in self._down.by_node]
         return dict(zip(some, self.hosts(some), strict=True))
 
@@ -157,7 +157,7 @@ class Topology:
 
     def pair_rates(self, nodes: Iterable[int], now: float) -> dict[tuple[int, int], float]:
         """Bytes a second from one of these nodes to another, for each pair whose rate was reported
-        within PAIR_S and is less than what both of its ends can do."""
+        within PAIR_S and is less than the capacity of both ends."""
         some = list(nodes)
         if not self._narrow:
             return {}
@@ -179,7 +179,7 @@ class Topology:
         return LATENCY_S_DEFAULT if measured is None else measured
 
     def is_star(self, nodes: Iterable[int], now: float) -> bool:
-        """Do the rates of the hosts alone explain what was measured between these nodes?"""
+        """Whether the rates of the hosts alone explain the measurements between these nodes."""
         some = list(nodes)
         pairs = self.pair_rates(some, now)
         if not pairs:
