@@ -1,7 +1,7 @@
 """The messages about actors: between a client and its node, and between nodes.
 
 Calls of actors are tasks and need no message. With these messages a client opens, finds and ends
-actors, and an actor's process asks what it must know when it starts again.
+actors, and an actor's process requests its data when it starts again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ __all__ = [
 
 class OpenActor(msgspec.Struct, frozen=True, tag="OpenActor", array_like=True):
     """Starts an actor: one object in a process of its own. `setup`: an object with its constructor
-    and arguments. `about`: what a handle must know, pickled by the client. Reply: the local id of
+    and arguments. `about`: the data of its handles, pickled by the client. Reply: the local id of
     the actor's identity, which the node holds until Imported confirms that the caller holds it; or
     the text of a ValueError. With `get_if_exists` the identity may be that of the living actor of
     this name."""
@@ -75,16 +75,16 @@ class OpenActor(msgspec.Struct, frozen=True, tag="OpenActor", array_like=True):
     restarts: int
     get_if_exists: bool
     detached: bool
-    node: int  # the node on which it is to run
-    places: tuple[int, ...] = ()  # nodes to which it is bound; none: it may restart on any node
-    env: Environment = ()  # changes of its process's environment
-    demand: Wanted = ()  # resources that it keeps as long as it lives
-    only_now: bool = False  # it is refused if it would have to wait, as by a node that is gone
+    node: int  # the node on which it runs
+    places: tuple[int, ...] = ()  # nodes to which it is bound; none: any node may restart it
+    env: Environment = ()  # changes to its process's environment
+    demand: Wanted = ()  # resources for its lifetime
+    only_now: bool = False  # refuse it instead of letting it wait for resources
 
 
 class BindActor(msgspec.Struct, frozen=True, tag="BindActor", array_like=True):
     """A client will call an actor of another host, whose pool has the number `pool` there. Reply:
-    the number of the pool on this host that leads to it, which belongs to the actor as long as a
+    the number of the pool on this host that leads to the actor, and belongs to it as long as a
     process here holds the identity. The other fields are options of the actor."""
 
     identity: int
@@ -95,8 +95,8 @@ class BindActor(msgspec.Struct, frozen=True, tag="BindActor", array_like=True):
 
 
 class FindActor(msgspec.Struct, frozen=True, tag="FindActor", array_like=True):
-    """Asks for the living actor of that name. Reply: the local id of its identity, which the node
-    holds until Imported; 0 if there is none."""
+    """Requests the living actor of that name. Reply: the local id of its identity, which the node
+    holds until Imported; 0 if there is no such actor."""
 
     name: str
 
@@ -111,7 +111,7 @@ class EndActor(msgspec.Struct, frozen=True, tag="EndActor", array_like=True):
 
 
 class ActorRestarts(msgspec.Struct, frozen=True, tag="ActorRestarts", array_like=True):
-    """Reply: how often the actor's process was started again."""
+    """Reply: how many times the actor's process was restarted."""
 
     identity: int
 
@@ -128,35 +128,35 @@ class ActorFailed(msgspec.Struct, frozen=True, tag="ActorFailed", array_like=Tru
     payload: bytes
 
 
-# How many calls one reply to ActorBegins or ActorBacklog names. Higher: fewer requests. By default
-# a kernel accepts packets of up to 416 KiB, and an id takes up to 9 bytes.
+# Maximum number of calls in a reply to ActorBegins or ActorBacklog. Higher: fewer requests. By
+# default a kernel accepts packets of up to 416 KiB, and an id takes up to 9 bytes.
 BACKLOG_CALLS_MAX = 8192
 
 
 class ActorBegins(msgspec.Struct, frozen=True, tag="ActorBegins", array_like=True):
     """The actor's object exists now. Reply: ids of calls that were queued before, oldest first, at
-    most BACKLOG_CALLS_MAX. If it began with a kept state, the reply waits until another host has
-    that state as well."""
+    most BACKLOG_CALLS_MAX. If the actor began with a saved state, the reply waits until another
+    host has that state, too."""
 
 
 class ActorBacklog(msgspec.Struct, frozen=True, tag="ActorBacklog", array_like=True):
-    """The actor has begun all calls that the reply before named. Reply: the next ones."""
+    """The actor has begun all calls of the previous reply. Reply: the next calls."""
 
 
 class ActorMayEnd(msgspec.Struct, frozen=True, tag="ActorMayEnd", array_like=True):
     """This actor's process is idle and accepts no new calls. Reply: whether it may end. It may not
-    while calls wait for their arguments or are on their way, or while its node is leaving."""
+    while calls wait for their arguments or are in transit, or while its node is leaving."""
 
 
 class ActorStateAsked(msgspec.Struct, frozen=True, tag="ActorStateAsked", array_like=True):
-    """Asks for the state that this actor has kept last. Reply: the local id of that object, which
-    the node holds until Imported; 0: none."""
+    """Requests the last saved state of this actor. Reply: the local id of that object, which the
+    node holds until Imported; 0 if there is none."""
 
 
 class KeepActorState(msgspec.Struct, frozen=True, tag="KeepActorState", array_like=True):
-    """That object is the actor's state after its last call, with results of calls; a process that
-    starts again starts from it. Reply: None, as soon as another host has it as well, or if no other
-    host could start the actor again."""
+    """That object is the actor's state after its last call, with results of calls; a restarted
+    process begins with this state. Reply: None, as soon as another host has the state, too, or if
+    no other host could restart the actor."""
 
     state: int
 
@@ -183,15 +183,15 @@ ActorAsk: TypeAlias = (
 #   ActorNameAsked   ─► ActorNameHeld        the actor that has the name, or none
 #   ActorNameReleased ─►                     the actor has ended
 #
-# An actor is known by its *identity*, the id of an object on its host. A node that connects to a
-# new manager claims its names again, so names need no report of their own.
+# An actor is identified by its *identity*, the id of an object on its host. A node that connects to
+# a new manager claims its names again, so its report need not contain them.
 
 
 class ActorNameClaimed(Message, frozen=True, tag="ActorNameClaimed"):
     """`node` starts an actor of that name, unless another actor has the name. `request` 0: the
-    actor has started, and no answer is expected. `moves`: another node may start it again when this
-    one is lost. `by_backup`: the node that may start it again says so to a new manager; that holds
-    only if `node` itself does not report, because the actor may have ended meanwhile."""
+    actor has started, and no answer is expected. `moves`: another node may restart the actor when
+    this node is lost. `by_backup`: sent to a new manager by the node that may restart the actor;
+    valid only if `node` itself does not report, because the actor may have ended meanwhile."""
 
     request: int
     node: int
@@ -208,7 +208,7 @@ class ActorNameClaimed(Message, frozen=True, tag="ActorNameClaimed"):
 
 
 class ActorNameAsked(Message, frozen=True, tag="ActorNameAsked"):
-    """Which actor has that name?"""
+    """Requests the actor with that name."""
 
     request: int
     node: int
@@ -221,7 +221,7 @@ class ActorNameAsked(Message, frozen=True, tag="ActorNameAsked"):
 
 class ActorNameReleased(Message, frozen=True, tag="ActorNameReleased"):
     """That actor has ended, or accepts no more calls, so its name is free. An empty name: the
-    sender does not know whether the manager still has one for that actor."""
+    sender does not know whether the manager still has a name for that actor."""
 
     node: int
     name: str
@@ -234,7 +234,7 @@ class ActorNameReleased(Message, frozen=True, tag="ActorNameReleased"):
 
 
 class ActorNameHeld(Message, frozen=True, tag="ActorNameHeld"):
-    """The answer to a claim or a question: the actor that has the name now; None: there is none."""
+    """The answer to a claim or request: the actor that has the name now; None if there is none."""
 
     request: int
     name: str
@@ -257,18 +257,18 @@ class ActorNameHeld(Message, frozen=True, tag="ActorNameHeld"):
 # Calls travel like all tasks (RunTask), with the number of the actor's pool on its host.
 
 
-# What a handle knows about its actor, above all the names of its methods.
+# Limit for the data of a handle about its actor, mainly the names of its methods.
 ABOUT_BYTES_MAX = 256 << 10
 NO_IDENTITY = bytes(ID_BYTES)
 
 
 class BeginActor(Message, frozen=True, tag="BeginActor"):
     """Starts an actor on the receiver's host. `setup`: the object with its constructor and
-    arguments. `about`: what handles know about it, in a form that only clients understand.
-    `output_owner`: as in RunTask. `places`: the nodes to which it is bound; none: it may restart on
-    any node. `env`: changes of its process's environment. `demand`: resources that it keeps as long
-    as it lives. `only_now`: it is refused if it would have to wait for them. Answered by ActorBegun
-    with the same number."""
+    arguments. `about`: the data of its handles, in a form that only clients understand.
+    `output_owner`: as in RunTask. `places`: the nodes to which it is bound; none: any node may
+    restart it. `env`: changes to its process's environment. `demand`: resources for its lifetime.
+    `only_now`: refuse the actor instead of letting it wait for them. Answered by ActorBegun with
+    the same number."""
 
     number: int
     setup: bytes
@@ -298,7 +298,7 @@ class BeginActor(Message, frozen=True, tag="BeginActor"):
 
 class ActorBegun(Message, frozen=True, tag="ActorBegun"):
     """The identity of the actor, which the sender holds until ActorHeld. Zeros: there is no actor;
-    `error`: why; `gone`: because the sender takes no actors any more."""
+    `error`: the reason; `gone`: the sender accepts no more actors."""
 
     number: int
     identity: bytes
@@ -313,7 +313,7 @@ class ActorBegun(Message, frozen=True, tag="ActorBegun"):
 
 
 class ActorHeld(Message, frozen=True, tag="ActorHeld"):
-    """The sender's host holds the identity of the actor that it requested by that number."""
+    """The sender's host holds the identity of the actor that it requested with that number."""
 
     number: int
 
@@ -335,7 +335,7 @@ class EndActorThere(Message, frozen=True, tag="EndActorThere"):
 
 
 class RestartsAsked(Message, frozen=True, tag="RestartsAsked"):
-    """Asks how often that actor's process was started again."""
+    """Requests how many times that actor's process was restarted."""
 
     number: int
     identity: bytes
@@ -357,13 +357,13 @@ class RestartsTold(Message, frozen=True, tag="RestartsTold"):
 
 
 class KeepActor(Message, frozen=True, tag="KeepActor"):
-    """The receiver keeps what it needs to start that actor of the sender's host again if that host
-    is lost: `setup` and the objects that it names, and `state`, which the actor's process has kept
-    last (zeros: none). `name` is its registered name, `label` its name in errors. `restarts_left`:
-    how many are left before this one; `restarts`: how often it was started again. `begun`: its
-    constructor has run, so the objects that it needs are ready. A later message about this actor
-    replaces this one as soon as its objects are there. Answered by ActorKept with the same number,
-    when all objects are there that are not lost."""
+    """The receiver keeps the data with which it can restart that actor of the sender's host if that
+    host is lost: `setup` with its objects, and `state`, the last state that the actor's process has
+    saved (zeros: none). `name` is the actor's registered name, `label` its name in errors.
+    `restarts_left`: remaining restarts, with the next one; `restarts`: previous restarts. `begun`:
+    its constructor has run, so the objects that it needs are ready. A later message about this
+    actor replaces this one as soon as its objects have arrived. Answered by ActorKept with the same
+    number, after the arrival of all objects that are not lost."""
 
     number: int
     identity: bytes
@@ -399,7 +399,7 @@ class KeepActor(Message, frozen=True, tag="KeepActor"):
 
 
 class ActorKept(Message, frozen=True, tag="ActorKept"):
-    """The objects that the KeepActor of that number names are here, except those that are lost."""
+    """The objects of the KeepActor with that number are here, except lost objects."""
 
     number: int
 
@@ -408,7 +408,7 @@ class ActorKept(Message, frozen=True, tag="ActorKept"):
 
 
 class DropActor(Message, frozen=True, tag="DropActor"):
-    """The receiver need not keep that actor any more: it has ended, or is kept elsewhere."""
+    """The receiver need not keep that actor any more: it has ended, or has another backup."""
 
     identity: bytes
     ended: bool = False  # the actor has ended; else another host is its backup now
@@ -419,7 +419,7 @@ class DropActor(Message, frozen=True, tag="DropActor"):
 
 class ActorSought(Message, frozen=True, tag="ActorSought"):
     """The sender will send its calls of that actor, whose host was lost, to the receiver, which is
-    now the owner of its identity. Answered as soon as the receiver knows that it is."""
+    now the owner of its identity. Answered as soon as the receiver knows that it is the owner."""
 
     identity: bytes
 

@@ -1,18 +1,18 @@
-"""Messages as bytes: frames of a length and a body, and a decoder that is fed in any pieces.
+"""Messages as bytes: frames of a length and a body, and a decoder that accepts any pieces.
 
     frame   | head, 12 bytes | body: MessagePack array [name, field, ...] |
     head    | body length u32 | CRC-32 of the body u32 | CRC-32 of these 8 bytes u32 |
     beat    | a head with length 0 |           shows only that the sender lives
 
-Sans-io: bytes in, messages out. A length is compared with its checksum and with the limit before
+Sans-io: bytes in, messages out. A length is checked against its checksum and the limit before
 memory is allocated for it. The reader names the messages that the peer may send. Every other
-message, and every malformed one, is the peer's fault and raises ProtocolError. After that the
+message, and every malformed one, is an error of the peer and raises ProtocolError. After that the
 decoder cannot be used any more, because it cannot know where the next frame begins.
 
-The checksums are for connections without TLS, because small values travel inside messages, and of
-packets that were damaged on the way TCP's own sum of 16 bits lets about one in ten thousand pass.
-The length has a checksum of its own, because a reader could wait for the bytes of a damaged length
-as long as beats arrive.
+The checksums are for connections without TLS: small values travel inside messages, and TCP's own
+16-bit checksum misses about one in ten thousand damaged packets. The length has a checksum of its
+own, because with a damaged length a reader could wait for missing bytes for as long as beats
+arrive.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def encode(message: AnyMessage | Report | TermsToManager | TermsToNode | Promote
 
 
 class Decoder(Generic[T]):
-    """Collects bytes of one peer and returns whole messages of the types that it may send."""
+    """Collects one peer's bytes and returns complete messages of the types that it may send."""
 
     def __init__(self, accepted: object, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._decoder = msgspec.msgpack.Decoder(cast("type[T]", accepted))
@@ -66,12 +66,12 @@ class Decoder(Generic[T]):
     def feed(self, data: bytes | bytearray | memoryview) -> list[T]:
         """The messages completed by `data`, in order.
 
-        Raises ProtocolError at the first illegal frame, and again at every later call; messages
-        that came before it in the same piece are lost with the connection.
+        Raises ProtocolError at the first illegal frame, and again at every later call; earlier
+        messages in the same piece are lost with the connection.
         """
         if self._failure is not None:
             raise ProtocolError(*self._failure.args)
-        if data == BEAT and not self._buffer:  # nearly all that an idle connection carries
+        if data == BEAT and not self._buffer:  # the usual data of an idle connection
             return []
         self._buffer += data
         try:
@@ -133,5 +133,5 @@ def node_decoder() -> Decoder[ManagerToNode | TermsToNode]:
 
 
 def promotion_decoder() -> Decoder[Promoted | TermsToNode]:
-    """A decoder of what a standby sends to `hoplite-mp promote`."""
+    """A decoder of a standby's messages to `hoplite-mp promote`."""
     return Decoder(Promoted | TermsToNode)

@@ -1,13 +1,12 @@
-"""The messages about copies of objects, the plans that make them, and owners that have died.
+"""The messages about copies of objects, the plans for them, and owners that have died.
 
     FetchRequested ─► Distribute to all that take part ─► FetchComplete ─► Withdraw
                         ▲           │
                         └───────────┘ FetchFailed, a parent lost: a new plan under a new epoch
 
 The Distributes of a cluster are numbered by *epochs*. No two have the same epoch, even for
-different objects, so a message about one is never taken for a message about another. A receiver
-follows the latest plan that names it and keeps the bytes that it has. Withdraw ends one plan; all
-bytes stay.
+different objects, so a message about one is never attributed to another. A receiver follows the
+latest plan that names it and keeps the bytes that it has. Withdraw ends one plan; all bytes stay.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from hoplite_mp._protocol.fields import (
 
 
 class FetchRequested(Message, frozen=True, tag="FetchRequested"):
-    """`node` wants a copy of the object. By the object's owner, `holders` have it whole."""
+    """`node` requests a copy of the object. According to its owner, `holders` have all of it."""
 
     node: int
     object: bytes
@@ -61,7 +60,7 @@ class FetchComplete(Message, frozen=True, tag="FetchComplete"):
 
 
 class FetchFailed(Message, frozen=True, tag="FetchFailed"):
-    """`node` cannot get its bytes from `parent`, which it derived itself from the plan `epoch`."""
+    """`node` cannot get its bytes from `parent`, which it has derived from the plan `epoch`."""
 
     node: int
     object: bytes
@@ -76,8 +75,8 @@ class FetchFailed(Message, frozen=True, tag="FetchFailed"):
 
 
 class CopyDropped(Message, frozen=True, tag="CopyDropped"):
-    """`node` no longer holds the object, or stops fetching it. `full`: if the reason is that there
-    was no room (for the copy of a broadcast, or to read the object from the disk), its text."""
+    """`node` no longer holds the object, or stops fetching it. `full`: the error text if the reason
+    was lack of memory (for the copy of a broadcast, or to read the object from the disk)."""
 
     node: int
     object: bytes
@@ -102,12 +101,12 @@ class ObjectGone(Message, frozen=True, tag="ObjectGone"):
 
 
 class Distribute(Message, frozen=True, tag="Distribute"):
-    """Which node gets the object from which. Sources, owners and receivers are sent the same one.
+    """The sender of each part of an object for each node; the same for all participants.
 
     `sources` have the whole object. Rule "stripes": receiver r pulls stripe i from its owner o, if
     o is not r itself; r == o pulls it from sources[i % len(sources)]. An owner that is neither
-    source nor receiver is receiving by an earlier plan, and serves the bytes that it has.
-    Rule "tree:d": receivers[i] pulls all from receivers[(i - d) // d], the first d from
+    source nor receiver is receiving by an earlier plan, and serves the bytes that it has. Rule
+    "tree:d": receivers[i] pulls the whole object from receivers[(i - d) // d], the first d from
     sources[0]; "tree:1" is a chain. Rule "parents": receivers[i] pulls stripe k from parents[k][i].
     """
 
@@ -144,7 +143,7 @@ class Distribute(Message, frozen=True, tag="Distribute"):
 
 
 class Withdraw(Message, frozen=True, tag="Withdraw"):
-    """That plan is over: the node stops pulling and serving by it. Received bytes stay."""
+    """That plan is over: the node stops its pulls and serves. Received bytes stay."""
 
     operation: int
     object: bytes
@@ -168,31 +167,31 @@ class FetchRefused(Message, frozen=True, tag="FetchRefused"):
         text("message", self.message, 2 * TEXT_CHARS_MAX)
 
 
-# The messages about objects whose owner is dead: which nodes hold them, and the new owners.
+# The messages about objects of a dead owner: their holders, and their new owners.
 #
 #   MembersChanged(went) ─► HoldingsReported, by each node that is left
 #                           OwnersNamed, when all have reported, to each that named an object
 #   OwnerAsked ─► OwnerTold
 #
-# The owner of an object counts which hosts hold it. When it dies, the survivors report to the
-# manager which of its objects they hold. The living node with the lowest number that has the whole
-# object becomes its owner (for an actor: a node that can start it again). The object keeps its id,
-# which may name a dead host.
+# The owner of an object counts the hosts that hold it. After the owner's death, the survivors
+# report to the manager which of its objects they hold. The living node with the lowest number that
+# has the whole object becomes the owner (for an actor: a node that can restart it). The object
+# keeps its id, which may name a dead host.
 
 
-# Objects in one report, of 40 bytes each. Further objects that a node holds are lost with their
-# owner.
+# Maximum number of objects in one report, of 40 bytes each. Further objects of a node are lost with
+# their owner.
 HOLDINGS_MAX = SOURCES_MAX
 
 # ---- node -> manager
 
 
 class HoldingsReported(Message, frozen=True, tag="HoldingsReported"):
-    """`node` knows that `lost` is gone, and used or holds these objects, whose owner that was.
-    `imports`: the number of the import by which the owner counted this node as a holder of each
-    object; 0: no process there holds it. `whole`: places in `objects` of those whose whole value is
-    there; `backups`: places of actors that this node can start again, each with how new its state
-    is: (place, number) pairs, flat."""
+    """`node` knows that `lost` is gone, and uses or holds these objects of that owner. `imports`:
+    the number of the import by which the owner counted this node as a holder of each object; 0: no
+    process there holds the object. `whole`: places in `objects` of the node's complete copies;
+    `backups`: places of actors that this node can restart, each with how recent its state is:
+    (place, number) pairs, flat."""
 
     node: int
     lost: int
@@ -216,7 +215,7 @@ class HoldingsReported(Message, frozen=True, tag="HoldingsReported"):
 
 
 class OwnerAsked(Message, frozen=True, tag="OwnerAsked"):
-    """`node` has met a ref to this object, whose first owner is gone, and asks who owns it now."""
+    """`node` received a ref to this object, whose first owner is gone, and requests its owner."""
 
     node: int
     object: bytes
@@ -232,8 +231,8 @@ class OwnerAsked(Message, frozen=True, tag="OwnerAsked"):
 class OwnersNamed(Message, frozen=True, tag="OwnersNamed"):
     """All nodes have reported about `lost`. `objects` are those that the receiver has named, in one
     message or several: `more` follow. `owners`: their owners from now on; NODES_MAX: no node has
-    the whole object, so it is lost. `counted`: for each object whose owner the receiver is, its
-    holders as (node, import) pairs, flat; `copies`: the other nodes that have the whole object."""
+    the whole object, so it is lost. `counted`: the holders of each object that the receiver now
+    owns, as (node, import) pairs, flat; `copies`: the other nodes that have the whole object."""
 
     lost: int
     objects: tuple[bytes, ...]

@@ -106,7 +106,7 @@ LookMessage: TypeAlias = ClockAsked | TraceAsked | TraceRead | DumpAsked | LookT
 
 
 class TraceDocument(msgspec.Struct, frozen=True):
-    """What one node has recorded. Times are of its own monotonic clock."""
+    """The trace of one node. Times are of the node's own monotonic clock."""
 
     host: str
     host_id: int

@@ -1,8 +1,8 @@
-"""What the fields of a message may hold: the limits of the vocabulary and the checks.
+"""Legal values of the fields of messages: the limits of the vocabulary and the checks.
 
-Every message checks itself when it is made, so these checks run on both sides of every connection;
-each raises ValueError naming the field and its value. The limits here belong to the vocabulary
-(both sides must agree on them); the limits of one process are in `config`.
+Every message checks itself when it is created, so these checks run on both sides of every
+connection; each raises ValueError naming the field and its value. The limits here belong to the
+vocabulary (both sides must agree on them); the limits of one process are in `config`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ SOURCES_MAX = 1 << 18  # refs in one collective
 SLICES_MAX = 1 << 16  # results of one reduce_scatter
 NAME_CHARS_MAX = 1024  # a group's name
 OP_CHARS_MAX = 256  # the name of a reduction's operator
-TEXT_CHARS_MAX = 64 << 10  # a reason; the sender must shorten longer ones (`shorten`)
+TEXT_CHARS_MAX = 64 << 10  # a reason; longer texts must be shortened by the sender (`shorten`)
 RANKS_MAX = 64  # bits of a rank mask, as on a group board
 NUMBER_MAX = (1 << 63) - 1  # a user's number that has not been checked yet
-NODES_MAX = 1 << 16  # nodes of one cluster, with the dead, because no host gets another's number
-ADDRESSES_MAX = 64  # addresses that one node offers
+NODES_MAX = 1 << 16  # nodes of one cluster, with the dead ones, as numbers are not reused
+ADDRESSES_MAX = 64  # addresses of one node
 ADDRESS_CHARS_MAX = 256  # "ip:port", IPv6 in [ ]
 HOST_CHARS_MAX = 256  # a host's name, only shown to people
 LAYOUT_BYTES_MAX = 4096  # dtype, shape and order of a source, in a form that only nodes understand
-# Names and values of options(env=), which travel in the message that starts a process, one packet.
+# Names and values of options(env=), which are part of a process's start message, one packet.
 ENV_BYTES_MAX = 32 << 10
 # A value inside a message. Higher: fewer fetches; lower: other messages wait less.
 INLINE_BYTES_MAX = 64 << 10
@@ -45,27 +45,27 @@ SHARES = 1 << 20  # an object is cut into this many shares, whatever its size
 FOLDING = ("reduce", "allreduce", "reduce_scatter")
 COPYING = ("broadcast", "gather", "allgather", "alltoall")
 KINDS = FOLDING + COPYING
-# In which order a plan's members are folded. "fold": strictly from left to right, each member by
-# itself; "any": they may be regrouped, so a node first folds the members that it holds.
+# The order in which a plan's members are folded. "fold": strictly from left to right, each member
+# separately; "any": they may be regrouped, so a node first folds its own members.
 RULES = ("any", "fold")
 # Why a fetch fails: "lost" no living node holds the object, "deleted" its owner has deleted it,
-# "full" the last node that holds it has it on disk, and no room to read it from there.
+# "full" the last holder has it on disk, and lacks the memory to read it.
 FETCH_ERRORS = ("lost", "deleted", "full")
-# What the user's `get` raises after a failure: "reduce" ReduceError with the cause's failure as
+# What the user's `get` raises after a failure: "reduce" ReduceError with the source's failure as
 # cause, "source" the failure of source `cause_index` itself, "value" ValueError (shapes, dtypes),
 # "lost" ObjectLostError, "full" StoreFullError.
 OPERATION_ERRORS = ("reduce", "source", "value", "lost", "full")
-# Why a group cannot be joined: "value" the request is wrong, "full" no board is left, "ended" the
+# Why a group cannot be joined: "value" the request is invalid, "full" no board is left, "ended" the
 # caller was a member of a group that is over.
 GROUP_ERRORS = ("value", "full", "ended")
 
 U64_MAX = (1 << 64) - 1
-NO_OBJECT = bytes(ID_BYTES)  # in the place of an object's id
+NO_OBJECT = bytes(ID_BYTES)  # in place of an object's id
 
 
 def shorten(text: str, chars_max: int = TEXT_CHARS_MAX, mark: str = "\n[...]\n") -> str:
-    """`text` in a form that fits a message: cut in the middle, where `mark` stands then, and lone
-    surrogates replaced by `?`."""
+    """`text` in a form that fits a message: if too long, the middle is replaced by `mark`; lone
+    surrogates are replaced by `?`."""
     if len(text) > chars_max:
         half = (chars_max - len(mark)) // 2
         text = f"{text[:half]}{mark}{text[-half:]}"
@@ -99,14 +99,14 @@ def text(name: str, value: Any, chars_max: int, chars_min: int = 0) -> None:
 
 
 def _all_between(values: tuple[Any, ...], high: int) -> bool:
-    """Checks a long tuple at the speed of C; only if this fails are its items checked singly."""
+    """Checks a long tuple at the speed of C; only after a failure are items checked singly."""
     if not values:
         return True
     return set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= high
 
 
 def numbers(name: str, value: Any, high: int = U64_MAX) -> None:
-    """A tuple of integers from 0 to `high`, which need not differ."""
+    """A tuple of integers from 0 to `high`, which may repeat."""
     if not isinstance(value, tuple):
         raise ValueError(f"{name} must be a tuple, not {value!r}")
     if not _all_between(value, high):
@@ -144,7 +144,7 @@ def flags(**fields: Any) -> None:
 
 
 def indices(name: str, value: Any, count: int) -> None:
-    """A tuple of different indices below `count`."""
+    """A tuple of distinct indices below `count`."""
     if not isinstance(value, tuple):
         raise ValueError(f"{name} must be a tuple, not {value!r}")
     if not _all_between(value, count - 1):
@@ -155,7 +155,7 @@ def indices(name: str, value: Any, count: int) -> None:
 
 
 def environment(name: str, value: Any) -> None:
-    """Pairs of a variable and its value, or None."""
+    """Pairs of a variable and its value; None removes the variable."""
     nbytes = 0
     for pair in value:
         variable, content = pair
@@ -180,7 +180,7 @@ def object_ids(name: str, value: Any, count_min: int = 1) -> None:
 
 
 def amounts(name: str, value: Any) -> None:
-    """Names of resources, each once and in order, with units of 1/10000 above 0."""
+    """Names of resources, without duplicates and in order, with units of 1/10000 above 0."""
     if not isinstance(value, tuple) or len(value) > RESOURCES_MAX:
         raise ValueError(f"{name} must be a tuple of at most {RESOURCES_MAX} pairs, not {value!r}")
     for one, units in value:
@@ -217,9 +217,9 @@ COPY_ALIGN = 64
 
 class Stripe(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Shares [begin_share, end_share) of SHARES of an object, whose tree begins at `owner`. Ranges
-    are in shares because the planner does not know what an object is made of: nodes turn shares
-    into elements (reductions: `items * share >> 20`) or bytes (copies: rounded down to 64). A
-    message may carry one for each node, so it checks all of them together, which is faster."""
+    are in shares because the planner does not know the contents of objects: nodes turn shares into
+    elements (reductions: `items * share >> 20`) or bytes (copies: rounded down to 64). A message
+    may carry one stripe per node, so it checks all of them together, which is faster."""
 
     owner: int
     begin_share: int
@@ -227,7 +227,7 @@ class Stripe(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 def whole_object(name: str, stripes: Any) -> None:
-    """A tuple of stripes that follow one another and cover all shares; none is empty."""
+    """A tuple of adjacent stripes that cover all shares; none is empty."""
     if not isinstance(stripes, tuple):
         raise ValueError(f"{name} must be a tuple, not {stripes!r}")
     owners = [stripe.owner for stripe in stripes]
@@ -244,5 +244,5 @@ def whole_object(name: str, stripes: Any) -> None:
 
 
 def copy_offset(nbytes: int, share: int) -> int:
-    """Where a share of a copied object begins, in bytes."""
+    """The offset of a share of a copied object in bytes."""
     return nbytes if share == SHARES else (nbytes * share >> 20) // COPY_ALIGN * COPY_ALIGN

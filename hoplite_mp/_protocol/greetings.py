@@ -1,11 +1,11 @@
-"""The messages that two processes exchange before either trusts the other, and their versions.
+"""The messages that two processes exchange before they trust each other, and their versions.
 
     preamble | "HOPLITE" | protocol version u8 |                      each side, once, first
     frame    | body length u16, little-endian | body: MessagePack array [name, field, ...] |
 
 These few messages are read from every process that can reach the port. So they have a small limit,
-fields of fixed or limited length, and a decoder that builds only what the type allows. The form of
-the preamble never changes, so that two versions of this protocol can recognize each other.
+fields of fixed or limited length, and a decoder that builds only what the type allows. The format
+of the preamble never changes, so that two versions of this protocol can recognize each other.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ PROTOCOL_VERSION = 7
 MAGIC = b"HOPLITE"
 PREAMBLE = MAGIC + bytes((PROTOCOL_VERSION,))
 
-# The longest are an Introduction and a refusal with its table, usually well below a quarter of
-# this. A stranger can make this process hold so much for each of `Config.pending_handshakes_max`
-# connections.
+# The longest greetings are an Introduction and a refusal with its table, usually well below a
+# quarter of this. A stranger can make this process hold this many bytes for each of
+# `Config.pending_handshakes_max` connections.
 GREETING_BYTES_MAX = 4 << 10
 NONCE_BYTES = 32
 MAC_BYTES = 32  # HMAC-SHA256
@@ -59,14 +59,14 @@ VERSIONS_MAX = 16
 VERSION_CHARS_MAX = 64
 
 # The role of a connection (its purpose), and the service that answers it. The proofs cover the
-# role, so a connection for one purpose cannot be turned into one for another.
+# role, so a connection cannot be used for another purpose.
 SERVICE_OF = {
     "node": "manager", "tool": "manager", "voter": "manager",
     "peer": "node", "data": "node", "driver": "node",
 }  # fmt: skip
 ROLES = tuple(SERVICE_OF)
 SERVICES = ("manager", "node")
-# Why a caller is refused, and what its user can do about it.
+# Why a caller is refused, and how its user can solve the problem.
 REFUSED_TEXTS = {
     "tls": (
         "it speaks TLS and this side was told not to. Leave out tls=False (--no-tls), or start "
@@ -95,7 +95,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Hello(Message, frozen=True, tag="Hello"):
-    """The client's first message. cluster: the one that it wants; empty: any."""
+    """The client's first message. cluster: the required cluster; empty: any."""
 
     role: str
     nonce: bytes
@@ -131,8 +131,8 @@ class Proof(Message, frozen=True, tag="Proof"):
 
 
 class Welcome(Message, frozen=True, tag="Welcome"):
-    """The server accepts the client's proof, and proves in the same way, under another label, that
-    it has the key too."""
+    """The server accepts the client's proof, and proves under another label that it has the key,
+    too."""
 
     mac: bytes
 
@@ -141,8 +141,8 @@ class Welcome(Message, frozen=True, tag="Welcome"):
 
 
 class Refused(Message, frozen=True, tag="Refused"):
-    """The server ends the handshake. A client ignores `reason` unless the server has proved itself
-    before."""
+    """The server ends the handshake. A client ignores `reason` unless the server has proved that it
+    has the key."""
 
     code: str
     reason: str = ""
@@ -155,7 +155,7 @@ class Refused(Message, frozen=True, tag="Refused"):
 class Introduction(Message, frozen=True, tag="Introduction"):
     """The sender's identity, after both proofs. host_id: its host; node: its number, None if it has
     none. link, answers: for a data connection under TLS, the number of the calling node's own link
-    that will send over it, and that of the called node's link that it answers (0: none)."""
+    that will send over it, and of the called node's link that it answers (0: none)."""
 
     host_id: int
     versions: dict[str, str]
@@ -189,8 +189,8 @@ def encode_frame(message: Greeting) -> bytes:
 
 
 def frame_length(head: bytes | bytearray) -> int:
-    """The length of the body that follows. ProtocolError if it is not allowed, before memory is
-    allocated for it."""
+    """The length of the body that follows. ProtocolError if the length is not allowed, before
+    memory is allocated."""
     (length,) = LENGTH.unpack(head)
     if not 0 < length <= GREETING_BYTES_MAX:
         raise ProtocolError(
@@ -204,12 +204,12 @@ def decode_body(body: bytes | bytearray) -> Greeting:
     try:
         return _decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
-        # What the stranger sent is not repeated: it may end in a log or on a terminal.
+        # The stranger's bytes are not repeated: the text may end in a log or on a terminal.
         raise ProtocolError(f"{len(body)} bytes that are no greeting") from error
 
 
 def refusal(code: str) -> bytes:
-    """The whole answer of a server that refuses a caller before the handshake."""
+    """The complete answer of a server that refuses a caller before the handshake."""
     return PREAMBLE + encode_frame(Refused(code))
 
 
@@ -223,13 +223,13 @@ def _exactly(name: str, value: bytes, nbytes: int) -> None:
         raise ValueError(f"{name} must be {nbytes} bytes")
 
 
-# The software versions at both ends of a connection, and whether they can work together.
+# The software versions at both ends of a connection, and their compatibility.
 #
 # Functions travel as byte code and arrays as pickles. Between different minor versions that may
 # fail late, or give wrong results without an error. So the handshake fails instead, with a table.
 
 
-# What must match besides Python and this library: arrays are pickled by numpy, code by cloudpickle.
+# Must match, like Python and this library: arrays are pickled by numpy, code by cloudpickle.
 PACKAGES = ("cloudpickle", "numpy")
 ABSENT = "-"
 
@@ -239,8 +239,8 @@ _MAJOR_MINOR = re.compile(r"(\d+)\.(\d+)")
 def software_versions() -> dict[str, str]:
     """The versions of this process's software, by name, for the other side to compare.
 
-    They are read from imported modules, and for other modules from the installation, so that none
-    of them is imported.
+    Versions are read from imported modules, and for other modules from the installation, so that no
+    module is imported.
     """
     found = {"python": ".".join(map(str, sys.version_info[:3])), "hoplite_mp": __version__}
     for name in PACKAGES:
@@ -250,10 +250,10 @@ def software_versions() -> dict[str, str]:
 
 
 def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
-    """None if the two can work together; otherwise a table of the differences, for a message.
+    """None if the two are compatible; otherwise a table of the differences, for a message.
 
     Major and minor version must match; a value that is no version number must be the same; a name
-    that one side lacks is a difference.
+    that is missing on one side is a difference.
     """
     names = [*mine, *(name for name in theirs if name not in mine)]
     rows = [
@@ -277,8 +277,8 @@ def _essence(version: str | None) -> object:
 
 @functools.cache
 def _installed(name: str) -> str:
-    # Imported only here, because it takes some ms, and numpy and cloudpickle are nearly always
-    # loaded already.
+    # Imported here because it takes some ms, and numpy and cloudpickle are nearly always loaded
+    # already.
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -6,9 +6,9 @@
                                                GroupGo   GroupDone   (the bytes move as cells)
                                                          GroupSlow   (a link slows down)
 
-The leading node is that of the lowest living rank. Only it decides, so a call is decided once.
-Every node keeps a decision until the next call, so that a new leader can learn it (GroupSync).
-Calls are numbered from 0 within one generation of the group.
+The leading node is the node of the lowest living rank. Only this node decides, so a call is decided
+once. Every node keeps a decision until the next call, for a new leader (GroupSync). Calls are
+numbered from 0 within one generation of the group.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ __all__ = [
 
 
 Plan: TypeAlias = ExecuteReduce | Distribute
-# A piece that is not larger travels inside the messages. Higher: the leader's link carries more;
-# lower: more calls need a second round trip.
+# Pieces up to this size travel inside the messages. Higher: the leader's link carries more; lower:
+# more calls need a second round trip.
 PIECE_BYTES_MAX = 16 << 10
 PIECE_HEAD_BYTES_MAX = 16 << 10
-# The mean of integers of one byte, and of bools, has eight bytes an element.
+# The mean of one-byte integers, and of bools, has eight bytes per element.
 RESULT_GROWTH_MAX = 8
 SMALL_PARTS_BYTES_MAX = 65 << 10  # FRAME_SMALL_BYTES_MAX in cext/engine_frames.h
 SMALL_PHASE_MAX = 3  # of enum small_phase in cext/engine_small.h
 PIECES_MAX = RANKS_MAX * RANKS_MAX
-# What pieces may have together in one message; the rest of a frame is for what else is in it.
+# The pieces in one message together; the rest of a frame is for other fields.
 PIECES_BYTES_MAX = FRAME_BYTES_MAX - (64 << 10)
-PIECE_FIELDS_BYTES = 48  # of a piece, besides its payload and layout; at most
-# A node tells the leading one its last decision at each change of the members, but one that is
-# larger only once.
+PIECE_FIELDS_BYTES = 48  # at most, of a piece besides its payload and layout
+# A node sends its last decision to the leading node at each change of the members, but a larger
+# decision only once.
 DECISION_REPEATED_BYTES_MAX = 64 << 10
 # The exception that every rank raises when a call fails; see GroupCommit.
 _TYPES: dict[str, type[Exception]] = {
@@ -86,20 +86,20 @@ ERRORS = ("", *_TYPES)
 
 
 def error_kind(error: BaseException) -> str:
-    """The name in ERRORS under which every rank raises this error."""
+    """The name in ERRORS of this error, which every rank raises."""
     if isinstance(error, MemoryError):
         return "full"
     return next((kind for kind, one in _TYPES.items() if isinstance(error, one)), "value")
 
 
 def error_of(kind: str, message: str) -> Exception:
-    """The exception that a rank raises."""
+    """The exception that every rank raises."""
     return _TYPES[kind](message)
 
 
 class Piece(Message, frozen=True, tag="Piece"):
-    """What rank `source` gives to all (`target` -1) or to one rank: its payload, or the object that
-    holds it and the layout of that object."""
+    """Rank `source`'s contribution for all ranks (`target` -1) or for one: its payload, or the
+    object that holds it and the layout of that object."""
 
     source: int
     target: int
@@ -113,7 +113,7 @@ class Piece(Message, frozen=True, tag="Piece"):
         between("target", self.target, -1, RANKS_MAX - 1)
         counts(nbytes=self.nbytes)
         layout("layout", self.layout)
-        # A result may be larger than the parts of which it was made.
+        # A result may be larger than the contributions to it.
         _travels(self, RESULT_GROWTH_MAX * PIECE_BYTES_MAX)
 
 
@@ -123,10 +123,10 @@ def _travels(piece: Piece, nbytes: int) -> None:
 
 
 def too_large(kind: str, pieces: Sequence[Piece]) -> str:
-    """Why these do not travel in one message; "": they do."""
+    """Why these pieces cannot be sent in one message; "": they can."""
     largest = PIECE_FIELDS_BYTES + RESULT_GROWTH_MAX * PIECE_BYTES_MAX + 2 * PIECE_HEAD_BYTES_MAX
     if len(pieces) * largest <= PIECES_BYTES_MAX:
-        return ""  # the usual case, without a look at each
+        return ""  # the usual case, without checking each
     nbytes = bytes_of(pieces)
     if nbytes <= PIECES_BYTES_MAX:
         return ""
@@ -138,16 +138,16 @@ def too_large(kind: str, pieces: Sequence[Piece]) -> str:
 
 
 def bytes_of(pieces: Iterable[Piece]) -> int:
-    """About how long these are in a message; not less."""
+    """The approximate size of these pieces in a message, rounded up."""
     return sum(
         PIECE_FIELDS_BYTES + len(piece.payload or b"") + len(piece.layout) for piece in pieces
     )
 
 
 class GroupPart(Message, frozen=True, tag="GroupPart"):
-    """All living members of the sender's node have made that call. `mistake`: why one of them could
-    not, and `error` the kind of the error; then there are no pieces. `repeats`: 1 + the number of
-    the call by whose plan the sender has begun to move the bytes; 0: it waits for a plan."""
+    """All living members of the sender's node have made that call. `mistake`: the error of a member
+    that could not, and `error` its kind; then there are no pieces. `repeats`: 1 + the number of the
+    call whose plan the sender already uses to move the bytes; 0: it waits for a plan."""
 
     generation: int
     version: int
@@ -176,8 +176,8 @@ class GroupPart(Message, frozen=True, tag="GroupPart"):
 
 
 class GroupGo(Message, frozen=True, tag="GroupGo"):
-    """The leading node asks to move the bytes of that call by these plans. A later attempt replaces
-    an earlier one. `waits`: the nodes that must send GroupDone."""
+    """The leading node requests that the bytes of that call be moved by these plans. A later
+    attempt replaces an earlier one. `waits`: the nodes that must send GroupDone."""
 
     generation: int
     call: int
@@ -191,9 +191,9 @@ class GroupGo(Message, frozen=True, tag="GroupGo"):
 
 
 class GroupDone(Message, frozen=True, tag="GroupDone"):
-    """The sender's node has its part of that attempt's results. `failure`: why it cannot have it,
-    and `error` the kind of the error, as in GroupCommit.
-    `up`, `down`: bytes per second that its links have reached; 0: unknown."""
+    """The sender's node has its part of that attempt's results. `failure`: why it cannot have its
+    part, and `error` the kind of the error, as in GroupCommit. `up`, `down`: bytes per second that
+    its links have reached; 0: unknown."""
 
     generation: int
     call: int
@@ -211,8 +211,8 @@ class GroupDone(Message, frozen=True, tag="GroupDone"):
 
 
 class GroupSlow(Message, frozen=True, tag="GroupSlow"):
-    """The link of the sender's node has become slow while that attempt's bytes move. `up`, `down`:
-    bytes per second that it carries now; `sent`, `received`: bytes since the attempt began."""
+    """The link of the sender's node has become slow during that attempt. `up`, `down`: bytes per
+    second that the link carries now; `sent`, `received`: bytes since the attempt began."""
 
     generation: int
     call: int
@@ -230,15 +230,15 @@ class GroupSlow(Message, frozen=True, tag="GroupSlow"):
 class GroupCommit(Message, frozen=True, tag="GroupCommit"):
     """The decision. `pieces`: the results in this message; with `attempt`, others are in blocks.
 
-    `leader`: the node that has decided; `to`: the node for which it picked the pieces; `whole`:
-    there are no other pieces, so this node can pass the decision on to any other.
+    `leader`: the node that has decided; `to`: the node for which it selected the pieces; `whole`:
+    there are no other pieces, so this node can forward the decision to any other node.
 
-    `error`: what every rank raises, "lost" a PeerLostError, "value" a ValueError, "type" a
-    TypeError, "full" a StoreFullError, "gone" an ObjectLostError; "": nothing.
+    `error`: the error that every rank raises: "lost" a PeerLostError, "value" a ValueError, "type"
+    a TypeError, "full" a StoreFullError, "gone" an ObjectLostError; "": none.
 
-    `opens`: a node whose members are of that version gives the calls after this one to its engine,
-    because all living ranks take part in them, and all nodes know the decisions before; 0: it does
-    not. `keeps`: a later call may begin by this one's plan.
+    `opens`: a node whose members are of that version gives the following calls to its engine,
+    because all living ranks take part in them, and all nodes know the earlier decisions; 0: it does
+    not. `keeps`: a later call may begin by this call's plan.
     """
 
     generation: int
@@ -267,9 +267,9 @@ class GroupCommit(Message, frozen=True, tag="GroupCommit"):
 
 
 class GroupStart(Message, frozen=True, tag="GroupStart"):
-    """A rank of the receiver's node that joined later takes part from that call on. The leading
-    node of the members of that version sends it. A change of the members cancels it if it has not
-    arrived by then."""
+    """A rank of the receiver's node that joined later takes part from that call on. It is sent by
+    the leading node of the members of that version. If a change of the members arrives first, this
+    message is ignored."""
 
     generation: int
     version: int
@@ -282,7 +282,7 @@ class GroupStart(Message, frozen=True, tag="GroupStart"):
 
 
 class GroupSkip(Message, frozen=True, tag="GroupSkip"):
-    """The next call is this one, because all members that could have made those before are gone."""
+    """This is the next call, because all members that could make earlier calls are gone."""
 
     generation: int
     call: int
@@ -293,8 +293,8 @@ class GroupSkip(Message, frozen=True, tag="GroupSkip"):
 
 class GroupSmall(Message, frozen=True, tag="GroupSmall"):
     """A frame between two engines (cext/engine_small.h) that have no link, or have lost it. phase:
-    what it says (enum small_phase); plan: the one that it names, or 0; parts: what the sender's
-    members give to a small call."""
+    its kind (enum small_phase); plan: the number of its plan, or 0; parts: the contributions of the
+    sender's members to a small call."""
 
     generation: int
     version: int
@@ -311,11 +311,11 @@ class GroupSmall(Message, frozen=True, tag="GroupSmall"):
 
 
 class GroupSync(Message, frozen=True, tag="GroupSync"):
-    """What the sender's node knows; sent to the leading node after each change of the members."""
+    """The state of the sender's node; sent to the leading node after each change of the members."""
 
     generation: int
     version: int
-    committed: int  # calls that are decided
+    committed: int  # number of decided calls
     last: GroupCommit | None = None
     starts: tuple[tuple[int, int], ...] = ()  # (rank of that node, its first call)
 

@@ -1,8 +1,8 @@
-"""The messages about Groups: their members, and the masks that a group's board shows.
+"""The messages about Groups: their members, and the masks on a group's board.
 
-A member is (node, client slot, generation of the slot). A group is *formed* when all its ranks
-have joined for the first time. Before that, a member that leaves frees its rank; afterwards a
-newcomer with a free rank is *joining* until its node reports that the living have admitted it.
+A member is (node, client slot, generation of the slot). A group is *formed* when all its ranks have
+joined for the first time. Before that, a leaving member frees its rank; afterwards a newcomer with
+a free rank is *joining* until its node reports that the living members have admitted it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from hoplite_mp._protocol.fields import (
     whole_object,
 )
 
-NO_TASK = b""  # the task of a member that is a thread of a driver, and so runs in no task
+NO_TASK = b""  # in place of a task, for a member that is a thread of a driver
 ASKED_MAX = 1 << 12  # tasks in one GroupTasksAsked
 
 
 Founder: TypeAlias = tuple[int, int, int, int]
-# One run of a task: (node, client, client_generation) of its process, and how often the task was
-# tried before. Each further try is another run of the same task.
+# One run of a task: (node, client, client_generation) of its process, and the number of earlier
+# tries. Each further try is another run of the same task.
 Run: TypeAlias = tuple[int, int, int, int]
 
 
@@ -79,10 +79,10 @@ def _runs(runs: tuple[Run, ...], count: int) -> None:
 
 
 class GroupEnd(Message, frozen=True, tag="GroupEnd"):
-    """A Group that is over, although tasks that were its members may be tried again and ask for it
-    again. `tasks`: those of all its members; `runs`: the run in which each of them was a member
-    last; `dead`: those that have not left, but died. `open`: a thread of a driver was a member too,
-    and may use the name again at any time."""
+    """A Group that is over, although tasks of its members may be retried and request it again.
+    `tasks`: the tasks of all its members; `runs`: the last run in which each of them was a member;
+    `dead`: the tasks that died without leaving. `open`: a thread of a driver was a member, too, and
+    may use the name again at any time."""
 
     name: str
     generation: int
@@ -107,13 +107,13 @@ class GroupJoinRequested(Message, frozen=True, tag="GroupJoinRequested"):
     """A client calls `group(name, size, rank)`; `request` is the node's own number for the call.
 
     `rank` None: the lowest free one. `members_max`: how many ranks a board of that node holds.
-    `task`: the id of the task in which the caller runs; it stays the same when the task is tried
-    again. `tries`: how often it was tried before.
-    `founders`: for a group that is made from another one, whose generation is `parent`: the process
-    that gets each rank, as (rank in the other group, node, client, client_generation). The group
-    waits for no other processes, nor for a founder that has left the other group.
-    `team`: the id of the `spmd` call whose peer the caller is, if the group has a rank for each of
-    its peers; else NO_TASK. The peers may use the name of a smaller group for several groups.
+    `task`: the id of the caller's task; it stays the same when the task is retried. `tries`: the
+    number of earlier tries. `founders`: for a group that was split from the group of generation
+    `parent`: the process that gets each rank, as (rank in the parent, node, client,
+    client_generation). The group waits only for these processes, and not for a founder that has
+    left the parent.
+    `team`: the id of the caller's `spmd` call, if the group has a rank for each of its peers; else
+    NO_TASK. The peers may use the name of a smaller group for several groups.
     """
 
     request: int
@@ -138,8 +138,8 @@ class GroupJoinRequested(Message, frozen=True, tag="GroupJoinRequested"):
         counts(request=self.request, node=self.node, client=self.client)
         counts(client_generation=self.client_generation)
         text("name", self.name, NAME_CHARS_MAX)
-        # Size and rank are the user's: what is wrong with them is answered by GroupRefused, so
-        # that it can name the group's own size.
+        # Size and rank come from the user: mistakes in them are answered by GroupRefused, whose
+        # text can name the group's own size.
         between("size", self.size, -NUMBER_MAX, NUMBER_MAX)
         if self.rank is not None:
             between("rank", self.rank, -NUMBER_MAX, NUMBER_MAX)
@@ -177,8 +177,7 @@ class GroupLeft(Message, frozen=True, tag="GroupLeft"):
 
 
 class GroupTasksOver(Message, frozen=True, tag="GroupTasksOver"):
-    """These tasks, about which GroupTasksAsked has asked that node, are over: finished, failed or
-    cancelled, and not tried again."""
+    """These tasks of a GroupTasksAsked are over: finished, failed or cancelled, and not retried."""
 
     node: int
     tasks: tuple[bytes, ...]
@@ -192,9 +191,9 @@ class GroupTasksOver(Message, frozen=True, tag="GroupTasksOver"):
 
 
 class GroupTasksAsked(Message, frozen=True, tag="GroupTasksAsked"):
-    """The node reports when each of these tasks is over, at once if it is already. Their submitters
-    are processes of its host. A member of a Group waits for these tasks, and would wait in vain
-    once they are over."""
+    """The node reports when each of these tasks is over, at once if it already is. Their submitters
+    are processes of the node's host. A member of a Group waits for these tasks, and would wait in
+    vain once they are over."""
 
     tasks: tuple[bytes, ...]
 
@@ -203,8 +202,8 @@ class GroupTasksAsked(Message, frozen=True, tag="GroupTasksAsked"):
 
 
 class GroupGivenUp(Message, frozen=True, tag="GroupGivenUp"):
-    """That member waits for others in a group that can never be formed, or the group has gone on
-    without its host. It is no member any more, and `message` is the reason, for the user."""
+    """That member waits for others in a group that can never be formed, or the group has continued
+    without its host. It is no longer a member; `message` is the reason, for the user."""
 
     name: str
     generation: int
@@ -223,26 +222,26 @@ class GroupGivenUp(Message, frozen=True, tag="GroupGivenUp"):
 
 
 class GroupMembers(Message, frozen=True, tag="GroupMembers"):
-    """What the board must show from now on; sent at every change, before GroupJoined.
+    """The contents of the board from now on; sent at every change, before GroupJoined.
 
-    The first one of a generation is also the order to make the board. `version` counts these
-    messages of one generation, from 1. `nodes[rank]` is the node of the member with that rank, None
-    for a free rank. The leader of a call is the lowest living rank; its node leads.
-    `former`: nodes that have no member any more. They may be the only ones to know what was decided
-    while they had one, so nothing is decided before they have reported. `first`: with this message
-    the group is formed, and its members begin with call 0.
-    `stripes` are the owners of large calls, in shares by their links. They stay the same for all
-    calls until the next message, so no call asks the manager. One stripe: all living members are on
+    The first message of a generation also creates the board. `version` counts these messages of one
+    generation, from 1. `nodes[rank]` is the node of the member with that rank, None for a free
+    rank. The leader of a call is the lowest living rank; its node leads.
+    `former`: nodes that have no member any more. They may be the only nodes with decisions from the
+    time when they had one, so nothing is decided before they have reported. `first`: with this
+    message the group is formed, and its members begin with call 0.
+    `stripes` are the owners of large calls, with shares by their links. They stay the same for all
+    calls until the next message, so calls need no manager. One stripe: all living members are on
     one node.
-    For the next manager: the members' `tasks` and their `tries` by rank; `past`, what it would
-    remember of the group if this were its end; whether any member has `left` rather than died;
-    `parent` and `founders` as in GroupJoinRequested; and which founders have `come`, as bits.
+    For the next manager: the members' `tasks` and their `tries` by rank; `past`, the record of the
+    group if this were its end; whether any member has `left` rather than died; `parent` and
+    `founders` as in GroupJoinRequested; and the founders that have joined (`come`), as bits.
     `since`: the first version that showed the member of each rank, 0 for a free rank. Messages of
-    earlier versions were for the member before it. A node may miss that version itself, if the
-    manager dies before it has sent it to all nodes. `whole`: the first version that showed the
-    group formed, 0 before that; members that are shown since then or earlier begin with call 0.
-    `holders`, until the group is formed: by rank, the (task, team) of the last member, also if it
-    has left; for the next manager, too.
+    earlier versions were for the previous member of that rank. A node may miss that version itself,
+    if the manager dies too early. `whole`: the first version that showed the group as formed, 0
+    before that; members that are shown in that version or earlier begin with call 0.
+    `holders`, until the group is formed: by rank, the (task, team) of the last member, even if it
+    has left; also for the next manager.
     """
 
     name: str
@@ -339,7 +338,7 @@ class GroupRefused(Message, frozen=True, tag="GroupRefused"):
 
 class GroupClosed(Message, frozen=True, tag="GroupClosed"):
     """All members are gone. The name is free, and so is the board as soon as a node has received
-    this."""
+    this message."""
 
     name: str
     generation: int

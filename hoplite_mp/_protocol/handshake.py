@@ -1,4 +1,4 @@
-"""The handshake: afterwards each side knows that the other has the token and no relay is between.
+"""The handshake: it proves to both sides that the other has the token, and excludes a relay.
 
     client                                            server
     Hello(role, nonce, cluster wanted)         ->
@@ -8,18 +8,18 @@
     Introduction(host_id, versions)            ->     compared
                                                <-     Introduction(host_id, versions)
 
-The transcript holds all that the two sides have sent, and the certificate: the preamble with the
-protocol's version, role and service, both nonces, the cluster's id, and SHA-256 of the server's
-certificate as this side sees it (zeros without TLS). So the nonces make an old recording fail, the
-labels a proof that is sent back to its maker, and the certificate a relay between two TLS
+The transcript contains all bytes that the two sides have sent, and the certificate: the preamble
+with the protocol's version, role and service, both nonces, the cluster's id, and SHA-256 of the
+server's certificate as this side sees it (zeros without TLS). The nonces protect against replay,
+the labels against reflected proofs, and the certificate against a relay between two TLS
 connections, which does not have its private key. This is the channel binding of RFC 5929
-("tls-server-end-point"). No key is derived for the bytes that follow, because TLS protects them;
+("tls-server-end-point"). No key is derived for the following bytes, because TLS protects them;
 without TLS they are not protected.
 
 Sans-io: `feed` the received bytes and send `outgoing()`, until there is a `result` or `feed`
-raises. `wanted` is how many bytes may be read for it, so that the bytes after the handshake stay in
-the connection for its owner. Nothing is unpickled, and no memory is allocated for a length before
-it has been compared with a limit of a few KiB.
+raises. `wanted` is the number of bytes that may be read for the handshake, so that later bytes stay
+in the connection for its owner. Nothing is unpickled, and no memory is allocated for a length
+before it has been compared with a limit of a few KiB.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ if TYPE_CHECKING:
 
 __all__ = ["PLAIN", "ClientHandshake", "HandshakeOutcome", "ServerHandshake", "transcript"]
 
-PLAIN = bytes(32)  # in place of the certificate's hash where there is no TLS
+PLAIN = bytes(32)  # in place of the certificate's hash, without TLS
 CLIENT_LABEL = b"hoplite_mp client has the token"
 SERVER_LABEL = b"hoplite_mp server has the token"
 
 
 @dataclass(frozen=True, slots=True)
 class HandshakeOutcome:
-    """The other side, as proved (role, service, cluster) and by its own statement (peer)."""
+    """The other side, as proved (role, service, cluster) and by its own introduction (peer)."""
 
     role: str
     service: str
@@ -77,8 +77,8 @@ class HandshakeOutcome:
 def transcript(
     role: str, service: str, nonces: tuple[bytes, bytes], cluster: bytes, certificate_sha256: bytes
 ) -> bytes:
-    """The bytes that both sides must have seen alike. Each part follows its length, so that no two
-    lists of parts give the same bytes."""
+    """The bytes that must be the same on both sides. Each part follows its length, so that
+    different lists of parts never give the same bytes."""
     parts = (PREAMBLE, role.encode(), service.encode(), *nonces, cluster, certificate_sha256)
     return b"".join(LENGTH.pack(len(part)) + part for part in parts)
 
@@ -88,7 +88,7 @@ def _mac(key: Secret, label: bytes, seen: bytes) -> bytes:
 
 
 class _Handshake:
-    """The common part of both sides: turns bytes into messages, one at a time, and keeps the
+    """The common part of both sides: decodes bytes into messages, one at a time, and keeps the
     outcome."""
 
     def __init__(self, key: Secret, mine: Introduction, sees: bytes, deadline: float) -> None:
@@ -106,7 +106,7 @@ class _Handshake:
 
     @property
     def wanted(self) -> int:
-        """How many bytes are missing for the next step; 0: the handshake is over."""
+        """The number of bytes missing for the next step; 0: the handshake is over."""
         if self.result is not None or self.failure is not None:
             return 0
         if not self._greeted:
@@ -116,17 +116,17 @@ class _Handshake:
         return LENGTH.size + frame_length(self._buffer[: LENGTH.size]) - len(self._buffer)
 
     def outgoing(self) -> bytes:
-        """The bytes to send now; also after a failure, because they may tell the other side why."""
+        """The bytes to send now; also after a failure, because they may contain the reason."""
         data = bytes(self._outgoing)
         self._outgoing.clear()
         return data
 
     def feed(self, data: bytes) -> bytes:
-        """Takes received bytes; returns those after the handshake (none if the caller reads only
-        `wanted` bytes).
+        """Takes received bytes; returns the bytes after the handshake (none if the caller reads
+        only `wanted` bytes).
 
-        AuthError: the other side does not have the token. ProtocolError: it sent something that is
-        not allowed, or cannot work with this side. After either the caller must close the
+        AuthError: the other side does not have the token. ProtocolError: it has sent illegal data,
+        or is not compatible with this side. After either error the caller must close the
         connection.
         """
         if self.failure is not None:
@@ -145,7 +145,7 @@ class _Handshake:
         return data[place:]
 
     def _step(self) -> None:
-        """Does what the buffer allows; a length is checked as soon as it has arrived (`wanted`)."""
+        """Processes the buffer; a length is checked as soon as it has arrived (`wanted`)."""
         if not self._greeted:
             self._take_preamble()
         elif self.wanted == 0:
@@ -173,10 +173,10 @@ class _Handshake:
             )
 
     def _answer_preamble(self) -> None:
-        """A server sends its own preamble here; a client has sent it before."""
+        """A server sends its own preamble here; a client has sent its preamble before."""
 
     def _take_nothing(self, message: Greeting) -> None:
-        raise AssertionError  # _expected is empty wherever this is next
+        raise AssertionError  # never called: _expected is empty before this step
 
     def _expect(self, *kinds: type[Greeting], then: Callable[[Greeting], None]) -> None:
         self._expected = kinds
@@ -187,8 +187,8 @@ class _Handshake:
 
 
 class ServerHandshake(_Handshake):
-    """The side that was called. It does not answer a caller that begins wrongly, sends no proof
-    before the caller's own, and refuses callers whose software does not match."""
+    """The called side. It does not answer a caller that begins incorrectly, sends no proof before
+    the caller's own, and refuses callers with incompatible software."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class ServerHandshake(_Handshake):
         nonce: bytes | None = None,
         not_now: frozenset[str] = frozenset(),
     ) -> None:
-        """not_now: roles that this service does not serve at present."""
+        """not_now: roles that this service refuses at present."""
         super().__init__(key, mine, certificate_sha256, deadline)
         self._not_now = not_now
         self._challenge = Challenge(service, nonce or secrets.token_bytes(NONCE_BYTES), cluster)
@@ -255,7 +255,7 @@ class ServerHandshake(_Handshake):
 
 
 class ClientHandshake(_Handshake):
-    """The side that calls. It sends first, and trusts nothing before the Welcome."""
+    """The calling side. It sends first, and trusts nothing before the Welcome."""
 
     def __init__(
         self,
@@ -313,7 +313,7 @@ class ClientHandshake(_Handshake):
         self.result = HandshakeOutcome(role, SERVICE_OF[role], self._cluster, message)
 
     def _refused(self, message: Refused) -> HopliteError:
-        """The code of a server that has not proved itself only chooses among our own texts; its
+        """The code of a server that has not proved its key only selects among local texts; its
         reason is not shown."""
         words = REFUSED_TEXTS[message.code]
         if self._believed and message.reason:

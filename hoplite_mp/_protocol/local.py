@@ -1,8 +1,8 @@
 """The messages between a client and its node, on one host.
 
-A client does most things without other processes. For the rest (memory, collectives, groups, pools)
-it sends the node these messages. One message is one packet of a SEQPACKET socketpair. A reply that
-no caller waits for any more (after Ctrl-C) is dropped by its number.
+A client does most things without other processes. For everything else (memory, collectives, groups,
+pools) it sends these messages to its node. One message is one packet of a SEQPACKET socketpair. If
+no caller waits for a reply any more (after Ctrl-C), the reply is dropped by its number.
 """
 
 from __future__ import annotations
@@ -140,9 +140,9 @@ __all__ = [
 
 
 class OpenRound(msgspec.Struct, frozen=True, tag="OpenRound", array_like=True):
-    """Each worker that is now in the common pool of these nodes (none named: of all) is to run one
-    task. Reply: (number of a pool for these tasks, how many workers); None if not all nodes have
-    answered within `timeout_s`."""
+    """Each worker that is now in the common pool of these nodes (if empty: of all nodes) will run
+    one task. Reply: (number of a pool for these tasks, how many workers); None if not all nodes
+    have answered within `timeout_s`."""
 
     nodes: list[int] = []
     timeout_s: float | None = None
@@ -156,21 +156,21 @@ class BeginRound(msgspec.Struct, frozen=True, tag="BeginRound", array_like=True)
 
 class EndRound(msgspec.Struct, frozen=True, tag="EndRound", array_like=True):
     """The caller no longer waits for the round of that pool, which closes. Reply: None, when all
-    nodes know it, or those that do not answer in time are given up. No worker of a node that knows
-    it begins a task of the round."""
+    nodes know this, or have timed out. No worker of a node that knows this begins a task of the
+    round."""
 
     pool: int
 
 
 class TakeRound(msgspec.Struct, frozen=True, tag="TakeRound", array_like=True):
-    """This worker is between two tasks. Reply: ids of the tasks that it must claim and run."""
+    """This worker is between two tasks. Reply: ids of tasks that it must claim and run."""
 
 
 RoundAsk: TypeAlias = OpenRound | BeginRound | EndRound | TakeRound
 
 
-# A pool whose initializer raises is broken. A pool whose initializer has returned in any worker
-# goes on, even if its workers are killed later.
+# A pool whose initializer raises is broken. If the initializer has returned in any worker, the pool
+# continues, even if its workers are killed later.
 class SetUp(msgspec.Struct, frozen=True, tag="SetUp", array_like=True):
     """This worker's initializer has returned. No reply."""
 
@@ -185,7 +185,7 @@ class SetupFailed(msgspec.Struct, frozen=True, tag="SetupFailed", array_like=Tru
 
 class HoldForeign(msgspec.Struct, frozen=True, tag="HoldForeign", array_like=True):
     """A ref to this object has just been pickled for another engine. The node holds the object for
-    so many seconds from now on. Reply: these seconds; 0.0: the object is gone."""
+    a number of seconds from now on. Reply: these seconds; 0.0: the object is gone."""
 
     oid: int
     seconds: float
@@ -196,14 +196,14 @@ class HoldForeign(msgspec.Struct, frozen=True, tag="HoldForeign", array_like=Tru
 
 
 class UsersOfNode(msgspec.Struct, frozen=True, tag="UsersOfNode", array_like=True):
-    """Reply: how many drivers are attached to this node, without the process that started it."""
+    """Reply: the number of drivers attached to this node, without the process that started it."""
 
 
 class TryAgain(msgspec.Struct, frozen=True, tag="TryAgain", array_like=True):
     """The task that this worker has claimed has failed. Reply: whether it is queued again, with one
     retry less; an actor's call is not announced to workers, because this worker runs it next.
     `failures`: only one item of a chunk has failed, for the `failures`-th time. Then the reply is
-    whether the worker may try the item again; the task stays claimed."""
+    whether the worker may retry the item; the task stays claimed."""
 
     task: int
     failures: int = 0
@@ -214,8 +214,7 @@ RESTORED, ON_ITS_WAY = 1, 2  # replies to Restore
 SPILLED_PIECE_BYTES = 128 << 10
 SETUP_FAILED = 97  # exit code of a worker: its initializer, or its actor's constructor, raised
 LINE_LOST = 98  # exit code of a worker: user code has closed its connection to the node
-# A worker that gets this signal writes the stacks of its threads into its nameless file of this
-# name.
+# A worker that receives this signal writes the stacks of its threads into its memfd of this name.
 STACKS_SIGNAL = signal.SIGRTMIN + 5
 STACKS_FILE = "hoplite_mp stacks"
 # States of a pool in shared memory. Its initializer has raised, so it takes no more tasks:
@@ -224,9 +223,9 @@ POOL_LEAVING = 5  # an actor's node is leaving the cluster, so the actor takes n
 
 
 class Lease(msgspec.Struct, frozen=True, tag="Lease", array_like=True):
-    """Asks for a big block with a payload of `nbytes`; `error`: it is for an error, and may be from
-    the reserve; `preallocated`: it will be needed later, if at all, and is refused when others need
-    the room. Reply: payload offset, or full=True and the message."""
+    """Requests a big block with a payload of `nbytes`; `error`: it is for an error, and may come
+    from the reserve; `preallocated`: it will be needed later, if at all, and is refused when other
+    requests need the memory. Reply: payload offset, or full=True and the message."""
 
     nbytes: int
     error: bool = False
@@ -234,27 +233,27 @@ class Lease(msgspec.Struct, frozen=True, tag="Lease", array_like=True):
 
 
 class LeaseSpan(msgspec.Struct, frozen=True, tag="LeaseSpan", array_like=True):
-    """Asks for a span for small objects; `error`: it is for an error, so the reply does not wait
+    """Requests a span for small objects; `error`: it is for an error, so the reply does not wait
     for free memory. Reply: its offset, or full=True and the message."""
 
     error: bool = False
 
 
 class GiveSpans(msgspec.Struct, frozen=True, tag="GiveSpans", array_like=True):
-    """Gives empty spans back. No reply."""
+    """Returns empty spans. No reply."""
 
     offsets: list[int]
 
 
 class Restore(msgspec.Struct, frozen=True, tag="Restore", array_like=True):
-    """Asks for a spilled object in memory. Reply: RESTORED, or ON_ITS_WAY from another host
+    """Requests a spilled object in memory. Reply: RESTORED, or ON_ITS_WAY from another host
     (processes that wait for the object are woken), or full=True and the message."""
 
     oid: int
 
 
 class ReadSpilled(msgspec.Struct, frozen=True, tag="ReadSpilled", array_like=True):
-    """Asks for a part of a spilled object's payload; the object stays in the spill file. Reply: the
+    """Requests a part of a spilled object's payload; the object stays in the spill file. Reply: the
     bytes, at most SPILLED_PIECE_BYTES; None if it is not in the spill file."""
 
     oid: int
@@ -263,8 +262,8 @@ class ReadSpilled(msgspec.Struct, frozen=True, tag="ReadSpilled", array_like=Tru
 
 
 class Import(msgspec.Struct, frozen=True, tag="Import", array_like=True):
-    """The caller uses objects of other hosts. Reply: their ids on this host, 0 for one that is
-    gone; the node keeps them until Imported confirms that the caller holds them."""
+    """The caller uses objects of other hosts. Reply: their ids on this host, 0 for a lost object;
+    the node keeps them until Imported confirms that the caller holds them."""
 
     objects: list[bytes]
 
@@ -276,7 +275,7 @@ class Imported(msgspec.Struct, frozen=True, tag="Imported", array_like=True):
 
 
 class DropForeign(msgspec.Struct, frozen=True, tag="DropForeign", array_like=True):
-    """An object of another host was deleted here, and is to be deleted everywhere. No reply."""
+    """An object of another host was deleted here, and must be deleted everywhere. No reply."""
 
     oid: int
 
@@ -292,8 +291,8 @@ class Interrupt(msgspec.Struct, frozen=True, tag="Interrupt", array_like=True):
 class Collective(msgspec.Struct, frozen=True, tag="Collective", array_like=True):
     """A reduction (one result for each slice), or a kind that copies (one result without a value).
 
-    `to`: numbers of the nodes where results or copies belong; empty: those that the kind implies.
-    The node claims the results' headers; the caller holds the sources until the results are done.
+    `to`: numbers of the destination nodes of results or copies; empty: the default of the kind. The
+    node claims the results' headers; the caller holds the sources until the results are done.
     No reply.
     """
 
@@ -308,10 +307,10 @@ class Collective(msgspec.Struct, frozen=True, tag="Collective", array_like=True)
 
 
 class OpenPool(msgspec.Struct, frozen=True, tag="OpenPool", array_like=True):
-    """Opens a pool, which has workers of its own, here and on other nodes. `setup`: an object with
-    (initializer, initargs). `exact`: no worker on another node is given a task before it has ended
-    the last one. `anywhere`: its tasks may run on other nodes, too, if these are lost. Reply: pool
-    number; or, if a node was lost before its workers had started, a text that says so."""
+    """Opens a pool with workers of its own, here and on other nodes. `setup`: an object with
+    (initializer, initargs). `exact`: a worker on another node gets its next task only after the end
+    of the last one. `anywhere`: its tasks may run on other nodes, too, if these are lost. Reply:
+    pool number; or an error text if a node was lost before its workers had started."""
 
     workers: int
     max_tasks: int
@@ -319,7 +318,7 @@ class OpenPool(msgspec.Struct, frozen=True, tag="OpenPool", array_like=True):
     far: list[tuple[int, int]] = []  # (node, workers there)
     exact: bool = False
     env: Environment = ()
-    demand: Wanted = ()  # resources that each worker keeps for life
+    demand: Wanted = ()  # resources of each worker for its lifetime
     anywhere: bool = False
 
 
@@ -356,17 +355,17 @@ class Locate(msgspec.Struct, frozen=True, tag="Locate", array_like=True):
 
 
 class Members(msgspec.Struct, frozen=True, tag="Members", array_like=True):
-    """Reply: of each living node (number, address, host, workers, bytes used, bytes in all,
-    resources, how much of these is free as far as this node knows)."""
+    """Reply: for each living node (number, address, host, workers, bytes used, total bytes,
+    resources, free resources as known to this node)."""
 
 
 class GoneNodes(msgspec.Struct, frozen=True, tag="GoneNodes", array_like=True):
-    """Reply: the latest hosts that this node knows to be gone, each as (number, name, seconds ago,
-    True if it left, False if it was lost)."""
+    """Reply: the latest lost hosts that this node knows, each as (number, name, seconds ago, True
+    if it left, False if it was lost)."""
 
 
 class LeavingNodes(msgspec.Struct, frozen=True, tag="LeavingNodes", array_like=True):
-    """Reply: the numbers of the nodes that are about to leave the cluster and take no more work."""
+    """Reply: numbers of the nodes that are about to leave the cluster and accept no more work."""
 
 
 class JoinStatus(msgspec.Struct, frozen=True, tag="Standing", array_like=True):
@@ -381,17 +380,16 @@ class Stats(msgspec.Struct, frozen=True, tag="Stats", array_like=True):
 
 
 class TraceBegin(msgspec.Struct, frozen=True, tag="TraceBegin", array_like=True):
-    """Every node records events from now on. `trace`: a random number. Reply: "", or why there is
-    no trace."""
+    """Every node records events from now on. `trace`: a random number. Reply: "", or the reason why
+    there is no trace."""
 
     trace: int
 
 
 class TraceEnd(msgspec.Struct, frozen=True, tag="TraceEnd", array_like=True):
-    """Ends that trace. Reply: of each node (number, bytes of its document, measurements of its
-    clock: up to two of (time here, by how much its clock is ahead, largest error) in ns); the
-    numbers of nodes that are lost; and those of nodes of programs, without workers, that have
-    left."""
+    """Ends that trace. Reply: for each node (number, bytes of its document, measurements of its
+    clock: up to two of (time here, offset of its clock, largest error) in ns); the numbers of lost
+    nodes; and the numbers of nodes of programs, without workers, that have left."""
 
     trace: int
 
@@ -405,14 +403,14 @@ class TracePiece(msgspec.Struct, frozen=True, tag="TracePiece", array_like=True)
 
 
 class TraceDrop(msgspec.Struct, frozen=True, tag="TraceDrop", array_like=True):
-    """That trace is not needed any more. Reply: when all nodes that answer in time know it."""
+    """That trace is not needed any more. Reply: when all nodes have confirmed or timed out."""
 
     trace: int
 
 
 class Dump(msgspec.Struct, frozen=True, tag="Dump", array_like=True):
-    """Asks all nodes what their processes wait for. Reply: (node, bytes to be read) of those that
-    have answered, and the numbers of the others."""
+    """Requests from all nodes what their processes wait for. Reply: (node, bytes to be read) of the
+    nodes that have answered, and the numbers of the others."""
 
     stacks: bool
 
@@ -476,9 +474,9 @@ Ask: TypeAlias = (
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """`number` 0: no reply is wanted, and `seen` means nothing. `seen`: the last reply that the
-    client has received. What later replies have given, for example a lease, is taken back, because
-    they were lost on the way."""
+    """`number` 0: no reply is expected, and `seen` is ignored. `seen`: the last reply that the
+    client has received. The contents of later replies, for example a lease, are taken back, because
+    these replies were lost."""
 
     number: int
     seen: int
@@ -486,8 +484,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """`error`: why the request failed; `full`: the store has no room now, so the client asks again
-    or gives up; `gone`: the reason is that a node has left or died."""
+    """`error`: why the request failed; `full`: the store has no free memory, so the client repeats
+    the request or gives up; `gone`: the reason is that a node has left or died."""
 
     number: int
     value: Any = None
@@ -499,7 +497,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
 class Attached(msgspec.Struct, frozen=True, tag="Attached"):
     """Node to a driver that attaches to it, with descriptors (control memory, store, the node's
     eventfd, rpc, output): its client slot, the slot's generation, and settings that all clients
-    share. The connection on which it is sent stays open until the driver reads nothing any more."""
+    share. This connection stays open until the driver no longer reads output."""
 
     slot: int
     generation: int
@@ -510,6 +508,6 @@ class Attached(msgspec.Struct, frozen=True, tag="Attached"):
 
 
 class NotAttached(msgspec.Struct, frozen=True, tag="NotAttached"):
-    """Sent instead of Attached: why this host's node has no place for the driver now."""
+    """Sent instead of Attached: why this host's node cannot accept the driver now."""
 
     reason: str

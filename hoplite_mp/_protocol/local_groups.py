@@ -5,8 +5,8 @@
                   ── GroupSourceEnded ►                      no more will come from that member
 
 A message is an object of the sender's host. That host holds it until the receiver's host has a copy
-of a small one, or counts as a holder of a large one. Connections between nodes keep the order, so
-all messages of a member arrive before the report that it is gone.
+of a small object, or counts as a holder of a large one. Connections between nodes keep the order,
+so all messages of a member arrive before the report of its end.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ __all__ = [
 ]
 
 TAG_MAX = (1 << 31) - 1
-RESULT_TAG = TAG_MAX  # of messages that carry results of a Group's calls; users have lower ones
-# A message that is not larger travels inside GroupSent. Higher: fewer fetches; lower: other
-# messages on that connection wait less.
+RESULT_TAG = TAG_MAX  # for results of a Group's calls; users have lower tags
+# Messages up to this size travel inside GroupSent. Higher: fewer fetches; lower: other messages on
+# that connection wait less.
 MESSAGE_INLINE_BYTES_MAX = 64 << 10
 
 
 class GroupSent(Message, frozen=True, tag="GroupSent"):
     """Rank `source`, on the sender's node, has sent this to rank `to`, on the receiver's node.
-    `version`: that of the members (GroupMembers) by which it was sent; a node that has not received
-    this version keeps the message until it has. `payload`: the whole payload, if it is small.
-    `refs`: objects inside it."""
+    `version`: the version of the members (GroupMembers) at the time of sending; a node that has not
+    received this version yet keeps the message until then. `payload`: the whole payload, if it is
+    small. `refs`: objects inside it."""
 
     generation: int
     version: int
@@ -94,9 +94,9 @@ class GroupSentTaken(Message, frozen=True, tag="GroupSentTaken"):
 
 
 class GroupSourceEnded(Message, frozen=True, tag="GroupSourceEnded"):
-    """The member that had this rank on the sender's node is gone, by the members of that version.
-    All that it has sent was forwarded before. `unheard`: this node has missed some versions, after
-    a manager's death; if one of them showed a member of that rank here, nothing comes from it."""
+    """The member that had this rank on the sender's node is gone, according to the members of that
+    version. All its messages were forwarded before. `unheard`: this node has missed some versions
+    after a manager's death; any member of that rank here in one of them sends nothing."""
 
     generation: int
     version: int
@@ -114,18 +114,18 @@ PointToPoint: TypeAlias = GroupSent | GroupSentTaken | GroupSourceEnded
 
 # The messages between a member of a Group and its node, on one host.
 #
-# It is the part of `local.py` about Groups. A group on one host needs these messages only when
-# members join and leave; with members on other hosts each call is a message to the node.
+# These messages complete `local.py`. A group on one host needs them only when members join and
+# leave; with members on other hosts each call is a message to the node.
 
 
-INBOX_MAX = 1000  # messages that one reply names
+INBOX_MAX = 1000  # maximum number of messages in a reply
 
 
 class GroupJoin(msgspec.Struct, frozen=True, tag="GroupJoin", array_like=True):
-    """Joins a Group. Reply: (board, generation, rank, are there other hosts?, identity of the
-    caller: node, slot, generation of the slot), or the message of a ValueError; a text: the group
-    in which the caller's task was has ended. `parent`, `founders`: as in GroupJoinRequested.
-    `call`: the task that asks, if several tasks run in the caller's process; otherwise 0."""
+    """Joins a Group. Reply: (board, generation, rank, whether there are other hosts, identity of
+    the caller: node, slot, generation of the slot), or the message of a ValueError; a text: the
+    earlier group of the caller's task has ended. `parent`, `founders`: as in GroupJoinRequested.
+    `call`: the caller's task, if several tasks run in its process; otherwise 0."""
 
     name: str
     size: int
@@ -136,17 +136,17 @@ class GroupJoin(msgspec.Struct, frozen=True, tag="GroupJoin", array_like=True):
 
 
 class GroupBell(msgspec.Struct, frozen=True, tag="GroupBell", array_like=True):
-    """Brings a descriptor, an eventfd, to which the member writes when it has given its part of a
-    small call to the board. Reply: as soon as the node watches it."""
+    """Passes a descriptor, an eventfd, to which the member writes when its part of a small call is
+    on the board. Reply: as soon as the node watches the eventfd."""
 
     generation: int
     rank: int
 
 
 class GroupBuffers(msgspec.Struct, frozen=True, tag="GroupBuffers", array_like=True):
-    """Asks for call buffers of `nbytes` each, two for each rank, one after the other. Reply: the
-    offset in the store of the first one, the same for all members; None: there is no room, or the
-    caller is no member any more."""
+    """Requests call buffers of `nbytes` each, two for each rank, one after the other. Reply: the
+    offset of the first buffer in the store, the same for all members; None: there is no free
+    memory, or the caller is no longer a member."""
 
     generation: int
     rank: int
@@ -156,7 +156,7 @@ class GroupBuffers(msgspec.Struct, frozen=True, tag="GroupBuffers", array_like=T
 class GroupCall(msgspec.Struct, frozen=True, tag="GroupCall", array_like=True):
     """A member's next call, in a group with members on other hosts. Each part is a payload, or an
     object that the member holds until the call is over, or a block of the store that the member
-    hands over while it still writes to it. No reply."""
+    passes on while it still writes to it. No reply."""
 
     generation: int
     rank: int
@@ -178,8 +178,8 @@ class GroupWritten(msgspec.Struct, frozen=True, tag="GroupWritten", array_like=T
 
 class GroupSend(msgspec.Struct, frozen=True, tag="GroupSend", array_like=True):
     """This member sends that object to a rank. The caller holds it, and the objects inside it
-    (`refs`; None: they are too many for a packet, the node reads them from the object, which the
-    caller has pinned), until the reply: "", or why it will not be received."""
+    (`refs`; None: too many for a packet, so the node reads them from the object, which the caller
+    has pinned), until the reply: "", or why the message will not be received."""
 
     generation: int
     rank: int
@@ -191,10 +191,10 @@ class GroupSend(msgspec.Struct, frozen=True, tag="GroupSend", array_like=True):
 
 
 class GroupInbox(msgspec.Struct, frozen=True, tag="GroupInbox", array_like=True):
-    """Asks for the messages to this member after the one with the number `seen`. Reply: ([(number,
+    """Requests the messages to this member after the one with the number `seen`. Reply: ([(number,
     source, tag, object)], for each rank how many of its members have ended and had all their
-    messages named, the ranks from which no more messages will come as bits, are there more
-    messages?); None: this is no longer a member. The node holds the messages until
+    messages named, the ranks from which no more messages will come as bits, whether there are more
+    messages); None: the caller is no longer a member. The node holds the messages until
     GroupReceived."""
 
     generation: int
@@ -211,18 +211,18 @@ class GroupReceived(msgspec.Struct, frozen=True, tag="GroupReceived", array_like
 
 
 class GroupLeave(msgspec.Struct, frozen=True, tag="GroupLeave", array_like=True):
-    """This member will not call again. Reply: None, when the node holds what this member has
-    committed for the members that still read it."""
+    """This member will make no more calls. Reply: None, when the node holds this member's committed
+    results for members that still read them."""
 
     name: str
     generation: int
     rank: int
-    calls: int = 0  # how many calls are over for this member
+    calls: int = 0  # number of calls that are over for this member
 
 
 class GroupRefusal(msgspec.Struct, frozen=True, tag="GroupRefusal", array_like=True):
-    """Asks why the group is not formed. Reply: (True, why this member was taken out of it), or
-    (False, why the last request to join it was refused, or "")."""
+    """Requests the reason why the group is not formed. Reply: (True, why this member was removed),
+    or (False, why the last request to join the group was refused, or "")."""
 
     name: str
     generation: int

@@ -4,10 +4,10 @@
     NodeLeaving ─► no new work for it; Leave, as soon as nothing that runs needs it
     NodeLost ─► MembersChanged to all that are left
 
-A node names its *host id* (the id of its host's life), and the manager gives it a *node* number,
-in order of joining: 0, 1, 2 ... The first to join is 0, so the node that is forked together with
-its manager knows its number and need not wait for the answer. A number belongs to its host id for
-ever: a node that joins again with a known one gets its old number, if its incarnation is higher.
+A node names its *host id* (the id of its host's life), and the manager gives it a *node* number, in
+order of joining: 0, 1, 2 ... The first number is 0, so the node that is forked together with its
+manager need not wait for the answer. A number belongs to its host id for ever: a node that joins
+again with a known host id gets its old number, if its incarnation is higher.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ class NodeJoined(Message, frozen=True, tag="NodeJoined"):
     """A node joins: the first message of a new life on a connection. (A node that returns to a new
     manager sends NodeReturned instead.) The next life of a host: incarnation + 1.
 
-    `addresses`: those at which other nodes can reach it, best first; none: it cannot be reached.
+    `addresses`: the node's addresses for other nodes, best first; none: it cannot be reached.
     `memory_total` is the limit of its store in bytes. `stays`: it is one of the hosts of which half
-    must follow a manager that has a standby; False for the node of a program, which ends with it.
-    `resources`: what it has, by name, in units of 1/10000.
+    must follow a manager that has a standby; False for the node of a program, which ends with the
+    program. `resources`: its resources by name, in units of 1/10000.
     """
 
     host_id: int
@@ -99,7 +99,7 @@ class NodeJoined(Message, frozen=True, tag="NodeJoined"):
 
 
 class NodeLost(Message, frozen=True, tag="NodeLost"):
-    """That life of the node is over, with its clients and its operations."""
+    """That life of the node is over, and so are its clients and its operations."""
 
     node: int
     incarnation: int
@@ -109,9 +109,9 @@ class NodeLost(Message, frozen=True, tag="NodeLost"):
 
 
 class NodeLeaving(Message, frozen=True, tag="NodeLeaving"):
-    """That life of the node is about to end: it becomes no parent or owner any more. Answer: Leave.
+    """That life of the node is about to end: it will not become a parent or owner. Answer: Leave.
 
-    The node itself moves what only it holds before: it requests a broadcast to another node.
+    Before that, the node itself moves objects of which it has the only copy, by broadcasts.
     """
 
     node: int
@@ -122,8 +122,8 @@ class NodeLeaving(Message, frozen=True, tag="NodeLeaving"):
 
 
 class PeerLost(Message, frozen=True, tag="PeerLost"):
-    """`node` has lost its connection to `peer`, or found no way to it, and has not received since
-    that `peer` is gone. The manager, which both can reach, must choose between them."""
+    """`node` has lost its connection to `peer`, or found no path to it, and has not been informed
+    of the end of `peer`. The manager, which both can reach, must choose between them."""
 
     node: int
     peer: int
@@ -133,8 +133,8 @@ class PeerLost(Message, frozen=True, tag="PeerLost"):
 
 
 class LinkMeasured(Message, frozen=True, tag="LinkMeasured"):
-    """The path from `node` to `peer`, as one of them has measured it: half a round trip, or its
-    rate, if neither of the two hosts' own links limited the transfer."""
+    """The path from `node` to `peer`, as measured by one of them: half a round trip, or the rate of
+    the path, if neither of the two hosts' own links limited the transfer."""
 
     node: int
     peer: int
@@ -149,7 +149,7 @@ class LinkMeasured(Message, frozen=True, tag="LinkMeasured"):
 
 
 class HostMeasured(Message, frozen=True, tag="HostMeasured"):
-    """The rate in each direction that all transfers of `node` together reached while some were
+    """The rate of all transfers of `node` together in each direction, while some of them were
     backlogged."""
 
     node: int
@@ -166,7 +166,7 @@ class HostMeasured(Message, frozen=True, tag="HostMeasured"):
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A living node as the others know it."""
+    """A living node as other nodes know it."""
 
     node: int
     incarnation: int
@@ -190,8 +190,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 class NodeAdmitted(Message, frozen=True, tag="NodeAdmitted"):
     """The answer to a join: the newcomer's number, and all living nodes in order of joining, with
-    the newcomer. `given`: how many numbers were given to nodes since the cluster began; the nodes
-    of those that no member has are gone."""
+    the newcomer. `given`: how many numbers were assigned since the cluster began; numbers without a
+    member belong to lost nodes."""
 
     node: int
     incarnation: int
@@ -207,8 +207,8 @@ class NodeAdmitted(Message, frozen=True, tag="NodeAdmitted"):
 
 
 class Credentials(Message, frozen=True, tag="Credentials"):
-    """The cluster's certificate and its key (PEM), with which a node serves other nodes. First
-    message on a connection that TLS protects; without TLS it is not sent."""
+    """The cluster's certificate and its key (PEM), with which a node serves other nodes. It is the
+    first message on a connection with TLS; without TLS it is not sent."""
 
     pem: bytes
 
@@ -217,8 +217,8 @@ class Credentials(Message, frozen=True, tag="Credentials"):
 
 
 class MembersChanged(Message, frozen=True, tag="MembersChanged"):
-    """First the nodes `went`, then the nodes `came`. A number in both has begun a new life. `left`:
-    the nodes of `went` that had announced their end."""
+    """First the nodes `went` are removed, then the nodes `came` are added. A number in both has
+    begun a new life. `left`: nodes of `went` that had announced their end."""
 
     came: tuple[Member, ...]
     went: tuple[int, ...]
@@ -232,8 +232,8 @@ class MembersChanged(Message, frozen=True, tag="MembersChanged"):
 
 
 class GivenUp(Message, frozen=True, tag="GivenUp"):
-    """This life of the node is over. It was silent for `silent_s` and was declared dead; 0: it was
-    given up for another reason, for example because it and another node have lost each other."""
+    """This life of the node is over. It was silent for `silent_s` and was declared dead; 0: there
+    was another reason, for example a lost connection to another node."""
 
     silent_s: float
 
@@ -256,23 +256,23 @@ class Leave(Message, frozen=True, tag="Leave"):
         counts(node=self.node, incarnation=self.incarnation)
 
 
-# The report of a node to a new manager: everything that the last one knew about this node.
+# The report of a node to a new manager: all that the previous manager knew about this node.
 #
 #   NodeReturned ─► facts, in any order ─► ordinary messages, repeated ─► Reported
 #
-# A manager knows what nodes have reported to it, so they can give it all of that again. The
-# messages between NodeReturned and Reported that are not of this file are ordinary ones, sent
-# again: requests without an answer, and failures that the last manager may not have received.
+# A manager's knowledge comes from nodes, so the nodes can report all of it again. Messages between
+# NodeReturned and Reported that are not defined in this file are ordinary messages, sent again:
+# requests without an answer, and failures that the last manager may not have received.
 
 
 class NodeReturned(Message, frozen=True, tag="NodeReturned"):
-    """First message to a manager other than the one that admitted this node. `members`: as this
-    node knows them, with itself.
+    """First message to a manager other than the one that admitted this node. `members`: all members
+    known to this node, with itself.
 
-    The manager continues the counts of the last one; otherwise a late message about one thing would
-    be taken for a message about another. As far as this node knows: how many `numbers` were given
-    to nodes, the highest epoch of a Distribute, how many objects had an operation for their copies
-    (`copied`), the highest generation of a group."""
+    The manager continues the counts of the previous manager; otherwise late messages could be
+    attributed to the wrong thing. The highest values known to this node: how many `numbers` were
+    assigned to nodes, the epoch of a Distribute, how many objects had an operation for their copies
+    (`copied`), the generation of a group."""
 
     node: int
     incarnation: int
@@ -292,7 +292,7 @@ class NodeReturned(Message, frozen=True, tag="NodeReturned"):
 
 
 class CopyHeld(Message, frozen=True, tag="CopyHeld"):
-    """This node has the whole object of another host, and the last manager knew it."""
+    """This node has the whole object of another host, and the previous manager knew this."""
 
     node: int
     object: bytes
@@ -304,7 +304,7 @@ class CopyHeld(Message, frozen=True, tag="CopyHeld"):
 
 
 class DistributeHeld(Message, frozen=True, tag="DistributeHeld"):
-    """A plan that runs on this node; `receiving`: the node is receiving the object by it."""
+    """A plan that runs on this node; `receiving`: the node is receiving the object by this plan."""
 
     node: int
     plan: Distribute
@@ -329,7 +329,7 @@ class ReduceHeld(Message, frozen=True, tag="ReduceHeld"):
 
 
 class OperationEnded(Message, frozen=True, tag="OperationEnded"):
-    """This node was sent the end of an operation not long ago; other nodes may not have been."""
+    """This node has recently received the end of an operation; other nodes may not have."""
 
     node: int
     end: Commit | OperationFailed | Forget
@@ -339,7 +339,7 @@ class OperationEnded(Message, frozen=True, tag="OperationEnded"):
 
 
 class GroupHeld(Message, frozen=True, tag="GroupHeld"):
-    """A group with a board on this node, as last shown, and its members of this node: (rank, client
+    """A group with a board on this node, as last shown, and its members on this node: (rank, client
     slot, generation of the slot). `left`: ranks of this node that are shown, but are gone; those in
     `died` have died without leaving."""
 
@@ -359,9 +359,9 @@ class GroupHeld(Message, frozen=True, tag="GroupHeld"):
 
 
 class OwnersKnown(Message, frozen=True, tag="OwnersKnown"):
-    """Objects whose first owner is gone, and their later owners, as far as this node has received
-    them. The node also sends HoldingsReported again for every death that left such objects here, as
-    if no owner were named yet, because the named nodes may not have received OwnersNamed."""
+    """Objects whose first owner is gone, and their later owners, as known to this node. The node
+    also sends HoldingsReported again for every death that left such objects here, as if there were
+    no new owners yet, because these nodes may not have received OwnersNamed."""
 
     node: int
     objects: tuple[bytes, ...]

@@ -1,10 +1,10 @@
 """The messages between node and manager, which are also the planner's input and output.
 
-The same values travel over connections, go into the planner and come out of it. So nothing needs to
-be translated, and a recorded connection is a planner test. Each message is frozen and checks itself
-when it is made, by this process or by the decoder. Invariant: an illegal message cannot exist.
-Operation, epoch, incarnation, node and stripe are in every message that needs them from the
-beginning, because later versions of a protocol cannot add fields.
+The same values are sent over connections and are the planner's input and output. So no translation
+is needed, and a recorded connection is a planner test. Each message is frozen and checks itself
+when it is created, by this process or by the decoder. Invariant: an illegal message cannot exist.
+Operation, epoch, incarnation, node and stripe are in every message that needs them from the first
+version on, because later versions of a protocol cannot add fields.
 
     node    ──  NodeJoined NodeLost NodeLeaving ClientLost PeerLost                   ─►  manager
             ──  LinkMeasured HostMeasured                                             ─►
@@ -21,10 +21,10 @@ beginning, because later versions of a protocol cannot add fields.
             ◄─  GroupTasksAsked GroupGivenUp                                          ──
             ◄─  ActorNameHeld                                                         ──
 
-Terms: an *operation* id is chosen by the requesting node and never used twice in a cluster; an
-*epoch* counts the plans of one operation, from 1 (for copies: those of the cluster); a
-*generation* of a client slot counts its uses, that of a group counts the groups of the cluster; a
-*rank mask* has bit r for rank r.
+Terms: an *operation* id is chosen by the requesting node and unique in a cluster; an *epoch* counts
+the plans of one operation, from 1 (for copies: of the cluster); a *generation* of a client slot
+counts its uses, that of a group counts the groups of the cluster; a *rank mask* has bit r for rank
+r.
 """
 
 from __future__ import annotations

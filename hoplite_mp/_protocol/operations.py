@@ -37,8 +37,8 @@ from hoplite_mp._protocol.fields import (
 )
 
 # The requesting node chooses the number of an operation: `node << OPERATION_NODE_BITS | count` of
-# its own collectives, so that no two nodes choose the same. Numbers from COPY_OPERATION on are
-# chosen by the planner, for copies; those from GROUP_OPERATION on belong to calls of Groups.
+# its own collectives, so that numbers of different nodes are distinct. Numbers from COPY_OPERATION
+# on are chosen by the planner, for copies; those from GROUP_OPERATION on belong to calls of Groups.
 OPERATION_NODE_BITS = 40
 GROUP_OPERATION = 1 << 62
 COPY_OPERATION = 1 << 63
@@ -49,17 +49,17 @@ COPY_OPERATION = 1 << 63
 class ReduceRequested(Message, frozen=True, tag="ReduceRequested"):
     """A process called a collective. `deadline_s` counts from the receipt of this message.
 
-    `to` are the destinations, in order; empty: those that the kind implies (reduce, gather: this
-    node; allreduce: the holders of sources; reduce_scatter: the holders of the sources in order, if
-    there are as many results, else this node; broadcast, allgather: all nodes). `results` are the
-    ids of the results at the destinations: one, or for reduce_scatter one a slice; for kinds that
-    copy only the object for which the caller waits.
+    `to` are the destinations, in order; empty: the default of the kind (reduce, gather: this node;
+    allreduce: the holders of sources; reduce_scatter: the holders of the sources in order, if there
+    are as many results, else this node; broadcast, allgather: all nodes). `results` are the ids of
+    the results at the destinations: one, or for reduce_scatter one per slice; for kinds that copy
+    only the object for which the caller waits.
 
-    `ready` are the sources known to be ready at the call, in the order in which they became so; a
-    deadline of 0 means exactly these. `ready_nbytes`, `ready_layouts` and `ready_holders` describe
-    them as SourceReady describes the others; empty: they are not known, and this node holds the
-    sources. SourceReady follows for the others. An id that is in `sources` twice is two sources
-    which become ready, or fail, together.
+    `ready` are the sources known to be ready at the call, in the order in which they became ready;
+    a deadline of 0 selects exactly these. `ready_nbytes`, `ready_layouts` and `ready_holders`
+    describe them like the fields of SourceReady; empty: unknown, and this node holds the sources.
+    SourceReady follows for the other sources. An id that is in `sources` twice is two sources which
+    become ready, or fail, together.
     """
 
     operation: int
@@ -112,8 +112,8 @@ class ReduceRequested(Message, frozen=True, tag="ReduceRequested"):
 
 
 class SourceReady(Message, frozen=True, tag="SourceReady"):
-    """`node` holds the whole source `index`, and so do `others`. One living node of them is enough;
-    the others are spare holders. If none of them is alive, the source has failed.
+    """`node` holds the whole source `index`, and so do `others`. One living node among these is
+    enough; the rest are spare holders. If none of them is alive, the source has failed.
 
     `layout` describes dtype, shape and order in a form that only nodes understand. It must be the
     same for all members of a reduction; otherwise the operation fails and names two that differ.
@@ -146,7 +146,7 @@ class SourceFailed(Message, frozen=True, tag="SourceFailed"):
 
 class StripesComplete(Message, frozen=True, tag="StripesComplete"):
     """`node` has finished its part of that epoch's plan: the stripes that it owns are folded, and
-    it has the result if it is a destination. It goes on serving until Commit or Forget.
+    it has the result if it is a destination. It continues to serve until Commit or Forget.
     """
 
     operation: int
@@ -158,9 +158,9 @@ class StripesComplete(Message, frozen=True, tag="StripesComplete"):
 
 
 class OperationSlow(Message, frozen=True, tag="OperationSlow"):
-    """The link of `node` has become slow while the bytes of that epoch's plan move. `up`, `down`:
-    bytes per second that it carries now; `sent`, `received`: all that its host has sent and
-    received, in bytes, since it began with the operation."""
+    """The link of `node` has become slow while that epoch's plan is executed. `up`, `down`: bytes
+    per second that the link carries now; `sent`, `received`: bytes that its host has sent and
+    received since the start of the operation."""
 
     operation: int
     epoch: int
@@ -178,8 +178,8 @@ class OperationSlow(Message, frozen=True, tag="OperationSlow"):
 class ExecutionFailed(Message, frozen=True, tag="ExecutionFailed"):
     """A plan could not be executed.
 
-    With `failed_sources`: these had vanished, and there will be a plan without them (epoch + 1)
-    if that is still possible. Without them: the operation fails with `error` and `reason`.
+    With `failed_sources`: these had vanished, and there will be a plan without them (epoch + 1) if
+    possible. Without them: the operation fails with `error` and `reason`.
     """
 
     operation: int
@@ -197,7 +197,7 @@ class ExecutionFailed(Message, frozen=True, tag="ExecutionFailed"):
 
 
 class OperationDropped(Message, frozen=True, tag="OperationDropped"):
-    """The result is not wanted any more. The manager answers Forget, or has answered already."""
+    """The result is not needed any more. The manager answers Forget, or has answered already."""
 
     operation: int
 
@@ -209,17 +209,17 @@ class OperationDropped(Message, frozen=True, tag="OperationDropped"):
 
 
 class ExecuteReduce(Message, frozen=True, tag="ExecuteReduce"):
-    """The plan: exactly `members` take part. It is sent alike to holders, owners and destinations.
+    """The plan, with exactly `members`. Holders, owners and destinations receive the same message.
 
-    `order` is that of folding; `objects` and `holders` are, for each of `members`, its id and the
-    node that gives it. `destinations` get the result (reduce_scatter: slice i goes to the i-th one,
-    which owns stripe i, whose bounds are those of `numpy.array_split`, not of its shares).
-    Shape "stripes": the owner of each stripe pulls it from every other holder; destinations pull
-    the folded stripe from the owner. Shape "tree:d": a stripe flows up and down again in a tree of
-    degree d whose root is its owner. Owners and destinations report StripesComplete.
-    For kinds that copy, `stripes` is empty and each destination pulls its members whole; `sizes`
-    are the members' bytes. `nbytes` is the size of the largest member.
-    `hoplite_mp/_planner/program.py` derives from this what one node does.
+    `order` is the folding order; `objects` and `holders` are, for each of `members`, its id and the
+    node that gives it. `destinations` get the result (reduce_scatter: slice i goes to the i-th
+    destination, which owns stripe i, whose bounds are those of `numpy.array_split`, not of its
+    shares). Shape "stripes": the owner of each stripe pulls it from every other holder;
+    destinations pull the folded stripe from the owner. Shape "tree:d": a stripe flows up and down
+    again in a tree of degree d whose root is its owner. Owners and destinations report
+    StripesComplete. For kinds that copy, `stripes` is empty and each destination pulls its members
+    as complete objects; `sizes` are the members' bytes. `nbytes` is the size of the largest member.
+    `hoplite_mp/_planner/program.py` derives each node's actions from this message.
     """
 
     operation: int
@@ -277,15 +277,15 @@ class ExecuteReduce(Message, frozen=True, tag="ExecuteReduce"):
 
     @property
     def is_early(self) -> bool:
-        """Is one of the objects not known yet, because the rank that gives it has not called?"""
+        """Whether one of the objects is not known yet, because its rank has not called."""
         return NO_OBJECT in self.objects
 
 
 class Commit(Message, frozen=True, tag="Commit"):
-    """All nodes have finished the plan of `epoch`: destinations seal the result, all others let go.
+    """All nodes have finished the plan of `epoch`: destinations seal the result, others release it.
 
-    It is sent to all nodes that have that epoch's plan, and to the requesting one. Epoch 0: nothing
-    was moved. `destinations`: those of the plan, where the results are now.
+    It is sent to all nodes that have that epoch's plan, and to the requester. Epoch 0: nothing was
+    moved. `destinations`: those of the plan, where the results are now.
     """
 
     operation: int
@@ -300,8 +300,8 @@ class Commit(Message, frozen=True, tag="Commit"):
 
 
 class OperationFailed(Message, frozen=True, tag="OperationFailed"):
-    """The operation has failed; `cause_index`: the source that failed first. `gone`: sources that a
-    node should have held, but did not: (index, node) pairs, flat."""
+    """The operation has failed; `cause_index`: the first failed source. `gone`: sources that a node
+    should have held, but did not: (index, node) pairs, flat."""
 
     operation: int
     error: str
@@ -320,7 +320,7 @@ class OperationFailed(Message, frozen=True, tag="OperationFailed"):
 
 
 class Forget(Message, frozen=True, tag="Forget"):
-    """The node must stop that operation and drop what it has of it. No answer is expected."""
+    """The node must stop that operation and drop its state. No answer is expected."""
 
     operation: int
 

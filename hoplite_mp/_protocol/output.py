@@ -5,10 +5,10 @@
 
 An *output owner* is a driver, named by the id of its host; 0 is the driver of the sender's host. A
 driver that has attached to a node has the same name except for the lowest 16 bits, which the node
-gives it for life (`output_owner_name`). Before a worker serves another output owner, it writes a
-mark into both of its pipes; what follows the mark in a pipe is for the new output owner. So a line
-finds its driver even if the node reads it when the worker already runs another task. A mark
-contains the host's random id, so no output of a program is taken for a mark by accident.
+assigns to it permanently (`output_owner_name`). Before a worker serves another output owner, it
+writes a mark into both of its pipes; the bytes after the mark are for the new output owner. So a
+line reaches its driver even if the worker already runs another task when the node reads the line. A
+mark contains the host's random id, so a program's output is never mistaken for a mark by accident.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
     "same_host",
 ]
 
-# The longest line that may be configured. A longer one would delay other messages of its
+# Maximum of the configurable line length. Longer lines would delay other messages of their
 # connection.
 LINE_BYTES_MAX = 1 << 20
 # Bytes of lines that a node sends to a driver of another host before the driver has taken them.
@@ -43,13 +43,13 @@ LINE_BYTES_MAX = 1 << 20
 REMOTE_BYTES_MAX = 256 << 10
 PRINTED_BYTES_MAX = 2 * LINE_BYTES_MAX  # one read of a pipe, with the line that it completes
 PRINTED_LINES_MAX = 1 << 17
-# Counted for a line besides its bytes, because many empty lines also take memory.
+# Added to the size of each line, because many empty lines also take memory.
 LINE_BYTES_EXTRA = 16
 SLOTS_MAX = 1 << 8
 STREAMS = (1, 2)  # stdout, stderr
-LINES_MARK = 0  # in place of these, between node and driver: the answer to MarkLines
+LINES_MARK = 0  # instead of a stream, between node and driver: the answer to MarkLines
 
-# How many attached drivers of a host have different names; after so many the names are used again.
+# Number of distinct names for a host's attached drivers; after that, names are used again.
 AUDIENCES_MAX = (1 << 16) - 1
 
 _MARK = "\0hoplite_mp %016x "
@@ -63,7 +63,7 @@ def output_owner_name(host_id: int, number: int) -> int:
 
 
 def same_host(output_owner: int, host_id: int) -> bool:
-    """Is the output owner a driver of that host?"""
+    """Whether the output owner is a driver of that host."""
     return output_owner >> 16 == host_id >> 16
 
 
@@ -73,18 +73,18 @@ def mark_head(host_id: int) -> bytes:
 
 
 def mark(host_id: int, output_owner: int) -> bytes:
-    """A mark. It is short enough to be written to a pipe in one piece (PIPE_BUF)."""
+    """A mark. It is short enough for an atomic write to a pipe (PIPE_BUF)."""
     return mark_head(host_id) + b"%016x\n" % output_owner
 
 
 def bytes_of(lines: list[bytes]) -> int:
-    """The size at which both sides of a connection count these lines."""
+    """The size of these lines in the accounting of both sides."""
     return sum(map(len, lines)) + LINE_BYTES_EXTRA * len(lines)
 
 
 class MarkLines(msgspec.Struct, frozen=True, tag="MarkLines", array_like=True):
-    """Driver to its node: put that number among the lines for this driver, after all that workers
-    of this host have written so far. There is no other reply."""
+    """Driver to its node: insert that number among the lines for this driver, after all lines that
+    workers of this host have written so far. There is no other reply."""
 
     number: int
 
@@ -92,7 +92,7 @@ class MarkLines(msgspec.Struct, frozen=True, tag="MarkLines", array_like=True):
 class Printed(Message, frozen=True, tag="Printed"):
     """Lines of one worker of the sender's host for a driver of the receiver's host. `stream`: 1
     stdout, 2 stderr. `output_owner`: an attached driver; 0: the driver that started the host.
-    Another message of lines is only sent while at most REMOTE_BYTES_MAX are on the way."""
+    Further messages of lines are only sent while at most REMOTE_BYTES_MAX are in transit."""
 
     slot: int
     stream: int
@@ -118,8 +118,8 @@ class PrintedTaken(Message, frozen=True, tag="PrintedTaken"):
 
 
 class LastLinesAsked(Message, frozen=True, tag="LastLinesAsked"):
-    """A driver of the sender's host leaves (`output_owner`: as in Printed). The receiver sends what
-    its workers have written for it, also lines without an end, and then LastLinesSent."""
+    """A driver of the sender's host leaves (`output_owner`: as in Printed). The receiver sends the
+    rest of its workers' output for this driver, with incomplete lines, then LastLinesSent."""
 
     output_owner: int = 0
 
@@ -129,7 +129,7 @@ class LastLinesAsked(Message, frozen=True, tag="LastLinesAsked"):
 
 class LastLinesSent(Message, frozen=True, tag="LastLinesSent"):
     """The sender has no more lines for that driver of the receiver's host. `others`: ids of hosts
-    to which it has sent tasks that the driver's tasks submitted; these may have lines."""
+    to which it has sent tasks of the driver's tasks; these hosts may have lines."""
 
     others: tuple[int, ...] = ()
     output_owner: int = 0

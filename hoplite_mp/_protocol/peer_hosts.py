@@ -63,17 +63,17 @@ class WorkersNow(Message, frozen=True, tag="WorkersNow"):
 
 
 class ResourcesFreed(Message, frozen=True, tag="ResourcesFreed"):
-    """Resources of the sender's host have become free after it had refused a task of the receiver's
+    """Resources of the sender's host have become free after a refusal of a task of the receiver's
     host (TaskEnded "full")."""
 
 
 class OpenFarPool(Message, frozen=True, tag="OpenFarPool"):
-    """Starts workers on the receiver's host for the sender's tasks alone. `setup`: the object with
-    (initializer, initargs), or zeros. `output_owner`: that of their output before their first task,
-    as in RunTask. `env`: changes of their environment. `demand`: resources that each worker keeps
-    as long as it lives. `at_once`: refused if these are not free now. `team`: the id of the `spmd`
-    call whose peers the workers run; NO_OBJECT for other pools. `team_size`: how many peers that
-    call has. Answered by FarPoolOpened."""
+    """Starts workers on the receiver's host that run only the sender's tasks. `setup`: the object
+    with (initializer, initargs), or zeros. `output_owner`: the owner of their output before their
+    first task, as in RunTask. `env`: changes to their environment. `demand`: resources of each
+    worker for its lifetime. `at_once`: refused if these are not free now. `team`: the id of the
+    `spmd` call whose peers the workers run; NO_OBJECT for other pools. `team_size`: the number of
+    peers of that call. Answered by FarPoolOpened."""
 
     number: int
     workers: int
@@ -125,8 +125,9 @@ class CloseFarPool(Message, frozen=True, tag="CloseFarPool"):
 
 
 class OpenFarRound(Message, frozen=True, tag="OpenFarRound"):
-    """Each worker that is now in the common pool of the receiver's host is to run one task of the
-    sender (`Cluster.run`), between two others. Answered by FarRoundOpened; CloseFarPool ends it."""
+    """Each worker that is now in the common pool of the receiver's host will run one task of the
+    sender (`Cluster.run`), between two other tasks. Answered by FarRoundOpened; ended by
+    CloseFarPool."""
 
     number: int
 
@@ -135,8 +136,8 @@ class OpenFarRound(Message, frozen=True, tag="OpenFarRound"):
 
 
 class FarRoundOpened(Message, frozen=True, tag="FarRoundOpened"):
-    """The number of the round's pool on the sender's host, and how many workers will each take one
-    task of it; 0: none, and there is no pool."""
+    """The number of the round's pool on the sender's host, and the number of workers that will each
+    run one task of the round; 0: none, and there is no pool."""
 
     number: int
     pool: int
@@ -178,11 +179,11 @@ class Leaving(Message, frozen=True, tag="Leaving"):
 
 
 class Evacuated(Message, frozen=True, tag="Evacuated"):
-    """The sender needs nothing any more that only the receiver has."""
+    """The sender no longer needs anything of which the receiver has the only copy."""
 
 
 class CountersAsked(Message, frozen=True, tag="CountersAsked"):
-    """Asks for the receiver's counters. Answered by CountersNow."""
+    """Requests the receiver's counters. Answered by CountersNow."""
 
     number: int
 
@@ -202,7 +203,7 @@ class CountersNow(Message, frozen=True, tag="CountersNow"):
 
 
 class Probe(Message, frozen=True, tag="Probe"):
-    """Measures how long a message takes. The receiver answers at once, with Probed."""
+    """Measures the round trip of a message. The receiver answers at once, with Probed."""
 
     number: int
 
@@ -221,13 +222,13 @@ class Probed(Message, frozen=True, tag="Probed"):
 
 class HeldUp(Message, frozen=True, tag="HeldUp"):
     """Bytes for the receiver wait in the sockets of the sender's data connection, although the
-    sender's own link is not full. The receiver, which knows its own link, can tell whether the path
-    between them is narrow (_node/peers/path_estimator.py)."""
+    sender's own link is not full. The receiver, which knows its own link, can determine whether the
+    path between them is narrow (_node/peers/path_estimator.py)."""
 
 
 class RelayAsked(Message, frozen=True, tag="RelayAsked"):
-    """The sender cannot reach the node of the host with that id, and asks whether the receiver
-    can. Answered by RelayOpened."""
+    """The sender cannot reach the node of the host with that id, and requests a relay from the
+    receiver. Answered by RelayOpened."""
 
     number: int
     host_id: int

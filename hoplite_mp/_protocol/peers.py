@@ -1,4 +1,4 @@
-"""The messages between nodes about tasks, and about objects of one host that another uses.
+"""The messages between nodes about tasks, and about one host's objects that another host uses.
 
     importer ── Acquire Release Drop ─►  owner         the owner counts which hosts hold an object
              ◄─ Described ──                           at once, and again when a pending one is done
@@ -10,10 +10,10 @@
     runner   ── Printed LastLinesSent ─►  the host of the driver that the lines are for
              ◄─ PrintedTaken LastLinesAsked ──
 
-An object's *owner* is the host that made its id, or the one that the manager has named after its
-death (_planner/owners.py). The importer gives each import a number, so that a late message about an
-import that is over is never taken for one about the next import of the same object. Small values
-travel inside these messages; big ones are fetched over data connections, by plans.
+An object's *owner* is the host that created its id, or the successor that the manager named after
+the owner's death (_planner/owners.py). The importer numbers its imports, so that a late message
+about an earlier import is never attributed to the next import of the same object. Small values
+travel inside these messages; big values are fetched over data connections, by plans.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ __all__ = [
 # Described), "failed" the payload is the error, "gone" it was deleted, or had no holders any more.
 STANDINGS = ("pending", "ready", "failed", "gone")
 # How a task ended at its runner. "returned": it has not begun, and may run anywhere; "full": the
-# same, because the resources that it needs are not free there; "again": a try has failed, and the
-# next one is to come after the delay between the task's tries.
+# same, because its resources are not free there; "again": a try has failed, and the next try
+# follows after the delay between the task's tries.
 OUTCOMES = ("ready", "failed", "cancelled", "returned", "full", "again")
 HOLDERS_MAX = 1 << 16
 RECALLED_MAX = 1 << 16
@@ -167,8 +167,8 @@ class Acquire(Message, frozen=True, tag="Acquire"):
 
 class Described(Message, frozen=True, tag="Described"):
     """The state of the object. `payload`: the whole payload, if it is small and in memory; without
-    it the bytes are at `holders` (numbers of nodes). No holders: it is lost, and is made again when
-    a node asks for it (Reconstruct). Pending: another Described follows. `layout`: the shape and
+    it the bytes are at `holders` (numbers of nodes). No holders: it is lost, and is recomputed when
+    a node requests this (Reconstruct). Pending: another Described follows. `layout`: the shape and
     dtype, as text, of an array whose bytes are not in this message
     (_node/objects/remote_objects.py)."""
 
@@ -193,7 +193,7 @@ class Described(Message, frozen=True, tag="Described"):
 
 class Reconstruct(Message, frozen=True, tag="MakeAgain"):
     """The importer needs this object of the receiver's host, and knows no living node that holds
-    it. Answered by Described; if no node has it any more, after it has been made again."""
+    it. Answered by Described; if no node has the object any more, after it was recomputed."""
 
     object: bytes
     number: int
@@ -205,7 +205,7 @@ class Reconstruct(Message, frozen=True, tag="MakeAgain"):
 
 class Release(Message, frozen=True, tag="Release"):
     """No process on the importer's host holds the object any more. `keeps`: its node still has a
-    whole copy; else it has none."""
+    complete copy; else it has none."""
 
     object: bytes
     number: int
@@ -218,11 +218,11 @@ class Release(Message, frozen=True, tag="Release"):
 
 
 class ReplicaStored(Message, frozen=True, tag="Kept"):
-    """The sender's node has a whole copy of this object of the receiver's host. It was fetched, and
-    Release takes that back; or a collective has placed it there, and it is kept until DropReplica,
-    whether a process there holds it or not. `hosts`: the copy is not at the sender, but at the
-    nodes with these host ids; the node that requested the copies sends this before it asks where
-    they are."""
+    """The sender's node has a complete copy of this object of the receiver's host. If it was
+    fetched, Release revokes this message; if a collective has placed it there, it is kept until
+    DropReplica, whether or not a process there holds it. `hosts`: the copy is not at the sender,
+    but at the nodes with these host ids; the node that requested the copies sends this before it
+    locates them."""
 
     object: bytes
     nbytes: int
@@ -244,9 +244,9 @@ class DropReplica(Message, frozen=True, tag="LetGo"):
 
 
 class CopiesAsked(Message, frozen=True, tag="CopiesAsked"):
-    """The sender, the owner of these objects, knows no node that has them, and is about to make
-    them again. The receiver drops incomplete copies, sends ReplicaStored for whole ones,
-    and then CopiesTold."""
+    """The sender, the owner of these objects, knows no node that has them, and is about to
+    recompute them. The receiver drops incomplete copies, sends ReplicaStored for complete ones, and
+    then CopiesTold."""
 
     objects: tuple[bytes, ...]
     number: int
@@ -259,7 +259,7 @@ class CopiesAsked(Message, frozen=True, tag="CopiesAsked"):
 
 
 class CopiesTold(Message, frozen=True, tag="CopiesTold"):
-    """The answer to the CopiesAsked of that number: the sender has none of its objects except those
+    """The answer to the CopiesAsked of that number: the sender has none of the objects except those
     for which it has sent ReplicaStored."""
 
     number: int
@@ -269,7 +269,7 @@ class CopiesTold(Message, frozen=True, tag="CopiesTold"):
 
 
 class LocateReplicas(Message, frozen=True, tag="Locate"):
-    """Asks which nodes hold this object of the receiver's host. Answered by Located."""
+    """Requests the nodes that hold this object of the receiver's host. Answered by Located."""
 
     object: bytes
     number: int
@@ -305,10 +305,10 @@ class RunTask(Message, frozen=True, tag="RunTask"):
     """A task for any worker of the runner's host.
 
     `task` is the id of its result. `args` is the payload of the arguments, or `args_object` the
-    object that holds them (16 zero bytes: none). The sender holds everything that is named here
-    until the task has ended. `output_owner`: the id of the host to whose driver the task's output
-    is sent; 0: the sender's host. `target`: the lost result that this run makes again, by which
-    Groups know the task; empty: this run makes the task's first result.
+    object that holds them (16 zero bytes: none). The sender holds all objects in this message until
+    the task has ended. `output_owner`: the id of the host to whose driver the task's output is
+    sent; 0: the sender's host. `target`: the lost result that this run recomputes, by which Groups
+    identify the task; empty: this run computes the task's first result.
     """
 
     task: bytes
@@ -319,11 +319,11 @@ class RunTask(Message, frozen=True, tag="RunTask"):
     timeout_ns: int
     flags: int
     name: bytes
-    pool: int = 0  # a pool of the runner's host; 0: the common one
+    pool: int = 0  # a pool of the runner's host; 0: the common pool
     output_owner: int = 0
     tries: int = 0  # earlier runs, each of which ended with the death of a worker or host
     priority: int = 0
-    floor: int = 0  # of a task with a priority or resources: the level of its sender
+    floor: int = 0  # for a task with a priority or resources: its sender's level
     demand: Wanted = ()  # resources
     target: bytes = b""
 
@@ -365,7 +365,7 @@ class TaskEnded(Message, frozen=True, tag="TaskEnded"):
 
 
 class CancelTask(Message, frozen=True, tag="CancelTask"):
-    """Cancels a task by force: it is interrupted if it runs."""
+    """Cancels a task by force: a running task is interrupted."""
 
     task: bytes
 
@@ -374,7 +374,7 @@ class CancelTask(Message, frozen=True, tag="CancelTask"):
 
 
 class RecallTasks(Message, frozen=True, tag="RecallTasks"):
-    """The runner sends those of these tasks back that have not begun (TaskEnded "returned")."""
+    """The runner returns those of these tasks that have not begun (TaskEnded "returned")."""
 
     tasks: list[bytes]
 

@@ -1,7 +1,7 @@
 """The messages between a client and its node about resources.
 
 A task without resources costs no message. A task with resources is announced to the node, which
-decides when and where it may begin.
+decides when and where the task may begin.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Wanted: TypeAlias = tuple[tuple[str, int], ...]  # (name, units of 1/10000)
 
 
 class TakeResources(msgspec.Struct, frozen=True, tag="TakeResources", array_like=True):
-    """The arguments of that task of the caller are ready; it begins when it gets these resources.
-    No reply."""
+    """The arguments of that task of the caller are ready; the task begins when it gets these
+    resources. No reply."""
 
     oid: int
     demand: Wanted
@@ -38,23 +38,23 @@ class GiveBack(msgspec.Struct, frozen=True, tag="GiveBack", array_like=True):
 
 
 class KeepForStream(msgspec.Struct, frozen=True, tag="KeepForStream", array_like=True):
-    """That task is a generator, which the caller runs. It keeps its resources until GiveBack,
-    although the task itself is done before. Reply: None."""
+    """That task is a generator that the caller runs. It keeps its resources until GiveBack,
+    although the task itself ends earlier. Reply: None."""
 
     oid: int
 
 
 class ResourcePlaces(msgspec.Struct, frozen=True, tag="ResourcePlaces", array_like=True):
-    """Asks where that demand can be met. Reply: of every node that is not leaving (node, workers in
-    its common pool, how often it could meet the demand at the same time if nothing were in use, how
-    often now)."""
+    """Requests the places where that demand can be met. Reply: for every node that is not leaving
+    (node, workers in its common pool, how many times it could meet the demand simultaneously if
+    nothing were in use, how many times now)."""
 
     demand: Wanted
 
 
 class AssignedAsked(msgspec.Struct, frozen=True, tag="AssignedAsked", array_like=True):
-    """Asks for the indices that were given to that task or, for 0, to the caller's process. Reply:
-    name to list."""
+    """Requests the indices assigned to that task or, for 0, to the caller's process. Reply: name to
+    list."""
 
     oid: int
 

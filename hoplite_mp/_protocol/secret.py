@@ -1,7 +1,7 @@
 """A secret that stays out of core dumps: bytes in a memory mapping of their own.
 
 The mapping is private and excluded from core dumps (`MADV_DONTDUMP`); forked children inherit it.
-SECURITY.md lists the copies of a token that remain elsewhere.
+SECURITY.md lists the copies of a token in other places.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Secret:
 
     def mac(self, message: bytes) -> bytes:
         """HMAC-SHA256 of the message under this secret."""
-        # Imported here because they load OpenSSL, which a cluster of one host never needs.
+        # Imported here because these modules load OpenSSL, which a cluster of one host never needs.
         import hashlib
         import hmac
 

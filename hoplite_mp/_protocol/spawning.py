@@ -1,6 +1,6 @@
-"""The data that a host is started with, and the messages between its supervisor and its node.
+"""The start parameters of a host, and the messages between its supervisor and its node.
 
-Only the supervisor starts processes, and only the node knows which are needed.
+Only the supervisor starts processes, and only the node knows which processes are needed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = [
 
 
 class LanStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The data that a host of a LAN is started with. It is never in argv, because `key` and
+    """The start parameters of a host of a LAN. They are never in argv, because `key` and
     `certificate` are secrets."""
 
     key: Secret
     host_id: int
     host: str
     peer_fd: int  # listening socket of the node
-    addresses: list[str]  # the addresses of that socket, as others reach it
+    addresses: list[str]  # the addresses of that socket for other hosts
     ports: tuple[int, int, int]  # (start, stop, step) of the ports at which this host may listen
     handshake_timeout_s: float
     pending_handshakes_max: int
@@ -48,7 +48,7 @@ class LanStart(msgspec.Struct, frozen=True, kw_only=True):
     tls: bool
     # On the manager's host: its listening socket, the cluster's id and certificate.
     manager_fd: int = -1
-    standby: list[str] = []  # where the standby is or will be: "ip:port", best first
+    standby: list[str] = []  # addresses of the present or future standby: "ip:port", best first
     cluster: bytes = b""
     certificate: bytes = b""
     meets_drivers: bool = False  # whether drivers of this host may attach to the node
@@ -57,7 +57,7 @@ class LanStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """The data that the supervisor is started with; descriptors are given by their numbers."""
+    """The start parameters of the supervisor; descriptors are given by their numbers."""
 
     sys_path: list[str]
     control_fd: int
@@ -81,7 +81,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 class Spawn(msgspec.Struct, frozen=True, tag="Spawn", array_like=True):
     """Node to supervisor, with descriptors (rpc, stdout, stderr): start a worker for a client slot.
-    `output_owner`: that of its output until a task names another one (_protocol/output.py)."""
+    `output_owner`: the owner of its output until a task names another one (_protocol/output.py)."""
 
     slot: int
     pool: int
@@ -89,9 +89,9 @@ class Spawn(msgspec.Struct, frozen=True, tag="Spawn", array_like=True):
     setup: int
     output_owner: int = 0
     env: Environment = ()
-    assigned: dict[str, list[int]] = {}  # indices of resources that it keeps as long as it lives
-    # Of its pool on this host, which share the cores (_supervisor/environment.py); 0: one thread
-    # each.
+    assigned: dict[str, list[int]] = {}  # indices of its resources, for its lifetime
+    # Number of processes of its pool on this host, which share the cores
+    # (_supervisor/environment.py); 0: one thread each.
     processes: int = 0
 
 
@@ -100,8 +100,8 @@ class Shutdown(msgspec.Struct, frozen=True, tag="Shutdown", array_like=True):
 
 
 class StartStandby(msgspec.Struct, frozen=True, tag="StartStandby", array_like=True):
-    """Node to supervisor, with the listening socket: start the standby, a manager that waits, on
-    this host. `node`: the number of the host's node. `certificate` is a secret."""
+    """Node to supervisor, with the listening socket: start the standby, a waiting manager, on this
+    host. `node`: the number of the host's node. `certificate` is a secret."""
 
     node: int
     addresses: list[str]
@@ -112,8 +112,8 @@ class StartStandby(msgspec.Struct, frozen=True, tag="StartStandby", array_like=T
 ToSupervisor: TypeAlias = Spawn | Shutdown | StartStandby
 
 
-# Exit code of a node, and of its supervisor, when the others have given this host up although it
-# lives. It may join again.
+# Exit code of a node, and of its supervisor, when other nodes have declared this host dead although
+# it lives. It may join again.
 GIVEN_UP = 75
 NODE_DIED = 76  # exit code of the supervisor of a host whose node was killed, or has failed
 
@@ -141,26 +141,26 @@ class NotSpawned(msgspec.Struct, frozen=True, tag="NotSpawned", array_like=True)
 
 
 class ManagerStarted(msgspec.Struct, frozen=True, tag="ManagerStarted", array_like=True):
-    """The manager has ended, and a new one was started; comes with the connection to it."""
+    """The manager has ended, and a new manager was started; comes with the connection to it."""
 
 
 FromSupervisor: TypeAlias = Spawned | NotSpawned | Exited | ManagerStarted
 
 
-# What workers take over from the program that started their host, as a spawned process does.
+# Settings that workers inherit from the program that started their host, as a spawned process does.
 #
 # Functions read `sys.argv`, use `multiprocessing.Manager()` proxies, which need the program's
-# authkey, and ask for their parent process. An InheritedContext travels inside the start message,
-# over a nameless file; the authkey is a secret, and is never sent to other hosts.
+# authkey, and request their parent process. An InheritedContext is part of the start message, in a
+# memfd; the authkey is a secret, and is never sent to other hosts.
 
 
-# Changes of the environment of an actor's or a pool's processes (`options(env=)`): name and value,
-# or None for a variable that is removed.
+# Changes to the environment of an actor's or a pool's processes (`options(env=)`): name and value,
+# or None to remove a variable.
 Environment: TypeAlias = tuple[tuple[str, str | None], ...]
 
 
 class InheritedContext(msgspec.Struct, frozen=True, kw_only=True):
-    """`start_method`: that of multiprocessing, if the program has set one; otherwise ""."""
+    """`start_method`: the one of multiprocessing, if the program has set it; otherwise ""."""
 
     pid: int
     authkey: bytes

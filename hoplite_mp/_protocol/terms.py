@@ -9,7 +9,7 @@
     node     ──  NotLed, when nobody leads whom it has voted for       ─►  the manager before
     standby  ◄─  Promote  ── the command;  Promoted ─►
 
-In a cluster without a standby none of them is sent. _planner/terms.py decides what they mean.
+Without a standby none of these messages is sent. _planner/terms.py implements their rules.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ __all__ = [
 ]
 
 CANDIDATE_MAX = (1 << 63) - 1
-TERM_MAX = (1 << 31) - 1  # the version of a list has the term above its low 32 bits
-# Lists in force at one time; a list is dropped as soon as half of its hosts know a later one.
+TERM_MAX = (1 << 31) - 1  # a list's version has the term above its low 32 bits
+# Maximum number of lists in force; a list is dropped when half of its hosts know a later one.
 LISTS_MAX = 1 << 10
 
 
@@ -60,18 +60,18 @@ class Hosts(NamedTuple):
     nodes: tuple[int, ...]
 
     def has_majority(self, nodes: set[int]) -> bool:
-        """Are more than half of the list among them?"""
+        """Whether more than half of the listed hosts are among these nodes."""
         return 2 * len(nodes.intersection(self.nodes)) > len(self.nodes)
 
     def has_half(self, nodes: set[int]) -> bool:
-        """Are at least half of the list among them?"""
+        """Whether at least half of the listed hosts are among these nodes."""
         return 2 * len(nodes.intersection(self.nodes)) >= len(self.nodes)
 
 
 class Knowledge(NamedTuple):
-    """What a node knows: its term, the manager's own node (None: it never had a manager), and the
-    lists in force. `gone`: nodes of the latest list that the manager has declared gone, although
-    this node does not know a later list yet."""
+    """A node's term, its manager's own node (None: it never had a manager), and the lists in force.
+    `gone`: nodes of the latest list that the manager has declared dead, although this node does not
+    know a later list yet."""
 
     term: int
     at: int | None
@@ -108,7 +108,7 @@ def _knowledge(value: Knowledge) -> None:
 
 class StandbyNamed(Message, frozen=True, tag="StandbyNamed"):
     """The addresses of the standby, which may start later: "ip:port", best first. Sent before the
-    answer to a join. `lease_us`: how long this manager counts a host that has answered. The host
+    answer to a join. `lease_us`: how long this manager counts a host after its answer. The host
     must not be free earlier, even if its own limits are shorter."""
 
     addresses: tuple[str, ...]
@@ -138,7 +138,7 @@ class Leads(Message, frozen=True, tag="Leads"):
 
 
 class VoteAsked(Message, frozen=True, tag="VoteAsked"):
-    """The sender asks for a vote in this term. candidate: a random number."""
+    """The sender requests a vote in this term. candidate: a random number."""
 
     term: int
     candidate: int
@@ -165,8 +165,8 @@ class Follows(Message, frozen=True, tag="Follows"):
 
 
 class Knows(Message, frozen=True, tag="Knows"):
-    """To a standby: the node has lost its manager, and offers its vote. In the report to a manager
-    that was restarted: what the manager before had sent."""
+    """To a standby: the node has lost its manager, and offers its vote. In the report to a
+    restarted manager: the lists that the previous manager had sent."""
 
     node: int
     knowledge: Knowledge
@@ -177,8 +177,8 @@ class Knows(Message, frozen=True, tag="Knows"):
 
 
 class Voted(Message, frozen=True, tag="Voted"):
-    """This node votes for the receiver, and no longer obeys managers of older terms. `knowledge`:
-    what it knew before."""
+    """This node votes for the receiver, and ignores managers of older terms. `knowledge`: its
+    knowledge before the vote."""
 
     node: int
     term: int
@@ -200,8 +200,8 @@ class Ends(Message, frozen=True, tag="Ends"):
 
 
 class NotLed(Message, frozen=True, tag="NotLed"):
-    """To the manager that this node followed before it voted: nobody leads in the term of its vote.
-    If that manager still decides, it answers with GivenUp."""
+    """To the manager that this node followed before it voted: there is no manager in the term of
+    its vote. If the former manager still decides, it answers with GivenUp."""
 
     term: int
 
@@ -222,7 +222,7 @@ class Superseded(Message, frozen=True, tag="Superseded"):
 
 
 class Promote(Message, frozen=True, tag="Promote"):
-    """A human asks the standby to lead. anyway: even if most hosts are not there."""
+    """A human asks the standby to become the manager. anyway: even without most hosts."""
 
     anyway: bool = False
 
@@ -231,8 +231,8 @@ class Promote(Message, frozen=True, tag="Promote"):
 
 
 class Promoted(Message, frozen=True, tag="Promoted"):
-    """The answer to Promote. leads: it leads now; words: an explanation; soon: that may change in a
-    moment."""
+    """The answer to Promote. leads: it is the manager now; words: an explanation; soon: this may
+    change in a moment."""
 
     leads: bool
     words: str
