@@ -1,2 +1,1 @@
-"""The manager process: its loop passes messages to the planner, and the planner's plans to
-nodes."""
+"""The manager process: its loop passes messages to the planner, and plans to nodes."""

@@ -1,7 +1,7 @@
-"""A failure detector by heartbeats: which nodes have been silent for too long.
+"""A failure detector by heartbeats: it reports nodes that have been silent for too long.
 
-The manager sends every node on the network a beat at fixed intervals and listens for theirs. Time
-in which this process itself did not run is not counted as silence.
+The manager sends a beat to every node on the network at fixed intervals and waits for theirs. Time
+in which this process itself did not run does not count as silence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Who = TypeVar("Who", bound="Hashable")
 
 
 class Heartbeats(Generic[Who]):
-    """The nodes whose beats are awaited, each identified by any hashable value."""
+    """The monitored nodes, each identified by any hashable value."""
 
     def __init__(self, interval_s: float, patience_s: float) -> None:
         self._interval_s = interval_s
@@ -28,30 +28,30 @@ class Heartbeats(Generic[Who]):
         self._due = 0.0
 
     def add(self, who: Who, now: float) -> None:
-        """Starts listening for a node."""
+        """Starts monitoring a node."""
         if not self._silences:
             self._due = now + self._interval_s
         self._silences[who] = Silence(now, self._patience_s)
 
     def drop(self, who: Who) -> None:
-        """Stops listening for a node."""
+        """Stops monitoring a node."""
         self._silences.pop(who, None)
 
     def heard(self, who: Who, now: float) -> None:
-        """Something has arrived from that node."""
+        """Data has arrived from that node."""
         silence = self._silences.get(who)
         if silence is not None:
-            silence.heard(min(now, self._due))  # data that is read late had arrived in time
+            silence.heard(min(now, self._due))  # data that is read late may have arrived in time
 
     @property
     def wake_at(self) -> float | None:
-        """When `look` has something to do."""
+        """When the next call of `look` is due."""
         return self._due if self._silences else None
 
     def look(self, now: float) -> tuple[list[Who], dict[Who, float]]:
-        """Returns the nodes to send a beat to, and for each node that was silent for too long the
-        seconds of its silence. Call it after reading all that has arrived, because what is not read
-        yet counts as silence."""
+        """Returns the nodes to send a beat to, and the duration of the silence of each node that
+        was silent for too long. Call it after reading all data that has arrived, because unread
+        data counts as silence."""
         if not self._silences or now < self._due:
             return [], {}
         late, self._due = now - self._due, now + self._interval_s

@@ -1,7 +1,7 @@
 """Whether this process may decide for the cluster: handles the messages of _planner/terms.py.
 
 A cluster with a standby has two processes that can be its manager. Both run the same loop around
-the same planner; this file tells whether that loop may decide now. Until it may, messages from
+the same planner; this module determines whether that loop may decide now. Until then, messages from
 nodes are held back.
 
     first manager   lease ──► decides ◄──► too few hosts answer ──► for too long, or superseded:
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Leadership", "lease_clock"]
 
-# How many messages may be held until this manager may decide again; with more it steps down.
-# Higher: many busy nodes may send to it for long meanwhile; lower: less memory.
+# Maximum number of messages held until this manager may decide again; with more it steps down.
+# Higher: a long interruption with many busy nodes is survived; lower: less memory.
 HELD_MAX = 1 << 18
-# How long newcomers wait for a manager that may not decide. Higher: short disturbances do not turn
-# them away; lower: they learn sooner that they should try the other address.
+# How long newcomers wait for a manager that may not decide. Higher: they are not refused during
+# short disturbances; lower: they try the other address sooner.
 PATIENT_S = 3.0
 US = 1_000_000
 HEARD = "the node of its own host still hears the manager, or did so just now"
@@ -62,13 +62,13 @@ STRUCK = (
 )
 
 Who = TypeVar("Who", bound="Hashable")
-# A lease must also run out while the machine is suspended, but CLOCK_MONOTONIC stops meanwhile.
+# A lease must expire even while the machine is suspended, but CLOCK_MONOTONIC stops then.
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _log = logging.getLogger("hoplite_mp")
 
 
 def lease_clock() -> float:
-    """The time in seconds by the clock that measures leases."""
+    """The time in seconds by the clock for leases."""
     return time.clock_gettime(CLOCK)
 
 
@@ -86,10 +86,10 @@ class Leadership(Generic[Who]):
         candidate: Candidate | None = None,
     ) -> None:
         """standby: the standby's addresses. own: the number of this host's node. again: this
-        manager replaces one that has died, and that node knows from it which lists are in force.
+        manager replaces one that has died, and that node knows the lists in force from it.
         candidate: given if this process is the standby."""
         self._named = StandbyNamed(standby, int(lease_s * US))
-        self.held: deque[Any] = deque()  # messages that wait until it may decide
+        self.held: deque[Any] = deque()  # messages held until it may decide
         self.won: Callable[[int], None] = lambda term: None  # called once, with the term
         self.superseded = 0  # the term of another manager that has superseded this one
         self._own = own
@@ -98,28 +98,28 @@ class Leadership(Generic[Who]):
         self._lease = None if again or candidate is not None else ManagerLease(1, own, lease_s)
         self._candidate = candidate
         self._identity = 0 if candidate is None else candidate.identity
-        # connection -> the node that offers its vote over it, and what that node knew then
+        # connection -> (the node that offers its vote over it, the node's knowledge at that time)
         self._offers: dict[Who, tuple[int, Knowledge]] = {}
-        # node -> the connection of its vote, over which it follows this process from then on
+        # node -> the connection of its vote; the node follows this process over that connection
         self._voters: dict[int, Who] = {}
         self._promoter: Who | None = None
-        self._heard: dict[int, float] = {}  # node -> when something last arrived from it
+        self._heard: dict[int, float] = {}  # node -> when data last arrived from it
         self._idle_since: float | None = None
-        self._told = 0  # version of the list that was last sent to this host's node
+        self._told = 0  # version of the list last sent to this host's node
 
     # -- state -----------------------------------------------------------------------------------
 
     @property
     def leads(self) -> bool:
-        """Is this the manager, even if it may not decide now? False: a waiting standby."""
+        """Whether this is the manager, even if it may not decide; False for a waiting standby."""
         return self._candidate is None
 
     def decides(self, now: float) -> bool:
-        """May it decide now?"""
+        """Whether this process may decide now."""
         return self._lease is not None and self._lease.decides(now)
 
     def is_out(self, now: float) -> bool:
-        """Must it step down? To be asked once per turn."""
+        """Whether this process must step down. Call this once per turn."""
         if not self.leads or self.decides(now):
             if self._idle_since is not None and self.leads:
                 _log.warning("the manager hears half of the hosts again, and decides")
@@ -147,13 +147,13 @@ class Leadership(Generic[Who]):
         _log.warning("another manager leads in term %d: this one steps down", self.superseded)
 
     def _hears_half(self, now: float) -> bool:
-        """Did at least half of the hosts send anything lately? Living hosts that are too busy to
-        answer `Leads` do not follow another manager meanwhile."""
+        """Whether at least half of the hosts have sent data recently. Living hosts that are too
+        busy to answer `Leads` do not follow another manager meanwhile."""
         assert self._lease is not None
         return self._lease.suffice({n for n, at in self._heard.items() if now < at + OUT_S})
 
     def heard(self, node: int, now: float) -> None:
-        """Something has arrived from that node, even if only a beat."""
+        """Data, or only a beat, has arrived from that node."""
         self._heard[node] = now
 
     def hold(self, message: Any) -> None:
@@ -167,7 +167,7 @@ class Leadership(Generic[Who]):
 
     @property
     def absent(self) -> set[int]:
-        """Nodes of former managers' hosts, for which a standby that has just won must not wait."""
+        """Nodes of former managers' hosts. A standby that has just won does not wait for them."""
         return set() if self._candidate is None else self._candidate.absent()
 
     def admitted(self, link: Who, node: int, now: float) -> None:
@@ -177,8 +177,8 @@ class Leadership(Generic[Who]):
         self._write(link, self._named)
 
     def turns_away(self, now: float, waits: bool) -> bool:
-        """Must newcomers be refused for now? waits: this manager is still waiting until nodes of
-        the previous one return."""
+        """Whether newcomers must be refused for now. waits: this manager is still waiting for nodes
+        of the previous manager to return."""
         if not self.leads:
             return True
         idle_since = self._idle_since
@@ -188,7 +188,7 @@ class Leadership(Generic[Who]):
 
     def word(self, node: int, now: float) -> Leads | None:
         """The message for a node at each beat; None: send an ordinary beat, which only shows that
-        this process lives."""
+        this process is alive."""
         lease = self._lease
         if lease is None:
             return None
@@ -204,7 +204,7 @@ class Leadership(Generic[Who]):
         return self.word(self._own, now)
 
     def take(self, link: Who, message: Any, now: float) -> bool:
-        """Handles a message; False if it is not about terms."""
+        """Handles a message about terms; returns False for other messages."""
         match message:
             case Follows():
                 if self._lease is not None:
@@ -235,19 +235,19 @@ class Leadership(Generic[Who]):
             self._candidate.offer(node, knowledge)
             self._ask(now)
         elif self._lease is None:
-            if node == self._own:  # the previous manager has sent it all lists
+            if node == self._own:  # it has all lists of the previous manager
                 lease = ManagerLease(max(1, knowledge.term), node, self._lease_s, knowledge.lists)
                 latest = knowledge.latest
                 version = 0 if latest is None else latest.version
                 lease.followed(node, lease.term, now, version)
                 self._lease = lease
-        elif self._identity:  # a late offer: ask for a vote in the present term
+        elif self._identity:  # a late offer: request a vote in the present term
             self._write(link, VoteAsked(self._lease.term, self._identity))
 
     def _not_led(self, link: Who, message: NotLed, now: float) -> None:
-        """A node that has voted never follows this manager again. While this one decides, the
-        candidate has not won, unless a human has forced it, and the others go on without the node;
-        otherwise the candidate may win yet."""
+        """A node that has voted never follows this manager again. While this manager may decide,
+        the candidate has not won, unless a human has forced it, and the cluster continues without
+        the node; otherwise the candidate may still win."""
         lease = self._lease
         if lease is not None and message.term > lease.term and lease.decides(now):
             self._write(link, GivenUp(0.0))
@@ -267,8 +267,8 @@ class Leadership(Generic[Who]):
             self._voters[node] = link
 
     def count(self, now: float) -> bool:
-        """Has the standby just won? If so, it leads from now on; read `absent` before, because it
-        is empty afterwards."""
+        """Whether the standby has just won. If so, it is the manager from now on; read `absent`
+        before this call, because it is empty afterwards."""
         candidate = self._candidate
         if candidate is None:
             return False
@@ -291,7 +291,7 @@ class Leadership(Generic[Who]):
             return
         if offer is not None:
             self._offer_ended(link, offer[0], candidate, now)
-        if self._promoter == link:  # the tool that asked for the promotion is gone
+        if self._promoter == link:  # the tool that requested the promotion is gone
             self._promoter = None
             candidate.force(False)
         elif self._promoter is not None and candidate.own not in candidate.offers:
@@ -301,8 +301,8 @@ class Leadership(Generic[Who]):
 
     def _offer_ended(self, link: Who, node: int, candidate: Candidate, now: float) -> None:
         """A node whose vote came over this connection no longer follows this process: a standby
-        that won with such votes would lead nodes that it cannot reach. The node may have offered
-        its vote again over a later connection; if so, it is asked there."""
+        that won with such votes would manage nodes that it cannot reach. If the node has offered
+        its vote again over a later connection, its vote is requested there."""
         offers = reversed(self._offers.values())
         latest = next((knowledge for other, knowledge in offers if other == node), None)
         if latest is None or self._voters.get(node) == link:

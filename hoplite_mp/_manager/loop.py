@@ -5,11 +5,12 @@ The end of a connection is the end of that node's life and is reported to the pl
 when no connection is left, the manager ends. Nothing in the loop blocks except `select`, which
 returns at the next deadline of the planner, the listener, the beats or the leadership.
 
-A node that does not read is given up once `outgoing_bytes_max` wait for it. If the manager stopped
-reading from it instead, both sides could wait for each other.
+A node that does not read is declared dead once `outgoing_bytes_max` wait for it. If the manager
+stopped reading from it instead, both sides could wait for each other.
 
-With a standby in the cluster, a Leadership tells whether this process may decide now. Until it may,
-messages for the planner are held. A standby runs the same loop, and may not decide before it wins.
+With a standby in the cluster, a Leadership determines whether this process may decide now. Until
+then, messages for the planner are held. A standby runs the same loop; it may decide once it has
+won.
 """
 
 from __future__ import annotations
@@ -54,34 +55,34 @@ if TYPE_CHECKING:
     from hoplite_mp._transport.listener import Listener
     from hoplite_mp._transport.stream import ByteStream
 
-READ_BYTES = 256 << 10  # read from a connection before the others get their turn
-OUTGOING_BYTES_MAX = 64 << 20  # may wait for one node: four of the longest frames
+READ_BYTES = 256 << 10  # read from a connection before other connections get their turn
+OUTGOING_BYTES_MAX = 64 << 20  # limit of the queue for one node: four of the longest frames
 SELECT_S_MAX = 3600.0  # epoll counts milliseconds in 32 bits
 # How often a manager with a Leadership checks whether it may decide. Lower: more turns.
 LEADERSHIP_POLL_S = 0.1
-# How long a node may wait to join. It must be longer than the manager's own node may be late (OWN_S
-# in _planner/manager_recovery.py). Lower: a node that waits calls again sooner if that own node is
-# stopped.
+# How long a node may wait to join. It must be longer than the permitted delay of the manager's own
+# node (OWN_S in _planner/manager_recovery.py). Lower: a waiting node calls again sooner if that own
+# node is stopped.
 JOIN_WAIT_S = 40.0
 
 _log = logging.getLogger("hoplite_mp")
 
 
 class Link:
-    """One connection, and the node at its other end."""
+    """A connection and its node."""
 
     def __init__(self, stream: ByteStream, unsent: dict[Link, None]) -> None:
-        """unsent: the links of the loop that the next flush must visit."""
+        """unsent: the loop's links that the next flush must visit."""
         self.stream = stream
         self._unsent = unsent
         self.decoder = manager_decoder()
         self.joined = False
-        self.waits_until = 0.0  # if it waits to join
+        self.waits_until = 0.0  # deadline of a node that waits to join
         self.admitted: NodeAdmitted | None = None
-        self.near = True  # the node is on this host, so its end is always noticed
+        self.near = True  # the node is on this host, so its end never goes unnoticed
         self.role = "node"  # the role proved in the handshake
         self.broken = False  # see `break_off`
-        self.waits_for = selectors.EVENT_READ  # events for which it is registered
+        self.waits_for = selectors.EVENT_READ  # events of its registration
 
     def read(self) -> Sequence[NodeToManager | Report | TermsToManager] | None:
         """Complete messages that have arrived, or None at the end of the connection."""
@@ -91,7 +92,7 @@ class Link:
         return self.decoder.feed(data) if data else []
 
     def write(self, data: bytes) -> None:
-        """Queues data; a node that does not read is given up."""
+        """Queues data; a node that does not read is declared dead."""
         self._unsent[self] = None
         try:
             self.stream.write(data)
@@ -99,7 +100,7 @@ class Link:
             self.broken = True
 
     def break_off(self) -> None:
-        """Marks the link: it takes no more data, or must get none. The next flush closes it."""
+        """Marks a link that accepts no more data, or must get none. The next flush closes it."""
         self._unsent[self] = None
         self.broken = True
 
@@ -124,8 +125,8 @@ class ManagerLoop:
         self._selector = selector or selectors.DefaultSelector()
         self._in_thread = in_thread or _in_thread
         self._links: dict[Link, None] = {}  # ordered, so that a run is reproducible
-        # The links that the next flush must visit: they have something to send, or are broken. A
-        # turn visits no other link.
+        # The links that the next flush must visit: they have data to send, or are broken. A turn
+        # visits no other link.
         self._unsent: dict[Link, None] = {}
         self._routes: dict[int, Link] = {}  # node -> its connection
         self._wake_at: float | None = None
@@ -134,10 +135,10 @@ class ManagerLoop:
         self._credentials = b""
         self._beats: Heartbeats[Link] | None = None
         self._own: Link | None = None  # to the node of this host, if this process serves it
-        # Nodes that wait to join until earlier ones are known and this host's node has joined.
+        # Nodes that wait to join until earlier nodes are known and this host's node has joined.
         self._newcomers: list[tuple[Link, NodeJoined]] = []
         self._letting_in = False
-        self._packed: list[TreesPacked] = []  # by threads that plans have asked for
+        self._packed: list[TreesPacked] = []  # packed in threads, as plans have requested
         self._packed_lock = locks.lock("manager.packed")
         # None: the cluster has no standby, so no other process can be the manager
         self._leadership: Leadership[Link] | None = None
@@ -151,19 +152,19 @@ class ManagerLoop:
         self, listener: Listener, credentials: bytes = b"", beats: Heartbeats[Link] | None = None
     ) -> None:
         """Also serves connections that the listener admits. Each node is first sent these
-        credentials; with `beats` it is given up when it is silent for too long."""
+        credentials; with `beats` it is declared dead after too long a silence."""
         self._listener = listener
         self._beats = beats
         self._credentials = credentials
         self._selector.register(listener.fileno(), selectors.EVENT_READ, listener)
 
     def share(self, leadership: Leadership[Link]) -> None:
-        """To be called if the cluster has a standby. This process is that standby, or the manager
-        that it may replace."""
+        """Call this if the cluster has a standby. This process is the standby, or the manager that
+        it may replace."""
         self._leadership = leadership
 
     def serve(self, stream: ByteStream, *, near: bool = True) -> Link:
-        """Serves this stream until it ends. near: the node at its other end is on this host."""
+        """Serves this stream until it ends. near: its node is on this host."""
         link = Link(stream, self._unsent)
         link.near = near
         if near and self._own is None:
@@ -215,21 +216,21 @@ class ManagerLoop:
         return 0
 
     def turn(self) -> None:
-        """Waits once, then handles what has arrived and what is due."""
+        """Waits once, then handles received data and due tasks."""
         for key, events in self._selector.select(self._timeout()):
-            # A link that was closed earlier in this round is not served any more.
+            # A link that was closed earlier in this round is skipped.
             if key.data not in self._links:
                 continue
             if events & selectors.EVENT_READ:
                 self._serve(key.data)
-            # A read may leave TLS with something to send. A link that has nothing to send and is
-            # not watched for writing needs no flush.
+            # After a read TLS may have data to send. A link that has no data to send and is not
+            # watched for writing needs no flush.
             if events & selectors.EVENT_WRITE or key.data.stream.wants_write:
                 self._unsent[key.data] = None
         now = self._clock()
         if self._listener is not None:
             self._admit(now)
-        if self._may_decide(now) and not self._has_held:  # these come first
+        if self._may_decide(now) and not self._has_held:  # held messages come first
             if self._wake_at is not None and self._wake_at <= now:
                 self._carry_out(self._planner.tick(now))
             self._take_packed(now)
@@ -249,7 +250,7 @@ class ManagerLoop:
 
     def _attend(self, leadership: Leadership[Link], now: float) -> None:
         """Checks whether this process may decide, which may change with every answer of a node and
-        with time; if it may, handles the messages that were held."""
+        with time; if so, handles the held messages."""
         self._looked_at = now
         absent = leadership.absent
         if leadership.count(now) and self._planner.restoring is not None:
@@ -277,19 +278,19 @@ class ManagerLoop:
         if self._leadership is not None:
             self._say_who_leads(self._leadership, due, now)
             if self._leadership.leads and not self._leadership.decides(now):
-                return  # perhaps it is this host that is cut off
+                return  # perhaps this host is cut off
         else:
             for link in due:
                 link.write(BEAT)
         for link, seconds in silent.items():
-            if link.admitted is None:  # it waits to be let in
+            if link.admitted is None:  # it waits to be admitted
                 self._end(link)
                 continue
             _log.warning(
                 "node h%d has said nothing for %.1f s: it is given up", link.admitted.node, seconds
             )
             if self._may_decide(now):
-                link.write(encode(GivenUp(seconds)))  # in case it ever reads again
+                link.write(encode(GivenUp(seconds)))  # in case the node reads again
                 link.stream.flush()
             self._end(link)
 
@@ -299,13 +300,13 @@ class ManagerLoop:
             link.write(BEAT if word is None else encode(word))
 
     def _pack(self, wanted: PackingWanted) -> None:
-        """Packs trees in a thread of its own, because that may take seconds."""
+        """Packs trees in a separate thread, because that may take seconds."""
         packed = pack(wanted)
         with self._packed_lock:
             self._packed.append(packed)
 
     def _take_packed(self, now: float) -> None:
-        """Passes trees that were packed since the last turn to the planner, for later plans."""
+        """Passes the trees packed since the last turn to the planner, for later plans."""
         with self._packed_lock:
             packed, self._packed = self._packed, []
         for trees in packed:
@@ -336,7 +337,7 @@ class ManagerLoop:
                 self._leadership.heard(link.admitted.node, self._clock())
             for message in messages:
                 if link.broken:
-                    break  # the node is given up; the next flush sends it the reason
+                    break  # the node is lost; the next flush sends it the reason
                 self._take(link, message)
         except ProtocolError as error:
             _log.error("manager gives up a connection: %s", error)
@@ -357,7 +358,7 @@ class ManagerLoop:
                 link.waits_until = now + JOIN_WAIT_S
                 self._newcomers.append((link, message))
                 if self._beats is not None and not link.near:
-                    # Without beats the newcomer would take this manager for dead.
+                    # Without beats the newcomer would consider this manager dead.
                     self._beats.add(link, now)
                 return
             plan = self._planner.step(message, now)
@@ -379,16 +380,16 @@ class ManagerLoop:
             self._step(message, now)
 
     def _must_wait(self, link: Link, now: float) -> bool:
-        """Must that node wait to be admitted? A newcomer waits until the nodes of the previous
-        manager have reported, until this process may decide, and until the node of this host has
-        joined, because the lease is counted with that node's number, 0."""
+        """Whether that node must wait for its admission. A newcomer waits until the nodes of the
+        previous manager have reported, until this process may decide, and until this host's node
+        has joined, because the lease is counted with that node's number, 0."""
         early = not link.near and self._own is not None and self._own.admitted is None
         return early or self._planner.restoring is not None or not self._may_decide(now)
 
     def _came_too_late(self, message: NodeReturned) -> None:
-        """A node's report was held back until this process might decide. Earlier reports had
-        sufficed to continue without it, because no other node knew it any more; so the node is told
-        that it has been given up, otherwise it would follow a manager that does not count it."""
+        """A node's report was held back until this process might decide, and the cluster has
+        continued without this node, because no earlier report named it. So the node is informed
+        that it was declared dead; otherwise it would follow a manager that does not count it."""
         link = self._routes.get(message.node)
         admitted = None if link is None else link.admitted
         if link is not None and admitted and admitted.incarnation == message.incarnation:
@@ -406,8 +407,8 @@ class ManagerLoop:
 
     def _returned(self, link: Link, message: NodeReturned, now: float) -> None:
         """A node that the previous manager had admitted has returned."""
-        if self._planner.restoring is None:  # the others have continued without it
-            # A manager that may not decide cannot give up the node; then the node calls again.
+        if self._planner.restoring is None:  # the cluster has continued without it
+            # A manager that may not decide cannot declare the node dead; then the node calls again.
             if self._leadership is None or self._leadership.decides(now):
                 link.write(encode(GivenUp(0.0)))
             link.break_off()
@@ -431,7 +432,7 @@ class ManagerLoop:
             if encoded[0] is not message:
                 encoded = (message, encode(message))
             link.write(encoded[1])
-            if isinstance(message, GivenUp):  # that was its last message
+            if isinstance(message, GivenUp):  # its last message
                 link.break_off()
         for note in plan.notes:
             _log.info("%s", note)
@@ -441,8 +442,8 @@ class ManagerLoop:
         self._let_newcomers_in()
 
     def _let_newcomers_in(self) -> None:
-        """Admits waiting nodes when the earlier ones are known and this process may decide."""
-        if self._letting_in:  # one that is admitted causes a plan, after which this is called
+        """Admits waiting nodes when the earlier nodes are known and this process may decide."""
+        if self._letting_in:  # each admission causes a plan, which calls this method again
             return
         self._letting_in = True
         try:
@@ -458,14 +459,14 @@ class ManagerLoop:
             self._letting_in = False
 
     def _turn_away(self, count: int) -> None:
-        """Closes the connections of the first waiting nodes, which then call again, or give up."""
+        """Closes the connections of the first waiting nodes; these then call again, or give up."""
         waiting, self._newcomers = self._newcomers[:count], self._newcomers[count:]
         for newcomer, _ in waiting:
             self._end(newcomer)
 
     def _flush(self) -> None:
-        """Sends queued data, and gives up nodes that cannot take it. The end of a connection can
-        cause messages to other nodes, so this repeats until nothing is left."""
+        """Sends queued data, and closes the links of nodes that cannot take it. The end of a
+        connection can cause messages to other nodes, so this repeats until nothing is left."""
         while self._unsent:
             links = list(self._unsent)
             self._unsent.clear()
@@ -482,7 +483,7 @@ class ManagerLoop:
                     self._selector.modify(link.stream.fileno(), link.waits_for, link)
 
     def _hear_out(self, link: Link) -> None:
-        """Handles the messages that had arrived on a connection before it broke."""
+        """Handles the messages that arrived on a connection before it broke."""
         while link in self._links and not link.broken and link.stream.wants_read:
             before = link.stream.bytes_received
             self._serve(link)
@@ -490,7 +491,7 @@ class ManagerLoop:
                 return
 
     def _end(self, link: Link) -> None:
-        """Closes a connection; the node behind it is lost."""
+        """Closes a connection; its node is lost."""
         if link not in self._links:
             return
         self._selector.unregister(link.stream.fileno())
@@ -501,7 +502,7 @@ class ManagerLoop:
         if self._leadership is not None:
             self._leadership.ended(link, self._clock())
         admitted = link.admitted
-        # A later connection of the same node may have replaced it.
+        # A later connection of the same node may have replaced this link.
         if admitted is not None and self._routes.get(admitted.node) is link:
             del self._routes[admitted.node]
             lost = NodeLost(admitted.node, admitted.incarnation)
@@ -513,8 +514,8 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 
 def _check_role(role: str, message: object) -> None:
-    """ProtocolError if that role may not send this: tools send Promote and nothing else, others do
-    not send it, and voters do not send NodeJoined."""
+    """ProtocolError if that role may not send this message: tools send only Promote, other roles
+    never do, and voters do not send NodeJoined."""
     wrong = isinstance(message, NodeJoined) if role == "voter" else False
     if wrong or (role == "tool") != isinstance(message, Promote):
         raise ProtocolError(f"{type(message).__name__} is not for a {role} to say")

@@ -1,6 +1,6 @@
-"""The manager's process: the loop around the planner, with the descriptors that it is given.
+"""The manager's process: the loop around the planner, with the given descriptors.
 
-The supervisor forks this process with a few descriptors; this file makes a loop of them.
+The supervisor forks this process with a few descriptors; this module creates the loop from them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _leadership(lan: LanStart, again: bool) -> Leadership[Link]:
 
     return Leadership(
         tuple(lan.standby),
-        own=0,  # this host's node is the first to join
+        own=0,  # this host's node joins first
         lease_s=lease_s(lan.heartbeat_timeout_s),
         write=lambda link, message: link.write(encode(message)),
         again=again,
@@ -73,7 +73,7 @@ def _leadership(lan: LanStart, again: bool) -> Leadership[Link]:
 
 
 def listener_of(lan: LanStart) -> Listener:
-    """The Listener at which nodes on the network connect."""
+    """The Listener for nodes on the network."""
     from hoplite_mp._protocol.greetings import Introduction, software_versions
     from hoplite_mp._transport.certificates import Certificate
     from hoplite_mp._transport.listener import Listener

@@ -1,9 +1,8 @@
-"""The standby's process: a manager that waits until it may lead.
+"""The standby's process: a manager that waits until it may decide.
 
-Nodes that have lost their manager connect to the address on which the standby listens.
-It collects their
-votes and, once it has won, is an ordinary manager. The former manager may be alive but cut off. As
-soon as it can be reached, the standby informs it that its term is over.
+Nodes that have lost their manager connect to the address on which the standby listens. The standby
+collects their votes and, once it has won, is an ordinary manager. The former manager may be alive
+but cut off. As soon as it can be reached, the standby informs it that its term is over.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ _log = logging.getLogger("hoplite_mp")
 
 
 def main(lan: LanStart, own: int) -> int:
-    """Waits for votes, and leads if it wins. own: the number of this host's node. lan: the start
-    parameters of that node, plus the standby's listening socket and the cluster's id and
-    certificate."""
+    """Waits for votes, and becomes the manager if it wins. own: the number of this host's node.
+    lan: the start parameters of that node, plus the standby's listening socket and the cluster's id
+    and certificate."""
     candidate = Candidate(own, int.from_bytes(secrets.token_bytes(IDENTITY_BYTES)) + 1)
     leadership: Leadership[Link] = Leadership(
         tuple(lan.standby),
@@ -92,7 +91,7 @@ def _tell(lan: LanStart, term: int) -> None:
             handshake_timeout_s=TELL_WAIT_S,
             cluster=lan.cluster,
         )
-        with contextlib.suppress(HopliteError, OSError):  # it is gone, or cut off
+        with contextlib.suppress(HopliteError, OSError):  # the former manager is gone, or cut off
             stream = caller.wait().stream
             stream.write(encode(Superseded(term)))
             _until_it_ends(stream)

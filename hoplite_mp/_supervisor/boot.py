@@ -1,7 +1,7 @@
 """The first file that the supervisor's process runs, as a script.
 
-The process must import the very package that has started it, whatever sys.path would find first. It
-imports only what its children share; node and manager import the rest themselves.
+The process must import the package that has started it, whatever else is on sys.path. It imports
+only what its children share; node and manager import the rest themselves.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ PACKAGE = "hoplite_mp"
 
 
 def import_package(folder: str) -> None:
-    """Imports the package of this very file, whatever sys.path would find first. That is little,
-    because the package imports its modules when they are needed."""
+    """Imports the package of this file, whatever else is on sys.path. This imports little, because
+    the package imports its modules when they are needed."""
     init = os.path.join(folder, "__init__.py")
     spec = importlib.util.spec_from_file_location(
         PACKAGE, init, submodule_search_locations=[folder]
@@ -32,14 +32,14 @@ def import_package(folder: str) -> None:
     assert spec.loader is not None
     module = sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the program has shown them at its own import
+        warnings.simplefilter("ignore")  # the program has already shown them
         spec.loader.exec_module(module)
 
 
 def read(fd: int) -> bytearray:
-    """Reads the start file, which holds the length and the JSON of sys.path and then the start
-    message. Sets sys.path and returns the message."""
-    with open(fd, "rb", buffering=0) as info:  # memory: a read is never short
+    """Reads the start file: the length and the JSON of sys.path and then the start message. Sets
+    sys.path and returns the message."""
+    with open(fd, "rb", buffering=0) as info:  # a memfd: a read is never short
         size = int.from_bytes(info.read(8), "little")
         sys.path[:] = json.loads(info.read(size))
         message = bytearray(os.fstat(fd).st_size - info.tell())
@@ -48,8 +48,8 @@ def read(fd: int) -> bytearray:
 
 
 def decode(body: bytearray) -> Start:
-    """Decodes the start message, and overwrites its bytes: the key of a LAN is among them, and
-    every child would inherit this copy."""
+    """Decodes the start message, and overwrites its bytes, because they contain the key of a LAN,
+    and every child would inherit this copy."""
     import msgspec
 
     from hoplite_mp._protocol.local import Start
@@ -77,6 +77,6 @@ def boot(fd: int, fresh: bool) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the program alone
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is only for the program
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     boot(int(sys.argv[1]), len(sys.argv) > 2)

@@ -1,10 +1,10 @@
 """Environment variables that libraries read once, when a worker imports them: threads and devices.
 
 The processes of a pool share the cores of their host: each numerical library (BLAS, OpenMP, Numba,
-torch) gets cores / processes of the pool on this host, at least 1. The process of an actor is alone
-in its pool, but a program usually has several actors, so it gets one thread unless the user asks
-for more. The template from which workers are forked must not have any threads. A worker with
-resources sees the devices that are assigned to it.
+torch) gets cores / processes of the pool on this host, at least 1. An actor is the only process of
+its pool, but a program usually has several actors, so each gets one thread unless the user requests
+more. The template from which workers are forked must not have any threads. A worker with resources
+sees the devices that are assigned to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-# torch reads the first and the third, Numba the last, also for its TBB and OpenMP layers.
+# torch reads the first and the third; Numba reads the last, also for its TBB and OpenMP layers.
 BLAS_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -43,16 +43,16 @@ _given_blas: dict[str, str] = {}
 
 
 def note_given() -> None:
-    """Remembers what the user has set, before this process changes its own environment."""
+    """Remembers the user's settings, before this process changes its own environment."""
     _given_blas.update({k: os.environ[k] for k in BLAS_VARIABLES if k in os.environ})
 
 
 def blas_environment(
     chosen: int | None, cores: int, processes: int, given: dict[str, str] | None = None
 ) -> dict[str, str]:
-    """Variables for each process of a pool: as many threads as Config.blas_threads (`chosen`) says;
-    else what the user has set; else cores / processes. processes: of the pool on this host; 0: each
-    has one thread. given: the user's variables; None: those that note_given() has found."""
+    """Variables for each process of a pool. The number of threads is Config.blas_threads
+    (`chosen`), the user's setting, or cores / processes. processes: of the pool on this host; 0:
+    each has one thread. given: the user's variables; None: those recorded by note_given()."""
     count = str(chosen or max(1, cores // processes if processes else 1))
     given = _given_blas if given is None else given
     shares = {TBB_SHARES: os.environ.get(TBB_SHARES, "1")}
@@ -91,9 +91,9 @@ def _functions_of_openblas(name: str) -> Iterator[Any]:
     except OSError:  # no /proc is mounted here
         return
     for path in paths:
-        try:  # found by the name by which it was loaded, also if the file was replaced since
+        try:  # loaded under this name, even if the file was replaced since
             library = ctypes.CDLL(path.removesuffix(" (deleted)"), os.RTLD_NOLOAD | os.RTLD_NOW)
-        except OSError:  # a number of threads is no reason to end a worker
+        except OSError:  # the number of threads is not worth the end of a worker
             continue
         for prefix in ("scipy_openblas", "openblas"):
             for suffix in ("64_", ""):
@@ -106,9 +106,9 @@ DEVICES = {"gpu": "CUDA_VISIBLE_DEVICES"}  # resource -> the variable that names
 
 
 def device_environment(assigned: dict[str, list[int]]) -> dict[str, str]:
-    """The variables for a worker. assigned: for each resource the indices of the devices that are
-    the worker's for life. If this process may use only some devices, they count among these. A part
-    of a device has no index, and leaves the variable as it is."""
+    """The variables for a worker. assigned: for each resource the indices of the worker's devices,
+    for its lifetime. If this process may use only some devices, the indices count among these. A
+    fraction of a device has no index, and leaves the variable unchanged."""
     found = {}
     for name, variable in DEVICES.items():
         given = [one.strip() for one in os.environ.get(variable, "").split(",") if one.strip()]

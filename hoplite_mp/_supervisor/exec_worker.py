@@ -1,9 +1,9 @@
 """A worker that is not a fork of the template, because it has an environment of its own.
 
-Most code that reads the environment does so once, when it is imported or loaded: OpenBLAS its
-number of threads, numpy its CPU features, CUDA its devices, the C library its allocator. The
-template has already imported numpy, so a process with `options(env=)` executes the interpreter
-anew, with that environment. That takes as long as importing numpy (0.15 s).
+Most code reads the environment only once, at import or load time: OpenBLAS its number of threads,
+numpy its CPU features, CUDA its devices, the C library its allocator. The template has already
+imported numpy, so a process with `options(env=)` executes the interpreter anew, with that
+environment. This takes as long as importing numpy (0.15 s).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def environment_of(
     here: dict[str, str], own: dict[str, str], changes: Environment
 ) -> dict[str, str]:
     """The template's environment, overridden by the worker's own variables (its share of the cores,
-    its devices), and these by `changes`. If `changes` set OMP_NUM_THREADS, that counts for every
+    its devices), and these by `changes`. If `changes` set OMP_NUM_THREADS, this applies to every
     BLAS whose own variable they do not set."""
     found = {**here, **own}
     named = dict(changes)
@@ -89,13 +89,13 @@ def become_fresh(
         inherited,
     )
     listed = json.dumps(sys.path).encode()
-    info = os.memfd_create("hoplite_mp start", 0)  # no O_CLOEXEC, so that it outlives the exec
+    info = os.memfd_create("hoplite_mp start", 0)  # no O_CLOEXEC, so that it survives the exec
     os.write(info, len(listed).to_bytes(8, "little") + listed + msgspec.msgpack.encode(arguments))
     os.lseek(info, 0, os.SEEK_SET)
     for fd in (start.control_fd, start.store_fd, start.event_fd, rpc_fd, *inherited):
         os.set_inheritable(fd, True)
     boot = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot.py")
-    import subprocess  # only such a worker needs it, and every start would pay for it
+    import subprocess  # imported here, as only these workers need it
 
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     os.execve(
@@ -113,7 +113,7 @@ def begin(body: bytearray) -> None:
     for fd in arguments.inherited:
         os.set_inheritable(fd, False)
     ctypes.CDLL(None).prctl(PR_SET_NAME, b"hoplite worker", 0, 0, 0)
-    for stream in (sys.stdout, sys.stderr):  # so that lines are shown as they are printed
+    for stream in (sys.stdout, sys.stderr):  # lines are shown when they are printed
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     gc.enable()
     code = 1

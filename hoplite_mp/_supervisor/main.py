@@ -1,9 +1,9 @@
 """The supervisor: a single-threaded template that forks node, manager and workers, and reaps them.
 
-NumPy is imported once, here, also for the node, so that every worker is a fork of 1 ms; and a
-parent that runs no user code and holds no lock can always fork, wait and kill. The node tells it
-when to fork a worker, and is told of every exit. It ends the host when the driver asks for that,
-when driver or node is gone, and when a manager has ended that it does not start again.
+NumPy is imported once, here, also for the node, so that the fork of a worker takes 1 ms; and a
+parent that runs no user code and holds no lock can always fork, wait and kill. The node requests
+forks of workers, and receives a report of every exit. The supervisor ends the host when the driver
+requests this, when driver or node is gone, and after the end of a manager that is not restarted.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ PACKET_BYTES_MAX = 1 << 16
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 ENDING_POLL_MS = 20
 NODE_PATIENCE_S = 1.0
-UNKILLABLE_S = 5.0  # for processes that cannot be killed: another user's, or stuck in the kernel
-FAREWELL_S = 1.0  # for the manager to tell other hosts of the end, and for the node to exit
-LINE_FDS = 3  # descriptors of a worker: its line, stdout and stderr
+UNKILLABLE_S = 5.0  # for unkillable processes: another user's, or stuck in the kernel
+FAREWELL_S = 1.0  # for the manager to inform other hosts, and for the node to exit
+LINE_FDS = 3  # descriptors of a worker: rpc, stdout and stderr
 FDS_MAX = 253  # including inherited ones; the kernel passes no more in one message
 FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
 
@@ -92,8 +92,8 @@ class Supervisor:
     def fork(
         self, name: bytes, entry: tuple[str, str], args: tuple[Any, ...], close: list[Any]
     ) -> int:
-        """Forks a child that has a session of its own and is killed when this process ends. name:
-        as ps and top show it, at most 15 bytes."""
+        """Forks a child with its own session that is killed when this process ends. name: as shown
+        by ps and top, at most 15 bytes."""
         parent = os.getpid()
         pid = os.fork()
         if pid:
@@ -130,8 +130,8 @@ class Supervisor:
         return [self.driver, self.node, self.wake_read, self.wake_write, *self.driver_ends]
 
     def start_services(self) -> None:
-        """Starts node and manager, which import on other cores what else they need. Also makes the
-        first workers' lines, so that these workers need not wait for the node."""
+        """Starts node and manager, whose further imports run on other cores. Also creates the first
+        workers' connections, so that these workers need not wait for the node."""
         s = self.start
         lan = s.lan
         manages = lan is None or not lan.manager
@@ -157,7 +157,7 @@ class Supervisor:
             os.close(fd)
 
     def make_lines(self, slot: int) -> tuple[int, int, int, int]:
-        """Makes a first worker's line and pipes; the worker's ends wait in `first`."""
+        """Creates a first worker's connection and pipes; the worker's ends wait in `first`."""
         line, workers = seqpacket_pair()
         out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         self.first.append((slot, [workers.detach(), out[1], err[1]]))
@@ -186,7 +186,7 @@ class Supervisor:
             os.close(err_fd)
             if ask.env:
                 become_fresh(s, ask, rpc_fd, inherited, environment)
-            for stream in (sys.stdout, sys.stderr):  # so that lines are shown as they are printed
+            for stream in (sys.stdout, sys.stderr):  # lines are shown when they are printed
                 stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             os.environ.update(environment)
             limit_blas(environment)
@@ -247,7 +247,7 @@ class Supervisor:
                 if pid == self.managing.pid:
                     self.managing.pid = 0
                     if self.managing.standby is not None and not status:
-                        continue  # the cluster has ended; the node learns that, too
+                        continue  # the cluster has ended; the node is informed, too
                     # Status 0: the manager has nothing left to do, because the node has ended.
                     if not self.ending and self.node_pid and status and not self.given_up:
                         self.managing.restart()
@@ -258,8 +258,8 @@ class Supervisor:
                     self.ending = True
 
     def note_end(self, pid: int, status: int) -> None:
-        """Records what an exit code of the node or manager tells: GIVEN_UP if others have given up
-        this host, or this manager had to step down; another one if the node has failed."""
+        """Records the meaning of an exit code of the node or manager: GIVEN_UP if this host was
+        declared dead, or this manager had to step down; another code if the node has failed."""
         code = os.waitstatus_to_exitcode(status)
         if pid in (self.node_pid, self.managing.pid):
             self.given_up = self.given_up or code == GIVEN_UP
@@ -292,12 +292,12 @@ class Supervisor:
                 elif fd == self.driver.fileno():
                     data = self.driver.recv(PACKET_BYTES_MAX)
                     if data and isinstance(decoder.decode(data), Shutdown):
-                        self.orderly = True  # workers know of the end, and have time for it
+                        self.orderly = True  # workers know this, and get time to end
                     self.ending = True
                 elif fd == self.node.fileno():
                     try:
                         data, fds, flags, _ = socket.recv_fds(self.node, PACKET_BYTES_MAX, FDS_MAX)
-                    except OSError:  # the node has died without reading everything
+                    except OSError:  # the node died with unread data
                         data, fds, flags = b"", [], 0
                     if not data:
                         self.await_node()
@@ -309,8 +309,7 @@ class Supervisor:
                 self.managing.look()
 
     def take(self, message: Spawn | StartStandby | Shutdown, fds: list[int], cut: bool) -> None:
-        """Handles a message from the node; `cut`: not all descriptors that were sent with it have
-        arrived."""
+        """Handles a message from the node; `cut`: some of its descriptors are missing."""
         if isinstance(message, Spawn) and cut:
             self.not_spawned(message.slot, fds, "Too many open files")
         elif isinstance(message, Spawn):
@@ -332,13 +331,14 @@ class Supervisor:
         self.reap()
 
     def await_node(self) -> None:
-        """Waits for the exit of the node, which has closed its line; the exit code tells why."""
+        """Waits for the exit of the node, which has closed its connection, and for its exit
+        code."""
         deadline = clock.monotonic() + FAREWELL_S
         while self.node_pid and clock.monotonic() < deadline:
             self.pause()
 
     def end(self, patience_s: float) -> None:
-        """Ends the host. Workers have `patience_s` to end by themselves; then they are killed."""
+        """Ends the host. Workers have `patience_s` to exit; then they are killed."""
         deadline = clock.monotonic() + patience_s
         while self.workers and clock.monotonic() < deadline:
             self.pause()
@@ -352,7 +352,7 @@ class Supervisor:
                 self.kill(pid)
         deadline = clock.monotonic() + UNKILLABLE_S
         while clock.monotonic() < deadline:
-            # Includes adopted children, because processes that tasks started end with the host.
+            # Includes adopted children, because processes started by tasks end with the host.
             for pid in children():
                 self.kill(pid)
             try:
@@ -375,8 +375,8 @@ class Supervisor:
             self.pause()
 
     def let_manager_say_farewell(self) -> None:
-        """Lets the manager tell other hosts of the end, because they would otherwise wait for the
-        next manager. Does nothing if nobody asked for this end and a standby can lead them."""
+        """Lets the manager inform other hosts of the end, because they would otherwise wait for the
+        next manager. Does nothing if the end was not requested and a standby can take over."""
         lan = self.start.lan
         if not self.managing.pid or lan is None or (lan.standby and not self.orderly):
             return
@@ -406,7 +406,7 @@ def _start_children(supervisor: Supervisor) -> bool:
         importlib.import_module(module)
     try:
         supervisor.start_services()
-    except BlockingIOError:  # EAGAIN of fork: others have used up the limit since the check
+    except BlockingIOError:  # EAGAIN: the limit was used up after the check
         say("node and manager cannot be started: no process is left for this user (ulimit -u)")
         supervisor.node_died = True
         return False

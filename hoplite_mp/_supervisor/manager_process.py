@@ -1,8 +1,8 @@
-"""The manager of a host, or its standby: the process that is started again when it dies.
+"""The manager of a host, or its standby: the process that is restarted when it dies.
 
-A host outlives its manager, because nodes keep what they know and report it to the next one. While
-the system has no process or descriptor for that, the start is tried again from the supervisor's
-loop, which goes on reaping, starting workers and listening to the driver.
+A host outlives its manager, because nodes keep their state and report it to the next manager. While
+the system has no process or descriptor for the restart, it is retried from the supervisor's loop,
+which still reaps, starts workers and serves the driver.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = ["RETRY_MS", "ManagerProcess"]
 
 MANAGER_MAIN = ("hoplite_mp._manager.main", "main")
 STANDBY_MAIN = ("hoplite_mp._manager.standby", "main")
-# A manager that was started so often within this time and ends again is not started again.
+# A manager that ends after this number of starts within this time is not restarted.
 STARTS_MAX, STARTS_S = 10, 10.0
 # How long a start may wait for a free process or descriptor. Less than the time for which nodes
 # wait for a manager (MANAGER_ABSENT_S in _node/manager_link/connection.py). Higher: a host survives
-# a longer lack of them. Lower: a host that can do nothing any more ends sooner.
+# a longer shortage. Lower: a host that is out of resources for good ends sooner.
 PATIENCE_S = 7.0
 RETRY_MS = 50  # the longest time between two attempts
 
 
 class ManagerHost(Protocol):
-    """What this module asks of the supervisor."""
+    """The interface of the supervisor for this module."""
 
     start: Start
     node: socket.socket
@@ -45,7 +45,7 @@ class ManagerHost(Protocol):
     def fork(
         self, name: bytes, entry: tuple[str, str], args: tuple[Any, ...], close: list[Any]
     ) -> int:
-        """Forks a child; OSError: there is no process for it."""
+        """Forks a child; OSError if there is no process for it."""
 
     def own_descriptors(self) -> list[Any]:
         """Descriptors and sockets that no child gets."""
@@ -57,15 +57,15 @@ class ManagerProcess:
     def __init__(self, host: ManagerHost) -> None:
         self.host = host
         self.pid = 0
-        # If this host has a standby instead of a manager: (its configuration, number of the node).
+        # If this host has a standby instead of a manager: (its parameters, number of the node).
         self.standby: tuple[LanStart, int] | None = None
-        self.due: Callable[[], None] | None = None  # a start for which there was no process yet
+        self.due: Callable[[], None] | None = None  # a start that failed for lack of a process
         self._due_until = 0.0
-        self._starts: list[float] = []  # times of the starts, the latest last
+        self._starts: list[float] = []  # start times, the latest last
 
     def begin(self, end: socket.socket, *nodes_end: socket.socket) -> None:
         """Starts a manager at the other end of the node's connection. Its listening socket also
-        stays open here, so that calls while there is no manager are answered by the next one.
+        stays open here, so that connections are kept for the next manager while there is none.
         nodes_end: the node's end of the connection, if this is not the first manager."""
         host, s = self.host, self.host.start
         fds = [s.control_fd, s.store_fd, s.event_fd, *self._of_first_workers()]
@@ -80,7 +80,7 @@ class ManagerProcess:
         self._starts.append(clock.monotonic())
 
     def restart(self) -> None:
-        """Starts the manager or standby again; nodes return to it and report what they know."""
+        """Restarts the manager or standby; nodes return to it and report their state."""
         name = "manager" if self.standby is None else "standby"
         self._starts = self._starts[-STARTS_MAX:]
         if len(self._starts) == STARTS_MAX and clock.monotonic() - self._starts[0] < STARTS_S:
@@ -90,7 +90,7 @@ class ManagerProcess:
         self._start(self._begin_again if self.standby is None else self._begin_standby)
 
     def take_standby(self, ask: StartStandby, manager_fd: int) -> None:
-        """Starts this host's standby, for which the node asks."""
+        """Starts this host's standby, as requested by the node."""
         assert self.host.start.lan is not None
         lan = msgspec.structs.replace(
             self.host.start.lan,
@@ -103,7 +103,7 @@ class ManagerProcess:
         self._start(self._begin_standby)
 
     def look(self) -> None:
-        """Tries what is due; gives it up after PATIENCE_S."""
+        """Retries a pending start; gives up after PATIENCE_S."""
         if self.due is None:
             return
         try:
@@ -123,7 +123,7 @@ class ManagerProcess:
         say(why)
         if self.standby is None:
             self.host.ending = True
-        else:  # the host is well, and has its manager elsewhere
+        else:  # the host is intact, and its manager is elsewhere
             os.close(self.standby[0].manager_fd)
             self.standby = None
 
@@ -131,13 +131,13 @@ class ManagerProcess:
         to_manager, manager_end = socket.socketpair()
         with to_manager, manager_end:
             self.begin(manager_end, to_manager)
-            with contextlib.suppress(OSError):  # the node is gone, which its line tells, too
+            with contextlib.suppress(OSError):  # the node is gone, as its connection shows, too
                 message = msgspec.msgpack.encode(ManagerStarted())
                 socket.send_fds(self.host.node, [message], [to_manager.fileno()])
 
     def _begin_standby(self) -> None:
-        """The listening socket also stays open here. A standby that is started again waits for
-        votes, even if the one before it had led."""
+        """The listening socket also stays open here. A restarted standby waits for votes, even if
+        its predecessor was the manager."""
         host, s = self.host, self.host.start
         fds = [s.control_fd, s.store_fd, s.event_fd, *self._of_first_workers()]
         close = [*host.own_descriptors(), *fds]

@@ -1,6 +1,6 @@
-"""Functions on processes: this process's limits, its children, and their ends.
+"""Functions on processes: this process's limits, its children, and exits.
 
-These few functions have no state, so the supervisor's loop need not contain them.
+These functions have no state, so they are not part of the supervisor's loop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def children() -> list[int]:
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return [int(pid) for pid in file.read().split()]
-    except OSError:  # a kernel without that file; the children must end by themselves
+    except OSError:  # a kernel without that file; children must exit by themselves
         return []
 
 
@@ -43,13 +43,13 @@ def kill_group(pid: int) -> None:
 
 
 def say(line: str) -> None:
-    """Writes to the user's stderr, because there is no logging in this process."""
+    """Writes to the user's stderr, because this process has no logging."""
     with contextlib.suppress(OSError):
         os.write(2, f"hoplite_mp: {line}\n".encode())
 
 
 def descriptors(lan: LanStart | None, *names: str) -> list[int]:
-    """The descriptors of `lan` in the fields with these names, as far as they exist."""
+    """The descriptors in the fields of `lan` with these names, as far as they exist."""
     found = [] if lan is None else [getattr(lan, name) for name in names]
     return [fd for fd in found if fd >= 0]
 
@@ -71,8 +71,8 @@ def leave(code: int) -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Raises the limit, because each worker has a line and two pipes at the node: 1024 descriptors
-    are used up by about 170 workers."""
+    """Raises the limit, because each worker has a connection and two pipes at the node: about 170
+    workers use up 1024 descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:

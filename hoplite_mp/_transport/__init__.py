@@ -3,6 +3,6 @@
     addresses, tokens   stream  <-  memory, tls   sockets   certificates   silence   rendezvous
                           <-  conversation  <-  listener, caller
 
-There are no threads or event loops in here: the loop of the process that uses a stream drives it,
-and passes the time in. Only `Dialer.wait` and the reading of a token file wait by themselves.
+This package has no threads or event loops: the loop of the process that uses a stream drives it,
+and passes the time in. Only `Dialer.wait` and the reading of a token file block.
 """

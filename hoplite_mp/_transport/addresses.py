@@ -1,9 +1,9 @@
-"""Addresses of processes: "host:port" as people write it, and which addresses a host advertises.
+"""Addresses of processes: "host:port" as people write it, and the addresses that a host advertises.
 
-A host's name says little about how others reach it (it often resolves to 127.0.0.1), and a host has
-addresses that lead nowhere (a bridge for containers has the same one everywhere). So the address to
-advertise is that of the interface through which the manager is reached, and several are offered,
-best first.
+A host's name often does not lead to it from other hosts (it may resolve to 127.0.0.1), and some of
+its addresses lead nowhere (a bridge for containers has the same one everywhere). So a host first
+advertises the address of the interface through which it reaches the manager, followed by other
+addresses, best first.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ HOST_CHARS_MAX = 255
 # Interfaces to containers and virtual machines on this host. Their addresses are ranked last,
 # because other hosts often have the same addresses.
 INWARD = re.compile(r"(docker|br-|veth|virbr|lxc|lxd|cni|podman|flannel|cali|kube|vmnet|vboxnet)")
-# Addresses reserved for documentation (RFC 5737, RFC 3849): no host has them, but the routing
-# table's answer names the interface that leads out.
+# Addresses reserved for documentation (RFC 5737, RFC 3849): no host has them, but their route shows
+# the interface that leads out.
 OUTSIDE = ("192.0.2.1", "2001:db8::1")
 _DISCARD_PORT = 9
 
@@ -53,7 +53,7 @@ class Address(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """An address in numbers, in the form that a socket connects to."""
+    """A numeric address, in the form for a socket's connect."""
 
     family: socket.AddressFamily
     sockaddr: tuple[str, int] | tuple[str, int, int, int]
@@ -65,7 +65,7 @@ class Endpoint(NamedTuple):
 def parse_address(text: str, default_port: int | None = None) -> Address:
     """ "host:port", "1.2.3.4:port", "[v6]:port"; with a default port also without ":port".
 
-    Port 0 stands for any free one, which only makes sense for listening. ConfigError: the text has
+    Port 0 stands for any free port, and is only useful for listening. ConfigError if the text has
     another form.
     """
     if not isinstance(text, str):
@@ -82,7 +82,7 @@ def parse_address(text: str, default_port: int | None = None) -> Address:
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """Host and port as written; the port is None if there is none."""
+    """Host and port as written; the port is None if it is missing."""
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or ":" not in host or (rest and not rest.startswith(":")):
@@ -104,7 +104,7 @@ def _address(text: str, host: str, port: int) -> Address:
 
 
 def parse_ports(text: str) -> range:
-    """ "7000-7010" or "7000": the ports from which a process takes the first free one."""
+    """ "7000-7010" or "7000": the ports of which a process takes the first free one."""
     match = re.fullmatch(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?", text)
     if match is not None:
         first = int(match[1])
@@ -118,8 +118,8 @@ def parse_ports(text: str) -> range:
 
 
 def resolve(address: Address) -> list[Endpoint]:
-    """Everything that the name resolves to, in the system's order of preference. May wait for the
-    name service. ManagerLostError if there is no such host; ConfigError for port 0."""
+    """All addresses of the name, in the system's order of preference. May wait for the name
+    service. ManagerLostError if there is no such host; ConfigError for port 0."""
     if address.port == 0:
         raise ConfigError(f"address {address} cannot be called: port 0 is for listening only")
     try:
@@ -132,13 +132,13 @@ def resolve(address: Address) -> list[Endpoint]:
 
 
 def endpoint_of(address: Address) -> Endpoint:
-    """The Endpoint of an address in numbers, as nodes advertise theirs, without a lookup."""
+    """The Endpoint of a numeric address, as nodes advertise it, without a lookup."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     return Endpoint(family, (address.host, address.port))
 
 
 def endpoint_at(family: int, sockaddr: tuple[Any, ...]) -> Endpoint:
-    """The Endpoint of the numbers in a message."""
+    """The Endpoint of the numeric address in a message."""
     return Endpoint(socket.AddressFamily(family), tuple(sockaddr))
 
 
@@ -154,10 +154,10 @@ def routed_address(endpoint: Endpoint) -> str | None:
 
 
 def own_addresses() -> list[str]:
-    """The addresses that other hosts may reach, best first; never loopback or link-local.
+    """Addresses at which other hosts may reach this host, best first; never loopback or link-local.
 
-    First those on routes that lead out, then the others, then those of interfaces to containers;
-    IPv4 before IPv6 in each group.
+    First addresses on routes that lead out, then other addresses, then those of interfaces to
+    containers; IPv4 before IPv6 in each group.
     """
     out = [
         routed_address(Endpoint(family, (host, _DISCARD_PORT)))
@@ -188,9 +188,9 @@ def own_addresses() -> list[str]:
 def advertised_addresses(listening: str, manager: Endpoint | None) -> list[str]:
     """The addresses that a process listening at `listening` advertises, best first; never empty.
 
-    manager: where this process reaches it; None on the manager's own host before any node joined.
-    Loopback is advertised only by a process that listens on nothing else, and only to a cluster on
-    this host: ConfigError if the manager is elsewhere.
+    manager: its address as this process reaches it; None on the manager's own host before any node
+    has joined. Loopback is advertised only by a process that listens on nothing else, and only to a
+    cluster on this host: ConfigError if the manager is elsewhere.
     """
     ip = _ip(listening)
     if ip is None:

@@ -1,11 +1,11 @@
-"""Calls a manager or node: tries its addresses until one answers and both sides authenticate.
+"""Calls a manager or node: tries its addresses until a connection is authenticated.
 
 A host has several addresses, and not all of them lead to it; a cluster may be about to start; an
-address may lead to another process. Failures that may pass are retried until the deadline; the
-others are reported after one round over all addresses.
+address may lead to another process. Temporary failures are retried until the deadline; other
+failures are reported after one round over all addresses.
 
-For any loop: watch `fileno()` for reading, call `turn(now)` when it is ready and when `deadline`
-has come, until it returns the connection or raises. `wait` does that for callers without a loop.
+For any loop: watch `fileno()` for reading, call `turn(now)` when it is readable and at the time
+`deadline`, until it returns the connection or raises. `wait` does so without a loop.
 """
 
 from __future__ import annotations
@@ -33,27 +33,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Dialer"]
 
-# How long an address may be silent before the next one is tried. One SYN may be lost, which the
-# kernel repeats after 1 s.
+# How long an address may be silent before the next one is tried. If one SYN is lost, the kernel
+# repeats it after 1 s.
 ARRIVE_S = 2.0
 NO_HANDSHAKE = "it answers, but not to the handshake"
-# For how long a standby that does not lead is called again, because it may be about to take over.
-# Higher: even longer take-overs are only a delay; lower: a caller that has only the standby's
-# address learns sooner that it does not lead.
+# How long a standby that is not the manager is called again, because it may be about to take over.
+# Higher: longer take-overs are only a delay; lower: a caller that has only the standby's address
+# fails sooner.
 LEADS_S = 5.0
-# The mean pause between two rounds over all addresses. Each pause is between half of this and one
-# and a half times as long, by chance, so that callers that failed together do not call again
-# together.
+# The mean pause between two rounds over all addresses. Each pause is random, between half of this
+# and one and a half times as long, so that callers that failed together do not call again together.
 ROUND_PAUSE_S = 0.2
-# How long a server may send nothing after it has accepted a connection: the caller waits in the
-# listener's line meanwhile (LINE_FACTOR in listener.py, times the handshake timeout). Callers with
-# several addresses wait for the handshake timeout in the first round, and longer by that time in
-# each further round, up to this. Lower: a process that stands still is noticed sooner.
+# How long a server may send nothing after it has accepted a connection, because the caller may be
+# waiting in the listener's queue (LINE_FACTOR in listener.py, times the handshake timeout). Callers
+# with several addresses wait for the handshake timeout in the first round, and longer by that time
+# in each further round, up to this. Lower: a stopped process is noticed sooner.
 SILENT_S_MAX = 20.0
 
 
 class Dialer:
-    """One call, from several addresses to one connection."""
+    """One call, which turns several addresses into one connection."""
 
     def __init__(
         self,
@@ -72,9 +71,9 @@ class Dialer:
         chance: Callable[[], float] | None = None,
     ) -> None:
         """endpoints: best first. handshake_timeout_s: counted from the server's first byte.
-        cluster, host_id: ids that the other side must have. rounds_max: the call fails after so
-        many consecutive rounds in which no address accepted a connection; 0: only when the time is
-        over. chance: returns numbers from 0 to 1, for the pauses between rounds; tests replace
+        cluster, host_id: required ids of the other side. rounds_max: the call fails after this
+        number of consecutive rounds in which no address accepted a connection; 0: only at the
+        timeout. chance: returns numbers from 0 to 1, for the pauses between rounds; tests replace
         it."""
         if not endpoints:
             raise ValueError("nobody to call: no endpoints")
@@ -92,8 +91,8 @@ class Dialer:
         self._chance = chance or random.Random().random  # never the program's own generator
         self._rounds = 0
         self._rounds_lost = 0  # consecutive rounds in which no address accepted a connection
-        self.starved = False  # no attempt could be made for want of descriptors or memory here
-        self._arrived = False  # in this round some address accepted a connection
+        self.starved = False  # no attempt was possible for lack of local descriptors or memory
+        self._arrived = False  # some address accepted a connection in this round
         self._next = 0  # index of the endpoint
         self._attempt_ends = now
         self._answered = False  # the server has sent something in this attempt
@@ -107,7 +106,7 @@ class Dialer:
 
     @property
     def deadline(self) -> float:
-        """When `turn` has something to do even if nothing arrives."""
+        """When the next `turn` is due even if nothing arrives."""
         soonest = self._attempt_ends if self._again_at is None else self._again_at
         return min(soonest, self._began + self._timeout_s)
 
@@ -115,11 +114,11 @@ class Dialer:
         return self._poll.fileno()
 
     def turn(self, now: float) -> Admission | None:
-        """Does what can be done now; returns the connection once there is one.
+        """Makes all progress that is possible now; returns the connection once there is one.
 
-        AuthError, ProtocolError: the other side is there, but the call must fail. If there is no
-        answer within the timeout: ManagerLostError, or ConnectionError if a node was called. After
-        an error, and after a connection was returned, the caller is closed.
+        AuthError, ProtocolError: the other side is there, but the call must fail. Without an answer
+        within the timeout: ManagerLostError, or ConnectionError if a node was called. The Dialer is
+        closed after an error, and after it has returned a connection.
         """
         try:
             admission = self._turn(now)
@@ -133,7 +132,7 @@ class Dialer:
         return admission
 
     def wait(self, clock: Callable[[], float] = clock.monotonic) -> Admission:
-        """Blocks until there is a connection; errors as for `turn`."""
+        """Blocks until the connection is made; raises the same errors as `turn`."""
         try:
             while (admission := self.turn(clock())) is None:
                 self._poll.poll(max(0.0, self.deadline - clock()))
@@ -155,7 +154,7 @@ class Dialer:
                 if self._again_at is not None:
                     self._begin(now)
                 outcome = self._go_on(now)
-            except HopliteError as error:  # before OSError, because some of them are OSErrors
+            except HopliteError as error:  # before OSError, because some HopliteErrors are OSErrors
                 early = str(error) == REFUSED_TEXTS["standby"] and now < self._began + LEADS_S
                 if not early:
                     self._refusal = type(error)(f"{self._who}: {error}")
@@ -226,7 +225,7 @@ class Dialer:
 
     def _silent_s(self) -> float:
         """How long the server may send nothing. A caller with one address gains nothing by calling
-        again, because it would stand at the end of the line."""
+        again, because it would get the last place in the queue."""
         longest = max(SILENT_S_MAX, self._handshake_timeout_s)
         if len(self._endpoints) == 1:
             return longest
@@ -256,8 +255,8 @@ class Dialer:
         return Admission(self._stream, outcome.role, outcome.cluster, outcome.peer, address)
 
     def _fail(self, why: str, now: float) -> None:
-        """Goes on to the next address. After the last one, raises a refusal of this round if there
-        was one; else begins another round after a pause."""
+        """Continues with the next address. After the last one, raises a refusal of this round if
+        there was one; otherwise begins another round after a pause."""
         self._last = f"{self._endpoints[self._next]}: {why}"
         self._abandon()
         self._next = (self._next + 1) % len(self._endpoints)
@@ -289,7 +288,7 @@ class Dialer:
 
     @property
     def _service(self) -> str:
-        # A tool does not know whether it calls a manager or a standby.
+        # A tool cannot distinguish a manager from a standby.
         return "host" if self._role == "tool" else SERVICE_OF[self._role]
 
     def _lost(self, words: str) -> ConnectionError:

@@ -1,9 +1,9 @@
 """The certificate of a cluster: made in memory, passed between processes, never on disk.
 
-TLS needs one, and nobody should have to run a certificate authority for a LAN. Each cluster makes
-its own when it starts; nodes receive it over their authenticated connection to the manager and
-serve their peers with it. No client trusts it for its name, signature or dates: a client trusts a
-server that proves the token over the certificate's hash (_protocol/handshake.py).
+TLS needs a certificate, and nobody should have to run a certificate authority for a LAN. Each
+cluster creates its own when it starts; nodes receive it over their authenticated connection to the
+manager and serve their peers with it. No client trusts it for its name, signature or dates: a
+client trusts a server that proves the token over the certificate's hash (_protocol/handshake.py).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Certificate", "in_memory_file", "make_certificate"]
 
-# Nobody checks the dates, except perhaps tools: valid from before now, because clocks differ, until
-# after the longest run.
+# The dates are not checked, except perhaps by tools: valid from before now, because clocks differ,
+# until after the longest run.
 VALID_BEFORE = datetime.timedelta(days=1)
 VALID_AFTER = datetime.timedelta(days=3650)
 PEM_BYTES_MAX = 16 << 10  # about 1 KiB is usual
@@ -88,9 +88,9 @@ def make_certificate() -> Certificate:
 def in_memory_file(data: bytes) -> Iterator[str]:
     """A path from which `data` can be read inside the `with` block.
 
-    The standard library loads certificates from files only. This one is anonymous memory (a memfd):
-    it has no name, no other user can open it, and it disappears with its descriptor, however this
-    process ends.
+    The standard library loads certificates only from files. This file is anonymous memory (a
+    memfd): it has no name, no other user can open it, and it disappears with its descriptor,
+    however this process ends.
     """
     fd = os.memfd_create("hoplite_mp certificate", os.MFD_CLOEXEC)
     try:

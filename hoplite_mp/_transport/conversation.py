@@ -1,7 +1,7 @@
-"""Runs the handshake on a stream, as far as the bytes that have arrived allow.
+"""Runs the handshake on a stream, as far as the received bytes allow.
 
-Client and server, TLS and plain, TCP and memory are handled alike here. Only as many bytes are read
-as the handshake needs, so that the bytes after it are left for the stream's next owner.
+Client and server, TLS and plain, TCP and memory are handled alike here. Only the bytes of the
+handshake are read, so that later bytes are left for the stream's next owner.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["Admission", "Conversation"]
 class Admission:
     """A connection whose two sides have authenticated each other.
 
-    stream: read it once immediately, because no loop announces bytes that came with the handshake's
-    last ones. For role "data" `stream.detach()` gives the socket (an SSLSocket under TLS),
-    non-blocking, with nothing buffered outside it. address: the other end as the system knows it.
+    stream: read it once immediately, because no loop announces bytes that arrived with the last
+    bytes of the handshake. For role "data" `stream.detach()` gives the socket (an SSLSocket under
+    TLS), non-blocking, with nothing buffered outside it. address: the other end, from the system.
     """
 
     stream: TcpStream
@@ -40,7 +40,7 @@ class Admission:
 
 
 class Conversation:
-    """The handshake of one connection. begin: makes a handshake for the hash of the server's
+    """The handshake of one connection. begin: creates a handshake from the hash of the server's
     certificate."""
 
     def __init__(
@@ -51,10 +51,10 @@ class Conversation:
         self._handshake: ClientHandshake | ServerHandshake | None = None
 
     def go_on(self) -> HandshakeOutcome | None:
-        """Does what can be done now; returns the outcome once everything is sent and received.
+        """Makes all progress that is possible now; returns the outcome at the end.
 
-        AuthError, ProtocolError: as the handshake raises them, after its answer to the other side
-        was sent. ConnectionError: the connection has ended.
+        AuthError, ProtocolError: raised by the handshake, after its answer was sent to the other
+        side. ConnectionError: the connection has ended.
         """
         while True:
             self._send()
@@ -76,7 +76,7 @@ class Conversation:
                 raise
 
     def _send(self) -> None:
-        """Sends what is queued, and continues the TLS handshake if it is not finished."""
+        """Sends queued data, and continues the TLS handshake if it is not finished."""
         stream = self.stream
         stream.flush()
         if self._handshake is None and stream.certificate_sha256 is not None:
@@ -86,7 +86,7 @@ class Conversation:
             stream.flush()
         if stream.failure == NOT_TLS:
             raise ProtocolError(REFUSED_TEXTS["plain"])
-        # Before the other side has sent anything, a failure can be reported at once. Later its last
+        # Before the other side has sent data, a failure can be reported at once. Later its last
         # bytes may still be readable.
         if stream.failure is not None and (
             self._handshake is None or self._handshake.result is not None

@@ -1,11 +1,11 @@
-"""The listening side of a manager or node: callers are strangers until the handshake is finished.
+"""The listening side of a manager or node: callers are strangers until the end of the handshake.
 
-Everything that a stranger can do happens here, within limits: how many there are at a time, how
-long each may take, how many bytes this process holds for each. The loop that owns the listener sees
-only authenticated connections.
+All actions of strangers are handled here, within limits: the number of strangers, the time for
+each, and the bytes that this process holds for each. The loop that owns the listener sees only
+authenticated connections.
 
 For any loop: watch `fileno()` for reading (it is an epoll in which the listening socket and the
-strangers are registered), call `turn(now)` when it is ready and at the time `deadline`.
+strangers are registered), call `turn(now)` when it is readable and at the time `deadline`.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Listener"]
 
-# The first byte of a TLS connection. No preamble of the plain protocol begins with it, so each kind
-# of client can be told which kind of listener this is.
+# The first byte of a TLS connection. No preamble of the plain protocol begins with it, so a
+# mismatch between client and listener can be reported.
 TLS_OPENER = 22
-# How long a refused caller may take to read why. Then the connection is closed in any case.
+# How long a refused caller may take to read the reason. Then the connection is closed in any case.
 LEAVE_S = 1.0
-# How long nothing is accepted after descriptors or memory ran out. Without this pause the listener
-# would wake the loop in vain.
+# How long nothing is accepted after a lack of descriptors or memory. Without this pause the
+# listener would wake the loop in vain.
 ACCEPT_PAUSE_S = 0.1
 THIS_HOST = Address("a process of this host", 0)
-# Callers that may wait in the line, for each caller that is served at a time. Each costs a
-# descriptor and no memory here. Higher: more callers at a time get in without a second call.
+# Callers in the queue, for each caller that is served simultaneously. Each costs a descriptor and
+# no memory here. Higher: more simultaneous callers are served without a second call.
 LINE_FACTOR = 4
-# A stranger of a host that has more than its share loses its place to another host after this
-# silence. Lower: a flood hinders others less. Higher: honest callers on slow hosts keep theirs.
+# After this silence, a stranger whose host has more than its share loses its place to another host.
+# Lower: a flood hinders other hosts less. Higher: honest callers on slow hosts keep theirs.
 SILENT_S = 1.0
 WARNING_PAUSE_S = 1.0  # so that a persistent stranger does not fill the log
 
@@ -83,8 +83,8 @@ class _PendingHandshake:
 
 
 class Listener:
-    """Admits connections that pass the handshake. `mine` is how this side introduces itself; it may
-    be changed for later connections."""
+    """Admits connections that pass the handshake. `mine` is this side's introduction; it may be
+    changed for later connections."""
 
     def __init__(
         self,
@@ -98,8 +98,8 @@ class Listener:
         handshake_timeout_s: float,
         pending_handshakes_max: int,
     ) -> None:
-        """listener: as `listen` returns it, or a UNIX socket; taken over. certificate: None without
-        TLS."""
+        """listener: as returned by `listen`, or a UNIX socket; it is owned from now on.
+        certificate: None without TLS."""
         self.mine = mine
         self.not_now: frozenset[str] = frozenset()  # roles that are refused at present
         self.refused = 0
@@ -118,10 +118,10 @@ class Listener:
             self._sees = certificate.sha256
         self._pending: dict[int, _PendingHandshake] = {}  # by descriptor, the oldest first
         self._line: deque[tuple[socket.socket, Address]] = deque()  # accepted, not served yet
-        self._full = False  # nothing is accepted until the line is shorter
-        self._take_place_at: float | None = None  # when a caller in the line may take a place
+        self._full = False  # nothing is accepted until the queue is shorter
+        self._take_place_at: float | None = None  # when a queued caller may take a place
         self._accept_again_at: float | None = None
-        self._starved = False  # descriptors or memory ran out at the last accept
+        self._starved = False  # the last accept lacked descriptors or memory
         self._warn_again_at = 0.0
         self._unwarned = 0
         listener.setblocking(False)
@@ -130,7 +130,7 @@ class Listener:
 
     @property
     def address(self) -> Address:
-        """Where it listens, with the port that was chosen."""
+        """The listening address, with the chosen port."""
         return bound_address(self._listener)
 
     @property
@@ -140,7 +140,7 @@ class Listener:
 
     @property
     def deadline(self) -> float | None:
-        """When `turn` has something to do even if nothing arrives."""
+        """When the next `turn` is due even if nothing arrives."""
         times = [pending.deadline for pending in self._pending.values()]
         times += [at for at in (self._accept_again_at, self._take_place_at) if at is not None]
         return min(times, default=None)
@@ -149,13 +149,13 @@ class Listener:
         return self._poll.fileno()
 
     def turn(self, now: float) -> list[Admission]:
-        """Does what can be done now; returns newly admitted connections."""
+        """Makes all progress that is possible now; returns newly admitted connections."""
         if self._accept_again_at is not None and self._accept_again_at <= now:
             self._accept_again_at = None
             self._poll.modify(self._listener, select.EPOLLIN)
         admitted: list[Admission] = []
         ready = [fd for fd, _ in self._poll.poll(0)]
-        # All that has arrived is read first: a stranger is not silent because this loop was busy.
+        # All received data is read first: a stranger is not silent because this loop was busy.
         for fd in ready:
             if fd in self._pending:
                 self._serve(fd, now, admitted)
@@ -219,8 +219,8 @@ class Listener:
         self._pending[sock.fileno()] = pending
 
     def _let_in(self, now: float) -> None:
-        """Serves callers from the line while there is room: first those of hosts that have less
-        than their share of the places, else in the order in which they came."""
+        """Serves callers from the queue while places are free: first those of hosts with less than
+        their share of the places, else in the order of their arrival."""
         self._take_place_at = None
         while self._line:
             counts = Counter(pending.address.host for pending in self._pending.values())
@@ -241,8 +241,8 @@ class Listener:
                 self._poll.modify(self._listener, select.EPOLLIN)
 
     def _free_place(self, counts: Counter[str], share: int, now: float) -> bool:
-        """Drops the stranger that has been silent longest of the hosts that have more than their
-        share, unless it has sent something within SILENT_S. So a host that opens many connections
+        """Among the hosts with more than their share, drops the stranger that has been silent
+        longest, unless it has sent data within SILENT_S. So a host that opens many connections
         hinders mostly itself, and no caller is dropped during its handshake."""
         waiting = self._pending
         over = [fd for fd, pending in waiting.items() if counts[pending.address.host] > share]
@@ -257,8 +257,8 @@ class Listener:
         return True
 
     def _shorten_line(self) -> bool:
-        """Drops the latest caller of the host that has the most in the line. False: no host has
-        more than one."""
+        """Drops the latest caller of the host with the most callers in the queue. False if no host
+        has more than one."""
         most, count = Counter(address.host for _, address in self._line).most_common(1)[0]
         if count == 1:
             return False
@@ -282,7 +282,7 @@ class Listener:
         except HopliteError as error:
             self._report(pending, error, now)
             self._send_away(pending, now)
-        except OSError as error:  # the caller is gone; HopliteErrors were caught above
+        except OSError as error:  # the caller is gone; HopliteErrors are caught above
             _log.info("%s: %s left: %s", self._service, pending.address, error)
             self._drop(fd)
             return
@@ -301,8 +301,8 @@ class Listener:
         self._poll.modify(fd, pending.events)
 
     def _open(self, pending: _PendingHandshake) -> bool:
-        """Tells by the first byte whether the caller uses TLS, and begins the handshake. False if
-        nothing has arrived. ProtocolError if only one of the two sides uses TLS."""
+        """Determines by the first byte whether the caller uses TLS, and begins the handshake. False
+        if nothing has arrived. ProtocolError if only one of the two sides uses TLS."""
         opener = pending.stream.opener()
         if opener is None:
             return False
@@ -342,7 +342,7 @@ class Listener:
         pending.stream.close()
 
     def _report(self, pending: _PendingHandshake, why: HopliteError | str, now: float) -> None:
-        """Logs a refusal. A wrong token is worth a warning; any other reason is not."""
+        """Logs a refusal. Only a wrong token is worth a warning."""
         self.refused += 1
         if not isinstance(why, AuthError):
             _log.info("%s refused %s: %s", self._service, pending.address, why)

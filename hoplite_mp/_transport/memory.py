@@ -1,7 +1,7 @@
 """Connections inside one process, for tests: no byte moves unless the test pumps it.
 
-Every cut, delay and order of bytes that a network can cause must be reproducible without a network.
-In all other respects these streams behave like those of stream.py.
+All cuts, delays and orders of bytes on a network must be reproducible without a network. In all
+other respects these streams behave like those of stream.py.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ __all__ = ["MemoryStream", "MemoryWire", "pair"]
 
 
 class MemoryWire:
-    """One direction of a connection: bytes on the way, and bytes that have arrived."""
+    """One direction of a connection: bytes in transit, and bytes that have arrived."""
 
     def __init__(self) -> None:
         self.bytes_passed = 0
         self._way = bytearray()
         self._arrived = bytearray()
-        self._ended = False  # the sender closes it after the bytes that are on the way
+        self._ended = False  # the sender closes it after the bytes in transit
         self._cut_at: int | None = None
 
     def cut_after(self, nbytes: int) -> None:
-        """Cuts the connection: nothing passes from byte number `nbytes` on."""
+        """Cuts the connection: byte number `nbytes` and all later bytes are lost."""
         self._cut_at = nbytes
 
     @property
@@ -31,7 +31,7 @@ class MemoryWire:
         return self._cut_at is not None and self.bytes_passed >= self._cut_at
 
     def pump(self, nbytes_max: int | None = None) -> int:
-        """Lets bytes arrive, all by default; returns how many did."""
+        """Lets bytes arrive, all by default; returns their number."""
         count = len(self._way) if nbytes_max is None else min(nbytes_max, len(self._way))
         if self._cut_at is not None:
             count = min(count, self._cut_at - self.bytes_passed)
@@ -53,13 +53,13 @@ class MemoryWire:
 
     @property
     def at_end(self) -> bool:
-        """Has the reader received everything that will ever come?"""
+        """Whether the reader has received all bytes of the connection."""
         return not self._arrived and (self.broken or (self._ended and not self._way))
 
 
 class MemoryStream:
-    """One end of a connection. certificate_sha256: as if this side had seen the certificate with
-    that hash."""
+    """One end of a connection. certificate_sha256: the hash of the certificate that this side
+    pretends to have seen."""
 
     def __init__(
         self,

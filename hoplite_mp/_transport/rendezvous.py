@@ -1,14 +1,14 @@
-"""How a host's node and the drivers of the same user find each other: a socket in a directory.
+"""How a host's node and the same user's drivers find each other: a socket in a directory.
 
     $XDG_RUNTIME_DIR/hoplite_mp/<cluster id>          else
     $TMPDIR/hoplite_mp-<user id>/<cluster id>         (TMPDIR: /tmp if it is not set)
 
-A driver should take part through the node that its host already has, and can find that node only by
-a name. The name is the cluster's random id, so several clusters do not collide. A node is on the
-driver's host if its socket answers; names, addresses and boot ids do not count. The directory must
-belong to the user and be closed to others (0700); otherwise it is not used. All operations on the
-name go through a descriptor of the directory that was checked, so that nobody can replace the
-directory meanwhile, and long paths fit into a socket's address.
+A driver should use the node that its host already has, and can find that node only by a name. The
+name is the cluster's random id, so several clusters do not collide. If the socket answers, the node
+is on the driver's host; names, addresses and boot ids do not matter. The directory must belong to
+the user and be inaccessible to others (0700); otherwise it is not used. All operations on the name
+use a descriptor of the checked directory, so that nobody can replace the directory meanwhile, and
+long paths fit into a socket's address.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Rendezvous", "Sole", "anybody", "folders", "peer_of", "reach"]
 
 FOLDER = "hoplite_mp"
-BACKLOG = 64  # drivers that may connect at the same moment; further ones wait in connect()
-AGAIN_MAX = 100  # tries, because others may remove the directory meanwhile
+BACKLOG = 64  # simultaneous connections of drivers; further drivers wait in connect()
+AGAIN_MAX = 100  # tries, because other processes may remove the directory
 PID_BYTES_MAX = 20
 NAME = re.compile(r"[0-9a-f]{32}")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
@@ -42,7 +42,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 def folders() -> list[str]:
-    """The directories of this user, the best first, whether they exist or not."""
+    """The directories of this user, the best first; they need not exist."""
     found = []
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(runtime):  # the XDG specification demands that other values be ignored
@@ -53,7 +53,7 @@ def folders() -> list[str]:
 
 
 def anybody() -> bool:
-    """May a node of any cluster be found here? A name that is found may be that of a dead node."""
+    """Whether a node of any cluster may be found here. A name may also belong to a dead node."""
     return any(_names(place) for place in _places())
 
 
@@ -67,15 +67,14 @@ def reach(cluster: bytes, patience_s: float) -> socket.socket | None:
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """(process id, user id) of the other end; the process id is 0 if it is not visible from
-    here."""
+    """(process id, user id) of the other end; the process id is 0 if it is not visible here."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     return pid, uid
 
 
 class Rendezvous:
-    """The name of one node, and the socket that listens under it."""
+    """The name of one node, and its listening socket."""
 
     def __init__(self, folder: str, place: int, name: str, sock: socket.socket) -> None:
         self.socket = sock
@@ -86,8 +85,8 @@ class Rendezvous:
 
     @classmethod
     def open(cls, cluster: bytes, level: int = logging.WARNING) -> Rendezvous | None:
-        """Takes the cluster's name. None: another node has it and answers, or another process is
-        just changing the directory; the name may be free later. OSError: no directory can be used.
+        """Takes the cluster's name. None: another node has the name and answers, or another process
+        is changing the directory, so the name may be free later. OSError: no directory can be used.
         level: of the log message about an unsuitable directory."""
         why = OSError(errno.ENOENT, "no directory is fit for it")
         for folder in folders():
@@ -108,8 +107,8 @@ class Rendezvous:
     def _take(cls, folder: str, place: int, name: str) -> Rendezvous | None:
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, place)
-            # One process at a time: if two found the name of a dead node at the same time, one
-            # could remove the new name of the other.
+            # One process at a time: otherwise, if two found a dead node's name at the same time,
+            # one could remove the new name of the other.
             try:
                 fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -137,7 +136,7 @@ class Rendezvous:
 
     def close(self) -> None:
         """Removes the name while the socket still listens, because no other process takes the name
-        of a socket that answers; later this could remove another node's name."""
+        of a socket that answers; a later removal could hit another node's name."""
         with contextlib.suppress(OSError):
             if self._mark is not None and self._inode() == self._mark:
                 os.unlink(self._name, dir_fd=self._place)
@@ -147,8 +146,8 @@ class Rendezvous:
 
 
 class Sole:
-    """A lock that makes this process the only one of its user on this host that does something. It
-    is a locked file in the directory, with the process's pid in it. The kernel releases the lock
+    """A lock that makes this process the only one of its user on this host in some role. It is a
+    locked file in the directory, which contains the process's pid. The kernel releases the lock
     when the process ends."""
 
     def __init__(self, folder: str, place: int, name: str, fd: int) -> None:
@@ -161,8 +160,8 @@ class Sole:
     def take(cls, name: str) -> Sole | None:
         """Takes the lock. None: another process has it. OSError: no directory can be used."""
         why = OSError(errno.ENOENT, "no directory is fit for it")
-        # The last process that uses a directory removes it. Then the same directory is tried again,
-        # because a process that went on to the next directory would hold a different lock.
+        # The last process that uses a directory removes it. Then the same directory is tried again:
+        # a process that took the next directory would hold a different lock.
         for folder in [folder for folder in folders() for _ in range(AGAIN_MAX)]:
             try:
                 place = _open(folder, logging.DEBUG, make=True)
@@ -196,8 +195,8 @@ class Sole:
 
     @staticmethod
     def holder(name: str) -> int | None:
-        """The pid of the process that has the lock; 0 if it has not written it yet. None: nobody
-        has it."""
+        """The pid of the process that has the lock; 0 if it has not been written yet. None: the
+        lock is free."""
         for place in _places():
             try:
                 fd = os.open(
@@ -206,8 +205,8 @@ class Sole:
             except OSError:
                 continue
             try:
-                # F_OFD_GETLK asks without taking the lock. Taking it, even for a moment, would make
-                # other processes fail that try to take it.
+                # F_OFD_GETLK tests without taking the lock. If the lock were taken, even for a
+                # moment, other processes that try to take it would fail.
                 found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE_FILE)
                 if _FLOCK.unpack(found)[0] != fcntl.F_UNLCK:
                     return int(os.pread(fd, PID_BYTES_MAX, 0) or b"0")
@@ -239,8 +238,8 @@ def _places() -> Iterator[int]:
 
 
 def _open(folder: str, level: int, make: bool = False) -> int | None:
-    """A descriptor of the directory, if it is the user's own and closed to others; None if not.
-    OSError: it does not exist, or cannot be made."""
+    """A descriptor of the directory, if it belongs to the user and is inaccessible to others; else
+    None. OSError: it does not exist, or cannot be created."""
     if make:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
@@ -286,7 +285,7 @@ def _connect(place: int, name: str, patience_s: float) -> socket.socket | None:
 
 
 def _clean(place: int) -> None:
-    """Removes the names of nodes that were killed: sockets at which no process listens."""
+    """Removes the names of killed nodes: sockets without a listening process."""
     for name in _names(place):
         with contextlib.suppress(OSError):
             if not stat.S_ISSOCK(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode):

@@ -1,7 +1,7 @@
 """Listening sockets and connecting sockets; nothing here blocks.
 
-This file is the one place for the settings of every connection between hosts. It raises one clear
-error for each way in which listening fails.
+All connections between hosts get their settings here. Each way in which listening can fail raises
+one clear error.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["OUT_OF", "begin_connect", "connect_error", "listen", "prepare"]
 
-# This process or host has no descriptor or memory now, which says nothing about the other side.
+# A lack of descriptors or memory on this side; it does not concern the other side.
 OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 BACKLOG = 256  # connections that the kernel completes before they are accepted
 # After this time without acknowledgements the kernel ends a connection, because the peer's host is
-# gone or cannot be reached. The cluster's beats notice that sooner; this is for connections without
-# beats. Lower: a peer that reads nothing for so long is lost, too, although its loop may be busy
-# with one thing for 30 s (_node/manager_link/connection.py).
+# gone or unreachable. The cluster's beats notice this sooner; the limit is for connections without
+# beats. Lower: a peer that does not read for this time is lost, too, although one iteration of its
+# loop may take 30 s (_node/manager_link/connection.py).
 UNACKNOWLEDGED_MS_MAX = 40_000
 KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -48,7 +48,7 @@ def prepare(sock: socket.socket) -> socket.socket:
 
 
 def listen(host: str, ports: Iterable[int]) -> socket.socket:
-    """Listens at `host` on the first of `ports` that is free; port 0 stands for any free one.
+    """Listens at `host` on the first free port of `ports`; port 0 stands for any free port.
 
     "::" serves IPv4 as well. ConfigError: `host` is not this host's, or no port is free.
     """
@@ -101,9 +101,9 @@ def _words(host: str, error: OSError) -> str:
 
 
 def begin_connect(endpoint: Endpoint) -> socket.socket:
-    """A connecting socket; once it is writable, it is connected or `connect_error` says why not.
+    """A connecting socket; once it is writable, `connect_error` returns whether it has failed.
 
-    OSError if connecting cannot even begin.
+    OSError if the attempt fails at once.
     """
     sock = socket.socket(endpoint.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -124,8 +124,8 @@ def connect_error(sock: socket.socket) -> str | None:
         return os.strerror(code)
     with contextlib.suppress(OSError):
         here, there = sock.getsockname(), sock.getpeername()
-        # The kernel may choose the called port, if it is free, as this socket's own port. Then
-        # the socket is connected to itself.
+        # The kernel may choose the called port, if it is free, as this socket's own port. Then the
+        # socket is connected to itself.
         return "it reached itself: nobody listens there" if here == there else None
     return "the connection has ended"
 

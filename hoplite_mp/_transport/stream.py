@@ -1,8 +1,8 @@
-"""Connections for a loop: bytes without blocking, and how long the other side may be silent.
+"""Connections for a loop: non-blocking bytes, and the permitted silence of the other side.
 
-Manager and node communicate over TCP, over TLS and, in tests, over memory; the code around a
-connection must not know which. `ByteStream` is the smallest interface that fits all three. Writes
-are queued up to a limit, and when a connection has ended the stream tells why.
+Manager and node communicate over TCP, over TLS and, in tests, over memory; the code that uses a
+connection must not depend on which. `ByteStream` is the smallest interface that fits all three.
+Writes are queued up to a limit, and when a connection has ended the stream has the reason.
 """
 
 from __future__ import annotations
@@ -26,23 +26,22 @@ __all__ = [
 ]
 
 
-READ_BYTES = 256 << 10  # read from one connection before the others get their turn
+READ_BYTES = 256 << 10  # read from one connection before other connections get their turn
 # Read size at first: most messages are small, and a buffer of READ_BYTES would be mapped and
 # unmapped each time, which costs 20 us. Higher: fewer calls for large messages.
 FIRST_BYTES = 16 << 10
-# How much may wait for a peer that does not read: four of the longest frames of the protocol.
-# Higher: slower peers are tolerated. Lower: a peer that has stopped costs less memory until it is
-# given up.
+# Queue limit for a peer that does not read: four of the longest frames of the protocol. Higher:
+# slower peers are tolerated. Lower: a stopped peer costs less memory until it is dropped.
 QUEUE_BYTES_MAX = 64 << 20
 SEND_BYTES = 256 << 10  # passed to the kernel in one call; it seldom takes more
-# A failure that callers distinguish, because it has a remedy.
+# A failure that callers distinguish, because there is a remedy.
 NOT_TLS = "the other side does not speak TLS"
 
 _AGAIN = (BlockingIOError, InterruptedError)
 
 
 class ByteStream(Protocol):
-    """What every kind of connection can do. No method blocks."""
+    """The common interface of all kinds of connections. No method blocks."""
 
     # Application bytes transferred, for counters.
     bytes_received: int
@@ -59,33 +58,33 @@ class ByteStream(Protocol):
 
     @property
     def buffered(self) -> bool:
-        """Are there bytes to read that no loop will announce, because they have left the socket?
-        Never after a read of READ_BYTES; possibly after a shorter one, and in a stream that was
-        taken over, which must be read once immediately."""
+        """Whether there are bytes to read that no loop will announce, because they have left the
+        socket. Never after a read of READ_BYTES; possibly after a shorter read, and in a stream
+        with a new owner, which must be read once immediately."""
 
     @property
     def wants_read(self) -> bool:
-        """Should the loop wake this stream when something can be read?"""
+        """Whether the loop should wake this stream when it is readable."""
 
     @property
     def wants_write(self) -> bool:
-        """Should the loop wake this stream when something can be written?"""
+        """Whether the loop should wake this stream when it is writable."""
 
     def fileno(self) -> int:
         """The descriptor for the loop."""
 
     def read(self, nbytes_max: int = READ_BYTES) -> bytes | None:
-        """What has arrived; b"" if nothing has arrived, None once the connection has ended."""
+        """The received data; b"" if nothing has arrived, None once the connection has ended."""
 
     def write(self, data: bytes) -> None:
-        """Queues data. ConnectionAbortedError, and nothing is queued, if too much would wait; then
-        the peer does not read, and the caller should give it up."""
+        """Queues data. If the queue would exceed its limit, raises ConnectionAbortedError and
+        queues nothing; then the peer does not read, and the caller should drop it."""
 
     def flush(self) -> bool:
-        """Sends what the connection takes now; False if it is broken."""
+        """Sends as much as the connection accepts now; False if it is broken."""
 
     def close(self) -> None:
-        """Ends the connection; what is still queued is lost. May be repeated."""
+        """Ends the connection; queued data is lost. May be repeated."""
 
 
 class Outgoing:
@@ -159,7 +158,7 @@ class TcpStream:
         return data or None
 
     def opener(self) -> int | None:
-        """The first byte that waits to be read, without removing it; None if there is none yet.
+        """The first unread byte, without removing it; None if there is none yet.
 
         OSError if the connection is broken or has ended.
         """
@@ -176,14 +175,14 @@ class TcpStream:
         self._queue.add(data)
 
     def flush(self) -> bool:
-        # If writing fails, reading may still work, and what the other side has sent about the
-        # failure may still be there.
+        # If writing fails, reading may still work, and may give the other side's message about the
+        # failure.
         waiting = self._queue.waiting
         while waiting and self.failure is None:
             try:
                 if len(waiting) <= SEND_BYTES:
                     sent = self._sock.send(waiting)
-                else:  # the views must be released before the queue can shrink
+                else:  # release the views before the queue shrinks
                     with memoryview(waiting) as whole, whole[:SEND_BYTES] as piece:
                         sent = self._sock.send(piece)
             except self._later:
@@ -196,17 +195,17 @@ class TcpStream:
         return self.failure is None
 
     def finish(self) -> None:
-        """Tells the other side that nothing more will be sent. What still arrives can only be
-        discarded."""
+        """Informs the other side that nothing more will be sent. Data that still arrives can only
+        be discarded."""
         self._ended = True
-        with contextlib.suppress(OSError):  # it is gone already
+        with contextlib.suppress(OSError):  # the other side is gone already
             self._sock.shutdown(socket.SHUT_WR)
 
     def discard(self) -> bool:
-        """Discards what has arrived; False at the end of the stream.
+        """Discards received data; False at the end of the stream.
 
-        To be used after `finish`: closing with unread bytes would make the kernel send a reset,
-        which can overtake the last data.
+        Use this after `finish`: closing with unread bytes would make the kernel send a reset, which
+        can overtake the last data.
         """
         try:
             return bool(socket.socket.recv(self._sock, READ_BYTES))
@@ -218,7 +217,7 @@ class TcpStream:
     def detach(self) -> socket.socket:
         """The socket itself, still non-blocking, for another owner; this stream is closed.
 
-        ValueError if bytes are still queued, which would be lost.
+        ValueError if bytes are still queued; they would be lost.
         """
         if self._queue:
             raise ValueError(f"{len(self._queue)} bytes are still to be sent")
@@ -240,33 +239,33 @@ def reason_of(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno is not None else str(error)
 
 
-# How long the other side of a connection may be silent before it counts as dead.
+# The length of silence after which the other side of a connection counts as dead.
 #
 # A host that is stopped or cut off does not close its connections. Both sides send a beat (an empty
-# frame) at fixed intervals. How long a silence is tolerated adapts to the longest recent one, so a
-# loaded host gets more time and a quiet LAN is watched closely.
+# frame) at fixed intervals. The permitted silence adapts to the longest recent silence, so a loaded
+# host gets more time and a failure in a quiet LAN is noticed soon.
 
 
-# A silence may last this many times the longest recent one. Higher: a loaded host is less often
-# taken for dead, and a dead one is noticed later.
+# A silence may last this many times the longest recent silence. Higher: a loaded host is less often
+# mistaken for a dead one, and a dead host is noticed later.
 PATIENCE_FACTOR = 4.0
-# The longest silence that is ever tolerated, as a multiple of `patience_s`.
+# The longest permitted silence, as a multiple of `patience_s`.
 PATIENCE_MOST = 8.0
-# How far back a silence counts as recent: for at least this long, at most twice as long.
+# How long a silence counts as recent: at least this long, at most twice as long.
 LATELY_S = 30.0
 
 
 class Silence:
-    """The silence of one peer. patience_s: so long a silence is always tolerated."""
+    """The silence of one peer. patience_s: a silence that is always permitted."""
 
     def __init__(self, now: float, patience_s: float) -> None:
         self.patience_s = patience_s
         self.heard_at = now
-        self._longest = self._before = 0.0  # of this period, and of the one before
+        self._longest = self._before = 0.0  # of this period, and of the previous one
         self._period_ends = now + LATELY_S
 
     def heard(self, now: float) -> None:
-        """Something has arrived."""
+        """Data has arrived."""
         silent = now - self.heard_at
         self.heard_at = now
         if now >= self._period_ends:
@@ -275,7 +274,7 @@ class Silence:
         self._longest = max(self._longest, silent)
 
     def excuse(self, seconds: float) -> None:
-        """The listener itself did not run for so long, which is not counted as silence."""
+        """This process itself did not run for this time, which does not count as silence."""
         self.heard_at += seconds
 
     @property

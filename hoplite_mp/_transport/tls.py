@@ -1,14 +1,14 @@
 """TLS 1.3 over a non-blocking socket, under the same interface as plain TCP.
 
-Why a real SSLSocket instead of a memory BIO: a connection for bulk data is handed to a thread that
+Why a real SSLSocket instead of a memory BIO: a connection for bulk data is passed to a thread that
 uses recv_into and send on it, after the same handshake as any other. So one implementation serves
-both. OpenSSL reads no more than one record ahead, so no bytes are hidden from the loop: `read` asks
-for at least a complete record each time, or tells through `buffered` what is left of one.
+both. OpenSSL reads at most one record ahead, so no bytes are hidden from the loop: `read` requests
+at least a complete record each time, or reports through `buffered` what is left of a record.
 
 A certificate is not verified here, neither by name nor by authority. OpenSSL verifies that the
-server has the private key of the certificate that it shows; the handshake inside proves that the
-server meant that certificate (_protocol/handshake.py). Session tickets are off, because resuming a
-session would save nothing on a LAN.
+server has the private key of its certificate; the inner handshake proves that the server meant that
+certificate (_protocol/handshake.py). Session tickets are off, because resuming a session would save
+nothing on a LAN.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def client_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # see above: the handshake inside verifies it
+    context.verify_mode = ssl.CERT_NONE  # see above: the inner handshake verifies it
     return context
 
 
 def server_context(certificate: Certificate) -> ssl.SSLContext:
-    """The settings of a server that shows this certificate."""
+    """The settings of a server with this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
@@ -57,7 +57,7 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
 class TlsStream(TcpStream):
     """A connected stream socket with TLS. The TLS handshake happens in read and flush."""
 
-    # OpenSSL requires that an unfinished send be repeated with at least the same bytes. It is,
+    # OpenSSL requires that an unfinished send be repeated with at least the same bytes. This is so,
     # because the queue only grows at its end. In TLS 1.3 a send never has to read first.
     _later = (*TcpStream._later, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -70,9 +70,9 @@ class TlsStream(TcpStream):
         queue_bytes_max: int = QUEUE_BYTES_MAX,
     ) -> None:
         """server_sha256: a server's hash of its own certificate; None for a client, which computes
-        the hash of the certificate that it is shown.
+        the hash of the server's certificate.
 
-        Takes the socket over. OSError if the connection is gone already.
+        Takes over the socket. OSError if the connection is gone already.
         """
         sock.setblocking(False)
         try:
@@ -81,7 +81,7 @@ class TlsStream(TcpStream):
                 sock,
                 server_side=server_sha256 is not None,
                 do_handshake_on_connect=False,
-                suppress_ragged_eofs=False,  # a forgeable end must not count as an orderly one
+                suppress_ragged_eofs=False,  # a forgeable end must not count as orderly
             )
         except BaseException:
             sock.close()
@@ -91,7 +91,7 @@ class TlsStream(TcpStream):
         self._server_sha256 = server_sha256
         self.certificate_sha256 = None
         self._opener_missing = True  # the other side's first byte has not been checked
-        # Nothing of ours has to be sent before the other side's first byte.
+        # A server has nothing to send before the other side's first byte.
         self._greeted = server_sha256 is not None
         self._no_tls_likely = False
         self._read_must_write = False
@@ -109,7 +109,7 @@ class TlsStream(TcpStream):
     def wants_write(self) -> bool:
         if self.failure is not None:
             return False
-        # Before the handshake is finished nothing of the queue can be sent, even if the socket is
+        # Queued data cannot be sent before the handshake is finished, even if the socket is
         # writable.
         ready = self.certificate_sha256 is not None
         return self._read_must_write or self._shake_must_write or (ready and bool(self._queue))
@@ -118,16 +118,16 @@ class TlsStream(TcpStream):
         self._read_must_write = False
         pieces: list[bytes] = []
         room = nbytes_max
-        # Each recv has space for a complete record, unless nbytes_max is less. So no part of one
-        # stays in OpenSSL, where the loop would not notice it. A record that is not full was the
-        # last that the sender had: looking for another would cost a system call and an exception,
-        # and the loop announces the next one.
+        # Each recv has space for a complete record, unless nbytes_max is less. So no part of a
+        # record stays in OpenSSL, where the loop would not notice it. A record that is not full was
+        # the sender's last: a further recv would cost a system call and an exception, and the loop
+        # announces the next record.
         while self._shake() and not self._ended:
             try:
                 piece = self._tls.recv(min(room, RECORD_BYTES))  # it never returns more at once
             except ssl.SSLWantReadError:
                 break
-            except ssl.SSLWantWriteError:  # TLS itself must send something first (a change of keys)
+            except ssl.SSLWantWriteError:  # TLS itself must send data first (a change of keys)
                 self._read_must_write = True
                 break
             except OSError as error:
@@ -143,7 +143,7 @@ class TlsStream(TcpStream):
         return None if self._ended and not data else data
 
     def flush(self) -> bool:
-        # Cleared, because the next read first writes what an earlier one could not.
+        # Cleared, because the next read begins with the unfinished write of an earlier read.
         self._read_must_write = self._shake_must_write = False
         return super().flush() if self._shake() else self.failure is None
 
@@ -161,7 +161,7 @@ class TlsStream(TcpStream):
         super().close()
 
     def _say_goodbye(self) -> None:
-        """Sends "close_notify", if everything was sent, and if it can be sent now."""
+        """Sends "close_notify", if the queue is empty and it can be sent now."""
         if self.certificate_sha256 is None or self.failure is not None or self._queue:
             return
         # `unwrap` raises instead of waiting for the other side's close_notify, which is not needed.
@@ -191,12 +191,12 @@ class TlsStream(TcpStream):
         return True
 
     def _look_at_opener(self) -> bool:
-        """Checks the first byte that waits, because OpenSSL has a dozen different errors for data
-        that is not TLS; returns whether there is one.
+        """Checks the first unread byte, because OpenSSL has a dozen different errors for data that
+        is not TLS; returns whether there is one.
 
         A client's first message is sent by the same call of OpenSSL that then reads. That call may
-        read the beginning of an answer which was not there when we looked, so what waits afterwards
-        need not be the other side's first byte: it only chooses the words of an error of OpenSSL.
+        read the beginning of an answer that arrived after this check, so the next unread byte need
+        not be the other side's first byte: it only selects the text of an OpenSSL error.
         """
         opener = self.opener()
         self._opener_missing = opener is None
@@ -208,7 +208,7 @@ class TlsStream(TcpStream):
 
     def _shown(self) -> bytes:
         certificate = self._tls.getpeercert(binary_form=True)
-        assert certificate is not None  # a server shows one unless it has a pre-shared key
+        assert certificate is not None  # a server without a pre-shared key has one
         return hashlib.sha256(certificate).digest()
 
     def _break(self, error: OSError) -> None:

@@ -1,8 +1,8 @@
-"""The token: the secret of a cluster, where it is looked for, and the key that is derived from it.
+"""The token: the secret of a cluster, its sources, and the key that is derived from it.
 
 Whoever has the token can run code on every host of the cluster. So it is read only from places that
-nobody else can read, generated with enough entropy that it cannot be guessed, and never shown: not
-in argv, messages, reprs or logs.
+nobody else can read, generated with enough entropy, and never shown: not in argv, messages, reprs
+or logs.
 
     token=text or Path > HOPLITE_MP_TOKEN > HOPLITE_MP_TOKEN_FILE > ~/.config/hoplite_mp/token
 """
@@ -27,15 +27,15 @@ __all__ = ["Token", "default_path", "load_token", "token_path"]
 
 TOKEN_BYTES = 32  # random bytes in a token that is generated here
 # An attacker who sees or forges one handshake can try guesses offline, a billion per second. 16
-# random characters cannot be guessed; a word of 16 characters can, so the error message asks for a
-# random token.
+# random characters cannot be guessed; a 16-letter word can, so the error message requests a random
+# token.
 TOKEN_CHARS_MIN = 16
 TOKEN_CHARS_MAX = 1024
 VARIABLE, FILE_VARIABLE = "HOPLITE_MP_TOKEN", "HOPLITE_MP_TOKEN_FILE"
 COPY_IT = "copy it from the host where `hoplite-mp up` runs, mode 0600"
 MAKE_ONE = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
-# An empty file is read again for this long, because another process may be about to write the token
-# into it, which is a single write of 44 bytes.
+# An empty file is read again for this long, because another process may be about to write the
+# token, in a single write of 44 bytes.
 WRITING_S_MAX = 1.0
 WRITING_POLL_S = 0.01
 
@@ -45,13 +45,13 @@ _KEY_LABEL = b"hoplite_mp handshake key"
 
 
 class Token:
-    """A secret, its key for handshakes, and the file it came from, if any. Shows neither."""
+    """A secret, its key for handshakes, and its file, if any. Shows neither secret nor key."""
 
     __slots__ = ("_secret", "file", "key")
 
     def __init__(self, text: str, file: Path | None = None, source: str = "token=") -> None:
-        """`source`, where the text was found, is for the error message. AuthError if it cannot be a
-        token."""
+        """`source`, the origin of the text, is for the error message. AuthError if the text is not
+        a possible token."""
         text = text.strip()
         if not TOKEN_CHARS_MIN <= len(text) <= TOKEN_CHARS_MAX:
             raise AuthError(
@@ -65,7 +65,7 @@ class Token:
         self.file = file
 
     def reveal(self) -> str:
-        """The secret itself: only for the standard input of a process that is to join."""
+        """The secret itself: only for the standard input of a process that will join."""
         return self._secret.reveal().decode("utf-8", "surrogatepass")
 
     def __repr__(self) -> str:
@@ -76,10 +76,10 @@ class Token:
 
 
 def load_token(argument: str | Path | None = None, *, make: bool = False) -> Token:
-    """The token from the first place that has one. make: if the token file is missing, it is
-    created with a new token.
+    """The token from the first source that has one. make: create a missing token file, with a new
+    token.
 
-    AuthError: there is none, or it is too short, or others could read the file.
+    AuthError: there is no token, or it is too short, or other users could read the file.
     """
     if isinstance(argument, str):
         return Token(argument)
@@ -108,7 +108,7 @@ def token_path(argument: str | Path | None = None) -> Path | None:
 
 
 def default_path() -> Path:
-    """Where the token is if the environment names no other place."""
+    """The token file if the environment names no other place."""
     return _expand(Path("~/.config")) / "hoplite_mp" / "token"
 
 
@@ -120,8 +120,8 @@ def _expand(path: Path) -> Path:
 
 
 def _read(path: Path, make: bool) -> str:
-    """The file's text, once it is written. AuthError if others can read the file. make: the caller
-    would create the file if it did not exist."""
+    """The file's text, once it is written. AuthError if other users can read the file. make: the
+    caller would create a missing file."""
     end = clock.monotonic() + WRITING_S_MAX
     while not (text := _read_now(path)):
         if clock.monotonic() > end:
@@ -133,7 +133,7 @@ def _read(path: Path, make: bool) -> str:
 
 def _read_now(path: Path) -> str:
     try:
-        # Non-blocking, because opening a pipe would wait for a writer.
+        # Non-blocking, because the opening of a pipe would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise AuthError(
@@ -155,7 +155,7 @@ def _read_now(path: Path) -> str:
 
 def _check_file(path: Path, status: os.stat_result) -> None:
     """Checks that only its owner can read the file. status: of the open file, because its name may
-    lead elsewhere by now."""
+    now lead to another file."""
     if stat.S_ISDIR(status.st_mode):
         raise AuthError(f"the token file {path} is a directory: name the file in it")
     if not stat.S_ISREG(status.st_mode):
