@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.topology import HostRates, Topology
     from hoplite_mp._protocol.membership import CopyHeld
 
-# Complete (or incomplete) holders considered for a new receiver: the latest, which served least.
-# Higher: slightly better parents in large clusters, for more of the manager's time.
+# How many complete, and how many incomplete, holders are considered for a new receiver: the latest,
+# because they have served least. Higher: better parents in large clusters, for more of the
+# manager's time.
 CANDIDATES_MAX = 8
 # Maximum number of parents of a late receiver. Higher: a faster receiver, more incast. An owner in
 # a broadcast to k receivers can spare 1/k of its link, so k owners fill another link.
@@ -401,7 +402,7 @@ class Copies:
         ]
 
     def _offer(self, node: int, host: HostRates) -> tuple[bool, float]:
-        """(does it take from others, bytes a second): the node's spare up rate or, if that is
+        """(whether it takes from others, bytes a second): the node's spare up rate or, if that is
         little, a fair part of its total rate, at the expense of the node's other receivers."""
         busy = self._busy.get(node, 0.0)
         left = host.up - busy

@@ -77,8 +77,7 @@ def broadcast(
     """(T, share that the source sends to all by itself, share that each receiver passes on).
 
     T = max{ S/u_s, S/min d_i, nS/(u_s + Σ u_i) } for n receivers. With up and down exchanged this
-    is the reduction to one node: the bytes that flow from the source here flow into the destination
-    there.
+    is the reduction to one node, in which the bytes flow into the destination.
     """
     count = len(receivers)
     if count == 0:

@@ -42,7 +42,7 @@ __all__ = [
 
 # Remembers Groups that have ended, because retried tasks of their members may request them again.
 #
-# If a member dies in its Group, its task is tried again, and requests the Group again. If the other
+# If a member dies in its Group, its task is retried, and requests the Group again. If the other
 # members have left, no other member would ever join, so the request is refused at once. If all
 # members have died, their tasks are retried together and form the Group anew, so the request is
 # accepted. It is also accepted from a task that has left the Group: a task, whether retried or not,
@@ -94,8 +94,8 @@ class Tombstones:
                 del table[next(iter(table))]
 
     def mates(self, name: str, task: bytes, run: Run) -> Mates:
-        """The tasks of the other members of the task's Group of that name before the task was
-        retried. None: the task is not retried, or may wait for any task."""
+        """The other members' tasks in the Group of that name to which this task belonged before it
+        was retried. None: the task is not retried, or may wait for any task."""
         known = self._dead.get((name, task)) or self._left.get((name, task))
         if not task or known is None or known.run is None or known.run == run or known.various:
             return None
@@ -203,7 +203,7 @@ class GroupRecord:
             self.die(self.members.pop(rank).task)
 
     def die(self, task: bytes) -> None:
-        """A member died without leaving; its task may be tried again."""
+        """A member died without leaving; its task may be retried."""
         if task:
             self.dead[task] = None
             if len(self.dead) > TASKS_MAX:
@@ -335,7 +335,7 @@ class Rejoins:
         self._over: set[bytes] = set()
 
     def ask(self, tasks: Iterable[bytes]) -> list[Send]:
-        """The requests to nodes about those of the tasks that no node has been asked about yet."""
+        """Requests to nodes about the tasks that no node has been asked about yet."""
         asked: dict[int, list[bytes]] = {}
         for task in sorted(set(tasks) - self._over - self._asked.keys()):
             node = self._node_of(ids.unpack_id(task)[0])

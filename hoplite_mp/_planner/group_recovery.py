@@ -140,7 +140,7 @@ class RecoveredGroups:
                 group.shown = msgspec.structs.replace(group.shown, formed=False)
 
     def _tell_unheard(self, group: GroupRecord) -> list[Send]:
-        """Sends the version of a formed group to those of its nodes that have never received one,
+        """Sends the version of a formed group to its nodes that have never received a version,
         because their members died early. Such a node answers that it has no more contributions. A
         lost node is left out: calls would wait for it for ever."""
         shown = group.shown
@@ -187,7 +187,7 @@ def latest_shown(shown: Iterable[GroupMembers]) -> dict[int, GroupMembers]:
 
 
 def superseded(shown: Collection[GroupMembers]) -> set[int]:
-    """The generations of the groups whose name or board a later group has. They have ended,
+    """The generations of the groups whose name or board a later group has. These groups have ended,
     although some node has not received their end."""
     newest: dict[str | int, int] = {}  # name or board -> the latest group that has it
     for one in shown:

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 __all__ = ["RESTORE_S", "ManagerRecovery", "RunningCopy", "RunningFold"]
 
-# Maximum time between reports: after the first node and after each message of an incomplete report.
-# Higher: a node with a bad link stays in the cluster; lower: the other nodes wait less if a node
-# has died together with the manager.
+# How long to wait for further reports, after the first node and after each message of an incomplete
+# report. Higher: a node with a bad link stays in the cluster; lower: the other nodes wait less if a
+# node has died together with the manager.
 RESTORE_S = 2.0
-# The same for the node of the manager's host. Its death is always noticed and ends the cluster, so
-# if it is late it is only busy, for at most the time that a loop iteration may take
+# The same for the node of the manager's host. Its death is always noticed and ends the cluster. So
+# a late node is only busy, for at most the time of one loop iteration
 # (_node/manager_link/connection.py). All reports must be complete after this time, too.
 OWN_S = 30.0
 

@@ -51,7 +51,7 @@ class ClusterMembership:
         return tuple(self._living.values())
 
     def number_of(self, host_id: int) -> int | None:
-        """The number of this host, or its number if it joined now; None if no number is left."""
+        """The number of this host, or the number that it would get; None if no number is left."""
         number = self._numbers.get(host_id, self.given)
         return number if number < NODES_MAX else None
 

@@ -164,7 +164,7 @@ class Operation:
         return OperationFailed(self.request.operation, error, message, index, gone)
 
     def mismatch(self, chosen: Sequence[int]) -> OperationFailed | None:
-        """Members of a fold must have the same layout; a known difference is an early error."""
+        """The error if members of a fold have different layouts, as far as these are known."""
         if self.request.kind not in FOLDING:
             return None
         layouts = {index: self.ready[index].layout for index in chosen}

@@ -201,7 +201,7 @@ class OwnerRounds:
         leaving = self._membership.leaving
         for object_id, found in held.items():
             if not found.whole or object_id in open_.gone or object_id in self.named:
-                continue  # by a node's report an earlier manager has named its owner
+                continue  # an earlier manager has named its owner
             newest = max(backups.get(object_id, ()), default=None)
             first = min(found.whole - leaving or found.whole)
             self.named[object_id] = first if newest is None else -newest[1]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Edge = tuple[int, int]  # (sender, receiver), places in `nodes`
 
-# Maximum loss against the best rate. Lower: more rounds, in proportion to 1/EPSILON².
+# How far the packing may stay below the best rate. Lower: more rounds, in proportion to 1/EPSILON².
 EPSILON = 0.15
 # Trees are removed as long as this part of the rate remains.
 KEEP_RATE = 0.95

@@ -37,7 +37,7 @@ class PlanCache:
     def spread(
         self, nbytes: int, source: int, receivers: Sequence[int], leaving: Collection[int]
     ) -> StripePlan:
-        """As `stripe_plan.spread`."""
+        """Like `stripe_plan.spread`."""
         key = nbytes, source, tuple(receivers), frozenset(leaving)
         return self._remembered(
             key, lambda: stripe_plan.spread(nbytes, source, receivers, self._topology, leaving)
@@ -53,7 +53,7 @@ class PlanCache:
         ordered: bool,
         leaving: Collection[int],
     ) -> StripePlan:
-        """As `stripe_plan.reduction`."""
+        """Like `stripe_plan.reduction`."""
         key = (
             kind,
             nbytes,

@@ -107,7 +107,7 @@ class Program:
 
     @property
     def is_empty(self) -> bool:
-        """Whether this node is not in the plan. Some nodes receive nothing and only report."""
+        """Whether this node takes no part in the plan. A node may get nothing, and still report."""
         return not (self.pulls or self.folds or self.serves or self.result or self.reports)
 
 

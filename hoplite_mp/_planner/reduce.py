@@ -7,7 +7,7 @@ destinations alone. A broadcast is passed to `broadcast`, so that other receiver
 it runs. A finished operation leaves no state.
 
 Reproducible results have rule "fold": owners receive every member separately and fold from left to
-right. This is the cost of leaving out pre-reduction: a node with k members sends k times the bytes.
+right. Without pre-reduction, a node with k members sends k times the bytes.
 """
 
 from __future__ import annotations
@@ -417,7 +417,7 @@ class Reductions:
     def _holders(
         self, op: Operation, chosen: Sequence[int], destinations: tuple[int, ...]
     ) -> dict[int, int]:
-        """A node for each member: if possible a destination, else a node of other members."""
+        """A node for each member: if possible a destination, else one that already gives others."""
         ready = op.ready
         found = [ready[index].holders for index in chosen]
         if sum(map(len, found)) == len(found):  # each has one holder

@@ -5,7 +5,7 @@ repeat their folds without the dead node's slots, and none of these bytes is sen
 dead node's own stripes are sent again, cut among the other owners. Under the new epoch a stripe
 with the same owner and the same bounds is the same stripe as before, and its slot is kept if the
 contributor gives the same members as before. With n owners, a death half way costs about 1/n of the
-operation. The stripes of a node whose link has become slow are cut in the same way (`slow_owners`).
+operation. The stripes of a node whose link has become slow are cut in the same way (`relieved`).
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ WORTHWHILE = 0.9
 # long as its slowest link by the known rates. A host that is faster than the others sends less than
 # it could because the others accept no more. Higher: busy processors count as slow links.
 EXPECTED = 0.6
-# Among several slow hosts, one is the slow host if it sends at less than this part of the rate of
-# each other. Equally slow hosts share busy processors or a busy switch. Higher: such hosts count as
-# slow by chance.
+# Among several hosts with slow links, a host is the slow one if it sends at less than this part of
+# the rate of each other host. Equally slow hosts share busy processors or a busy switch. Higher:
+# such hosts count as slow by chance.
 SLOWEST = 0.7
 
 
@@ -266,7 +266,7 @@ def _with_s(report: SlowReport, plan: ExecuteReduce, node: int, share: float) ->
 
 
 def _without_s(report: SlowReport, plan: ExecuteReduce, node: int, share: float) -> float:
-    """Likewise without a stripe. Owners send results of folds after all parts, so the received
+    """The same without a stripe. Owners send results of folds after all parts, so the received
     bytes were parts of its own stripe; results are sent again in any case."""
     sends, receives = _moved(plan, node, 0.0)
     sending = (sends - min(sends * (1 - share), report.sent)) / max(1, report.up)

@@ -223,8 +223,8 @@ class Candidate:
         self._forced = False
 
     def offer(self, node: int, knowledge: Knowledge) -> None:
-        """That node has lost its manager, and offers its vote. An earlier request did not get its
-        vote."""
+        """That node has lost its manager, and offers its vote. If it was asked before, it has not
+        voted."""
         self.offers[node] = knowledge
         self._asked.discard(node)
 

@@ -1,4 +1,4 @@
-"""How fast the links are, as far as nodes have measured them.
+"""The speed of the links, as measured by the nodes.
 
 Each node reports latencies from probes when it joins, and rates from backlogged transfers, because
 only these show the capacity of a link. Latencies are smoothed with a half life of

@@ -96,7 +96,7 @@ class GroupSentTaken(Message, frozen=True, tag="GroupSentTaken"):
 class GroupSourceEnded(Message, frozen=True, tag="GroupSourceEnded"):
     """The member that had this rank on the sender's node is gone, according to the members of that
     version. All its messages were forwarded before. `unheard`: this node has missed some versions
-    after a manager's death; any member of that rank here in one of them sends nothing."""
+    after a manager's death; members of that rank that these versions showed here send nothing."""
 
     generation: int
     version: int
@@ -192,8 +192,8 @@ class GroupSend(msgspec.Struct, frozen=True, tag="GroupSend", array_like=True):
 
 class GroupInbox(msgspec.Struct, frozen=True, tag="GroupInbox", array_like=True):
     """Requests the messages to this member after the one with the number `seen`. Reply: ([(number,
-    source, tag, object)], for each rank how many of its members have ended and had all their
-    messages named, the ranks from which no more messages will come as bits, whether there are more
+    source, tag, object)], for each rank how many members have ended after all their messages were
+    named, the ranks from which no more messages will come as bits, whether there are more
     messages); None: the caller is no longer a member. The node holds the messages until
     GroupReceived."""
 

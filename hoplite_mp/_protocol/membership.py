@@ -269,8 +269,8 @@ class NodeReturned(Message, frozen=True, tag="NodeReturned"):
     """First message to a manager other than the one that admitted this node. `members`: all members
     known to this node, with itself.
 
-    The manager continues the counts of the previous manager; otherwise late messages could be
-    attributed to the wrong thing. The highest values known to this node: how many `numbers` were
+    The manager continues the counts of the previous manager; otherwise numbers could be used twice,
+    and late messages misattributed. The highest values known to this node: how many `numbers` were
     assigned to nodes, the epoch of a Distribute, how many objects had an operation for their copies
     (`copied`), the generation of a group."""
 
@@ -361,7 +361,7 @@ class GroupHeld(Message, frozen=True, tag="GroupHeld"):
 class OwnersKnown(Message, frozen=True, tag="OwnersKnown"):
     """Objects whose first owner is gone, and their later owners, as known to this node. The node
     also sends HoldingsReported again for every death that left such objects here, as if there were
-    no new owners yet, because these nodes may not have received OwnersNamed."""
+    no new owners yet, because the new owners may not have received OwnersNamed."""
 
     node: int
     objects: tuple[bytes, ...]
