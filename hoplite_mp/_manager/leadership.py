@@ -53,12 +53,12 @@ AUTOMATIC = (
     "`hoplite-mp status` in a moment"
 )
 UNNAMED = (
-    "the manager was gone before any host here had learned which hosts belong to the cluster, so "
-    "nothing can go on from here: start the cluster again"
+    "the manager was lost before any host here had received the list of the cluster's hosts, so "
+    "the cluster cannot continue here: start it again"
 )
 STRUCK = (
-    "the manager had given up this host before it was gone, so others do not count on what is "
-    "here. If the cluster shall go on from here nevertheless, add --anyway"
+    "the manager had declared this host dead before the manager was lost, so other hosts do not "
+    "use anything here. If the cluster must continue here nevertheless, add --anyway"
 )
 
 Who = TypeVar("Who", bound="Hashable")
@@ -138,7 +138,7 @@ class Leadership(Generic[Who]):
         elif len(self.held) > HELD_MAX:
             _log.error("%d messages wait for a decision: the manager steps down", HELD_MAX)
         elif now - self._idle_since > OUT_S and not self._hears_half(now):
-            _log.error("too few hosts were heard for %.3g s: the manager steps down", OUT_S)
+            _log.error("too few hosts sent data for %.3g s: the manager steps down", OUT_S)
         else:
             return False
         return True
@@ -331,8 +331,8 @@ class Leadership(Generic[Who]):
         elif len(hosts.nodes) > 2 and not message.anyway:
             here = len(candidate.offers.keys() & set(hosts.nodes))
             words = (
-                f"only {here} of {len(hosts.nodes)} hosts are here; the others may be led by the "
-                "manager still. If they are gone for good, add --anyway"
+                f"only {here} of {len(hosts.nodes)} hosts are here; the others may still have the "
+                "manager. If they are gone for good, add --anyway"
             )
         else:
             self._promoter = link

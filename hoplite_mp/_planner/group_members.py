@@ -108,9 +108,9 @@ class Tombstones:
         if known is None or not known.tasks.isdisjoint(set(tasks) - {task}):
             return ""
         return (
-            f"group {name!r} has ended: this task was a member of it when its process died, and "
-            "the others have left since. Nobody will come; what they have finished is in their "
-            "results"
+            f"group {name!r} has ended: this task was a member when its process died, and all "
+            "others have left since. No other member will join; finished work is in the results of "
+            "their tasks"
         )
 
 
@@ -127,8 +127,8 @@ class Identity(NamedTuple):
 
 
 class MemberStanding(enum.Enum):
-    ALIVE = "the others count on it"
-    JOINING = "it waits to be admitted"
+    ALIVE = "calls include this member"
+    JOINING = "waits for admission"
 
 
 class Phase(enum.Enum):
@@ -275,8 +275,8 @@ def ended_text(name: str) -> str:
     """The error text for a rejoining member whose former peers' tasks are over."""
     return (
         f"group {name!r} has ended: this task, which is tried again, was a member of it before, "
-        "and the tasks of the others are over. Nobody will come; what they have finished is in "
-        "their results"
+        "and the other members' tasks are over. No other member will join; finished work is in "
+        "the results of those tasks"
     )
 
 
@@ -296,8 +296,8 @@ def vacated_text(name: str, size: int, ranks: Collection[int]) -> str:
 def struck_text(name: str) -> str:
     """The error text for a member whose host was declared dead by a manager that later died."""
     return (
-        f"group {name!r}: this host was given up by a manager that has died since, and the others "
-        "have gone on without its members"
+        f"group {name!r}: this host was declared dead by a manager that has died since, and the "
+        "group has continued without this host's members"
     )
 
 

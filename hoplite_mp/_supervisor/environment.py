@@ -50,9 +50,9 @@ def note_given() -> None:
 def blas_environment(
     chosen: int | None, cores: int, processes: int, given: dict[str, str] | None = None
 ) -> dict[str, str]:
-    """Variables for each process of a pool. The number of threads is Config.blas_threads
-    (`chosen`), the user's setting, or cores / processes. processes: of the pool on this host; 0:
-    each has one thread. given: the user's variables; None: those recorded by note_given()."""
+    """Variables for each process of a pool. Threads: Config.blas_threads (`chosen`), else the
+    user's setting, else cores / processes. processes: of the pool on this host; 0: each has one
+    thread. given: the user's variables; None: those recorded by note_given()."""
     count = str(chosen or max(1, cores // processes if processes else 1))
     given = _given_blas if given is None else given
     shares = {TBB_SHARES: os.environ.get(TBB_SHARES, "1")}
@@ -107,7 +107,7 @@ DEVICES = {"gpu": "CUDA_VISIBLE_DEVICES"}  # resource -> the variable that names
 
 def device_environment(assigned: dict[str, list[int]]) -> dict[str, str]:
     """The variables for a worker. assigned: for each resource the indices of the worker's devices,
-    for its lifetime. If this process may use only some devices, the indices count among these. A
+    for its lifetime. If this process may use only some devices, the indices refer to these. A
     fraction of a device has no index, and leaves the variable unchanged."""
     found = {}
     for name, variable in DEVICES.items():

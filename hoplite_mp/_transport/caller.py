@@ -46,8 +46,8 @@ LEADS_S = 5.0
 ROUND_PAUSE_S = 0.2
 # How long a server may send nothing after it has accepted a connection, because the caller may be
 # waiting in the listener's queue (LINE_FACTOR in listener.py, times the handshake timeout). Callers
-# with several addresses wait for the handshake timeout in the first round, and longer by that time
-# in each further round, up to this. Lower: a stopped process is noticed sooner.
+# with several addresses wait for the handshake timeout in the first round, and add the same time in
+# each further round, up to this. Lower: a stopped process is noticed sooner.
 SILENT_S_MAX = 20.0
 
 

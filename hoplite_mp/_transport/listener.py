@@ -48,7 +48,7 @@ THIS_HOST = Address("a process of this host", 0)
 # no memory here. Higher: more simultaneous callers are served without a second call.
 LINE_FACTOR = 4
 # After this silence, a stranger whose host has more than its share loses its place to another host.
-# Lower: a flood hinders other hosts less. Higher: honest callers on slow hosts keep theirs.
+# Lower: a flood hinders other hosts less. Higher: callers on slow hosts keep their places.
 SILENT_S = 1.0
 WARNING_PAUSE_S = 1.0  # so that a persistent stranger does not fill the log
 
