@@ -245,7 +245,7 @@ def _make_known(world: World, narrow: dict[tuple[int, int], float]) -> None:
         lan = receiver.lan
         number = None if lan is None else lan.host.roster.number_of(sender.host_id)
         if number is not None and lan is not None:
-            tell = lan.plan_executor.cells.pairs.tell
+            tell = lan.plan_runner.cells.pairs.tell
             receiver.loop.run(partial(tell, number, rate))
 
 

@@ -148,7 +148,7 @@ def gaps(a: Aim) -> None:
         a.hear("over")
 
     def parent() -> Any:
-        pulling = D.lan.plan_executor.cells.links.pulling.values()
+        pulling = D.lan.plan_runner.cells.links.pulling.values()
         numbers = {one.parent for one in pulling}
         return next((h for h in (H, K) if h.number in numbers), None)
 

@@ -26,7 +26,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "plan-executor-says-reported-too-early",
+        "plan-runner-says-reported-too-early",
         "hoplite_mp/_node/execution/plan_runner.py",
         "yield ReduceHeld(self.client.number, execution.plan, execution.reported)",
         "yield ReduceHeld(self.client.number, execution.plan, execution.begun)",
@@ -37,7 +37,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "plan-executor-abandoned-copy-is-not-fetched",
+        "plan-runner-abandoned-copy-is-not-fetched",
         "hoplite_mp/_node/execution/plan_runner.py",
         (
             "        for oid in list(execution.copies.values()):\n"
@@ -142,7 +142,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "plan-executor-waits-for-its-own-attempt",
+        "plan-runner-waits-for-its-own-attempt",
         "hoplite_mp/_node/execution/plan_runner.py",
         "heard of both.\n            self.drop(message.operation)\n",
         "heard of both.\n",

@@ -119,10 +119,10 @@ class OneNode:
             imports=SimpleNamespace(owner_of=lambda object_id: 1000),
         )
         self.makes = lambda object_id: False
-        plan_executor = SimpleNamespace(makes=lambda object_id: self.makes(object_id))
+        plan_runner = SimpleNamespace(makes=lambda object_id: self.makes(object_id))
         self.remote_objects = node.remote_objects.by_oid
         self.cells = PlanCells(node, links)  # type: ignore[arg-type]
-        self.transfers = Transfers(node, self.cells, replicas, plan_executor)  # type: ignore[arg-type]
+        self.transfers = Transfers(node, self.cells, replicas, plan_runner)  # type: ignore[arg-type]
 
     def give_up(self, oid: int) -> None:
         self.given_up.append(oid)

@@ -53,9 +53,9 @@ class Repeating(FollowingNode):
         self.results.is_begun.return_value = True
         self.results.is_written.return_value = True
         self.results.has_lent.return_value = False
-        self.results.plan_executor.link_estimator.rates = 5, 6
-        self.results.plan_executor.streaming_sources.get.return_value = None
-        self.results.plan_executor.link_estimator.moved.return_value = 0, 0
+        self.results.plan_runner.link_estimator.rates = 5, 6
+        self.results.plan_runner.streaming_sources.get.return_value = None
+        self.results.plan_runner.link_estimator.moved.return_value = 0, 0
         self.count = 1 << 18
         self.calls.clients[MEMBER_SLOT] = None
         self.calls.member_called(MEMBER_SLOT, self.ask(0))

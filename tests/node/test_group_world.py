@@ -44,7 +44,7 @@ def live(seed: int, repeats: int, slows: bool, early: bool) -> GroupWorld:
     world.slows, world.early = slows, early
     if slows:
         for node in world.nodes.values():
-            node.plan_executor.link_estimator.rates = 1_000_000, 1_000_000
+            node.plan_runner.link_estimator.rates = 1_000_000, 1_000_000
     faults = dice.choice([1, 2, 3])  # the first so many kinds may happen besides the clean ones
     for _ in range(world.size):
         world.come()

@@ -11,7 +11,7 @@ import pytest
 from hoplite_mp._common import ids
 from hoplite_mp._node.collectives.chunked_reduce import ChunkedReduce
 from hoplite_mp._node.collectives.operations import Operations, placed
-from hoplite_mp._node.objects.remote_objects import ROOM_POLL_S
+from hoplite_mp._node.objects.remote_objects import MEMORY_POLL_S
 from hoplite_mp._protocol import messages as m
 
 
@@ -44,7 +44,7 @@ def test_what_a_thread_writes_into_is_freed_when_it_has_ended(runs: bool) -> Non
     room.configure_mock(
         operations={7: operation},
         client=SimpleNamespace(number=0),
-        plan_executor=None,
+        plan_runner=None,
         loop=SimpleNamespace(now_ns=lambda: 2, now=lambda: 0.0),
         config=SimpleNamespace(put_wait_s=1.0),
     )
@@ -62,7 +62,7 @@ def test_what_a_thread_writes_into_is_freed_when_it_has_ended(runs: bool) -> Non
     assert operation.plan.epoch == 2
 
 
-def test_a_plan_without_room_is_not_tried_in_each_turn() -> None:
+def test_a_plan_without_memory_is_not_tried_in_each_turn() -> None:
     """Seed 1837668: each attempt spilled one object to restore another. That woke processes, these
     the node, and the node tried again: a hundred thousand times a second."""
     tried: list[float] = []
@@ -75,14 +75,14 @@ def test_a_plan_without_room_is_not_tried_in_each_turn() -> None:
 
     def execute(one: Any) -> None:
         tried.append(now)
-        Operations._no_room(room, one, "no room")
+        Operations._no_memory(room, one, "no memory")
 
     room.execute = execute
     for _ in range(50):
         again = Operations.execute_again(room)
         assert again is not None
         now = max(now + 0.001, min(again, now + 0.007))  # other things happen meanwhile
-    assert len(tried) == pytest.approx((now - 100) / ROOM_POLL_S, abs=1)
+    assert len(tried) == pytest.approx((now - 100) / MEMORY_POLL_S, abs=1)
     operation.plan = None
     assert Operations.execute_again(room) is None
 
@@ -113,7 +113,7 @@ def test_sources_that_are_to_be_made_again_are_found_in_one_pass(compared: type[
     room: Any = mock.Mock(spec=Operations)
     room.configure_mock(
         client=SimpleNamespace(number=0, host_id=1000),
-        plan_executor=None,
+        plan_runner=None,
         imports=SimpleNamespace(public=lambda oid: ids.pack_id(1000, oid)),
         remote_objects=SimpleNamespace(needs_making=lambda oid: True),
         _deadline_s=lambda operation: None,

@@ -113,9 +113,9 @@ def test_pulls_that_wait_for_their_turn_begin_when_others_are_given_up() -> None
     )
     replicas: Any = None
     streaming_sources: Any = None
-    plan_executor = PlanRunner(one.host, one.cells, replicas, streaming_sources)
-    execution = PlanState(plan, program_of(plan, 1), plan_executor, 0)
-    plan_executor.executions[9] = execution
+    plan_runner = PlanRunner(one.host, one.cells, replicas, streaming_sources)
+    execution = PlanState(plan, program_of(plan, 1), plan_runner, 0)
+    plan_runner.executions[9] = execution
     for pull in execution.program.pulls:
         cell = one.cells.make(execution, None, memoryview(bytearray(8)), 0, 8, False)
         execution.copies[cell] = 100 + cell
@@ -126,7 +126,7 @@ def test_pulls_that_wait_for_their_turn_begin_when_others_are_given_up() -> None
     assert [cell for cell, *_ in one.pulled] == [1, 2, 3, 4]
     remote: Any = None
     for cell in (1, 2, 3, 4):
-        plan_executor.forget(100 + cell, remote)
+        plan_runner.forget(100 + cell, remote)
     one.loop.call_all()
     assert [cell for cell, *_ in one.pulled] == [1, 2, 3, 4, 5, 6]
 

@@ -10,7 +10,7 @@ import pytest
 
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import STATE
-from hoplite_mp._node.execution.plan_runner import ROOM_POLL_S, PlanRunner
+from hoplite_mp._node.execution.plan_runner import MEMORY_POLL_S, PlanRunner
 from hoplite_mp._protocol import messages as m
 from tests.support.node_plans import OBJECT, PlanNode, copy_plan
 
@@ -48,7 +48,7 @@ class Gather:
             tell=lambda object_id, nbytes: None,
         )
         nobody: Any = None
-        self.plan_executor = PlanRunner(host, one.cells, replicas, nobody)
+        self.plan_runner = PlanRunner(host, one.cells, replicas, nobody)
         one.cells.remote_objects = host.remote_objects
         one.cells.links.trace_events = SimpleNamespace(on=False)  # type: ignore[assignment]
 
@@ -58,7 +58,7 @@ class Gather:
             9, 1, members, members, (), "any", "gather", "sum", 0,
             objects, (0,) * len(objects), (1,), sizes=(NBYTES,) * len(objects),
         )  # fmt: skip
-        self.plan_executor.execute(plan)
+        self.plan_runner.execute(plan)
 
     def brought(self) -> None:
         """Who was bringing the first one has ended."""
@@ -81,7 +81,7 @@ def test_a_copy_that_another_transfer_has_lost_fails_the_part() -> None:
     gather.brought()
     (failed,) = gather.sent
     assert (failed.operation, failed.error) == (9, "lost")
-    assert not gather.plan_executor.executions
+    assert not gather.plan_runner.executions
 
 
 def test_a_part_that_waits_for_room_has_not_got_all() -> None:
@@ -90,13 +90,13 @@ def test_a_part_that_waits_for_room_has_not_got_all() -> None:
     gather.brought()
     assert gather.sent == []
     gather.room = True
-    gather.loop.pass_time(2 * ROOM_POLL_S)
+    gather.loop.pass_time(2 * MEMORY_POLL_S)
     assert gather.sent == []
-    (execution,) = gather.plan_executor.executions.values()
+    (execution,) = gather.plan_runner.executions.values()
     (cell,) = execution.missing
     execution.copies.clear()
     execution.missing.discard(cell)
-    gather.plan_executor.filled(execution, cell)
+    gather.plan_runner.filled(execution, cell)
     assert gather.sent == [m.StripesComplete(9, 1, 1)]
 
 
@@ -104,29 +104,29 @@ def test_a_part_that_waits_for_room_has_not_got_all() -> None:
 def test_results_of_other_nodes_operations_become_copies(requester: int) -> None:
     gather = Gather(room=True)
     sealed: list[Any] = []
-    gather.plan_executor.replicas.seal = lambda *about: sealed.append(about)  # type: ignore[method-assign]
+    gather.plan_runner.replicas.seal = lambda *about: sealed.append(about)  # type: ignore[method-assign]
     gather.execute(FIRST)
-    (execution,) = gather.plan_executor.executions.values()
+    (execution,) = gather.plan_runner.executions.values()
     execution.plan = msgspec.structs.replace(
         execution.plan,
         requester=requester,
         results=(SECOND,),  # type: ignore[type-var]
     )
     execution.blocks = {0: (4096, NBYTES)}
-    mine = gather.plan_executor.commit(m.Commit(9, 1, (0,)))
+    mine = gather.plan_runner.commit(m.Commit(9, 1, (0,)))
     assert mine == ({0: (4096, NBYTES)} if requester == 1 else {})
     assert sealed == ([] if requester == 1 else [(SECOND, 4096, NBYTES)])
-    assert not gather.plan_executor.executions
+    assert not gather.plan_runner.executions
 
 
 def test_the_commit_of_another_plan_ends_this_one() -> None:
     """The others have gone on without this node, which was given up and did not hear of that."""
     gather = Gather(room=True)
     gather.execute(FIRST)
-    (execution,) = gather.plan_executor.executions.values()
+    (execution,) = gather.plan_runner.executions.values()
     execution.blocks = {0: (4096, NBYTES)}
-    assert gather.plan_executor.commit(m.Commit(9, 2, (0,))) == {}
-    assert not gather.plan_executor.executions
+    assert gather.plan_runner.commit(m.Commit(9, 2, (0,))) == {}
+    assert not gather.plan_runner.executions
 
 
 def test_nothing_is_on_its_way_from_a_node_that_is_gone() -> None:
@@ -134,9 +134,9 @@ def test_nothing_is_on_its_way_from_a_node_that_is_gone() -> None:
     del gather.node.cells.links.peers.by_number[0]
     gather.execute(SECOND)
     assert gather.remotes[80].payload == 0
-    (execution,) = gather.plan_executor.executions.values()
+    (execution,) = gather.plan_runner.executions.values()
     assert not execution.copies
-    gather.plan_executor._maybe_finish(execution)
+    gather.plan_runner._maybe_finish(execution)
     assert gather.sent == []
 
 
@@ -164,23 +164,23 @@ def test_a_pull_says_of_which_object_and_from_which_byte(known: bool) -> None:
 def test_the_manager_hears_of_a_slow_link_while_an_allreduce_is_executed() -> None:
     gather = Gather(room=True)
     gather.execute(FIRST)
-    (execution,) = gather.plan_executor.executions.values()
-    gather.plan_executor.link_estimator.moved = lambda: (700, 90)
+    (execution,) = gather.plan_runner.executions.values()
+    gather.plan_runner.link_estimator.moved = lambda: (700, 90)
     execution.moved = 200, 100
-    gather.plan_executor.slowed(30, 40)
+    gather.plan_runner.slowed(30, 40)
     assert gather.sent == []  # nothing can be changed for a gather
     execution.plan = msgspec.structs.replace(
         execution.plan,
         kind="allreduce",
         stripes=(m.Stripe(0, 0, m.SHARES),),  # type: ignore[type-var]
     )
-    gather.plan_executor.slowed(30, 40)
+    gather.plan_runner.slowed(30, 40)
     # A link that has ended is not counted any more, so a count may be less than before.
     assert gather.sent == [m.OperationSlow(9, 1, 1, 30, 40, 500, 0)]
     for changed, value in (("reported", True), ("done", lambda *_: None), ("moved", None)):
         before = getattr(execution, changed)
         setattr(execution, changed, value)
-        gather.plan_executor.slowed(30, 40)
+        gather.plan_runner.slowed(30, 40)
         # Its part is over, or the call is a Group's, or no bytes have moved.
         assert len(gather.sent) == 1, changed
         setattr(execution, changed, before)

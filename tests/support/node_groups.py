@@ -264,9 +264,7 @@ class OneNode:
         self.gave: set[bytes] = set()  # names of large parts of members here
         link_estimator = SimpleNamespace(rates=(0, 0), moved=self.moved_bytes)
         nobody = SimpleNamespace(get=lambda name: None)
-        self.plan_executor = SimpleNamespace(
-            link_estimator=link_estimator, streaming_sources=nobody
-        )
+        self.plan_runner = SimpleNamespace(link_estimator=link_estimator, streaming_sources=nobody)
         self.loop = self.roster = self
         self.calls = MultiHostCalls(self, self, NoEngineCalls())  # type: ignore[arg-type]
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _serialize
 from hoplite_mp._common.object_states import STATE, VALUED
-from hoplite_mp._node.objects.remote_objects import ROOM_POLL_S
+from hoplite_mp._node.objects.remote_objects import MEMORY_POLL_S
 from hoplite_mp._planner.resources import ResourceLedger
 from hoplite_mp._protocol.fields import NO_OBJECT, NODES_MAX
 from hoplite_mp._protocol.messages import ActorNameClaimed, ActorNameReleased
@@ -378,7 +378,7 @@ class BackupFetch:
             self._bring_bytes(oid)
             self._one_less()
 
-        self.loop.call_later(ROOM_POLL_S, again)  # no room now
+        self.loop.call_later(MEMORY_POLL_S, again)  # no room now
 
     def _bring_named(self, oid: int) -> None:
         """Fetches what an object names. A pending object is skipped, because what it will name is

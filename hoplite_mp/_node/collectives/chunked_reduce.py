@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["ChunkedReduce", "NotInChunks"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-# A chunk pins at most 1/2 of the store's limit, because others need room in the store, too.
+# A chunk pins at most 1/2 of the store's limit, because others need memory in the store, too.
 CHUNK_SHARE = 2
 # How many elements are converted to the accumulator's dtype at a time. They must be few enough to
 # stay in the CPU caches.
@@ -63,7 +63,7 @@ class ChunkedReduce(LocalReduce):
     # -- pinning -------------------------------------------------------------------------------
 
     def pin(self) -> bool:
-        """Pins the next chunk; False if there is no room now for even one source, or for the
+        """Pins the next chunk; False if there is no memory now for even one source, or for the
         result."""
         self.views, self.infos = [], []
         left = self.results.store.limit // CHUNK_SHARE
@@ -86,7 +86,7 @@ class ChunkedReduce(LocalReduce):
 
     def _begin(self, first: _serialize.ArrayInfo) -> bool:
         """Allocates the result, and an accumulator if the kernel needs one that is wider than the
-        result; False if there is no room now."""
+        result; False if there is no memory now."""
         name = first.dtype_name
         kernel = has_kernel(self.op, name)
         count = prod(first.shape)

@@ -20,7 +20,7 @@ from hoplite_mp._common.object_states import CANCELLED, STATE, UNWANTED, VALUED
 from hoplite_mp._node.collectives.chunked_reduce import ChunkedReduce, NotInChunks
 from hoplite_mp._node.execution.folding import result_head
 from hoplite_mp._node.execution.local_reduce import LocalReduce, PlanError, SourcesGone, prepare
-from hoplite_mp._node.objects.remote_objects import ROOM_POLL_S, can_fold, layout_of
+from hoplite_mp._node.objects.remote_objects import MEMORY_POLL_S, can_fold, layout_of
 from hoplite_mp._planner.program import participants, waits_for
 from hoplite_mp._protocol.fields import FOLDING
 from hoplite_mp._protocol.membership import ReduceHeld
@@ -72,7 +72,7 @@ class RunningOperation:
     chunked_reduce: ChunkedReduce | None = None  # used if not all sources fit into memory at once
     epoch: int = 0
     space_deadline: float = 0.0
-    try_again_at: float = 0.0  # when to look for room again; see `_no_room`
+    try_again_at: float = 0.0  # when to look for memory again; see `_no_memory`
     plan: ExecuteReduce | None = None
     executed: ExecuteReduce | None = None  # the latest plan that only this node executes
     layout: bytes = b""  # dtype and shape of a source; all sources must agree
@@ -96,7 +96,7 @@ class Operations:
         self.send = host.send_manager
         self.loop = host.loop
         self.threads = threads
-        self.plan_executor: PlanRunner | None = None  # set if there is a network
+        self.plan_runner: PlanRunner | None = None  # set if there is a network
         self.trace_events = host.trace_events
         self.operations: dict[int, RunningOperation] = {}
         self._next = 1
@@ -148,7 +148,7 @@ class Operations:
             elif oid not in operation.waiting:
                 (ready if self.client.state(oid) in VALUED else failed).append(index)
         told = [self._about(operation, oid) for oid in (ask.sources[index] for index in ready)]
-        in_lan = self.plan_executor is not None
+        in_lan = self.plan_runner is not None
         host_id = self.client.host_id
         yield ReduceRequested(
             operation.number,
@@ -180,7 +180,7 @@ class Operations:
     def _about(self, operation: RunningOperation, oid: int) -> tuple[int, bytes, tuple[int, ...]]:
         """(bytes, layout, nodes that hold it) of a ready source; placeholders if there are no other
         nodes."""
-        if self.plan_executor is None:
+        if self.plan_runner is None:
             return 0, b"", (self.client.number,)
         remote = self.remote_objects.by_oid.get(oid)
         nbytes = self.client.inspect(oid)["size"] if remote is None else remote.nbytes
@@ -245,13 +245,13 @@ class Operations:
         }
 
     def _failed_there(self, message: OperationFailed) -> None:
-        if self.plan_executor is not None:
-            self.plan_executor.drop(message.operation)
+        if self.plan_runner is not None:
+            self.plan_runner.drop(message.operation)
         self.fail(message)
 
     def _forgotten(self, message: Forget) -> None:
-        if self.plan_executor is not None:
-            self.plan_executor.drop(message.operation)
+        if self.plan_runner is not None:
+            self.plan_runner.drop(message.operation)
         operation = self.operations.get(message.operation)
         if operation is not None:
             for oid in operation.ask.results:
@@ -274,18 +274,18 @@ class Operations:
             if operation.execution is not None:  # it executed an earlier epoch's plan
                 operation.execution.drop()
                 operation.execution = None
-        if self.plan_executor is not None:
+        if self.plan_runner is not None:
             if operation is None or set(participants(plan)) != {self.client.number}:
-                self.plan_executor.execute(plan)  # it takes over what earlier plans have received
+                self.plan_runner.execute(plan)  # it takes over what earlier plans have received
                 return
-            self.plan_executor.drop(plan.operation)
+            self.plan_runner.drop(plan.operation)
         if operation is not None:
             operation.plan = operation.executed = plan
             operation.space_deadline = self.loop.now() + self.config.put_wait_s
             self.execute(operation)
 
     def execute(self, operation: RunningOperation) -> None:
-        """Pins the members and starts a thread; if there is no room, `execute_again` tries it
+        """Pins the members and starts a thread; if there is no memory, `execute_again` tries it
         later."""
         plan = operation.plan
         assert plan is not None
@@ -302,10 +302,10 @@ class Operations:
             self._failed(operation, str(error), ())
             return
         except NotInChunks as error:
-            self._no_room(operation, str(error))
+            self._no_memory(operation, str(error))
             return
         if execution is None:
-            self._no_room(
+            self._no_memory(
                 operation, "it and one source do not fit into the store beside what is in use"
             )
             return
@@ -316,7 +316,7 @@ class Operations:
         )
 
     def _chunk(self, operation: RunningOperation, plan: ExecuteReduce) -> LocalReduce | None:
-        """Pins as many of the next members as fit; None if there is no room for any now."""
+        """Pins as many of the next members as fit; None if there is no memory for any now."""
         chunked_reduce = operation.chunked_reduce
         if chunked_reduce is None:
             chunked_reduce = ChunkedReduce(self.results, operation.ask, plan)
@@ -331,11 +331,11 @@ class Operations:
         operation.space_deadline = self.loop.now() + self.config.put_wait_s
         return chunked_reduce
 
-    def _no_room(self, operation: RunningOperation, why: str) -> None:
+    def _no_memory(self, operation: RunningOperation, why: str) -> None:
         """An attempt may have spilled and restored objects in vain, which wakes processes, and by
         that this node's next turn. So the next attempt does not follow in that turn."""
         now = self.loop.now()
-        operation.try_again_at = now + ROOM_POLL_S
+        operation.try_again_at = now + MEMORY_POLL_S
         if now > operation.space_deadline:
             why = f"{why}; {self.store.full_message()}"
             self._failed(operation, why, (), "full")
@@ -388,7 +388,7 @@ class Operations:
             self._failed(operation, f"{type(failure).__name__}: {failure}", ())
 
     def execute_again(self) -> float | None:
-        """Tries plans that wait for room; returns when to try again, None if none waits."""
+        """Tries plans that wait for memory; returns when to try again, None if none waits."""
         for operation in list(self.operations.values()):
             if operation.plan is not None and self.loop.now() >= operation.try_again_at:
                 self.execute(operation)
@@ -418,7 +418,7 @@ class Operations:
             )
 
     def commit(self, message: Commit) -> None:
-        blocks = {} if self.plan_executor is None else self.plan_executor.commit(message)
+        blocks = {} if self.plan_runner is None else self.plan_runner.commit(message)
         operation = self.operations.get(message.operation)
         if operation is None:
             return
@@ -427,13 +427,13 @@ class Operations:
             for oid, (payload, nbytes) in zip(operation.ask.results, execution.take(), strict=True):
                 self.results.store_block(oid, payload, nbytes)
         elif operation.ask.kind not in FOLDING:  # a kind that only copies: every copy is in place
-            if self.plan_executor is not None:
-                placed(self.plan_executor, operation.ask, message)
+            if self.plan_runner is not None:
+                placed(self.plan_runner, operation.ask, message)
             for oid in operation.ask.results:
                 self.results.store_value(oid, _serialize.encode(None), False)
         else:
-            assert self.plan_executor is not None
-            finish(self.plan_executor, operation.ask, operation.layout, blocks, message)
+            assert self.plan_runner is not None
+            finish(self.plan_runner, operation.ask, operation.layout, blocks, message)
         self._note(operation, "committed", message.contributors)
         self.end(operation)
 
@@ -505,7 +505,7 @@ class Operations:
 
 
 def finish(
-    plan_executor: PlanRunner,
+    plan_runner: PlanRunner,
     ask: Collective,
     layout: bytes,
     blocks: dict[int, tuple[int, int]],
@@ -515,24 +515,24 @@ def finish(
     bytes)."""
     for index, oid in enumerate(ask.results):
         if index in blocks:
-            plan_executor.results.store_block(oid, *blocks[index])
+            plan_runner.results.store_block(oid, *blocks[index])
             # Each destination of a reduce_scatter has only its own result.
             if ask.kind != "reduce_scatter":
-                _say_kept(plan_executor, plan_executor.imports.public(oid), message.destinations)
+                _say_kept(plan_runner, plan_runner.imports.public(oid), message.destinations)
             continue
         holders = message.destinations
         if ask.kind == "reduce_scatter":
             holders = (holders[index],)
         _, own, nbytes = result_head(ask.op, layout, len(ask.results), index, message.contributors)
-        plan_executor.remote_objects.complete(
-            oid, plan_executor.imports.public(oid), nbytes, holders, own
+        plan_runner.remote_objects.complete(
+            oid, plan_runner.imports.public(oid), nbytes, holders, own
         )
 
 
-def placed(plan_executor: PlanRunner, ask: Collective, message: Commit) -> None:
+def placed(plan_runner: PlanRunner, ask: Collective, message: Commit) -> None:
     """After a collective that only copied: tells the owners of the sources which nodes have
     replicas."""
-    peers = plan_executor.links.peers.by_number
+    peers = plan_runner.links.peers.by_number
     others = dict.fromkeys(node for node in message.destinations if node in peers)
     if not others:
         return
@@ -541,12 +541,12 @@ def placed(plan_executor: PlanRunner, ask: Collective, message: Commit) -> None:
         if ask.kind == "alltoall":
             place = message.destinations[index % len(message.destinations)]
             at = [place] if place in others else []
-        _say_kept(plan_executor, plan_executor.imports.public(ask.sources[index]), at)
+        _say_kept(plan_runner, plan_runner.imports.public(ask.sources[index]), at)
 
 
-def _say_kept(plan_executor: PlanRunner, object_id: bytes, nodes: Iterable[int]) -> None:
+def _say_kept(plan_runner: PlanRunner, object_id: bytes, nodes: Iterable[int]) -> None:
     """Tells the object's owner that these nodes, except for this one, keep a replica."""
-    peers = plan_executor.links.peers.by_number
+    peers = plan_runner.links.peers.by_number
     hosts = tuple(peers[node].member.host_id for node in nodes if node in peers)
     if hosts:
-        plan_executor.replicas.say(ReplicaStored(object_id, 0, hosts))
+        plan_runner.replicas.say(ReplicaStored(object_id, 0, hosts))

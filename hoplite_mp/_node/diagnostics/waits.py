@@ -279,10 +279,8 @@ class WaitReports:
 
     def _parts(self) -> Iterable[dict[str, Any]]:
         """This node's parts of the plans of collectives, whichever node has begun them."""
-        plan_executor = self.operations.plan_executor
-        for execution in (
-            list(plan_executor.executions.values()) if plan_executor is not None else ()
-        ):
+        plan_runner = self.operations.plan_runner
+        for execution in list(plan_runner.executions.values()) if plan_runner is not None else ():
             yield {
                 "operation": execution.plan.operation,
                 "epoch": execution.plan.epoch,

@@ -32,7 +32,7 @@ __all__ = ["Replicating", "fill_blocks"]
 
 
 def fill_blocks(results: ResultWriter, execution: PlanState, cells: PlanCells) -> None:
-    """Makes all cells and queues the pulls; raises NotNow if there is no room yet. Afterwards
+    """Makes all cells and queues the pulls; raises NotNow if there is no memory yet. Afterwards
     `execution.blocks` has the block of each arriving object, by the member's index in the plan; 0
     for the one object of a Distribute."""
     plan = execution.plan
@@ -168,8 +168,8 @@ class Replicating:
         self.brought = brought
 
     def make(self, execution: PlanState, plan: ExecuteReduce) -> None:
-        """Makes the cells and queues the pulls. Raises NotNow if there is no room yet; what it has
-        made is not made again when it is called once more."""
+        """Makes the cells and queues the pulls. Raises NotNow without free memory; a later call
+        does not make the same cells again."""
         program = execution.program
         for cell in program.result:
             # An object that is already here is kept as a replica from now on.

@@ -155,7 +155,7 @@ class Folding:
         self.arrays: dict[int, tuple[Any, int]] = {}
 
     def begin(self) -> None:
-        """Makes all cells and queues the pulls; raises NotNow if there is no room yet."""
+        """Makes all cells and queues the pulls; raises NotNow if there is no memory yet."""
         self._lease()
         self._fold()
 
@@ -303,7 +303,7 @@ class Folding:
 
     def _scratch(self, nbytes: int) -> tuple[int, Any]:
         """(payload, memory) for bytes that are only needed until the result is made. Many bytes get
-        a block of the store if there is room, because its pages have been touched already, and
+        a block of the store if there is memory, because its pages have been touched already, and
         touching fresh pages costs as much as receiving the bytes. Otherwise the memory is ordinary
         memory, and the payload is 0."""
         payload = None

@@ -1,7 +1,7 @@
 """Executes a reduction's plan on one host: pins the sources, allocates the result, runs a kernel.
 
 This is the work between a plan and its commit. Everything that can be wrong is found before any
-byte moves: a source that is gone or is no array, shapes that differ, no room.
+byte moves: a source that is gone or is no array, shapes that differ, no memory.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def address_of(array: np.ndarray[Any, Any]) -> int:
 
 
 def prepare(results: ResultWriter, ask: Collective, plan: ExecuteReduce) -> LocalReduce | None:
-    """Pins and checks the members and allocates the results; None if there is no room now."""
+    """Pins and checks the members and allocates the results; None if there is no memory now."""
     # Look at all members first: `view` pins those in memory, so that they are not spilled to make
-    # room for the others.
+    # memory for the others.
     found = {index: results.client.view(ask.sources[index]) for index in plan.order}
     gone = [index for index, got in found.items() if results.is_gone(got)]
     if gone:
@@ -178,7 +178,7 @@ def _no_array(index: int, ref: ObjectRef[Any]) -> str:
 
 
 def allocate(execution: LocalReduce, ask: Collective, plan: ExecuteReduce) -> LocalReduce | None:
-    """Leases the results' blocks and writes their heads; None if there is no room now."""
+    """Leases the results' blocks and writes their heads; None if there is no memory now."""
     slices = len(ask.results)
     first = execution.infos[0]
     try:

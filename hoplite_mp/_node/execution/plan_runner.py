@@ -18,7 +18,7 @@ from hoplite_mp._node.execution.folding import Folding, slots_of
 from hoplite_mp._node.execution.local_reduce import PlanError, SourcesGone
 from hoplite_mp._node.execution.plan_cells import NOBODY
 from hoplite_mp._node.execution.plan_state import Carryover, NotNow, Pinning, PlanState
-from hoplite_mp._node.objects.remote_objects import ROOM_POLL_S
+from hoplite_mp._node.objects.remote_objects import MEMORY_POLL_S
 from hoplite_mp._planner.program import ProgramCache, program_of
 from hoplite_mp._protocol.fields import FOLDING
 from hoplite_mp._protocol.membership import ReduceHeld
@@ -97,7 +97,7 @@ class PlanRunner:
         """As `execute`, for a call of a Group: the manager and the owners of objects are not told.
         `done` is called with "" when this node has everything it should receive, or with a reason
         why it cannot; `drop` must follow, perhaps after `take`. `wait_s`: for how long to wait for
-        room; None: for `put_wait_s`. Returns whether `done` will be called: if this node receives
+        memory; None: for `put_wait_s`. Returns whether `done` will be called: if this node receives
         anything or, with `always`, in any case. vote: see `Engine.together`."""
         program = self.programs.of(plan, self.client.number)
         if program.is_empty:
@@ -290,8 +290,8 @@ class PlanRunner:
             if self.loop.now() > execution.until:
                 self._fail(execution, f"{why}; {self.store.full_message()}", (), "full")
             else:
-                self._make_room(execution)
-                self.loop.call_later(ROOM_POLL_S, lambda: self._begin(execution))
+                self._release_unused(execution)
+                self.loop.call_later(MEMORY_POLL_S, lambda: self._begin(execution))
             return
         except SourcesGone as gone:
             self._fail(execution, str(gone), gone.indices)
@@ -312,9 +312,9 @@ class PlanRunner:
         else:
             self.replicating.make(execution, plan)
 
-    def _make_room(self, execution: PlanState) -> None:
+    def _release_unused(self, execution: PlanState) -> None:
         """Frees what earlier plans have received and this one cannot use, although its cells are
-        not made yet, because they may need that room."""
+        not made yet, because they may need that memory."""
         plan = execution.plan
         slots: set[SlotName | None] = set()
         copies: set[bytes] = set()
@@ -323,7 +323,7 @@ class PlanRunner:
         elif plan.kind not in FOLDING:
             copies = set(plan.objects)
         else:
-            with contextlib.suppress(PlanError):  # then the plan fails as soon as there is room
+            with contextlib.suppress(PlanError):  # then the plan fails as soon as there is memory
                 slots = slots_of(plan, execution.program)
         give_back = self.client.give_back
         execution.carryover.discard(self.links, give_back, slots=slots, copies=copies)

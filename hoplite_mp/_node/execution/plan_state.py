@@ -126,7 +126,7 @@ def slot_name(plan: ExecuteReduce, cell: Cell, bounds: tuple[int, int]) -> SlotN
 
 
 class NotNow(Exception):
-    """There is no room yet, or a source is still on its way from disk or from another host."""
+    """There is no memory yet, or a source is still on its way from disk or from another host."""
 
 
 class PlanStateEvents(Protocol):
@@ -150,7 +150,7 @@ class PlanState:
     program: Program
     events: PlanStateEvents
     begun_ns: int  # when this node received the plan
-    until: float = 0.0  # the time at which to give up waiting for room
+    until: float = 0.0  # the time at which to give up waiting for memory
     # Pinned members on this host, by index.
     views: dict[int, memoryview] = field(default_factory=dict)
     growing: bool = False  # another plan is still receiving the object in `views`
@@ -293,7 +293,7 @@ class Pinning:
         self.streaming_sources = streaming_sources
 
     def pin(self, execution: PlanState) -> None:
-        """Fills `execution.views`. Raises NotNow if there is no room yet, SourcesGone."""
+        """Fills `execution.views`. Raises NotNow if there is no memory yet, SourcesGone."""
         plan = execution.plan
         gone = []
         folds = not isinstance(plan, Distribute) and plan.kind in FOLDING  # an error can be copied

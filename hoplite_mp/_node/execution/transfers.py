@@ -14,7 +14,7 @@ from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import AWAY, NODE_SLOT, STATE
 from hoplite_mp._node.execution.filling import fill_blocks
 from hoplite_mp._node.execution.plan_state import CarriedCopy, Carryover, PlanState
-from hoplite_mp._node.objects.remote_objects import ROOM_POLL_S
+from hoplite_mp._node.objects.remote_objects import MEMORY_POLL_S
 from hoplite_mp._node.store.growing_block import Ranges
 from hoplite_mp._planner.program import program_of
 from hoplite_mp._protocol.membership import CopyHeld, DistributeHeld
@@ -45,7 +45,7 @@ class Transfers:
     """All copies that this node receives or serves."""
 
     def __init__(
-        self, host: HostContext, cells: PlanCells, replicas: Replicas, plan_executor: PlanRunner
+        self, host: HostContext, cells: PlanCells, replicas: Replicas, plan_runner: PlanRunner
     ) -> None:
         self.config = host.config
         self.loop = host.loop
@@ -58,7 +58,7 @@ class Transfers:
         self.cells = cells
         self.links = cells.links
         self.replicas = replicas
-        self.plan_executor = plan_executor
+        self.plan_runner = plan_runner
         self.by_epoch: dict[int, PlanState] = {}
         self.fetching: dict[bytes, int] = {}  # object -> local id of its header here
         # The highest epoch of a plan that this node has received, and how many objects have had an
@@ -66,7 +66,7 @@ class Transfers:
         self.epochs = self.copied = 0
         # Epochs of plans that would bring an object which a collective is already bringing.
         self.expected: set[int] = set()
-        # Epoch of a plan -> until when it waits for room, or for the end of this host's task.
+        # Epoch of a plan -> until when it waits for memory, or for the end of this host's task.
         self.roomless: dict[int, float] = {}
         self.unserved: dict[int, float] = {}
         # Objects of other hosts that the manager knows to be here, in the order of their arrival.
@@ -76,7 +76,7 @@ class Transfers:
 
     def fetch(self, oid: int, remote: RemoteObject) -> None:
         """Requests that the block at `remote.payload` be filled."""
-        if self.plan_executor.makes(remote.object):
+        if self.plan_runner.makes(remote.object):
             # It is the result of a collective whose commit its owner has received before this node.
             # The commit that is on its way makes it available here.
             return
@@ -172,7 +172,7 @@ class Transfers:
 
     def _serve(self, execution: PlanState, plan: Distribute) -> bool | None:
         """Serves the whole object, or what another plan is still receiving; False if it is not
-        here, None if it is on disk and there is no room for it now."""
+        here, None if it is on disk and there is no memory for it now."""
         older = self._receiving(plan.object)
         if older is not None:
             execution.carryover = Carryover(older.engine_buffer)
@@ -191,11 +191,11 @@ class Transfers:
         return True
 
     def _serve_later(self, plan: Distribute) -> None:
-        """Tries again later to serve the object; if there is no room for put_wait_s, tells the
+        """Tries again later to serve the object; if there is no memory for put_wait_s, tells the
         manager why the object is not served."""
         until = self.unserved.setdefault(plan.epoch, self.loop.now() + self.config.put_wait_s)
         if self.loop.now() < until:
-            self.loop.call_later(ROOM_POLL_S, lambda: self._serve_again(plan))
+            self.loop.call_later(MEMORY_POLL_S, lambda: self._serve_again(plan))
             return
         del self.unserved[plan.epoch]
         self._tell_full(plan)
@@ -209,8 +209,8 @@ class Transfers:
         self.send_manager(CopyDropped(self.client.number, plan.object, why))
 
     def _expect(self, plan: Distribute) -> bool:
-        """Makes room for a copy that no process here asked for; False if there is no room yet, or
-        if the object is here or on its way already."""
+        """Finds memory for a copy that no process here asked for. False: there is no memory yet, or
+        the object is here or on its way already."""
         oid = self.replicas.expect(plan.object, plan.nbytes, plan.sources)
         remote = self.remote_objects.by_oid.get(oid)
         if remote is None and self._is_awaited(plan, oid):
@@ -248,7 +248,7 @@ class Transfers:
         until = self.roomless.setdefault(plan.epoch, self.loop.now() + self.config.put_wait_s)
         if self.loop.now() >= until:
             return False
-        self.loop.call_later(ROOM_POLL_S, lambda: self._again(plan))
+        self.loop.call_later(MEMORY_POLL_S, lambda: self._again(plan))
         return True
 
     def _again(self, plan: Distribute) -> None:
@@ -317,7 +317,7 @@ class Transfers:
 
     def refused(self, message: FetchRefused) -> None:
         """Fails an object that the manager cannot bring. If the reason is that its holder has no
-        room to read it from disk, it is requested again instead, because it is not lost."""
+        memory to read it from disk, it is requested again instead, because it is not lost."""
         self.replicas.let_go(message.object)
         oid = self.fetching.get(message.object)
         if oid is not None and oid in self.remote_objects:
@@ -325,7 +325,7 @@ class Transfers:
                 self.remote_objects.refuse(oid, message.message)
                 if not self._receiving(message.object):  # else `withdraw` requests it again
                     again = partial(self._request_again, message.object, oid)
-                    self.loop.call_later(ROOM_POLL_S, again)
+                    self.loop.call_later(MEMORY_POLL_S, again)
                 return
             self.remote_objects.lost(oid, message.message)  # this calls `forget`
         self.fetching.pop(message.object, None)
@@ -337,7 +337,7 @@ class Transfers:
             self._request(remote)
 
     def report(self) -> Iterator[NodeToManager | Report]:
-        """Yields what a manager that knows of no copy must be told. Plans that wait for room are
+        """Yields what a manager that knows of no copy must be told. Plans that wait for memory are
         dropped, because it would not withdraw them; it sends them again if it needs them."""
         number = self.client.number
         self.roomless.clear()

@@ -382,7 +382,7 @@ class MultiHostCalls:
     def _move(self, state: GroupState, message: GroupGo) -> None:
         state.go, state.awaiting_local = message, False
         if state.moved[0] != message.call:
-            state.moved = message.call, *self.results.plan_executor.link_estimator.moved()
+            state.moved = message.call, *self.results.plan_runner.link_estimator.moved()
         votes = state.voting is not None and state.voting.go is message
 
         def say(failure: str = "", error: str = "") -> None:
@@ -406,7 +406,7 @@ class MultiHostCalls:
         """Tells the leading node how an attempt has ended here."""
         if state.leader is None:
             return
-        up, down = self.results.plan_executor.link_estimator.rates
+        up, down = self.results.plan_runner.link_estimator.rates
         done = GroupDone(go.generation, go.call, go.attempt, failure[:1000], up, down, error)
         self.send(state, state.leader, done)
 
@@ -416,7 +416,7 @@ class MultiHostCalls:
             go = state.go
             if go is not None and go.call == state.calls and state.leader is not None:
                 _, sent_before, received_before = state.moved
-                sent, received = self.results.plan_executor.link_estimator.moved()
+                sent, received = self.results.plan_runner.link_estimator.moved()
                 slow = GroupSlow(
                     generation=go.generation,
                     call=go.call,

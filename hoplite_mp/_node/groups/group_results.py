@@ -156,13 +156,13 @@ class Prepared:
 class GroupResults:
     """Describes members' parts and makes the objects that members read as results."""
 
-    def __init__(self, host: HostContext, plan_executor: PlanRunner) -> None:
+    def __init__(self, host: HostContext, plan_runner: PlanRunner) -> None:
         self.store = host.store
         self.imports = host.imports
         self.client = host.client
         self.results = host.results
-        self.plan_executor = plan_executor
-        self.streaming_sources = plan_executor.streaming_sources
+        self.plan_runner = plan_runner
+        self.streaming_sources = plan_runner.streaming_sources
         # The blocks of the latest result that each rank here was given.
         self.given: dict[int, list[int]] = {}
         # Operation -> holds on refs inside values that have arrived.
@@ -307,14 +307,14 @@ class GroupResults:
             wait_s = 0.0 if early else None
             come = partial(self._come, plan, done)
             how: Any = {"always": always, "vote": vote if len(message.plans) == 1 else None}
-            reports = self.plan_executor.execute_privately(plan, come, wait_s, **how) or reports
+            reports = self.plan_runner.execute_privately(plan, come, wait_s, **how) or reports
         if not reports and (always or self.client.number in message.waits):
             done("", "")
 
     def _come(self, plan: Plan, done: Callable[[str, str], None], failure: str, error: str) -> None:
         """Holds the refs inside values that have arrived before calling `done`: the givers hold
         them only until the commit, and members may read later."""
-        part = self.plan_executor.executions.get(plan.operation)
+        part = self.plan_runner.executions.get(plan.operation)
         copies = isinstance(plan, Distribute) or plan.kind not in FOLDING
         refs: list[bytes] = []
         if copies and part is not None and not failure:
@@ -325,7 +325,7 @@ class GroupResults:
             return
 
         def held(holds: list[Any]) -> None:
-            if self.plan_executor.executions.get(plan.operation) is part:
+            if self.plan_runner.executions.get(plan.operation) is part:
                 self.inner[plan.operation] = holds
                 done(failure, error)
 
@@ -336,7 +336,7 @@ class GroupResults:
         for plan in message.plans:
             self.inner.pop(plan.operation, None)
             if plan.operation not in but:
-                self.plan_executor.drop(plan.operation)
+                self.plan_runner.drop(plan.operation)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -351,7 +351,7 @@ class GroupResults:
 
     def is_begun(self, message: GroupGo) -> bool:
         """Are the blocks of what this node receives known?"""
-        return all(self.plan_executor.is_begun(plan.operation) for plan in message.plans)
+        return all(self.plan_runner.is_begun(plan.operation) for plan in message.plans)
 
     def prepare(self, message: GroupCommit, go: GroupGo, mine: dict[int, int]) -> Prepared:
         """As `commit`, before the call is committed: what members are to read, but nothing is
@@ -359,7 +359,7 @@ class GroupResults:
         prepared = Prepared()
         blocks: dict[int, Any] = {}
         for plan in go.plans:
-            for index, (payload, nbytes) in self.plan_executor.made(plan.operation).items():
+            for index, (payload, nbytes) in self.plan_runner.made(plan.operation).items():
                 for rank in self._takers(message, plan, index, mine):
                     blocks[index] = payload, nbytes, rank
                     self._promise(prepared, payload, rank)
@@ -384,7 +384,7 @@ class GroupResults:
             self.streaming_sources.keep(source)
         for plan in go.plans:
             prepared.holds += self.inner.pop(plan.operation, ())
-            self.plan_executor.take(plan.operation, prepared.blocks)
+            self.plan_runner.take(plan.operation, prepared.blocks)
         for payload, rank in prepared.blocks.items():
             keep_promise(self.store, payload, slots.get(rank, NODE_SLOT))
             if rank in slots:
@@ -470,7 +470,7 @@ class GroupResults:
         found: dict[int, Any] = {}
         for plan in go.plans if go is not None else ():
             holds += self.inner.pop(plan.operation, ())
-            for index, (payload, nbytes) in self.plan_executor.take(plan.operation).items():
+            for index, (payload, nbytes) in self.plan_runner.take(plan.operation).items():
                 takers = self._takers(message, plan, index, mine)
                 slot = mine[takers[0]] if len(takers) == 1 else 0
                 if slot and payload in self.store.leases:

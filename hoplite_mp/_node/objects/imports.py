@@ -279,8 +279,8 @@ class Imports:
             )
 
     def store(self, one: ImportRecord, payload: bytes, failed: bool) -> bool:
-        """Writes the value into a CLAIMED header. False: there is no room for it now. An error that
-        has no room is replaced by a short one."""
+        """Writes the value into a CLAIMED header. False: there is no memory for it now. An error
+        without memory is replaced by a short one."""
         encoded = _serialize.Encoded(payload, [], [], len(payload), [])
         if not failed:
             return self.results.store_if_room(one.oid, encoded, False)

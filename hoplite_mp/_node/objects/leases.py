@@ -36,7 +36,7 @@ __all__ = ["Deadlines", "ForeignLeases", "Leases"]
 PATIENCE_S = 0.2  # after this the answer is "full"
 RETRY_S = 0.01
 # Preallocated blocks take at most this part of the store. A larger part: calls of more members find
-# the block of their next part ready, but a large object that needs that room is refused.
+# the block of their next part ready, but a large object that needs that memory is refused.
 SPARES_SHARE = 16
 
 
@@ -108,7 +108,7 @@ class Leases:
         self.patiently(slot, request, attempt)
 
     def _preallocated(self, nbytes: int, slot: int) -> int | None:
-        """A block that is not needed yet; None: others need the room."""
+        """A block that is not needed yet; None: others need the memory."""
         store = self.store
         store.take_returns()
         self.preallocated_blocks = {
@@ -170,14 +170,14 @@ class Leases:
         def again() -> None:
             died = line is None or self.lines.get(slot) is not line  # its slot may be another's
             if died or not self.requests.is_latest(slot, request.number):  # or Ctrl-C
-                self.client.set_hungry(False)  # whoever else waits for room sets it again
+                self.client.set_hungry(False)  # whoever else waits for memory sets it again
                 return
             value = attempt()
             if value is not None:
                 self.client.set_hungry(False)
                 self.pages.watch_idle()
                 self.reply(slot, Reply(request.number, value))
-            elif self.store.returned_to == slot:  # spilling has made room in the process' own spans
+            elif self.store.returned_to == slot:  # spilling has freed its own spans
                 self.client.set_hungry(False)
                 message = f"{self.store.room_message()}. Free arrays, or raise memory="
                 self.reply(slot, Reply(request.number, None, message, True))

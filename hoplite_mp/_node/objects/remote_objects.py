@@ -105,8 +105,8 @@ def can_fold(op: str, layout: bytes) -> bool:
     return bool(layout) and has_kernel(op, parse_layout(layout)[1]) is not None
 
 
-# How often a fetch that finds no room is retried. Lower: more attempts while the store is full.
-ROOM_POLL_S = 0.02
+# How often a fetch that finds no memory is retried. Lower: more attempts while the store is full.
+MEMORY_POLL_S = 0.02
 FOREVER = float("inf")
 INDEX_SHIFT = 32  # a local id has the table and index above these bits, the generation in them
 
@@ -225,7 +225,7 @@ class RemoteObjects:
 
     def want(self, oid: int, done: Callable[[], None]) -> bool:
         """Fetches the object and calls `done` when its bytes are here, or will never be. False:
-        there is no room for them now, and no fetch was begun."""
+        there is no memory for them now, and no fetch was begun."""
         remote = self.by_oid[oid]
         if self.absent(oid):
             remote.waiting.append(done)
@@ -243,7 +243,7 @@ class RemoteObjects:
         return True
 
     def refuse(self, oid: int, why: str) -> None:
-        """Its last holder has had no room to read it from its disk for put_wait_s. The object is
+        """Its last holder has had no memory to read it from its disk for put_wait_s. The object is
         not lost, so the fetch goes on, while readers of this host are told why they wait."""
         remote = self.by_oid[oid]
         remote.full = why
@@ -293,7 +293,7 @@ class RemoteObjects:
             remote.nbytes, remote.layout = nbytes, layout
         remote.holders, remote.making, remote.why, remote.copied = holders, False, "", copied
         if remote.waiting:
-            self._fetch_when_room(oid, remote, FOREVER, _nothing)
+            self._fetch_when_free(oid, remote, FOREVER, _nothing)
 
     def learn(self, oid: int, holders: tuple[int, ...]) -> None:
         """Sets the holders of an object that is being fetched without a known one."""
@@ -302,21 +302,21 @@ class RemoteObjects:
             remote.holders = holders
 
     def bring(self, oid: int, full: Callable[[], None]) -> None:
-        """Fetches an object as soon as there is room, although no reader waits for it. full: called
-        if there is none for put_wait_s."""
+        """Fetches an object as soon as there is memory, although no reader waits for it. full:
+        called if there is none for put_wait_s."""
         remote = self.by_oid[oid]
         remote.waiting.append(_nothing)
         if self.absent(oid):
             self.make(oid)
         elif not remote.payload:
             until = self.loop.now() + self.store.config.put_wait_s
-            self._fetch_when_room(oid, remote, until, full)
+            self._fetch_when_free(oid, remote, until, full)
 
-    def _fetch_when_room(
+    def _fetch_when_free(
         self, oid: int, remote: RemoteObject, until: float, full: Callable[[], None]
     ) -> None:
         """Begins the fetch, or retries it until the time `until` and then calls `full`. An object
-        that can never have room fails."""
+        that can never have memory fails."""
         if self.by_oid.get(oid) is not remote or remote.payload or not remote.holders:
             return
         payload = self.store.lease(remote.nbytes, NODE_SLOT)
@@ -328,7 +328,7 @@ class RemoteObjects:
             self.fail(oid, StoreFullError(f"{name}: {self.store.full_message()}"))
         elif self.loop.now() < until:
             self.loop.call_later(
-                ROOM_POLL_S, lambda: self._fetch_when_room(oid, remote, until, full)
+                MEMORY_POLL_S, lambda: self._fetch_when_free(oid, remote, until, full)
             )
         else:
             full()
@@ -365,7 +365,7 @@ class RemoteObjects:
             remote.engine_buffer, remote.arrived = EngineBuffer(), Ranges()
 
     def restore(self, oid: int) -> bool | None:
-        """As Store.restore. None: it is being fetched, or there is no room now; False: it is not
+        """As Store.restore. None: it is being fetched, or there is no memory now; False: it is not
         here."""
         remote = self.by_oid.get(oid)
         if remote is None:
@@ -420,7 +420,7 @@ class RemoteObjects:
         self._forget(oid, remote)
         mem = memoryview(data)
         payload = self.results.lease(mem.nbytes)
-        if payload is None:  # no room even for that, so readers find a deleted object instead
+        if payload is None:  # no memory even for that, so readers find a deleted object instead
             self.client.delete(oid)
         else:
             self.client.memory(payload, mem.nbytes)[:] = mem

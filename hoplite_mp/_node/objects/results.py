@@ -63,8 +63,8 @@ class ResultWriter:
 
     def pin(self, oid: int) -> memoryview | int | None:
         """The payload of an object, restored from the disk if necessary; the object is not spilled
-        while the view lives. None: there is no room for it now, or it is being fetched from another
-        host. An int: the header's state, if that has no value."""
+        while the view lives. None: there is no memory for it now, or it is being fetched from
+        another host. An int: the header's state, if that has no value."""
         got = self.client.view(oid)
         if got in AWAY:
             if self.store.restore(oid) is None:
@@ -83,7 +83,7 @@ class ResultWriter:
         return _serialize.payload_kind(memoryview(got)) == _serialize.ERROR
 
     def lease(self, nbytes: int, failed: bool = False) -> int | None:
-        """Leases a block. `failed`: for an error, for which some room is reserved."""
+        """Leases a block. `failed`: for an error, for which some memory is reserved."""
         if failed and nbytes <= self.config.error_bytes_max:
             return self.store.lease_error(nbytes, NODE_SLOT)
         return self.store.lease(nbytes, NODE_SLOT)
@@ -96,9 +96,9 @@ class ResultWriter:
         error: BaseException | None = None,
         instead: Callable[[], _serialize.Encoded] | None = None,
     ) -> None:
-        """Stores a small payload (None, or an error). Without room for it, a short form of the
+        """Stores a small payload (None, or an error). Without memory for it, a short form of the
         error is stored. `error`: the error itself, if it is known. `instead`: a value that fits
-        into the header, stored if there is no room for this one."""
+        into the header, stored if there is no memory for this one."""
         if self.store_if_room(oid, encoded, failed):
             return
         if instead is not None:
@@ -108,7 +108,7 @@ class ResultWriter:
         self.store_value(oid, brief, True)
 
     def store_if_room(self, oid: int, encoded: _serialize.Encoded, failed: bool) -> bool:
-        """Writes a payload and finishes the header. False: there is no room, and the header is
+        """Writes a payload and finishes the header. False: there is no memory, and the header is
         unchanged."""
         refs = bool(encoded.refs)
         payload = 0
@@ -149,7 +149,7 @@ class ResultWriter:
         """Makes the error the content of a spilled object, whose bytes are lost."""
         data = _serialize.encode_error(error, "").tobytes()
         payload = self.lease(len(data), True)
-        if payload is None:  # no room even for that, so readers find a deleted object instead
+        if payload is None:  # no memory even for that, so readers find a deleted object instead
             self.client.delete(oid)
             return
         self.client.memory(payload, len(data))[:] = data

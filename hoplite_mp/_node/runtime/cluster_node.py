@@ -143,16 +143,16 @@ class ClusterNode:
         self.links = Links(host, self.peers, engine)
         self.streaming_sources = GrowingBlocks(local.store, host.client, self.links.engine)
         cells = PlanCells(host, self.links)
-        self.plan_executor = PlanRunner(host, cells, self.replicas, self.streaming_sources)
-        self.transfers = Transfers(host, cells, self.replicas, self.plan_executor)
+        self.plan_runner = PlanRunner(host, cells, self.replicas, self.streaming_sources)
+        self.transfers = Transfers(host, cells, self.replicas, self.plan_runner)
         self.small_calls = EngineCallsOwner(host, self.links)
-        results = GroupResults(host, self.plan_executor)
+        results = GroupResults(host, self.plan_runner)
         self.group_calls = MultiHostCalls(host, results, self.small_calls)
         cells.pairs.when_slow(self.group_calls.slowed)
-        cells.pairs.when_slow(self.plan_executor.slowed)
+        cells.pairs.when_slow(self.plan_runner.slowed)
         local.groups.hosts = self.group_calls
         local.remote_objects.fetcher = self.transfers
-        local.operations.plan_executor = self.plan_executor
+        local.operations.plan_runner = self.plan_runner
         self.draining = Draining(host, local.inbound_tasks, local.workers, node_events)
         self.former_drivers = WorkerRecycling(host, local.output, local.workers, local.rounds)
         self.drivers = Drivers(
@@ -207,7 +207,7 @@ class ClusterNode:
             self.peers,
         )
         node_events.drivers, node_events.remote_output = self.drivers, self.remote_output
-        node_events.transfers, node_events.plan_executor = self.transfers, self.plan_executor
+        node_events.transfers, node_events.plan_runner = self.transfers, self.plan_runner
         node_events.recovery = self.recovery
         node_events.replicas = self.replicas
         # The node calls these, too; in a cluster of one host it has NoOtherHosts instead (node.py).
@@ -291,7 +291,7 @@ class ClusterNode:
             ),
             **dict.fromkeys(tables.ANSWERS, local.questions.answered),
             Probe: lambda host_id, message: self.peers.send(host_id, Probed(message.number)),
-            HeldUp: lambda host_id, message: self.plan_executor.cells.held_up(host_id),
+            HeldUp: lambda host_id, message: self.plan_runner.cells.held_up(host_id),
             LastLinesAsked: self._driver_leaves,
             LastLinesSent: self._last_lines,
             WorkersNow: lambda host_id, message: self._have_workers(host_id, message.count),
@@ -440,7 +440,7 @@ class ClusterNode:
             "outbound_tasks": local.outbound_tasks.peer_lost,
             "inbound_tasks": local.inbound_tasks.peer_lost,
             "links": self.links.peer_lost,
-            "paths": self.plan_executor.cells.pairs.peer_lost,
+            "paths": self.plan_runner.cells.pairs.peer_lost,
             "replicas": self.replicas.peer_lost,
             "messages": local.messages.peer_lost,
             "group_calls": self.group_calls.peer_lost,

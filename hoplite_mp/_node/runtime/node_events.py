@@ -323,7 +323,7 @@ class ClusterNodeEvents(NodeEvents):
     membership: NodeMembership
     missing: Suspects
     peers: Peers
-    plan_executor: PlanRunner
+    plan_runner: PlanRunner
     recovery: Recovery
     replicas: Replicas
     backups: ActorBackups
@@ -376,7 +376,7 @@ class ClusterNodeEvents(NodeEvents):
         yield from super().report()
         yield from self.backups.report()
         yield from self.transfers.report()
-        yield from self.plan_executor.report()
+        yield from self.plan_runner.report()
         yield from self.recovery.owners.report_again()
 
     def cluster(self) -> bytes:

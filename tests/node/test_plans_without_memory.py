@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hoplite_mp._common import ids
-from hoplite_mp._node.execution.plan_runner import ROOM_POLL_S, PlanRunner
+from hoplite_mp._node.execution.plan_runner import MEMORY_POLL_S, PlanRunner
 from hoplite_mp._protocol import messages as m
 from tests.support.node_plans import PlanNode
 
@@ -78,7 +78,7 @@ def test_what_the_next_plan_cannot_use_gives_way_to_its_result() -> None:
     reduction.taken.add(execution.blocks[0][0])
     reduction.execute(2, 0, 3)
     assert not reduction.slots  # it waits for room
-    reduction.node.loop.pass_time(2 * ROOM_POLL_S)
+    reduction.node.loop.pass_time(2 * MEMORY_POLL_S)
     assert reduction.slots.keys() == {0, 3}
     assert reduction.slots[0] == before[0]  # what it can use has stayed
     reduction.node.loop.pass_time(2 * PUT_WAIT_S)
