@@ -11,10 +11,10 @@ __all__ = ["ARGUED"]
 # Name of the mutant -> why nothing that is promised depends on that line.
 ARGUED: dict[str, str] = {
     "group-calls-frees-parts-of-the-dead": (
-        "An attempt pins what members of its node give (Pinning.pin) until after the commit, "
-        "when the results have been made of it. A node commits an attempt only if it has begun it, "
-        "or has no member whose part the result needs. A decision without a plan is that of one "
-        "node, which leads, and decides again without a member that has died."
+        "An attempt pins what members of its node give (`prepare` of PlanRunner) until after the "
+        "commit, when the results have been made of it. A node commits an attempt only if it has "
+        "begun it, or has no member whose part the result needs. A decision without a plan is that "
+        "of one node, which leads, and decides again without a member that has died."
     ),
     "group-restart-overlooks-the-unheard": (
         "A node that never received a version has a member that the new planner does not know "

@@ -51,6 +51,16 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "plan-runner-gives-copies-of-one-object-one-number",
+        "hoplite_mp/_node/execution/plan_state.py",
+        "return COPY_OPERATION | plan.epoch if copies else plan.operation",
+        "return plan.operation",
+        (
+            "A host serves one object by several plans at once; here the next plan ends the one "
+            "before, and its receiver waits for ever."
+        ),
+    ),
+    Mutant(
         "transfers-gaps-count-as-come",
         "hoplite_mp/_node/execution/plan_state.py",
         "found.add(first, begin + watermark(cell))",
@@ -75,8 +85,7 @@ MUTANTS = (
         "transfers-served-copy-is-not-pinned",
         "hoplite_mp/_node/execution/transfers.py",
         (
-            "            if any(other.engine_buffer is shared for other in "
-            "self.by_epoch.values()):\n"
+            "            if any(other.engine_buffer is shared for other in self._executions):\n"
             "                shared.keep.append(self.client.view(oid))\n"
         ),
         "",
@@ -164,8 +173,8 @@ MUTANTS = (
     Mutant(
         "transfers-own-result-is-not-awaited",
         "hoplite_mp/_node/execution/transfers.py",
-        "if remote is None and self._is_awaited(plan, oid):",
-        "if remote is None and False:",
+        'if self.client.state(oid) == STATE["CLAIMED"] and self.loop.now() < execution.until:',
+        "if False:",
         (
             "A result can be broadcast to the host that has sent the task; here the plan is "
             "refused if it comes before the message that the task is done."

@@ -13,12 +13,13 @@ from hoplite_mp import _serialize
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import STATE
 from hoplite_mp._node.execution.plan_cells import PULL_TRIES_MAX, PlanCells
+from hoplite_mp._node.execution.plan_runner import PlanRunner
 from hoplite_mp._node.execution.transfers import Transfers
 from hoplite_mp._node.objects.replicas import Replicas
 from hoplite_mp._node.peers.links import UNREACHABLE
 from hoplite_mp._node.store.growing_block import EngineBuffer, Ranges
 from hoplite_mp._protocol import messages as m
-from hoplite_mp._protocol.membership import CopyHeld
+from hoplite_mp._protocol.membership import CopyHeld, DistributeHeld
 from tests.support.node_hosts import Network, Side
 from tests.support.node_ports import ManualLoop
 
@@ -86,6 +87,7 @@ class OneNode:
                 state=lambda oid: self.state,
                 view=lambda oid: memoryview(bytes(NBYTES)),
                 memory=lambda payload, nbytes: memoryview(bytearray(nbytes)),
+                give_back=lambda payload: None,
             ),
             remote_objects=RemoteObjects(),
             loop=self.loop,
@@ -119,10 +121,13 @@ class OneNode:
             imports=SimpleNamespace(owner_of=lambda object_id: 1000),
         )
         self.makes = lambda object_id: False
-        plan_runner = SimpleNamespace(makes=lambda object_id: self.makes(object_id))
         self.remote_objects = node.remote_objects.by_oid
-        self.cells = PlanCells(node, links)  # type: ignore[arg-type]
-        self.transfers = Transfers(node, self.cells, replicas, plan_runner)  # type: ignore[arg-type]
+        host: Any = node
+        anything: Any = replicas
+        self.cells = PlanCells(host, links)  # type: ignore[arg-type]
+        self.plan_runner = PlanRunner(host, self.cells, anything, None)  # type: ignore[arg-type]
+        self.plan_runner.makes = lambda object_id: self.makes(object_id)  # type: ignore[method-assign]
+        self.transfers = Transfers(host, anything, self.plan_runner)
 
     def give_up(self, oid: int) -> None:
         self.given_up.append(oid)
@@ -208,7 +213,7 @@ def test_a_parent_that_lives_is_asked_again(withdrawn: bool) -> None:
         assert one.pulled == [asked] * (tries + 2)
     one.cells.failed(1, "reset")
     assert one.said == [m.FetchFailed(1, OBJECT, 5, 0, "reset")]
-    one.transfers.by_epoch[5].tries.clear()
+    one.plan_runner.executions[1 << 63 | 5].tries.clear()
     one.cells.failed(1, UNREACHABLE)
     assert one.said[1:] == [m.FetchFailed(1, OBJECT, 5, 0, UNREACHABLE)]
 
@@ -277,6 +282,20 @@ SERVING = m.Distribute(
 )
 
 
+def test_one_object_is_served_by_several_plans_until_each_is_withdrawn() -> None:
+    one = OneNode()
+    one.transfers.distribute(SERVING)
+    one.transfers.distribute(msgspec.structs.replace(SERVING, epoch=6, receivers=(0,)))
+    assert [execution.plan.epoch for execution in one.plan_runner.executions.values()] == [5, 6]
+    assert one.closed == []
+    one.transfers.withdraw(m.Withdraw(1 << 63, OBJECT, 5))
+    assert one.closed == [1]
+    assert list(one.transfers.report()) == [
+        DistributeHeld(1, msgspec.structs.replace(SERVING, epoch=6, receivers=(0,)), False)
+    ]
+    assert one.plan_runner.collectives() == list(one.plan_runner.report()) == []
+
+
 @pytest.mark.parametrize("end", ["room", "no room", "withdrawn"])
 def test_who_has_it_on_disk_serves_it_when_there_is_room(end: str) -> None:
     """The object is not lost meanwhile; without room for too long the manager is told why."""
@@ -338,7 +357,7 @@ def test_a_plan_that_takes_the_place_of_another() -> None:
     one.transfers.distribute(msgspec.structs.replace(LONE, epoch=6))
     one.transfers.withdraw(m.Withdraw(1 << 63, OBJECT, 5))
     assert len(one.said) == 1
-    assert [execution.plan.epoch for execution in one.transfers.by_epoch.values()] == [6]
+    assert [execution.plan.epoch for execution in one.plan_runner.executions.values()] == [6]
 
 
 def test_another_header_asks_for_the_same_object() -> None:

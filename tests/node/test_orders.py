@@ -22,9 +22,7 @@ def test_copies_are_reported_in_the_order_in_which_they_came() -> None:
         imports=SimpleNamespace(local=lambda object_id: 7),
         remote_objects={},
         copies={},
-        roomless={},
-        unserved={},
-        by_epoch={},
+        _executions=[],
         _not_planned=lambda: (),
     )  # fmt: skip
     for one in OBJECTS:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from hoplite_mp._common import ids
-from hoplite_mp._node.execution.filling import fill_blocks
 from hoplite_mp._node.execution.plan_cells import NOBODY, PULL_TRIES_MAX
 from hoplite_mp._node.execution.plan_runner import PlanRunner
 from hoplite_mp._node.execution.plan_state import CarriedCopy, Carryover, PlanState
@@ -30,7 +29,7 @@ def test_only_what_is_missing_is_pulled(operation: int) -> None:
     plan = copy_plan(operation, "tree:1")
     execution = one.execution(plan)
     execution.carryover = Carryover(copies={OBJECT: CarriedCopy(3, NBYTES, come)})
-    fill_blocks(one.host.results, execution, one.cells)
+    one.filling.fill(execution)
     one.cells.begin(execution)
     key = (operation, 5, 0, 0)
     assert one.engine.made == [
@@ -57,7 +56,7 @@ def test_a_pull_is_tried_again(operation: int) -> None:
     """As often for a Group as for a copy, but only a copy has other nodes that might be reached."""
     one = PlanNode()
     execution = one.execution(copy_plan(operation))
-    fill_blocks(one.host.results, execution, one.cells)
+    one.filling.fill(execution)
     one.cells.begin(execution)
     asked = (1, 0, (operation, 5, 0, 0))
     for tries in range(PULL_TRIES_MAX):
@@ -75,7 +74,7 @@ def test_a_pull_is_tried_again(operation: int) -> None:
 def test_a_pull_is_not_tried_again_when_its_plan_is_over() -> None:
     one = PlanNode()
     execution = one.execution(copy_plan(GROUP))
-    fill_blocks(one.host.results, execution, one.cells)
+    one.filling.fill(execution)
     one.cells.begin(execution)
     one.cells.failed(1, "reset")
     one.cells.end(execution)

@@ -96,7 +96,7 @@ def test_a_part_that_waits_for_room_has_not_got_all() -> None:
     (cell,) = execution.missing
     execution.copies.clear()
     execution.missing.discard(cell)
-    gather.plan_runner.filled(execution, cell)
+    gather.plan_runner._filled(execution, cell)
     assert gather.sent == [m.StripesComplete(9, 1, 1)]
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common import ids
+from hoplite_mp._node.execution.filling import Filling
 from hoplite_mp._node.execution.plan_cells import PlanCells
 from hoplite_mp._node.execution.plan_state import PlanState
 from hoplite_mp._planner.program import program_of
@@ -80,14 +81,18 @@ class PlanNode:
             peers=SimpleNamespace(by_number={0: None, 2: None}),
         )
         self.cells = PlanCells(self.host, links)
+        self.cells.when_filled = self.filled
+        nobody: Any = None
+        self.filling = Filling(self.host, self.cells, nobody, nobody, nobody)
 
     def execution(self, plan: Any) -> PlanState:
-        return PlanState(plan, program_of(plan, 1), self, 0)
+        owner: Any = self
+        return PlanState(plan, program_of(plan, 1), owner, 0)
 
     def filled(self, execution: PlanState, cell: int) -> None:
         raise NotImplementedError
 
-    def failed(self, execution: PlanState, node: int, reason: str) -> None:
+    def parent_failed(self, execution: PlanState, node: int, reason: str) -> None:
         self.failures.append((node, reason))
 
     def arrived(self, execution: PlanState) -> Ranges | None:

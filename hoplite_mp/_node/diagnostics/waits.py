@@ -280,7 +280,7 @@ class WaitReports:
     def _parts(self) -> Iterable[dict[str, Any]]:
         """This node's parts of the plans of collectives, whichever node has begun them."""
         plan_runner = self.operations.plan_runner
-        for execution in list(plan_runner.executions.values()) if plan_runner is not None else ():
+        for execution in () if plan_runner is None else plan_runner.collectives():
             yield {
                 "operation": execution.plan.operation,
                 "epoch": execution.plan.epoch,

@@ -1,9 +1,8 @@
 """The cells of all plans in which this node takes part: made, filled from other nodes, closed.
 
-Copies of objects (transfers.py) and collectives (plan_runner.py) are carried out alike. A plan is a
-set of cells. Some cells are pulled from other nodes, and failed pulls are retried by one policy.
-Other cells are served while their bytes are still arriving. When a plan ends, the bytes that have
-arrived are kept for the next plan.
+A plan is a set of cells. Some cells are pulled from other nodes, and failed pulls are retried by
+one policy. Other cells are served while their bytes are still arriving. When a plan ends, the bytes
+that have arrived are kept for the next plan.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ from hoplite_mp._protocol.messages import Distribute, HostMeasured, LinkMeasured
 from hoplite_mp._protocol.peers import HeldUp
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hoplite_mp._node.execution.plan_state import Carryover, PlanState
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.peers.links import Links
@@ -59,6 +60,7 @@ class PlanCells:
             lambda: links.moved(near=False), host.loop, self._measured, beside=self.pairs
         )
         self.by_cell: dict[int, PlanState] = {}
+        self.when_filled: Callable[[PlanState, int], None]  # set by the runner
 
     def _measured(self, up: int, down: int) -> None:
         """Sends this host's measured link rates to the manager."""
@@ -178,7 +180,7 @@ class PlanCells:
         timer."""
         if not execution.cells:
             return  # the execution has ended
-        arrived = execution.events.arrived(execution)
+        arrived = execution.owner.arrived(execution)
         for cell, (begin, end) in execution.followed.items():
             come = end - begin if arrived is None else arrived.reach(begin, end)
             if come > self.engine.watermark(cell):
@@ -225,7 +227,7 @@ class PlanCells:
         if execution is not None:
             execution.missing.discard(cell)
             execution.running.discard(cell)
-            execution.events.filled(execution, cell)
+            self.when_filled(execution, cell)
 
     def failed(self, cell: int, reason: str) -> None:
         """Called by `Links` when a pull or a fold has ended early: retries, or reports the
@@ -241,7 +243,7 @@ class PlanCells:
         if lives and tries <= PULL_TRIES_MAX:
             self.loop.call_later(PULL_RETRY_S, lambda: self._pull(execution, cell))
         else:
-            execution.events.failed(execution, node, reason)
+            execution.owner.parent_failed(execution, node, reason)
 
     def describe(self, cell: int) -> dict[str, Any]:
         """For `dump`: which object or operation a cell belongs to, and how many bytes it has."""

@@ -1,4 +1,9 @@
-"""Executes this node's part of plans that involve several nodes, as cells of the engine.
+"""Executes this node's part of all plans that involve several nodes, as cells of the engine.
+
+Copies of objects, collectives and calls of Groups are programs of pulls, serves and folds. The
+runner begins each, waits for free memory, replaces it by a later plan, ends it and fails it. Its
+owner says where the bytes lie and reports the outcome: `Transfers` for the manager's copies, the
+runner itself for collectives.
 
 A fold over many hosts consists of members pinned here, cells pulled from others, folded cells and
 served cells. The engine works on all of them concurrently, each block as soon as its inputs are
@@ -13,11 +18,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hoplite_mp._common.object_states import STATE
-from hoplite_mp._node.execution.filling import Replicating, fill_blocks
+from hoplite_mp._node.execution.filling import Filling
 from hoplite_mp._node.execution.folding import Folding, slots_of
 from hoplite_mp._node.execution.local_reduce import PlanError, SourcesGone
 from hoplite_mp._node.execution.plan_cells import NOBODY
-from hoplite_mp._node.execution.plan_state import Carryover, NotNow, Pinning, PlanState
+from hoplite_mp._node.execution.plan_state import (
+    Carryover,
+    NotNow,
+    PlanState,
+    number_of,
+)
 from hoplite_mp._node.objects.remote_objects import MEMORY_POLL_S
 from hoplite_mp._planner.program import ProgramCache, program_of
 from hoplite_mp._protocol.fields import FOLDING
@@ -34,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
     from hoplite_mp._node.execution.plan_cells import PlanCells
-    from hoplite_mp._node.execution.plan_state import SlotName
+    from hoplite_mp._node.execution.plan_state import PlanOwner, SlotName
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.objects.remote_objects import RemoteObject
     from hoplite_mp._node.objects.replicas import Replicas
@@ -70,20 +80,24 @@ class PlanRunner:
         self.replicas = replicas
         self.streaming_sources = streaming_sources
         self.link_estimator = cells.link_estimator
-        self.pinning = Pinning(host, streaming_sources)
-        self.replicating = Replicating(host, cells, replicas, self, self._brought)
-        self.executions: dict[int, PlanState] = {}  # by operation
+        self.filling = Filling(host, cells, replicas, self, self._brought)
+        self.executions: dict[int, PlanState] = {}  # by number, see `number_of`
+        cells.when_filled = self._filled
         self.programs = ProgramCache()
 
     # -- plans ---------------------------------------------------------------------------------
 
+    def submit(self, plan: Distribute, owner: PlanOwner) -> None:
+        """Begins this node's part of a plan to copy one object."""
+        self.begin(self._part(plan, program_of(plan, self.client.number), owner))
+
     def execute(self, plan: ExecuteReduce) -> None:
-        """Begins this node's part of a plan, in place of an earlier epoch's."""
+        """Begins this node's part of a collective's plan, in place of an earlier epoch's."""
         program = program_of(plan, self.client.number)
         if program.is_empty:
             self.drop(plan.operation)
         else:
-            self._begin(self._part(plan, program))
+            self.begin(self._part(plan, program, self))
 
     def execute_privately(
         self,
@@ -103,38 +117,44 @@ class PlanRunner:
         if program.is_empty:
             self.drop(plan.operation)
             return False
-        execution = self._part(plan, program, done, wait_s)
+        execution = self._part(plan, program, self, done, wait_s)
         execution.reports, execution.vote = program.reports or always, vote
-        self._begin(execution)
+        self.begin(execution)
         return execution.reports
 
     def _part(
         self,
         plan: Plan,
         program: Program,
+        owner: PlanOwner,
         done: Callable[[str, str], None] | None = None,
         wait_s: float | None = None,
     ) -> PlanState:
         """A new execution that replaces an earlier one of the operation and takes over what it can
         use."""
-        loop, before = self.loop, self.executions.get(plan.operation)
+        loop, number = self.loop, number_of(plan)
+        before = self.executions.get(number)
         execution = PlanState(
             plan,
             program,
-            self,
+            owner,
             loop.now_ns(),
             loop.now() + (self.config.put_wait_s if wait_s is None else wait_s),
-            carryover=self._end(plan.operation),
+            carryover=self._end(number),
             reports=program.reports,
             done=done,
             moved=None if before is None else before.moved,
         )
-        self.executions[plan.operation] = execution
+        self.executions[number] = execution
         return execution
 
     def makes(self, object_id: bytes) -> bool:
         """Is this object the result of an operation whose commit this node is about to receive?"""
         return any(execution.makes(object_id) for execution in self.executions.values())
+
+    def collectives(self) -> list[PlanState]:
+        """The executions of collectives and of calls of Groups."""
+        return [one for one in self.executions.values() if not one.is_copy]
 
     def is_begun(self, operation: int) -> bool:
         """Has that execution all its cells and blocks, or no part in the plan?"""
@@ -207,26 +227,27 @@ class PlanRunner:
 
     # -- ending --------------------------------------------------------------------------------
 
-    def drop(self, operation: int) -> None:
+    def drop(self, number: int) -> None:
         """Ends an execution that nobody needs any more, and frees what it had."""
         self.cells.engine.hold()
         try:
-            self._end(operation).discard(self.links, self.client.give_back)
+            self._end(number).discard(self.links, self.client.give_back)
         finally:
             self.cells.engine.release()
 
-    def _end(self, operation: int) -> Carryover:
+    def _end(self, number: int) -> Carryover:
         """Ends an execution, and returns what the next one can take over."""
-        execution = self.executions.get(operation)
+        execution = self.executions.get(number)
         if execution is None:
             return Carryover()
         # This execution does not bring these objects any more; those that are awaited are fetched.
         for oid in list(execution.copies.values()):
             self.remote_objects.let_go(oid)
-        del self.executions[operation]
+        del self.executions[number]
         if execution.done is not None:  # nobody is told any more, and it may hold whole results
             execution.done = _heard
         carryover = self.cells.end(execution)
+        execution.owner.ended(execution, carryover)
         self._note(execution)
         for source in execution.streaming.values():
             self._leave(execution, source)
@@ -237,8 +258,8 @@ class PlanRunner:
         return carryover
 
     def _note(self, execution: PlanState) -> None:
-        """Adds this node's part of the plan to the trace."""
-        if self.links.trace_events.on:
+        """Adds this node's part of a collective or of a Group's call to the trace."""
+        if self.links.trace_events.on and not execution.is_copy:
             plan = execution.plan
             copy = isinstance(plan, Distribute)
             kind = "broadcast" if copy else plan.kind  # type: ignore[union-attr]
@@ -270,47 +291,51 @@ class PlanRunner:
 
     # -- beginning -----------------------------------------------------------------------------
 
-    def _begin(self, execution: PlanState) -> None:
-        if self.executions.get(execution.plan.operation) is not execution:
+    def begin(self, execution: PlanState) -> None:
+        """Makes the cells and starts the pulls. Without free memory it tries that again, until it
+        is time to fail. Nothing happens if the execution has ended."""
+        if self.has_ended(execution):
             return
-        self.cells.engine.hold()  # the engine's thread begins with all cells at once
         try:
+            if not execution.owner.prepare(execution):
+                return
             self._make_cells(execution)
-        finally:
-            self.cells.engine.release()
-        if execution.begun:
-            self.cells.measure(execution)  # only now, because the bytes move meanwhile
-            self._maybe_finish(execution)
-
-    def _make_cells(self, execution: PlanState) -> None:
-        try:
-            self.pinning.pin(execution)
-            self._make_blocks(execution)
         except NotNow as why:
-            if self.loop.now() > execution.until:
-                self._fail(execution, f"{why}; {self.store.full_message()}", (), "full")
+            if self.loop.now() >= execution.until:
+                self.fail(execution, f"{why}; {self.store.full_message()}", error="full")
             else:
                 self._release_unused(execution)
-                self.loop.call_later(MEMORY_POLL_S, lambda: self._begin(execution))
+                self.loop.call_later(MEMORY_POLL_S, lambda: self.begin(execution))
             return
         except SourcesGone as gone:
-            self._fail(execution, str(gone), gone.indices)
+            self.fail(execution, str(gone), gone.indices)
             return
         except (PlanError, ValueError) as error:
-            self._fail(execution, str(error), ())
+            self.fail(execution, str(error))
             return
-        execution.begun = True
-        execution.carryover.discard(self.links, self.client.give_back)
-        self.cells.begin(execution)
+        self.cells.measure(execution)  # only now, because the bytes move meanwhile
+        self._maybe_finish(execution)
+
+    def has_ended(self, execution: PlanState) -> bool:
+        """Was it completed, replaced, dropped, or has it failed?"""
+        return self.executions.get(execution.number) is not execution
+
+    def _make_cells(self, execution: PlanState) -> None:
+        self.cells.engine.hold()  # the engine's thread begins with all cells at once
+        try:
+            self._make_blocks(execution)
+            execution.begun = True
+            execution.carryover.discard(self.links, self.client.give_back)
+            self.cells.begin(execution)
+        finally:
+            self.cells.engine.release()
 
     def _make_blocks(self, execution: PlanState) -> None:
         plan = execution.plan
-        if isinstance(plan, Distribute) or (execution.done and plan.kind not in FOLDING):
-            fill_blocks(self.results, execution, self.cells)
-        elif plan.kind in FOLDING:
-            Folding(self.results, execution, plan, self.cells).begin()
+        if isinstance(plan, Distribute) or plan.kind not in FOLDING:
+            self.filling.fill(execution)
         else:
-            self.replicating.make(execution, plan)
+            Folding(self.results, execution, plan, self.cells).begin()
 
     def _release_unused(self, execution: PlanState) -> None:
         """Frees what earlier plans have received and this one cannot use, although its cells are
@@ -328,19 +353,17 @@ class PlanRunner:
         give_back = self.client.give_back
         execution.carryover.discard(self.links, give_back, slots=slots, copies=copies)
 
-    # -- copies --------------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------------
 
     def _brought(self, execution: PlanState, oid: int) -> None:
         """Called when the other execution that was filling the object has ended."""
         execution.waiting -= 1
         if self.client.state(oid) != STATE["FAILED"]:
             self._maybe_finish(execution)
-        elif self.executions.get(execution.plan.operation) is execution:
-            self._fail(execution, "a copy that was on its way is lost", (), "lost")
+        elif not self.has_ended(execution):
+            self.fail(execution, "a copy that was on its way is lost", error="lost")
 
-    # -- notifications of the cells ------------------------------------------------------------
-
-    def filled(self, execution: PlanState, cell: int) -> None:
+    def _filled(self, execution: PlanState, cell: int) -> None:
         """Called when all bytes of a cell are there."""
         oid = execution.copies.pop(cell, None)
         if oid is not None and oid in self.remote_objects:
@@ -354,49 +377,103 @@ class PlanRunner:
         self.cells.pull_more(execution)
         self._maybe_finish(execution)
 
-    def failed(self, execution: PlanState, node: int, reason: str) -> None:
-        """Reports that a cell will not be filled, unless its node is gone, because then a new plan
-        follows."""
-        if node == NOBODY:
-            self._fail(execution, f"a fold has ended: {reason}", (), "lost")
-        elif node in self.links.peers.by_number:
-            self._fail(execution, f"nothing comes from node h{node}: {reason}", (), "lost")
-
-    def arrived(self, execution: PlanState) -> Ranges | None:
-        """Which bytes of a Group's copy are here; None if nothing is missing."""
-        if not execution.missing:
-            return None
-        return execution.arrived(execution.copied.object, self.cells.engine.watermark)
-
     def _maybe_finish(self, execution: PlanState) -> None:
-        plan = execution.plan
         if execution.missing or execution.waiting or not execution.begun or not execution.reports:
+            return
+        if execution.reported or self.has_ended(execution):
             return
         # An earlier plan may still be writing into the buffer; wait until that has ended.
         if execution.engine_buffer.closing:
             execution.engine_buffer.when_free(lambda: self._maybe_finish(execution))
             return
+        execution.reported = True
         if execution.done is not None:
             done, execution.done = execution.done, _heard
-            execution.reported = True
             done("", "")
-        elif self.executions.get(plan.operation) is execution:
-            execution.reported = True
-            self.send_manager(StripesComplete(plan.operation, plan.epoch, self.client.number))
+        else:
+            execution.owner.completed(execution)
 
-    def _fail(
-        self, execution: PlanState, reason: str, sources: tuple[int, ...], error: str = "value"
+    def fail(
+        self,
+        execution: PlanState,
+        reason: str,
+        sources: tuple[int, ...] = (),
+        error: str = "value",
     ) -> None:
-        plan, done = execution.plan, execution.done
-        self.drop(plan.operation)
+        """Ends an execution that cannot be completed, and notifies whoever has submitted it."""
+        done = execution.done
+        self.drop(execution.number)
         if done is not None:
             done(reason or error, error)
-            return
+        else:
+            execution.owner.failed(execution, reason, sources, error)
+
+    # -- the interface PlanOwner, for collectives ----------------------------------------------
+
+    def prepare(self, execution: PlanState) -> bool:
+        """Pins the members on this host, so that they stay in memory during the plan: objects,
+        which may have to be brought back from disk, and blocks that members of a Group are still
+        writing."""
+        plan = execution.plan
+        gone = []
+        folds = not isinstance(plan, Distribute) and plan.kind in FOLDING  # an error can be copied
+        if isinstance(plan, Distribute):
+            at = {0: plan.object}
+            wanted = [0] if self.client.number in plan.sources else []
+        else:
+            at = dict(zip(plan.members, plan.objects, strict=True))
+            wanted = list(dict.fromkeys(index for _, index in execution.program.given))
+        for index in wanted:
+            if index in execution.views:
+                continue
+            source = self.streaming_sources.get(at[index])
+            if source is not None:
+                execution.views[index] = self.client.memory(source.payload, source.nbytes)
+                execution.streaming[index] = source
+                source.users += 1
+                continue
+            oid = self.imports.local(at[index])
+            got = self.results.pin(oid) if oid else STATE["FREE"]
+            if got is None:
+                # It is being fetched from another host, and the fetch has a deadline of its own.
+                if oid in self.remote_objects:
+                    execution.until = self.loop.now() + self.config.put_wait_s
+                raise NotNow(f"source {index} does not fit into the store beside what is in use")
+            if isinstance(got, int) or (folds and self.results.is_gone(got)):
+                gone.append(index)
+            else:
+                execution.views[index] = got
+        if gone:
+            raise SourcesGone(tuple(sorted(gone)))
+        return True
+
+    def arrived(self, execution: PlanState) -> Ranges | None:
+        """For a copy that belongs to a call of a Group."""
+        if not execution.missing:
+            return None
+        return execution.arrived(execution.copied.object, self.cells.engine.watermark)
+
+    def parent_failed(self, execution: PlanState, node: int, reason: str) -> None:
+        """Fails the part, unless that node is gone, because then a new plan follows."""
+        if node == NOBODY:
+            self.fail(execution, f"a fold has ended: {reason}", error="lost")
+        elif node in self.links.peers.by_number:
+            self.fail(execution, f"nothing comes from node h{node}: {reason}", error="lost")
+
+    def completed(self, execution: PlanState) -> None:
+        plan = execution.plan
+        self.send_manager(StripesComplete(plan.operation, plan.epoch, self.client.number))
+
+    def failed(
+        self, execution: PlanState, reason: str, sources: tuple[int, ...], error: str
+    ) -> None:
+        plan, number = execution.plan, self.client.number
         self.send_manager(
-            ExecutionFailed(
-                plan.operation, plan.epoch, self.client.number, reason[:1000], sources, error
-            )
+            ExecutionFailed(plan.operation, plan.epoch, number, reason[:1000], sources, error)
         )
+
+    def ended(self, execution: PlanState, carryover: Carryover) -> None:
+        """The next plan takes over all of it."""
 
 
 def _heard(_: str, __: str) -> None:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from hoplite_mp._common.object_states import STATE
-from hoplite_mp._node.execution.local_reduce import SourcesGone
 from hoplite_mp._node.store.growing_block import EngineBuffer, Ranges
 from hoplite_mp._planner.program import CONTRIBUTION, MEMBER
 from hoplite_mp._protocol.fields import FOLDING
@@ -21,13 +19,9 @@ from hoplite_mp._protocol.operations import COPY_OPERATION
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.peers.links import Links
     from hoplite_mp._node.ports import Key
-    from hoplite_mp._node.store.growing_block import (
-        GrowingBlock,
-        GrowingBlocks,
-    )
+    from hoplite_mp._node.store.growing_block import GrowingBlock
     from hoplite_mp._planner.program import Cell, Program
     from hoplite_mp._protocol.group_calls import Plan
     from hoplite_mp._protocol.messages import ExecuteReduce
@@ -36,10 +30,11 @@ __all__ = [
     "CarriedCopy",
     "Carryover",
     "NotNow",
-    "Pinning",
+    "PlanOwner",
     "PlanState",
     "Slot",
     "SlotName",
+    "number_of",
     "slot_name",
 ]
 
@@ -129,17 +124,36 @@ class NotNow(Exception):
     """There is no memory yet, or a source is still on its way from disk or from another host."""
 
 
-class PlanStateEvents(Protocol):
-    """The owner of an execution, which is notified of what happens to its cells."""
+class PlanOwner(Protocol):
+    """Submits plans to the runner, and is notified of what becomes of them."""
 
-    def filled(self, execution: PlanState, cell: int) -> None:
-        """All bytes of a cell are there."""
-
-    def failed(self, execution: PlanState, node: int, reason: str) -> None:
-        """That node cannot fill a cell; `node` is NOBODY if a fold on this host has failed."""
+    def prepare(self, execution: PlanState) -> bool:
+        """Finds the memory of members on this host, and that of copies. False: `begin` of the
+        runner follows later, or the execution has ended. Raises NotNow, SourcesGone."""
 
     def arrived(self, execution: PlanState) -> Ranges | None:
         """Which bytes of the block under `execution.followed` have arrived; None: all of them."""
+
+    def parent_failed(self, execution: PlanState, node: int, reason: str) -> None:
+        """That node cannot fill a cell; `node` is NOBODY if a fold on this host has failed."""
+
+    def completed(self, execution: PlanState) -> None:
+        """This node has everything that it should receive."""
+
+    def failed(
+        self, execution: PlanState, reason: str, sources: tuple[int, ...], error: str
+    ) -> None:
+        """The execution has ended. sources: indices of members that are gone."""
+
+    def ended(self, execution: PlanState, carryover: Carryover) -> None:
+        """The execution has ended, for whatever reason; it leaves `carryover` to the next one."""
+
+
+def number_of(plan: Plan) -> int:
+    """The number of the plan's execution on this node. An operation has one plan at a time, but
+    several plans may copy one object at the same time, and only their epochs differ."""
+    copies = plan.operation >= COPY_OPERATION
+    return COPY_OPERATION | plan.epoch if copies else plan.operation
 
 
 @dataclass(slots=True)
@@ -148,7 +162,7 @@ class PlanState:
 
     plan: Plan
     program: Program
-    events: PlanStateEvents
+    owner: PlanOwner
     begun_ns: int  # when this node received the plan
     until: float = 0.0  # the time at which to give up waiting for memory
     # Pinned members on this host, by index.
@@ -187,13 +201,18 @@ class PlanState:
     # Bytes (sent, received) by this host before its first execution of an operation whose stripes
     # may pass to others while it runs.
     moved: tuple[int, int] | None = None
-    # For a plan that is not the manager's: called at its end, instead of a report to the manager.
+    # For a plan of a Group: called at its end, instead of the owner.
     done: Callable[[str, str], None] | None = None
 
     @property
     def engine_buffer(self) -> EngineBuffer:
         """Shared with the execution that this one replaces."""
         return self.carryover.engine_buffer
+
+    @property
+    def number(self) -> int:
+        """See `number_of`."""
+        return number_of(self.plan)
 
     def key(self, cell: Cell) -> Key:
         """The key by which other nodes ask for a cell and this one serves it."""
@@ -216,6 +235,10 @@ class PlanState:
         """The plan of an execution that is known to copy one object."""
         assert isinstance(self.plan, Distribute)
         return self.plan
+
+    def copies_object(self, object_id: bytes) -> bool:
+        """Is this a manager's plan to copy that object?"""
+        return self.is_copy and self.copied.object == object_id
 
     @property
     def receives(self) -> bool:
@@ -272,56 +295,3 @@ class PlanState:
             self.followed[cell] = begin, begin + nbytes
         if index in self.streaming:
             self.streaming[index].cells[cell] = begin, nbytes
-
-
-# Pins the members of a plan that are on this host, so that they stay in memory during the plan.
-#
-# A member is an object, which may have to be brought back from disk first, or a block that a member
-# of a Group is still writing.
-
-
-class Pinning:
-    """Pins for all executions of this node."""
-
-    def __init__(self, host: HostContext, streaming_sources: GrowingBlocks) -> None:
-        self.config = host.config
-        self.loop = host.loop
-        self.client = host.client
-        self.imports = host.imports
-        self.results = host.results
-        self.remote_objects = host.remote_objects
-        self.streaming_sources = streaming_sources
-
-    def pin(self, execution: PlanState) -> None:
-        """Fills `execution.views`. Raises NotNow if there is no memory yet, SourcesGone."""
-        plan = execution.plan
-        gone = []
-        folds = not isinstance(plan, Distribute) and plan.kind in FOLDING  # an error can be copied
-        if isinstance(plan, Distribute):
-            at = {0: plan.object}
-            wanted = [0] if self.client.number in plan.sources else []
-        else:
-            at = dict(zip(plan.members, plan.objects, strict=True))
-            wanted = list(dict.fromkeys(index for _, index in execution.program.given))
-        for index in wanted:
-            if index in execution.views:
-                continue
-            source = self.streaming_sources.get(at[index])
-            if source is not None:
-                execution.views[index] = self.client.memory(source.payload, source.nbytes)
-                execution.streaming[index] = source
-                source.users += 1
-                continue
-            oid = self.imports.local(at[index])
-            got = self.results.pin(oid) if oid else STATE["FREE"]
-            if got is None:
-                # It is being fetched from another host, and the fetch has a deadline of its own.
-                if oid in self.remote_objects:
-                    execution.until = self.loop.now() + self.config.put_wait_s
-                raise NotNow(f"source {index} does not fit into the store beside what is in use")
-            if isinstance(got, int) or (folds and self.results.is_gone(got)):
-                gone.append(index)
-            else:
-                execution.views[index] = got
-        if gone:
-            raise SourcesGone(tuple(sorted(gone)))

@@ -144,7 +144,7 @@ class ClusterNode:
         self.streaming_sources = GrowingBlocks(local.store, host.client, self.links.engine)
         cells = PlanCells(host, self.links)
         self.plan_runner = PlanRunner(host, cells, self.replicas, self.streaming_sources)
-        self.transfers = Transfers(host, cells, self.replicas, self.plan_runner)
+        self.transfers = Transfers(host, self.replicas, self.plan_runner)
         self.small_calls = EngineCallsOwner(host, self.links)
         results = GroupResults(host, self.plan_runner)
         self.group_calls = MultiHostCalls(host, results, self.small_calls)
