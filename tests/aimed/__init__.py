@@ -10,7 +10,18 @@ import dataclasses
 from random import Random
 from typing import TYPE_CHECKING
 
-from tests.aimed import actors, copies, ends, managers, members, objects, peers, reductions, tasks
+from tests.aimed import (
+    actors,
+    copies,
+    ends,
+    losses,
+    managers,
+    members,
+    objects,
+    peers,
+    reductions,
+    tasks,
+)
 from tests.aimed.aim import Aim
 
 if TYPE_CHECKING:
@@ -23,7 +34,18 @@ __all__ = ["ALL", "run_aimed"]
 
 ALL: dict[str, Callable[[Aim], None]] = {
     name: getattr(module, name)
-    for module in (objects, copies, tasks, peers, reductions, members, managers, actors, ends)
+    for module in (
+        objects,
+        copies,
+        tasks,
+        peers,
+        reductions,
+        members,
+        managers,
+        actors,
+        ends,
+        losses,
+    )
     for name in module.__all__
 }
 NODES = 6

@@ -1,4 +1,5 @@
-"""Aimed runs hold. Each shows a mistake of the list of mutants (tests/mutants/seen.json)."""
+"""Aimed runs hold. Each shows a mistake of the list of mutants (tests/mutants/seen.json), or why an
+order of test_peer_loss_order.py matters."""
 
 from __future__ import annotations
 

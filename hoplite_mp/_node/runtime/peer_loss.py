@@ -1,7 +1,7 @@
 """The loss of another host: the components of a node that receive it, in their order.
 
-Each component has one method for it, `peer_lost(member)`. The order matters where one component
-needs what a later one drops; `ORDERS` states each such pair with its reason.
+Each component has one method for it, `peer_lost(member)`. The order matters for the pairs in
+`ORDERS`, which states the reasons. Any other two neighbours may be swapped.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ PHASES = (
     "remote_output",
     "former_drivers",
     "tracing",
-    "questions",
     "exports",
     "remote_objects",
+    "questions",
 )
-# (earlier component, later one) -> why.
+# (earlier component, later one) -> why. tests/simulation/test_peer_loss_order.py breaks each order,
+# and swaps all other neighbours.
 ORDERS = {
-    ("backups", "recovery"): "the inventory contains the identities that this node can restart",
-    ("recovery", "outbound_tasks"): "lost results are held before tasks that need them run again",
-    ("recovery", "inbound_tasks"): "what its tasks had here is held before they are forgotten",
-    ("recovery", "replicas"): "the holds of new owners are taken before those of the old one go",
-    ("recovery", "exports"): "objects that the lost host owned are held before they are forgotten",
-    ("recovery", "remote_objects"): "remaining copies are reported before holders are dropped",
+    ("recovery", "inbound_tasks"): "results of its tasks are held before the tasks are forgotten",
+    ("recovery", "replicas"): "replicas of its objects are held before they are released",
+    ("recovery", "remote_objects"): "the owner is known to be dead when it is decided what is lost",
+    ("recovery", "questions"): "a question that ends without an answer may wait for the next owner",
+    ("remote_objects", "questions"): "what a question asked for is looked up among the living",
 }
 
 
