@@ -53,8 +53,8 @@ MUTANTS = (
     Mutant(
         "group-calls-leads-without-the-former",
         "hoplite_mp/_node/groups/leader.py",
-        "return state.synced >= state.knowing and state.owed is None",
-        "return state.synced >= state.nodes and state.owed is None",
+        "if not state.synced >= state.knowing:",
+        "if not state.synced >= state.nodes:",
         (
             "Nobody decides a call that a member has read before it left; here the new "
             "leader does not wait for hosts whose members have left, and a call gets two "

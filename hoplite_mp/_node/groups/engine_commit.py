@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hoplite_mp._node.groups.group_results import GroupResults
-    from hoplite_mp._node.groups.group_state import GroupState, Known
+    from hoplite_mp._node.groups.group_state import GroupState, Known, Steps
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.peers.links import Links
     from hoplite_mp._protocol.group_calls import GroupGo, GroupMessage, GroupPart
@@ -149,6 +149,8 @@ _PART = struct.Struct("<IIIBBBB")  # struct small_part: rank, bytes, offset, kin
 
 class EngineCallsOwnerEvents(Protocol):
     """The component that decides calls, while the engine does not own them."""
+
+    steps: Steps
 
     def member_called(self, slot: int, ask: GroupCall) -> None:
         """A member on this host has made its next call."""
@@ -270,6 +272,9 @@ class EngineCallsOwner:
     # -- events of the engine --------------------------------------------------------------------
 
     def _event(self, event: tuple[Any, ...]) -> None:
+        self._events.steps.run(self._take, event)
+
+    def _take(self, event: tuple[Any, ...]) -> None:
         kind, generation = event[:2]
         state = self._states.get(generation)
         if state is None:

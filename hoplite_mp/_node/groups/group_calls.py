@@ -10,13 +10,13 @@ one host. The manager takes no part in a call; it only decides who is a member.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hoplite_mp._node.groups.engine_commit import EngineCommit
 from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, lost
-from hoplite_mp._node.groups.group_state import GroupState, MemberCall
+from hoplite_mp._node.groups.group_state import GroupState, MemberCall, Steps
 from hoplite_mp._node.groups.leader import GroupLeader, fill_in, lacks
 from hoplite_mp._protocol.group_calls import (
     GroupCommit,
@@ -34,7 +34,6 @@ from hoplite_mp.errors import StoreFullError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     from hoplite_mp._node.groups.engine_commit import EngineCallsOwner
     from hoplite_mp._node.groups.group_results import GroupResults
@@ -63,7 +62,8 @@ class MultiHostCalls:
         self.results = results
         self.small = small
         self.states: dict[int, GroupState] = {}  # by generation
-        self.leading = GroupLeader(host, small, self.states, self.send)
+        self.steps = Steps(lambda message: self._receive(self.client.number, message))
+        self.leading = GroupLeader(host, small, self.states, self.send, self.steps.run)
         self.voted = EngineCommit(host, results, small)
         small.serve(self, self.states)
         self._handlers: dict[type, Callable[[GroupState, int, Any], None]] = {
@@ -91,7 +91,7 @@ class MultiHostCalls:
         if state.owned:  # the engine must not commit a call after this node has reported its calls
             self.small.close(state, partial(self._changed, state, members))
         else:
-            self._changed(state, members)
+            self.steps.run(self._changed, state, members)
 
     def _changed(self, state: GroupState, members: GroupMembers) -> None:
         state.plans.clear()
@@ -99,7 +99,7 @@ class MultiHostCalls:
         state.early = {}
         self._change(state)
         for node, message in self.pending_messages.pop(members.generation, ()):
-            self.receive(node, message)
+            self._receive(node, message)
 
     def _change(self, state: GroupState) -> None:
         members, known = state.members, state.known
@@ -118,7 +118,8 @@ class MultiHostCalls:
                 if members.alive >> rank & 1:
                     state.start(rank, 0)
                     known.board.set_start(rank, 0)
-        state.synced = set()
+        state.syncs.pop(self.client.number, None)
+        state.unsettled = True
         living, knowing = state.nodes, state.knowing
         state.parts = {
             node: part  # if of a later version, its member has yet to be announced to this node
@@ -155,7 +156,7 @@ class MultiHostCalls:
             return
         self.small.forget(generation)
         state.plans.clear()
-        self.look_at_board(state)
+        self.steps.run(self.look_at_board, state)
         self._let_go(state)
         state.result = []
         state.deferred.clear()  # the engine says nothing of this Group any more
@@ -167,7 +168,7 @@ class MultiHostCalls:
         state = self.states.get(ask.generation)
         if state is None:
             return
-        self.look_at_board(state)
+        self.steps.run(self.look_at_board, state)
         for called in (*state.member_calls.values(), *state.deferred_calls):
             if called.ask.rank == ask.rank and called.slot == slot:
                 called.slot = -1
@@ -200,7 +201,10 @@ class MultiHostCalls:
         state = self.states.get(ask.generation)
         if state is None:
             self.results.refuse(slot, ask)
-            return
+        else:
+            self.steps.run(self._pin, state, slot, ask)
+
+    def _pin(self, state: GroupState, slot: int, ask: GroupCall) -> None:
         self.look_at_board(state)  # before a block that came back by the last call is given again
         holds = []
         try:
@@ -286,15 +290,19 @@ class MultiHostCalls:
             self._fill_in(state, state.go, asks)
 
     def send(self, state: GroupState, node: int, message: GroupMessage) -> None:
+        """Sends a message to a node, perhaps this one."""
         if node == self.client.number:
-            self.receive(node, message)
+            self.steps.send(message)
         elif node in self.roster.by_number:
             self.send_peer(self.roster.by_number[node].host_id, message)
 
     # -- from nodes -----------------------------------------------------------------------------
 
     def receive(self, node: int, message: GroupMessage) -> None:
-        """Handles a message from a node, perhaps this one."""
+        """Handles a message from another node."""
+        self.steps.run(self._receive, node, message)
+
+    def _receive(self, node: int, message: GroupMessage) -> None:
         state = self.states.get(message.generation)
         if state is None:
             waiting = self.pending_messages.setdefault(message.generation, [])
@@ -305,7 +313,7 @@ class MultiHostCalls:
             return
         if state.owned and isinstance(message, GroupGo | GroupCommit):
             # The leading node's Python owns the calls.
-            again = partial(self.receive, node, message)
+            again = partial(self._receive, node, message)
             self.small.give_way(state, message.call, again)
         else:
             self._handlers[type(message)](state, node, message)
@@ -395,9 +403,12 @@ class MultiHostCalls:
 
         def done(failure: str, error: str) -> None:
             if failure:
-                say(failure, error)
+                self.steps.run(say, failure, error)
             else:  # parts that only members here read have no cell that waits for their bytes
-                self.results.when_written((one.holds for one in state.member_calls.values()), say)
+                written = partial(self.steps.run, say)
+                self.results.when_written(
+                    (one.holds for one in state.member_calls.values()), written
+                )
 
         vote = self.voted.vote_of(state) if votes else None
         self.results.go(message, done, always=votes, vote=vote)
@@ -412,6 +423,9 @@ class MultiHostCalls:
 
     def slowed(self, up: int, down: int) -> None:
         """This host's link has become slow while bytes move: bytes per second that it carries."""
+        self.steps.run(self._slowed, up, down)
+
+    def _slowed(self, up: int, down: int) -> None:
         for state in self.states.values():
             go = state.go
             if go is not None and go.call == state.calls and state.leader is not None:

@@ -6,6 +6,7 @@ The state is kept apart from the protocol that changes it, so that each can be r
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from hoplite_mp._planner.repair import SlowLinks
 from hoplite_mp._protocol.group_calls import DECISION_REPEATED_BYTES_MAX, bytes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from hoplite_mp import _tasks
     from hoplite_mp._node.groups.group_decisions import Decision
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         GroupCommit,
         GroupDone,
         GroupGo,
+        GroupMessage,
         GroupPart,
         GroupSlow,
         GroupSync,
@@ -38,8 +40,36 @@ __all__ = [
     "InProgress",
     "Known",
     "MemberCall",
+    "Steps",
     "Voting",
 ]
+
+
+class Steps:
+    """The steps of a node in calls of Groups. What a node sends to itself in a step is delivered
+    when the step is over, so that no step begins inside another one."""
+
+    def __init__(self, deliver: Callable[[GroupMessage], None]) -> None:
+        self._deliver = deliver
+        self._own: deque[GroupMessage] = deque()
+        self._is_running = False
+
+    def send(self, message: GroupMessage) -> None:
+        """Queues a message of this node to itself."""
+        self._own.append(message)
+
+    def run(self, step: Callable[..., None], *about: Any) -> None:
+        """Runs a step, or a part of the present one."""
+        if self._is_running:
+            step(*about)
+            return
+        self._is_running = True
+        try:
+            step(*about)
+            while self._own:
+                self._deliver(self._own.popleft())
+        finally:
+            self._is_running = False
 
 
 @dataclass(slots=True)
@@ -139,8 +169,10 @@ class GroupState:
     # The fields from here to `rates` are used by the leading node only.
     # node -> its part of an undecided call
     parts: dict[int, GroupPart] = field(default_factory=dict)
-    synced: set[int] = field(default_factory=set)
     syncs: dict[int, GroupSync] = field(default_factory=dict)  # node -> its latest GroupSync
+    # A node has said again what it knows of earlier calls, so the next call is decided anew.
+    unsettled: bool = True
+    deciding: int = -1  # the call whose decision this node has sent, also to itself
     in_progress: InProgress | None = None
     # node -> its report on a repeated plan, from before all have called, or that it gives it up
     early: dict[int, GroupDone] = field(default_factory=dict)
@@ -155,11 +187,6 @@ class GroupState:
     # A commit that another node passed on, while this node's share of the result is still on its
     # way from the node that decided it.
     owed: GroupCommit | None = None
-
-    @staticmethod
-    def this_last(nodes: Iterable[int], number: int) -> list[int]:
-        """This node last, because it acts at once, which would delay the others' messages."""
-        return sorted(nodes, key=lambda node: node == number)
 
     def asks(self, node: int) -> list[GroupCall] | None:
         """The next call of all members of this node; None if not all have made it, or there are
@@ -215,6 +242,14 @@ class GroupState:
         """Members whose first call is not known yet."""
         both = self.members.alive | self.members.joining
         return [r for r in range(self.members.size) if both >> r & 1 and r not in self.starts]
+
+    @property
+    def synced(self) -> set[int]:
+        """Nodes that have said, for the present members, what they know of earlier calls; without
+        those that know of a call of which this node does not know yet."""
+        version, calls = self.members.version, self.calls
+        said = self.syncs.items()
+        return {n for n, one in said if one.version == version and one.committed <= calls}
 
     @property
     def nodes(self) -> set[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -89,6 +90,7 @@ class GroupLeader:
         small: EngineCallsOwner,
         states: Mapping[int, GroupState],
         send: Callable[[GroupState, int, GroupMessage], None],
+        run: Callable[..., None],
     ) -> None:
         self.loop = host.loop
         self.client = host.client
@@ -96,6 +98,7 @@ class GroupLeader:
         self.small = small
         self.states = states  # by generation
         self.send = send
+        self.run = run  # a step
 
     def sync(self, state: GroupState, node: int, message: GroupSync) -> None:
         """A node has said what it knows, after a change of the members."""
@@ -105,6 +108,7 @@ class GroupLeader:
         state.syncs[node] = message
         if message.version != state.members.version or state.leader != self.client.number:
             return  # that node, or this one, does not have the latest members yet
+        state.unsettled = True
         if message.committed > state.calls:  # decided by a leader that is gone
             self._hand_on(state, state.nodes, message.committed, message.last)
         elif message.committed < state.calls and node in state.nodes:
@@ -112,22 +116,27 @@ class GroupLeader:
         if node != self.client.number:
             for rank, call in message.starts:
                 state.start(rank, call)
-        state.synced.add(node)
-        if state.synced >= state.knowing:
-            self._start_new(state)
-            in_progress, state.in_progress = state.in_progress, None
-            if in_progress is not None:
-                _log.info("group %s: call %d begins again", state.members.name, in_progress.call)
-            call = state.calls
-            self.lead(state)
-            if state.calls == call and state.in_progress is None:
-                self._withdraw(state)
+        self.lead(state)
+
+    def _settle(self, state: GroupState) -> None:
+        """Begins the next call again, once this node knows all that was decided before it."""
+        if not state.synced >= state.knowing:
+            return
+        state.unsettled = False
+        in_progress, state.in_progress = state.in_progress, None
+        if in_progress is not None:
+            _log.info("group %s: call %d begins again", state.members.name, in_progress.call)
+        if self._start_new(state):
+            return
+        self._decide(state)
+        if state.in_progress is None and state.deciding != state.calls:
+            self._withdraw(state)
 
     def _hand_on(
         self, state: GroupState, nodes: Iterable[int], calls: int, last: GroupCommit | None
     ) -> None:
         """Tells these nodes how many calls are over, and passes on the last known commit."""
-        for node in state.this_last(nodes, self.client.number):
+        for node in nodes:
             if last is not None:
                 self.send(state, node, last)
             if last is None or last.call + 1 < calls:
@@ -141,15 +150,15 @@ class GroupLeader:
         attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
         state.attempts = (state.attempts + 1) % MADE_ATTEMPTS
         go = GroupGo(state.members.generation, state.calls, attempt, (), ())
-        for node in state.this_last(state.nodes, self.client.number):
+        for node in state.nodes:
             self.send(state, node, go)
 
-    def _start_new(self, state: GroupState) -> None:
+    def _start_new(self, state: GroupState) -> bool:
         """New members start with the call after the next one, because the living may have begun
-        the next one. A call that no living member could make is skipped."""
+        the next one. True: a call that no living member could make is skipped."""
         members = state.members
         if not members.formed:
-            return
+            return False
         for rank in state.unstarted:
             state.start(rank, state.calls + 1)
             node = members.nodes[rank]
@@ -158,23 +167,27 @@ class GroupLeader:
             self.send(state, node, start)
         if state.starts and not state.expected():
             self._hand_on(state, state.nodes, min(state.starts.values()), None)
-
-    def _is_settled(self, state: GroupState) -> bool:
-        """Does this node know all that was decided before the next call?"""
-        return state.synced >= state.knowing and state.owed is None
+            return True
+        return False
 
     def _leads(self, state: GroupState) -> bool:
         return not state.owned and state.leader == self.client.number
 
-    def lead(self, state: GroupState, late: bool = False) -> None:
-        """Decides the next call if all parts are here. late: the last host was waited for long
-        enough, so the call may begin without it."""
-        if not self._leads(state):
+    def lead(self, state: GroupState) -> None:
+        """Decides the next call if all parts are here."""
+        if not self._leads(state) or state.deciding == state.calls:
             return
+        if state.unsettled:
+            self._settle(state)
+        else:
+            self._decide(state)
+
+    def _decide(self, state: GroupState, late: bool = False) -> None:
+        """late: the last host was waited for long enough, so the call may begin without it."""
         moving = state.in_progress
         if moving is not None and not is_other(state, moving):
             return
-        if not self._is_settled(state) or not state.members.formed:
+        if state.owed is not None or not state.members.formed:
             return
         expected, given = state.expected(), state.given()
         if not expected or not given:
@@ -236,7 +249,7 @@ class GroupLeader:
             outcome.plans,
             tuple(sorted(outcome.waits)),
         )
-        for node in state.this_last(outcome.nodes, self.client.number):
+        for node in outcome.nodes:
             self.send(state, node, go)
 
     def _await_repeated(self, state: GroupState, outcome: Decision) -> None:
@@ -259,10 +272,11 @@ class GroupLeader:
         def over() -> None:
             if state.calls == call and self.states.get(state.members.generation) is state:
                 state.late_timer = -1  # the next part that arrives may begin another wait
-                self.lead(state, late=True)
+                if self._leads(state) and not state.unsettled and state.deciding != call:
+                    self._decide(state, late=True)
 
         state.late_timer = call
-        self.loop.call_later(WAIT_SHARE * one_s, over)
+        self.loop.call_later(WAIT_SHARE * one_s, partial(self.run, over))
 
     def done(self, state: GroupState, node: int, message: GroupDone) -> None:
         """A node has its part of an attempt's results, or cannot have it."""
@@ -312,7 +326,7 @@ class GroupLeader:
             return
         plan = moving.outcome.plans[0] if moving.outcome.plans else None
         if moving.links.hear(node, message, plan, state.rates, self.loop.now()):
-            self.loop.call_later(SLOW_GATHER_S, lambda: self._narrow(state, moving))
+            self.loop.call_later(SLOW_GATHER_S, partial(self.run, self._narrow, state, moving))
 
     def _narrow(self, state: GroupState, moving: InProgress) -> None:
         """Gives the stripe of a slow node to the others, if that is worthwhile: the same call in
@@ -322,7 +336,7 @@ class GroupLeader:
         if state.in_progress is not moving or moving.narrowed or moving.missing:
             return
         known = self.states.get(state.members.generation) is state
-        if not known or not self._leads(state) or not self._is_settled(state):
+        if not known or not self._leads(state) or state.unsettled or state.owed is not None:
             return  # the Group has ended, or the call begins again in any case
         plan = moving.outcome.plans[0] if moving.outcome.plans else None
         owners = owners_without(moving.links.slow, plan)
@@ -350,7 +364,8 @@ class GroupLeader:
         state.parts = {n: part for n, part in state.parts.items() if part.call > state.calls}
         opens = outcome.opens(members, state.last) if self.small.possible else 0
         leader = self.client.number
-        nodes = state.this_last(state.nodes, leader)
+        nodes = state.nodes
+        state.deciding = state.calls
         commits = [outcome.commit(members, state.calls, node, leader, opens) for node in nodes]
         large = next(filter(None, (too_large(one.kind, one.pieces) for one in commits)), "")
         if large:
