@@ -22,7 +22,14 @@ from hoplite_mp._common.reduction import DTYPES, OPS, reduce_arrays, result_dtyp
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._protocol.group_calls import error_of
 from hoplite_mp._protocol.local import GroupBuffers
-from hoplite_mp._serialize.contributions import PREFIXES, REDUCTIONS, ROOTED, into, outs_of
+from hoplite_mp._serialize.contributions import (
+    PREFIXES,
+    REDUCTIONS,
+    ROOTED,
+    different_calls,
+    into,
+    outs_of,
+)
 from hoplite_mp.errors import PeerLostError
 
 if TYPE_CHECKING:
@@ -226,14 +233,10 @@ class Combiner:
         for part in parts.values():
             if part[0] == MISTAKE:
                 raise error_of(part[3], part[1])
+        if difference := different_calls(parts):
+            raise ValueError(difference)
         first_rank = min(parts)
         kind, op, root, _ = parts[first_rank]
-        for rank, part in parts.items():
-            if part[:3] != (kind, op, root):
-                raise ValueError(
-                    f"ranks {first_rank} and {rank} made different calls: "
-                    f"{_describe(parts[first_rank])} and {_describe(part)}"
-                )
         if kind in ROOTED and root not in parts:
             raise PeerLostError(f"group {self.name!r}: the root, rank {root}, is lost")
         if kind in REDUCTIONS or kind in PREFIXES:
@@ -277,14 +280,6 @@ class Combiner:
         ordered = [np.ascontiguousarray(arrays[rank]) for rank in sorted(arrays)]
         reduce_arrays(op, ordered, total, threads)
         return self._memory.put(total)
-
-
-def _describe(part: Any) -> str:
-    kind, op, root, _ = part
-    if op and kind == "allgather":  # of a reduction by a function
-        return str(op)
-    detail = ", ".join([repr(op)] * bool(op) + [f"root={root}"] * (kind in ROOTED))
-    return f"{kind}({detail})"
 
 
 def mistake_words(text: str) -> str:

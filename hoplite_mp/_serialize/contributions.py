@@ -16,7 +16,7 @@ from hoplite_mp import _serialize, _shm
 from hoplite_mp._common.ref import NotAnArray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 __all__ = [
     "NOTHING",
@@ -26,6 +26,7 @@ __all__ = [
     "TARGETED",
     "contribution",
     "contributors_of",
+    "different_calls",
     "into",
     "is_plain_array",
     "mask_of",
@@ -54,6 +55,24 @@ class Nothing:
 
 
 NOTHING = Nothing()
+
+
+def different_calls(calls: Mapping[int, tuple[Any, ...]]) -> str:
+    """The error if ranks made different calls; "": all made the same. calls: rank -> (kind,
+    operator, root, ...)."""
+    first, expected = next((rank, call[:3]) for rank, call in calls.items())
+    for rank, call in calls.items():
+        if call[:3] != expected:
+            texts = f"{_described(*expected)} and {_described(*call[:3])}"
+            return f"ranks {first} and {rank} made different calls: {texts}"
+    return ""
+
+
+def _described(kind: str, op: str, root: int) -> str:
+    if op and kind == "allgather":  # of a reduction by a function
+        return op
+    detail = [repr(op)] * bool(op) + [f"root={root}"] * (kind in ROOTED)
+    return f"{kind}({', '.join(detail)})"
 
 
 def section_bounds(kind: str, size: int, nbytes: int) -> list[int]:

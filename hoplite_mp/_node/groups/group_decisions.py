@@ -24,7 +24,13 @@ from hoplite_mp._protocol.fields import FOLDING, NO_OBJECT, SHARES
 from hoplite_mp._protocol.group_calls import GroupCommit, Piece
 from hoplite_mp._protocol.messages import Distribute, ExecuteReduce, Stripe
 from hoplite_mp._protocol.operations import GROUP_OPERATION
-from hoplite_mp._serialize.contributions import PREFIXES, ROOTED, TARGETED, mask_of
+from hoplite_mp._serialize.contributions import (
+    PREFIXES,
+    ROOTED,
+    TARGETED,
+    different_calls,
+    mask_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -159,13 +165,9 @@ def decide(
     for rank in ranks:
         if given[rank].mistake:
             return outcome.fail(given[rank].error, given[rank].mistake)
-    for rank in ranks:
-        part = given[rank]
-        if (part.kind, part.op, part.root) != (first.kind, first.op, first.root):
-            text = f"{_described(first)} and {_described(part)}"
-            return outcome.fail(
-                "value", f"ranks {ranks[0]} and {rank} made different calls: {text}"
-            )
+    calls = {rank: (given[rank].kind, given[rank].op, given[rank].root) for rank in ranks}
+    if difference := different_calls(calls):
+        return outcome.fail("value", difference)
     if first.kind in ROOTED and first.root not in ranks:
         text = f"group {members.name!r}: the root, rank {first.root}, is lost"
         return outcome.fail("lost", text)
@@ -197,13 +199,6 @@ def _cut_as(before: Plan, plan: Plan) -> Plan:
         return plan
     kept = kept_cut(before.stripes, owners, plan.stripes)
     return plan if kept is None else msgspec.structs.replace(plan, stripes=kept)
-
-
-def _described(part: GroupPart) -> str:
-    if part.op and part.kind == "allgather":  # of a reduction by a function
-        return part.op
-    detail = [repr(part.op)] * bool(part.op) + [f"root={part.root}"] * (part.kind in ROOTED)
-    return f"{part.kind}({', '.join(detail)})"
 
 
 def operation_of(members: GroupMembers, call: int) -> int:

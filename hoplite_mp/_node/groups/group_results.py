@@ -24,7 +24,14 @@ from hoplite_mp._node.store.growing_block import BLOCK, GrowingBlock
 from hoplite_mp._protocol.fields import FOLDING, shorten
 from hoplite_mp._protocol.group_calls import GroupPart, Piece, error_kind, too_large
 from hoplite_mp._protocol.messages import Distribute
-from hoplite_mp._serialize.contributions import PREFIXES, ROOTED, TARGETED, mask_of, shortened
+from hoplite_mp._serialize.contributions import (
+    PREFIXES,
+    ROOTED,
+    TARGETED,
+    different_calls,
+    mask_of,
+    shortened,
+)
 from hoplite_mp.errors import StoreFullError
 
 if TYPE_CHECKING:
@@ -173,12 +180,8 @@ class GroupResults:
         first = asks[0]
         mistaken = next((ask for ask in asks if ask.mistake), None)
         mistake, error = ("", "value") if mistaken is None else (mistaken.mistake, mistaken.error)
-        for ask in asks:
-            if (ask.kind, ask.op, ask.root) != (first.kind, first.op, first.root) and not mistake:
-                mistake = (
-                    f"ranks {first.rank} and {ask.rank} made different calls: {first.kind} and "
-                    f"{ask.kind}, op {first.op!r} and {ask.op!r}, root {first.root} and {ask.root}"
-                )
+        if not mistake:
+            mistake = different_calls({ask.rank: (ask.kind, ask.op, ask.root) for ask in asks})
         pieces = [] if mistake else [piece for ask in asks for piece in self._pieces(ask)]
         if pieces and (large := too_large(first.kind, pieces)):
             mistake, pieces = f"group {members.name!r}: {large}", []
