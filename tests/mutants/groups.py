@@ -42,8 +42,8 @@ MUTANTS = (
     Mutant(
         "group-calls-overlooks-the-last-commit",
         "hoplite_mp/_node/groups/leader.py",
-        "if message.committed > state.calls:",
-        "if message.committed > state.calls + 1:",
+        "if message.committed > group.calls:",
+        "if message.committed > group.calls + 1:",
         (
             "A call that one member has seen committed has the same result everywhere, "
             "also if its leader died; here the next leader does not take over the last "
@@ -53,8 +53,8 @@ MUTANTS = (
     Mutant(
         "group-calls-leads-without-the-former",
         "hoplite_mp/_node/groups/leader.py",
-        "if not state.synced >= state.knowing:",
-        "if not state.synced >= state.nodes:",
+        "if not self._synced() >= self.group.knowing:",
+        "if not self._synced() >= self.group.nodes:",
         (
             "Nobody decides a call that a member has read before it left; here the new "
             "leader does not wait for hosts whose members have left, and a call gets two "
@@ -75,7 +75,7 @@ MUTANTS = (
     Mutant(
         "group-calls-failure-waits-for-all",
         "hoplite_mp/_node/groups/leader.py",
-        "            moving.waiting.clear()\n",
+        "            attempt.waiting.clear()\n",
         "",
         (
             "If one host cannot have its part of a call, every rank raises that error; "
@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         "group-leading-forgets-early-reports",
         "hoplite_mp/_node/groups/leader.py",
-        "        for node, report in state.early.items():",
+        "        for node, report in self.early.items():",
         "        for node, report in ():",
         (
             "A host may have its part of a call before the leading host has heard from all; here "
@@ -215,8 +215,8 @@ MUTANTS = (
     Mutant(
         "group-leading-narrows-within-an-attempt",
         "hoplite_mp/_node/groups/leader.py",
-        "self._ask_to_move(state, attempt, outcome, slow=moving)",
-        "self._ask_to_move(state, moving.attempt, outcome, slow=moving)",
+        "            self._next_attempt(),\n            outcome,",
+        "            self._next_attempt() if slow is None else slow.number,\n            outcome,",
         (
             "What a host has received for one plan of a call never counts for another one; here a "
             "plan that takes the stripe of a slow host has the number of the one before it."
@@ -225,8 +225,8 @@ MUTANTS = (
     Mutant(
         "speculative-start-takes-what-comes",
         "hoplite_mp/_node/groups/leader.py",
-        "            if not fits(part, in_progress.outcome.plans[0]):",
-        "            if part.mistake:",
+        "                if not fits(part, attempt.outcome.plans[0]):",
+        "                if part.mistake:",
         (
             "If one rank gives something else than the others, every rank raises that error; here "
             "a call that has begun without it waits for it for ever."

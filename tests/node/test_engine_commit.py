@@ -299,7 +299,7 @@ def test_what_others_say_of_the_next_call_is_kept(node: Repeating) -> None:
     said = GroupDone(GENERATION, 2, attempt(2), "no room", 0, 0, "full")
     node.calls.receive(OTHER, said)
     node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
-    assert node.state.early == {OTHER: said}
+    assert node.state.leading.early == {OTHER: said}
 
 
 def test_a_member_that_has_lent_an_array_does_not_wait_for_a_quiet_word(node: Repeating) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hoplite_mp import _serialize
-from hoplite_mp._node.groups import leader
+from hoplite_mp._node.groups import leader, plan_sources
 from hoplite_mp._node.groups.group_calls import GroupState, MultiHostCalls
 from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS
 from hoplite_mp._node.groups.group_results import GroupResults
@@ -136,8 +136,8 @@ def test_a_call_that_begins_again_has_another_attempt() -> None:
     assert {attempt >> ATTEMPT_BITS for attempt in attempts} == {VERSION}
     calls.receive(GONE, GroupDone(GENERATION, 0, attempts[0]))
     state = calls.states[GENERATION]
-    assert state.in_progress is not None
-    assert state.in_progress.waiting == {HERE, GONE}
+    assert state.leading.attempt is not None
+    assert state.leading.attempt.waiting == {HERE, GONE}
 
 
 @pytest.mark.parametrize("fits", [True, False])
@@ -148,7 +148,7 @@ def test_a_call_that_began_without_one_is_decided_anew_if_that_gives_something_e
     calls = calls_of(mock.Mock(), 1, 2, 3)
     calls.changed(group_members(HERE, 1, 2, 3, first=True), mock.Mock())
     state = calls.states[GENERATION]
-    state.rates[HERE] = HostRates(1e9, 1e9)
+    state.leading.rates[HERE] = HostRates(1e9, 1e9)
 
     def gives(rank: int, **like: Any) -> None:
         given = large(rank, **like)
@@ -158,17 +158,17 @@ def test_a_call_that_began_without_one_is_decided_anew_if_that_gives_something_e
         calls.receive(rank, GroupSync(GENERATION, VERSION, 0, None, ((rank, 0),)))
     for rank in (HERE, 1, 3):
         gives(rank)
-    assert state.in_progress is None
-    _, over = calls.leading.loop.call_later.call_args.args  # type: ignore[attr-defined]
+    assert state.leading.attempt is None
+    _, over = calls.loop.call_later.call_args.args  # type: ignore[attr-defined]
     over()
-    assert state.in_progress is not None
-    assert state.in_progress.missing == {2}
+    assert state.leading.attempt is not None
+    assert state.leading.attempt.missing == {2}
     gives(2, count=PART_ELEMENTS if fits else PART_ELEMENTS + 1)
     if fits:
-        assert state.in_progress is not None
-        assert not state.in_progress.missing
+        assert state.leading.attempt is not None
+        assert not state.leading.attempt.missing
     else:
-        assert state.in_progress is None
+        assert state.leading.attempt is None
         assert state.last is not None
         assert (state.last.call, state.calls) == (0, 1)
         assert state.last.error
@@ -180,7 +180,7 @@ def test_what_cannot_be_decided_fails_in_every_rank(
     """Members would wait for ever for a leading node that only logs why it cannot decide."""
     calls = calls_of(mock.Mock(), 1)
     calls.changed(group_members(HERE, 1, first=True), mock.Mock())
-    monkeypatch.setattr(leader, "decide", mock.Mock(side_effect=MemoryError("no room")))
+    monkeypatch.setattr(plan_sources, "decide", mock.Mock(side_effect=MemoryError("no room")))
     calls.receive(1, GroupSync(GENERATION, VERSION, 0, None, ((1, 0),)))
     for rank in (0, 1):
         given = large(rank)

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from hoplite_mp._node.groups import group_state, leader, repeated_plans
+from hoplite_mp._node.groups import call_state, leader, plan_sources, repeated_plans
 from hoplite_mp._node.groups.group_decisions import is_repeated
 from hoplite_mp._planner import repair
 from hoplite_mp._protocol.messages import ExecuteReduce
@@ -30,8 +30,8 @@ SLOW_LINKS = 0.2  # of the steps of a world in which links become slow
 def play(seed: int, repeats: int = 0, *, slows: bool = False, early: bool = False) -> GroupWorld:
     """A life: the group forms, calls, members go and come, in the end all is still. In half of
     them all decisions count as large, which are told once to each leading node."""
-    repeated_bytes = -1 if seed % 4 >= 2 else group_state.DECISION_REPEATED_BYTES_MAX
-    with mock.patch.object(group_state, "DECISION_REPEATED_BYTES_MAX", repeated_bytes):
+    repeated_bytes = -1 if seed % 4 >= 2 else call_state.DECISION_REPEATED_BYTES_MAX
+    with mock.patch.object(call_state, "DECISION_REPEATED_BYTES_MAX", repeated_bytes):
         return live(seed, repeats, slows, early)
 
 
@@ -205,7 +205,7 @@ def test_links_become_slow_at_any_step() -> None:
 def play_early(seed: int, repeats: int) -> GroupWorld:
     """A life in which all large allreduces may begin early, and none is repeated."""
     with (
-        mock.patch.object(leader, "BYTES_MIN", LARGE),
+        mock.patch.object(plan_sources, "BYTES_MIN", LARGE),
         mock.patch.object(repeated_plans, "PART_BYTES_MAX", LARGE),
     ):
         return play(seed, repeats, slows=seed % 3 == 0, early=True)
@@ -217,14 +217,12 @@ def test_calls_begin_before_their_last_host_has_called() -> None:
     asked: Counter[str] = Counter()
     ask = leader.GroupLeader._ask_to_move
 
-    def spied(
-        self: Any, state: Any, attempt: int, outcome: Any, missing: Any = (), slow: Any = None
-    ) -> None:
+    def spied(self: Any, outcome: Any, missing: Any = (), slow: Any = None) -> None:
         if missing:
             asked["early"] += 1
-        elif state.attempted and slow is None and state.in_progress is None:
+        elif self.group.attempted and slow is None and self.attempt is None:
             asked["decided again"] += 1
-        ask(self, state, attempt, outcome, missing, slow)
+        ask(self, outcome, missing, slow)
 
     with mock.patch.object(leader.GroupLeader, "_ask_to_move", spied):
         for seed in range(SEEDS // 2):

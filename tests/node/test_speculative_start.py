@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from hoplite_mp._node.groups.group_decisions import UndecidedCall
-from hoplite_mp._node.groups.leader import (
+from hoplite_mp._node.groups.plan_sources import (
     decide_speculatively,
     fill_in,
     fits,

@@ -218,4 +218,4 @@ def test_what_a_lost_node_has_given_to_a_call_of_such_a_group() -> None:
     calls.peer_lost(gone(node=0))
     known: Any = mock.Mock(here={0: (9, 3)})
     calls.changed(shown(2, (1, 2), (2, 1), True, first=True), known)
-    assert 0 not in calls.states[GENERATION].parts
+    assert 0 not in calls.states[GENERATION].leading.parts

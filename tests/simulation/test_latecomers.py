@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hoplite_mp._node.groups.leader import WAIT_SHARE
+from hoplite_mp._node.groups.plan_sources import WAIT_SHARE
 from hoplite_mp._node.peers.link_estimator import LinkEstimator
 from hoplite_mp._serialize.contributions import section_bounds
 from hoplite_mp.config import Config

@@ -21,6 +21,7 @@ import msgspec
 from hoplite_mp import _tasks
 from hoplite_mp._common.reduction import OPS
 from hoplite_mp._engine import SMALL_FIRST, SMALL_MOVED, SMALL_PART, SMALL_SEND, SMALL_TAKEN
+from hoplite_mp._node.groups.call_state import CallEvent
 from hoplite_mp._node.groups.group_state import Voting
 from hoplite_mp._node.objects.remote_objects import payload_layout
 from hoplite_mp._protocol.fields import FOLDING
@@ -156,7 +157,7 @@ class EngineCallsOwnerEvents(Protocol):
         """A member on this host has made its next call."""
 
     def resume(self, state: GroupState) -> None:
-        """The engine has given the calls back."""
+        """Goes on with the next call."""
 
     def moved(self, state: GroupState, call: int) -> None:
         """The engines have committed a call for which all nodes had voted."""
@@ -225,6 +226,7 @@ class EngineCallsOwner:
     def close(self, state: GroupState, then: Callable[[], None]) -> None:
         """Takes the calls back at once, and calls `then` when the engine has given them back."""
         generation = state.members.generation
+        state.phase.take(CallEvent.FROZE)
         self.boards[generation].set_open(False)
         state.deferred.append(then)
         self.engine.small_close(generation)
@@ -232,10 +234,11 @@ class EngineCallsOwner:
     def give_way(self, state: GroupState, call: int, then: Callable[[], None]) -> None:
         """Asks the engine to yield this call, and calls `then` when it has given the calls back."""
         state.deferred.append(then)
-        self.engine.small_yield(state.members.generation, call)
+        self.give_back(state, call)
 
     def give_back(self, state: GroupState, call: int) -> None:
         """Asks the engine to yield this call, which cannot be voted for."""
+        state.phase.take(CallEvent.FROZE)
         self.engine.small_yield(state.members.generation, call)
 
     def begin(self, state: GroupState, go: GroupGo) -> None:
@@ -306,7 +309,14 @@ class EngineCallsOwner:
         if record:  # else this process has made the last commit known, or has heard MOVED
             state.last = _small_commit(state.members.generation, self.client.number, record)
         if calls > state.calls:
-            state.calls, state.last_part, state.result = calls, None, []
+            state.end_call(calls)
+            state.result = []
+        state.phase.take(CallEvent.THAWED)
+        voting = state.voting
+        if voting is not None and voting.go.call == state.calls:  # the leading node will decide it
+            state.phase.take(CallEvent.ATTEMPT)
+            if voting.ended is not None:
+                state.phase.take(CallEvent.MOVED)
         deferred, state.deferred = state.deferred, []
         for action in deferred:
             action()

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hoplite_mp._node.groups.call_state import CallEvent, CallPhase
 from hoplite_mp._node.groups.engine_commit import EngineCommit
 from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, lost
 from hoplite_mp._node.groups.group_state import GroupState, MemberCall, Steps
-from hoplite_mp._node.groups.leader import GroupLeader, fill_in, lacks
+from hoplite_mp._node.groups.leader import GroupLeader, SendToManager, SendToNode, WakeLater
+from hoplite_mp._node.groups.plan_sources import fill_in, lacks
 from hoplite_mp._protocol.group_calls import (
     GroupCommit,
     GroupDone,
@@ -55,27 +57,28 @@ class MultiHostCalls:
     """All groups over several hosts that have, or had, members on this one."""
 
     def __init__(self, host: HostContext, results: GroupResults, small: EngineCallsOwner) -> None:
+        self.loop = host.loop
         self.client = host.client
         self.roster = host.roster
+        self.send_manager = host.send_manager
         self.send_peer = host.send_peer
         self.clients = host.clients
         self.results = results
         self.small = small
         self.states: dict[int, GroupState] = {}  # by generation
         self.steps = Steps(lambda message: self._receive(self.client.number, message))
-        self.leading = GroupLeader(host, small, self.states, self.send, self.steps.run)
         self.voted = EngineCommit(host, results, small)
         small.serve(self, self.states)
         self._handlers: dict[type, Callable[[GroupState, int, Any], None]] = {
             GroupPart: self._part,
             GroupGo: lambda state, node, message: self._go(state, message),
-            GroupDone: self.leading.done,
-            GroupSlow: self.leading.slow,
+            GroupDone: self._done,
+            GroupSlow: self._slow,
             GroupCommit: self._committed,
             GroupStart: self._started,
             GroupSkip: self._skipped,
             GroupSmall: lambda state, node, message: small.receive(node, message),
-            GroupSync: self.leading.sync,
+            GroupSync: lambda state, *about: self._lead(state, state.leading.sync, *about),
         }
         # Messages from other nodes about groups of which the manager has not told this node yet.
         self.pending_messages: dict[int, list[tuple[int, GroupMessage]]] = {}
@@ -86,7 +89,9 @@ class MultiHostCalls:
         """The manager has announced a new version of the members."""
         state = self.states.get(members.generation)
         if state is None:
-            state = self.states[members.generation] = GroupState(members, known)
+            state = self.states[members.generation] = GroupState(members, known=known)
+            possible = self.small.possible
+            state.leading = GroupLeader(state, self.client.number, engines=possible)
             self.small.add(known)
         if state.owned:  # the engine must not commit a call after this node has reported its calls
             self.small.close(state, partial(self._changed, state, members))
@@ -96,13 +101,16 @@ class MultiHostCalls:
     def _changed(self, state: GroupState, members: GroupMembers) -> None:
         state.plans.clear()
         state.members = members
-        state.early = {}
         self._change(state)
         for node, message in self.pending_messages.pop(members.generation, ()):
             self._receive(node, message)
 
     def _change(self, state: GroupState) -> None:
         members, known = state.members, state.known
+        state.phase.take(CallEvent.CHANGED)
+        state.told = state.awaiting_local = False  # an attempt awaited them for other members
+        if state.go is not None and state.go.attempt >> ATTEMPT_BITS >= members.version:
+            state.phase.take(CallEvent.ATTEMPT)  # its message was faster than the manager's
         for rank in range(members.size):
             if not (members.alive | members.joining) >> rank & 1:
                 called = state.member_calls.pop(rank, None)
@@ -118,19 +126,10 @@ class MultiHostCalls:
                 if members.alive >> rank & 1:
                     state.start(rank, 0)
                     known.board.set_start(rank, 0)
-        state.syncs.pop(self.client.number, None)
-        state.unsettled = True
-        living, knowing = state.nodes, state.knowing
-        state.parts = {
-            node: part  # if of a later version, its member has yet to be announced to this node
-            for node, part in state.parts.items()
-            if node in living or part.version > members.version
-        }
+        state.leading.changed()
         if self.client.number not in state.nodes:  # no member is left here to read a result
             self._let_go(state)
             state.result, state.owed = [], None
-        if state.leader != self.client.number:
-            state.in_progress = None  # the new leading node begins again
         if state.owed is not None:
             self._commit(state, state.owed)
         if state.leader is not None:
@@ -142,18 +141,18 @@ class MultiHostCalls:
                 tuple(state.starts.items()),
             )
             self.send(state, state.leader, sync)
-        state.last_part = None
-        state.awaiting_local = False  # that attempt was made for other members
         self._tell(state)
-        for node, pending in list(state.syncs.items()):
-            if node in knowing and node != self.client.number:  # it counts if of this version
-                self.leading.sync(state, node, pending)
+        for node, pending in list(state.leading.syncs.items()):
+            if node in state.knowing:  # it counts if of this version
+                self._lead(state, state.leading.sync, node, pending)
 
     def closed(self, generation: int) -> None:
         """The group has ended: all members have left or died."""
         state = self.states.pop(generation, None)
         if state is None:
             return
+        for role in (state.phase, state.leading.phase):
+            role.take(CallEvent.CLOSED)
         self.small.forget(generation)
         state.plans.clear()
         self.steps.run(self.look_at_board, state)
@@ -215,7 +214,8 @@ class MultiHostCalls:
 
     def _called(self, state: GroupState, called: MemberCall) -> None:
         ask = called.ask
-        if state.owned and self._begin_voting(state, called):
+        frozen = state.phase.now is CallPhase.FROZEN
+        if state.owned and not frozen and self._begin_voting(state, called):
             return
         if state.owned:
             state.deferred_calls.append(called)
@@ -243,6 +243,7 @@ class MultiHostCalls:
         if go is None:
             return False
         state.member_calls[ask.rank] = called
+        state.phase.take(CallEvent.ATTEMPT)
         self._move(state, go)
         self.voted.prepare(state)
         return True
@@ -264,14 +265,13 @@ class MultiHostCalls:
 
     def _tell(self, state: GroupState) -> None:
         """Sends this node's parts to the leading node when all members here have called."""
-        if state.owned or not state.members.formed or state.leader is None:
+        if state.owned or state.told or not state.members.formed or state.leader is None:
             return
         asks = state.asks(self.client.number)
-        if asks is None:
+        if asks is None or state.phase.now is CallPhase.ENDED:
             return
-        if state.last_part == (state.members.version, state.calls):
-            return
-        state.last_part = state.members.version, state.calls
+        state.phase.take(CallEvent.PART)
+        state.told = True
         part = self.results.part(state.members, state.calls, asks)
         voting, repeated = state.voting, state.plans.next(state.members, part)
         if voting is not None and not voting.is_for(state.members.version, state.calls):
@@ -280,6 +280,7 @@ class MultiHostCalls:
             part = msgspec.structs.replace(part, repeats=voting.made_for + 1)
         elif repeated is not None and state.go is None:
             part = msgspec.structs.replace(part, repeats=repeated[0] + 1)
+            state.phase.take(CallEvent.ATTEMPT)
             self._move(state, repeated[1])
         self.send(state, state.leader, part)
         if voting is not None and voting.ended is not None:
@@ -320,10 +321,32 @@ class MultiHostCalls:
 
     def _part(self, state: GroupState, node: int, message: GroupPart) -> None:
         if message.call >= state.calls:
-            state.parts[node] = message
-            self.leading.lead(state)
+            self._lead(state, state.leading.part, node, message)
         elif state.last is not None:
             self.send(state, node, state.last)  # that node has missed the commit
+
+    def _lead(self, state: GroupState, event: Callable[..., None], *about: Any) -> None:
+        """An event for the leading node's component; does what that asks for."""
+        event(*about)
+        for one in state.leading.take():
+            match one:
+                case SendToNode():
+                    self.send(state, one.node, one.message)
+                case SendToManager():
+                    self.send_manager(one.message)
+                case WakeLater():
+                    wake = partial(self._wake, state, one.event)
+                    self.loop.call_later(one.seconds, partial(self.steps.run, wake))
+
+    def _wake(self, state: GroupState, event: Callable[[float], None]) -> None:
+        if state.phase.now is not CallPhase.ENDED:
+            self._lead(state, event, self.loop.now())
+
+    def _done(self, state: GroupState, node: int, message: GroupDone) -> None:
+        self._lead(state, state.leading.done, node, message, self.loop.now())
+
+    def _slow(self, state: GroupState, node: int, message: GroupSlow) -> None:
+        self._lead(state, state.leading.slow, node, message, self.loop.now())
 
     def _started(self, state: GroupState, node: int, message: GroupStart) -> None:
         if message.version == state.members.version:
@@ -343,11 +366,9 @@ class MultiHostCalls:
     def _skip(self, state: GroupState, calls: int) -> None:
         if calls > state.calls and state.owed is None:
             self._let_go(state)
-            state.calls = calls
-            state.last_part = None
+            state.end_call(calls)
             self._catch_up(state)
-            self._tell(state)
-            self.leading.lead(state)
+            self.resume(state)
 
     # -- executing decisions --------------------------------------------------------------------
 
@@ -362,6 +383,7 @@ class MultiHostCalls:
             self.results.drop(state.go, {plan.operation for plan in message.plans})
         if message.attempt >> ATTEMPT_BITS == state.members.version:  # no gone member is in it
             self.results.unpin(state.left)
+        state.phase.take(CallEvent.ATTEMPT)
         state.go, state.awaiting_local = message, False
         asks = state.asks(self.client.number)
         if asks is not None:
@@ -396,6 +418,8 @@ class MultiHostCalls:
         def say(failure: str = "", error: str = "") -> None:
             if state.go is not message:
                 return
+            if message.attempt >> ATTEMPT_BITS >= state.members.version:
+                state.phase.take(CallEvent.MOVED)
             if state.voting is not None:
                 self.voted.done(state, failure, error)
             if not state.owned:
@@ -492,9 +516,8 @@ class MultiHostCalls:
         else:
             oid, state.result = self.results.commit(given, go, mine)
         state.given_blocks, self.results.given = self.results.given, {}
-        state.calls = message.call + 1
+        state.end_call(message.call + 1)
         state.last = message
-        state.last_part = None
         for rank in list(state.member_calls):
             if state.member_calls[rank].ask.call < state.calls:
                 self.results.unpin(state.member_calls.pop(rank).holds)
@@ -509,15 +532,12 @@ class MultiHostCalls:
         if not given.error:
             keeps = message.keeps or go is None
             state.plans.committed(state.members, message, go, keeps, by_engines=on_board)
-        # Other nodes may have begun the next call before this one has heard of the end of this one.
-        state.early = {n: one for n, one in state.early.items() if one.call >= state.calls}
         self.results.unpin(state.left)
         del before  # every member has read the result before this one, so its holds are released
         self._catch_up(state)
-        self._tell(state)
-        self.leading.lead(state)
+        self.resume(state)
 
     def resume(self, state: GroupState) -> None:
-        """Goes on after the engine has given the calls back."""
+        """Goes on with the next call."""
         self._tell(state)
-        self.leading.lead(state)
+        self._lead(state, state.leading.lead)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from hoplite_mp._common.ref import ObjectRef
-    from hoplite_mp._protocol.group_calls import GroupPart, Plan
+    from hoplite_mp._protocol.group_calls import GroupGo, GroupPart, Plan
     from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = [
@@ -152,6 +152,14 @@ class UndecidedCall:
     ranks: Sequence[int]  # the ranks that take part
     given: dict[int, GroupPart]  # the parts of ranks
     rates: Mapping[int, HostRates]  # the measured links of nodes, as far as known
+    # The attempt by which this node has begun, unless a node has given it up.
+    begun: GroupGo | None = None
+    before: Plan | None = None  # the plan of an earlier attempt, whose cut is kept
+
+    @property
+    def is_complete(self) -> bool:
+        """Have all ranks called?"""
+        return all(rank in self.given for rank in self.ranks)
 
 
 def decide(

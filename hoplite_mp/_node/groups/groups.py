@@ -394,12 +394,12 @@ def _over_hosts(number: int, state: GroupState, found: dict[str, Any]) -> None:
     known = set(state.ranks_of(number))
     if state.leader == number:
         known = set(state.expected())
-        for part in state.parts.values():
+        for part in state.leading.parts.values():
             if part.call == state.calls:
                 made |= set(part.ranks)
                 kinds.add(part.kind)
-        if state.in_progress is not None:
-            found["moving"] = sorted(state.in_progress.waiting)
+        if state.leading.attempt is not None:
+            found["moving"] = sorted(state.leading.attempt.waiting)
     found["kind"] = " or ".join(sorted(kinds))
     found["made"] = sorted(made)
     found["awaited"] = sorted(known - made)

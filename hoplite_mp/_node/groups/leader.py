@@ -2,29 +2,36 @@
 
 The node of the lowest living rank decides each call once, for all nodes. After a change of the
 members it first learns from each node what was decided before; then it waits for the parts of all
-living ranks, makes a plan for those that are large, and commits when all bytes have moved. Every
-node has this component, because each may have to lead.
+living ranks, gets a plan for those that are large (`plan_sources.py`), and commits when all bytes
+have moved. Every node has this component, because each may have to lead.
+
+The component is pure: each event is a method, and `take` returns what the node has to do then.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 
+from hoplite_mp._node.groups.call_state import LEADER, CallEvent, CallPhase, PhaseOfCall
 from hoplite_mp._node.groups.group_decisions import (
     ATTEMPT_BITS,
     MADE_ATTEMPTS,
     Decision,
     UndecidedCall,
-    decide,
     is_repeated,
 )
-from hoplite_mp._node.groups.group_state import InProgress
-from hoplite_mp._node.groups.repeated_plans import PART_BYTES_MAX, named_by_all, repeat
+from hoplite_mp._node.groups.plan_sources import (
+    WAIT_SHARE,
+    decide_or_fail,
+    fits,
+    planned,
+    transfer_s,
+)
 from hoplite_mp._planner.repair import (
     FRESH_S,
     SLOW_GATHER_S,
@@ -33,44 +40,30 @@ from hoplite_mp._planner.repair import (
     slow_one,
     stays_slow,
 )
-from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT, HostRates
-from hoplite_mp._protocol.fields import NO_OBJECT, shorten
+from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol.group_calls import (
     GroupGo,
     GroupPart,
     GroupSkip,
+    GroupSlow,
     GroupStart,
-    Piece,
-    error_kind,
     too_large,
 )
-from hoplite_mp._protocol.messages import ExecuteReduce, GroupAdmitted
+from hoplite_mp._protocol.messages import GroupAdmitted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from hoplite_mp._node.groups.engine_commit import EngineCallsOwner
-    from hoplite_mp._node.groups.group_state import GroupState
-    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._node.groups.call_state import CallState
     from hoplite_mp._protocol.group_calls import (
         GroupCommit,
         GroupDone,
         GroupMessage,
-        GroupPart,
-        GroupSlow,
         GroupSync,
         Plan,
     )
 
-__all__ = [
-    "WAIT_SHARE",
-    "GroupLeader",
-    "decide_speculatively",
-    "fill_in",
-    "is_other",
-    "lacks",
-    "transfer_s",
-]
+__all__ = ["Attempt", "GroupLeader", "Instruction", "SendToManager", "SendToNode", "WakeLater"]
 
 
 # How old a report may be to count for the stripes of the next call. More than FRESH_S, because a
@@ -81,82 +74,185 @@ FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
 _log = logging.getLogger("hoplite_mp")
 
 
+class SendToNode(NamedTuple):
+    """Send a message to a node, perhaps this one."""
+
+    node: int
+    message: GroupMessage
+
+
+class SendToManager(NamedTuple):
+    """Send a message to the manager."""
+
+    message: GroupAdmitted
+
+
+class WakeLater(NamedTuple):
+    """Call `event` with the time after so many seconds, if the Group has not ended by then."""
+
+    seconds: float
+    event: Callable[[float], None]
+
+
+Instruction: TypeAlias = SendToNode | SendToManager | WakeLater
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A decided call whose bytes are moving."""
+
+    number: int
+    outcome: Decision
+    waiting: set[int]  # nodes that have not reported yet
+    missing: set[int] = field(default_factory=set)  # ranks that have not called yet
+    fills: bool = False  # it saturates every node's link, so that rates can be measured
+    links: SlowLinks[GroupSlow] = field(default_factory=SlowLinks)
+    narrowed: bool = False  # stripes have been changed because a link is slow
+    early: bool = False  # parts of some ranks were not known when it was decided
+
+    @property
+    def plan(self) -> Plan | None:
+        """What moves; None: nothing."""
+        return self.outcome.plans[0] if self.outcome.plans else None
+
+
 class GroupLeader:
-    """The calls of all groups that this node leads."""
+    """The next call of one Group on the node that decides it. engines: may they own calls?"""
 
-    def __init__(
-        self,
-        host: HostContext,
-        small: EngineCallsOwner,
-        states: Mapping[int, GroupState],
-        send: Callable[[GroupState, int, GroupMessage], None],
-        run: Callable[..., None],
-    ) -> None:
-        self.loop = host.loop
-        self.client = host.client
-        self.send_manager = host.send_manager
-        self.small = small
-        self.states = states  # by generation
-        self.send = send
-        self.run = run  # a step
+    def __init__(self, group: CallState, number: int, *, engines: bool) -> None:
+        self.group = group
+        self.number = number  # of this node
+        self.engines = engines
+        self.phase = PhaseOfCall(LEADER)
+        self.parts: dict[int, GroupPart] = {}  # node -> its part of an undecided call
+        self.syncs: dict[int, GroupSync] = {}  # node -> its latest GroupSync
+        self.attempt: Attempt | None = None  # PLANNED
+        # node -> its report on a repeated plan, from before all have called, or that it gives it up
+        self.early: dict[int, GroupDone] = {}
+        self.rates: dict[int, HostRates] = {}  # node -> link rates that it has measured
+        self._attempts = 0
+        self._awaited = -1  # the call for whose last host a timer is running
+        # The call that must not begin early, because a node has had no room for it.
+        self._not_early = -1
+        self._instructions: list[Instruction] = []
 
-    def sync(self, state: GroupState, node: int, message: GroupSync) -> None:
+    def take(self) -> list[Instruction]:
+        """What the node has to do after the last events."""
+        found, self._instructions = self._instructions, []
+        return found
+
+    def _send(self, nodes: Iterable[int], message: GroupMessage) -> None:
+        self._instructions += [SendToNode(node, message) for node in nodes]
+
+    @property
+    def _leads(self) -> bool:
+        return not self.group.owned and self.group.leader == self.number
+
+    def given(self) -> dict[int, GroupPart]:
+        """By rank, the parts of the next call that have come, in that order."""
+        found: dict[int, GroupPart] = {}
+        for part in self.parts.values():
+            if part.call == self.group.calls:
+                found.update(dict.fromkeys(part.ranks, part))
+        return found
+
+    # -- the end of a call, and changes of the members ------------------------------------------
+
+    def committed(self) -> None:
+        """A call is over on this node, or is skipped."""
+        self.phase.take(CallEvent.COMMITTED)
+        self.attempt = None
+        # Other nodes may have begun the next call before this one has heard of the end of this one.
+        calls = self.group.calls
+        self.early = {n: one for n, one in self.early.items() if one.call >= calls}
+
+    def changed(self) -> None:
+        """The manager has announced a new version of the members."""
+        members, living = self.group.members, self.group.nodes
+        self._freeze()
+        self.early = {}
+        self.syncs.pop(self.number, None)
+        self.parts = {
+            node: part  # if of a later version, its member has yet to be announced to this node
+            for node, part in self.parts.items()
+            if node in living or part.version > members.version
+        }
+
+    def _freeze(self) -> None:
+        """Decides nothing until all nodes have said what they know of earlier calls."""
+        self.phase.take(CallEvent.CHANGED)
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            name, call = self.group.members.name, self.group.calls
+            _log.info("group %s: call %d begins again", name, call)
+
+    def sync(self, node: int, message: GroupSync) -> None:
         """A node has said what it knows, after a change of the members."""
-        before = state.syncs.get(node)
+        group = self.group
+        before = self.syncs.get(node)
         if message.last is None and before is not None and before.committed == message.committed:
             message = msgspec.structs.replace(message, last=before.last)  # it is sent once
-        state.syncs[node] = message
-        if message.version != state.members.version or state.leader != self.client.number:
+        self.syncs[node] = message
+        if message.version != group.members.version or group.leader != self.number:
             return  # that node, or this one, does not have the latest members yet
-        state.unsettled = True
-        if message.committed > state.calls:  # decided by a leader that is gone
-            self._hand_on(state, state.nodes, message.committed, message.last)
-        elif message.committed < state.calls and node in state.nodes:
-            self._hand_on(state, [node], state.calls, state.last)
-        if node != self.client.number:
+        self._freeze()
+        if message.committed > group.calls:  # decided by a leader that is gone
+            self._hand_on(group.nodes, message.committed, message.last)
+        elif message.committed < group.calls and node in group.nodes:
+            self._hand_on([node], group.calls, group.last)
+        if node != self.number:
             for rank, call in message.starts:
-                state.start(rank, call)
-        self.lead(state)
+                group.start(rank, call)
+        self.lead()
 
-    def _settle(self, state: GroupState) -> None:
+    def _synced(self) -> set[int]:
+        """Nodes that have said, for the present members, what they know; without those that know of
+        a call of which this node does not know yet."""
+        version, calls = self.group.members.version, self.group.calls
+        said = self.syncs.items()
+        return {n for n, one in said if one.version == version and one.committed <= calls}
+
+    def _settle(self) -> None:
         """Begins the next call again, once this node knows all that was decided before it."""
-        if not state.synced >= state.knowing:
+        if not self._synced() >= self.group.knowing:
             return
-        state.unsettled = False
-        in_progress, state.in_progress = state.in_progress, None
-        if in_progress is not None:
-            _log.info("group %s: call %d begins again", state.members.name, in_progress.call)
-        if self._start_new(state):
+        self.phase.take(CallEvent.THAWED)
+        if self._start_new():
             return
-        self._decide(state)
-        if state.in_progress is None and state.deciding != state.calls:
-            self._withdraw(state)
+        self._decide()
+        if self.phase.now not in (CallPhase.PLANNED, CallPhase.COMMITTING):
+            self._withdraw()
 
-    def _hand_on(
-        self, state: GroupState, nodes: Iterable[int], calls: int, last: GroupCommit | None
-    ) -> None:
+    def _hand_on(self, nodes: Iterable[int], calls: int, last: GroupCommit | None) -> None:
         """Tells these nodes how many calls are over, and passes on the last known commit."""
-        for node in nodes:
-            if last is not None:
-                self.send(state, node, last)
-            if last is None or last.call + 1 < calls:
-                self.send(state, node, GroupSkip(state.members.generation, calls))
+        if last is not None:
+            self._send(nodes, last)
+        if last is None or last.call + 1 < calls:
+            self._send(nodes, GroupSkip(self.group.members.generation, calls))
 
-    def _withdraw(self, state: GroupState) -> None:
+    def _withdraw(self) -> None:
         """Makes all nodes give up attempts for other members. Otherwise they would read what a
         member that has left gave until all others have called."""
-        if not self._leads(state) or not state.members.formed:
-            return
-        attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
-        state.attempts = (state.attempts + 1) % MADE_ATTEMPTS
-        go = GroupGo(state.members.generation, state.calls, attempt, (), ())
-        for node in state.nodes:
-            self.send(state, node, go)
+        group = self.group
+        if group.members.formed:
+            number = self._next_attempt()
+            self._send(group.nodes, GroupGo(group.members.generation, group.calls, number, (), ()))
 
-    def _start_new(self, state: GroupState) -> bool:
+    def _next_attempt(self) -> int:
+        """Differs from each attempt that an earlier leader made for other members, because cells of
+        those may still be served."""
+        number, self._attempts = self._number, (self._attempts + 1) % MADE_ATTEMPTS
+        return number
+
+    @property
+    def _number(self) -> int:
+        """Of the next attempt."""
+        return self.group.members.version << ATTEMPT_BITS | self._attempts + 1
+
+    def _start_new(self) -> bool:
         """New members start with the call after the next one, because the living may have begun
         the next one. True: a call that no living member could make is skipped."""
-        members = state.members
+        state, members = self.group, self.group.members
         if not members.formed:
             return False
         for rank in state.unstarted:
@@ -164,350 +260,233 @@ class GroupLeader:
             node = members.nodes[rank]
             assert node is not None
             start = GroupStart(members.generation, members.version, rank, state.calls + 1)
-            self.send(state, node, start)
+            self._send([node], start)
         if state.starts and not state.expected():
-            self._hand_on(state, state.nodes, min(state.starts.values()), None)
+            self._hand_on(state.nodes, min(state.starts.values()), None)
             return True
         return False
 
-    def _leads(self, state: GroupState) -> bool:
-        return not state.owned and state.leader == self.client.number
+    # -- a decision ------------------------------------------------------------------------------
 
-    def lead(self, state: GroupState) -> None:
+    def part(self, node: int, message: GroupPart) -> None:
+        """All members of a node have made a call."""
+        self.parts[node] = message
+        self.lead()
+
+    def lead(self) -> None:
         """Decides the next call if all parts are here."""
-        if not self._leads(state) or state.deciding == state.calls:
+        if not self._leads:
             return
-        if state.unsettled:
-            self._settle(state)
-        else:
-            self._decide(state)
+        if self.phase.now is CallPhase.FROZEN:
+            self._settle()
+        elif self.phase.now not in (CallPhase.COMMITTING, CallPhase.ENDED):
+            self._decide()
 
-    def _decide(self, state: GroupState, late: bool = False) -> None:
+    def _decide(self, late: bool = False) -> None:
         """late: the last host was waited for long enough, so the call may begin without it."""
-        moving = state.in_progress
-        if moving is not None and not is_other(state, moving):
+        group, before = self.group, self.group.attempted
+        if self.attempt is not None:
+            if not self._is_other(self.attempt):
+                return
+            self._give_up()
+            before = None
+        if group.owed is not None or not group.members.formed:
             return
-        if state.owed is not None or not state.members.formed:
-            return
-        expected, given = state.expected(), state.given()
+        expected, given = group.expected(), self.given()
         if not expected or not given:
             return
-        # Must differ from every attempt that an earlier leader made for other members, because
-        # cells of those may still be served.
-        attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
-        complete = all(rank in given for rank in expected)
-        if not complete and not late:
-            self._wait(state, given)
+        self.phase.take(CallEvent.PART)
+        undecided = UndecidedCall(
+            group.members, group.calls, self._number, expected, given, self.rates, self._begun(),
+            before,
+        )  # fmt: skip
+        if not undecided.is_complete and not late:
+            self._wait(given)
             return
-        undecided = UndecidedCall(state.members, state.calls, attempt, expected, given, state.rates)
-        missing: set[int] = set()
-        if complete:
-            begun = _begun_by_all(state, given)
-            if begun is not None and repeat(outcome := _decided(undecided), begun):
-                self._await_repeated(state, outcome)
-                return
-            outcome = _decided(undecided, before=state.attempted if moving is None else None)
+        if not undecided.is_complete and self._not_early == group.calls:
+            return
+        found = planned(undecided)
+        if found is None:
+            return
+        if found.begun:
+            self._await_repeated(found.outcome)
+        elif found.outcome.waits:
+            self._ask_to_move(found.outcome, found.missing)
         else:
-            early = None if state.not_early == state.calls else decide_speculatively(undecided)
-            if early is None:
-                return
-            outcome, missing = early
-        if outcome.waits:
-            self._ask_to_move(state, attempt, outcome, missing)
-        else:
-            self._tell(state, outcome)
+            self._tell(found.outcome)
+
+    def _begun(self) -> GroupGo | None:
+        """The attempt by which this node has begun without being asked to, if no node has given it
+        up."""
+        begun = self.group.begun_as_repeated
+        if begun is None:
+            return None
+        about = begun.call, begun.attempt
+        failed = (one for one in self.early.values() if one.failure)
+        return None if any((one.call, one.attempt) == about for one in failed) else begun
+
+    def _is_other(self, attempt: Attempt) -> bool:
+        """Has a late member given something else than was assumed?"""
+        for part in self.parts.values():
+            if part.call == self.group.calls and not attempt.missing.isdisjoint(part.ranks):
+                if not fits(part, attempt.outcome.plans[0]):
+                    return True
+                attempt.missing.difference_update(part.ranks)
+        return False
+
+    def _give_up(self) -> None:
+        self.phase.take(CallEvent.GIVEN_UP)
+        self.attempt = None
+
+    def _wait(self, given: Mapping[int, GroupPart]) -> None:
+        """Waits for the last host of a call that may begin without it, for WAIT_SHARE of the time
+        that one transfer takes."""
+        group, one_s = self.group, transfer_s(next(iter(given.values())), self.rates)
+        late = {group.members.nodes[rank] for rank in group.expected() if rank not in given}
+        if self._awaited != group.calls and one_s is not None and len(late) == 1:
+            self._awaited = group.calls
+            over = partial(self._waited, group.calls)
+            self._instructions.append(WakeLater(WAIT_SHARE * one_s, over))
+
+    def _waited(self, call: int, now: float) -> None:
+        """The last host of that call has been waited for."""
+        if self.group.calls != call:
+            return
+        self._awaited = -1  # the next part that arrives may begin another wait
+        if self._leads and self.phase.now in (CallPhase.COLLECTING, CallPhase.PLANNED):
+            self._decide(late=True)
+
+    # -- an attempt ------------------------------------------------------------------------------
 
     def _ask_to_move(
-        self,
-        state: GroupState,
-        attempt: int,
-        outcome: Decision,
-        missing: Collection[int] = (),
-        slow: InProgress | None = None,
+        self, outcome: Decision, missing: Collection[int] = (), slow: Attempt | None = None
     ) -> None:
         """Sends the plans to all nodes that take part in them. missing: ranks that have not called.
         slow: the attempt that this one replaces because a link is slow."""
-        state.attempts = (state.attempts + 1) % MADE_ATTEMPTS
+        self.phase.take(CallEvent.ATTEMPT)
         # While a member is late, the others' links are idle for a time.
-        fills = outcome.kind in FILLING and not missing
-        moving = state.in_progress = InProgress(
-            state.calls,
-            attempt,
+        self.attempt = Attempt(
+            self._next_attempt(),
             outcome,
             set(outcome.waits),
             set(missing),
-            fills=fills,
+            fills=outcome.kind in FILLING and not missing,
             narrowed=slow is not None,
             early=bool(missing),
         )
         if slow is not None:
-            moving.links = SlowLinks(slow.links.slow, heard_at=slow.links.heard_at)
-        go = GroupGo(
-            state.members.generation,
-            state.calls,
-            attempt,
-            outcome.plans,
-            tuple(sorted(outcome.waits)),
-        )
-        for node in outcome.nodes:
-            self.send(state, node, go)
+            self.attempt.links = SlowLinks(slow.links.slow, heard_at=slow.links.heard_at)
+        generation, call = self.group.members.generation, self.group.calls
+        waits = tuple(sorted(outcome.waits))
+        go = GroupGo(generation, call, self.attempt.number, outcome.plans, waits)
+        self._send(outcome.nodes, go)
 
-    def _await_repeated(self, state: GroupState, outcome: Decision) -> None:
+    def _await_repeated(self, outcome: Decision) -> None:
         """Waits for the bytes of a plan by which all nodes have begun; some may have reported."""
-        waiting = set(outcome.waits)
+        self.phase.take(CallEvent.ATTEMPT)
         fills = outcome.kind in FILLING
-        state.in_progress = InProgress(state.calls, outcome.attempt, outcome, waiting, fills=fills)
-        for node, report in state.early.items():
-            if state.in_progress is not None:
-                self.done(state, node, report)
+        self.attempt = Attempt(outcome.attempt, outcome, set(outcome.waits), fills=fills)
+        for node, report in self.early.items():
+            if self.attempt is not None:
+                self.done(node, report, 0.0)
 
-    def _wait(self, state: GroupState, given: Mapping[int, GroupPart]) -> None:
-        """Waits for the last host of a call that may begin without it, for WAIT_SHARE of the time
-        that one transfer takes."""
-        call, one_s = state.calls, transfer_s(next(iter(given.values())), state.rates)
-        late = {state.members.nodes[rank] for rank in state.expected() if rank not in given}
-        if state.late_timer == call or one_s is None or len(late) != 1:
-            return
+    def _current(self, message: GroupDone | GroupSlow) -> Attempt | None:
+        """The attempt that bytes move by, if the message is about it."""
+        attempt = self.attempt
+        if attempt is None or message.call != self.group.calls:
+            return None
+        return attempt if message.attempt == attempt.number else None
 
-        def over() -> None:
-            if state.calls == call and self.states.get(state.members.generation) is state:
-                state.late_timer = -1  # the next part that arrives may begin another wait
-                if self._leads(state) and not state.unsettled and state.deciding != call:
-                    self._decide(state, late=True)
-
-        state.late_timer = call
-        self.loop.call_later(WAIT_SHARE * one_s, partial(self.run, over))
-
-    def done(self, state: GroupState, node: int, message: GroupDone) -> None:
+    def done(self, node: int, message: GroupDone, now: float) -> None:
         """A node has its part of an attempt's results, or cannot have it."""
-        moving = state.in_progress
-        if is_repeated(message.attempt) and (moving is None or message.failure):
+        repeated = is_repeated(message.attempt)
+        if repeated and (self.attempt is None or message.failure):
             # Not all have called yet, or a node has given up what it began long before the others.
-            state.early[node] = message
-        if moving is None or (message.call, message.attempt) != (moving.call, moving.attempt):
+            self.early[node] = message
+        attempt = self._current(message)
+        if attempt is None:
             return
-        if message.up and message.down and moving.fills:
-            links = moving.links
-            links.forget_old(BELIEVED_S, self.loop.now())
+        if message.up and message.down and attempt.fills:
+            links = attempt.links
+            links.forget_old(BELIEVED_S, now)
             up, report = message.up, links.reports.get(node, links.slow.get(node))
-            slow = node == slow_one(links.slow) or stays_slow(report, state.rates.get(node), up)
+            slow = node == slow_one(links.slow) or stays_slow(report, self.rates.get(node), up)
             if report is not None and slow:  # it was faster before
                 up = min(up, report.up)
-            state.rates[node] = HostRates(up, message.down)
-        if message.failure and is_repeated(message.attempt):
-            state.in_progress = None
-            self.lead(state)  # makes a plan
+            self.rates[node] = HostRates(up, message.down)
+        if message.failure and repeated:
+            self._give_up()
+            self.lead()  # makes a plan
             return
-        if message.failure and message.error == "full" and moving.early:
-            self._end_early(state, moving)
+        if message.failure and message.error == "full" and attempt.early:
+            self._end_early(attempt)
             return
         if message.failure:
-            moving.outcome.fail(message.error, message.failure)
-            moving.waiting.clear()
-        moving.waiting.discard(node)
-        if not moving.waiting:
-            state.in_progress = None
-            self._tell(state, moving.outcome)
+            attempt.outcome.fail(message.error, message.failure)
+            attempt.waiting.clear()
+        attempt.waiting.discard(node)
+        if not attempt.waiting:
+            self._tell(attempt.outcome)
 
-    def _end_early(self, state: GroupState, moving: InProgress) -> None:
+    def _end_early(self, attempt: Attempt) -> None:
         """A node has no room yet. Gives the attempt up, and what it needs on all nodes; the call is
         decided when all have called."""
-        state.in_progress, state.not_early = None, state.calls
-        if moving.missing:
-            attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
-            self._ask_to_move(state, attempt, moving.outcome.without_plans())
-            state.in_progress = None
-        self.lead(state)
+        self._give_up()
+        self._not_early = self.group.calls
+        if attempt.missing:
+            self._withdraw()
+        self.lead()
 
-    def slow(self, state: GroupState, node: int, message: GroupSlow) -> None:
+    def slow(self, node: int, message: GroupSlow, now: float) -> None:
         """A node's link has become slow while the bytes of an attempt move."""
-        moving = state.in_progress
-        if moving is None or (message.call, message.attempt) != (moving.call, moving.attempt):
-            return
-        plan = moving.outcome.plans[0] if moving.outcome.plans else None
-        if moving.links.hear(node, message, plan, state.rates, self.loop.now()):
-            self.loop.call_later(SLOW_GATHER_S, partial(self.run, self._narrow, state, moving))
+        attempt = self._current(message)
+        if attempt is not None and attempt.links.hear(node, message, attempt.plan, self.rates, now):
+            narrow = partial(self._narrow, attempt)
+            self._instructions.append(WakeLater(SLOW_GATHER_S, narrow))
 
-    def _narrow(self, state: GroupState, moving: InProgress) -> None:
+    def _narrow(self, attempt: Attempt, now: float) -> None:
         """Gives the stripe of a slow node to the others, if that is worthwhile: the same call in
         another attempt, for which bytes that have arrived are kept."""
-        moving.links.looks = False
-        moving.links.forget_old(FRESH_S, self.loop.now())
-        if state.in_progress is not moving or moving.narrowed or moving.missing:
+        group, ranks = self.group, attempt.outcome.ranks
+        attempt.links.looks = False
+        attempt.links.forget_old(FRESH_S, now)
+        if self.attempt is not attempt or attempt.narrowed or attempt.missing:
             return
-        known = self.states.get(state.members.generation) is state
-        if not known or not self._leads(state) or state.unsettled or state.owed is not None:
-            return  # the Group has ended, or the call begins again in any case
-        plan = moving.outcome.plans[0] if moving.outcome.plans else None
-        owners = owners_without(moving.links.slow, plan)
+        if not self._leads or group.owed is not None:
+            return  # the call begins again in any case
+        owners = owners_without(attempt.links.slow, attempt.plan)
         if not owners:
             return
         given: dict[int, GroupPart] = {}
-        for part in state.parts.values():
+        for part in self.parts.values():
             given.update(dict.fromkeys(part.ranks, part))
-        ranks = moving.outcome.ranks
         if any(rank not in given for rank in ranks):
             return  # one has died, and only its node knows so
-        moving.narrowed = True
-        name, node = state.members.name, slow_one(moving.links.slow)
+        attempt.narrowed = True
+        name, node = group.members.name, slow_one(attempt.links.slow)
         _log.info("group %s: h%s has become slow, the others take its stripe", name, node)
-        attempt = state.members.version << ATTEMPT_BITS | state.attempts + 1
-        undecided = UndecidedCall(state.members, state.calls, attempt, ranks, given, state.rates)
-        outcome = _decided(undecided, owners=owners, before=plan)
+        about = group.members, group.calls, self._number
+        undecided = UndecidedCall(*about, ranks, given, self.rates)
+        outcome = decide_or_fail(undecided, owners=owners, before=attempt.plan)
         if outcome.waits and not outcome.error:  # else the attempt goes on as it is
-            self._ask_to_move(state, attempt, outcome, slow=moving)
+            self._ask_to_move(outcome, slow=attempt)
 
-    def _tell(self, state: GroupState, outcome: Decision) -> None:
+    def _tell(self, outcome: Decision) -> None:
         """Sends the decision to all nodes."""
-        members = state.members
-        admitted = [r for r in outcome.ranks if members.joining >> r & 1]
-        state.parts = {n: part for n, part in state.parts.items() if part.call > state.calls}
-        opens = outcome.opens(members, state.last) if self.small.possible else 0
-        leader = self.client.number
-        nodes = state.nodes
-        state.deciding = state.calls
-        commits = [outcome.commit(members, state.calls, node, leader, opens) for node in nodes]
-        large = next(filter(None, (too_large(one.kind, one.pieces) for one in commits)), "")
-        if large:
-            outcome.fail("value", f"group {members.name!r}: {large}")
-            commits = [outcome.commit(members, state.calls, node, leader, opens) for node in nodes]
-        for node, commit in zip(nodes, commits, strict=True):
-            self.send(state, node, commit)
-        for rank in admitted:
-            self.send_manager(GroupAdmitted(members.name, members.generation, rank))
-
-
-def _decided(
-    undecided: UndecidedCall, owners: Collection[int] = (), before: Plan | None = None
-) -> Decision:
-    """The decision. If there is none because of an exception, that is what every rank raises:
-    otherwise all members would wait for ever."""
-    try:
-        return decide(undecided, owners, before)
-    except Exception as error:
-        name, call, ranks = undecided.members.name, undecided.call, undecided.ranks
-        _log.exception("group %s: call %d cannot be decided", name, call)
-        first = undecided.given[ranks[0]]
-        text = f"group {name!r}: call {call} cannot be decided: {error!r}"
-        outcome = Decision(tuple(ranks), first.kind, first.op, first.root)
-        return outcome.fail(error_kind(error), shorten(text))
-
-
-def _begun_by_all(state: GroupState, given: Mapping[int, GroupPart]) -> GroupGo | None:
-    """The attempt by which all nodes have begun without being asked to, if none has given it up."""
-    begun = state.begun_as_repeated
-    if begun is None or not named_by_all(state.members, given.values()):
-        return None
-    about = begun.call, begun.attempt
-    reports = state.early.values()
-    if any(one.failure and (one.call, one.attempt) == about for one in reports):
-        return None
-    return begun
-
-
-# Begins a large allreduce of a Group before its last host has called.
-#
-# The other hosts' parts can move while the members of the last host still compute. The last host
-# owns no stripe, so it only sends its part and receives the result, which takes about one transfer
-# instead of two. A missing part is assumed to be like the others; if it differs, the attempt is
-# given up and the call is decided again.
-
-
-# Smaller calls are over before a member can be late. Invariant: no call that begins early is one
-# whose plan nodes repeat, because these would begin it in another attempt.
-BYTES_MIN = PART_BYTES_MAX
-# How long the last host is waited for, as a part of the time that one transfer takes. Higher: a
-# call with a late member begins later. Lower: calls whose members arrive nearly together begin
-# without the last one, and take up to a ninth longer, because one host fewer owns a stripe.
-WAIT_SHARE = 0.1
-
-
-def transfer_s(part: GroupPart, rates: Mapping[int, HostRates]) -> float | None:
-    """Seconds that one transfer of such a part takes; None: the call begins when all members have
-    called."""
-    large = [piece for piece in part.pieces if piece.payload is None]
-    if part.kind != "allreduce" or not large or large[0].nbytes < BYTES_MIN:
-        return None
-    known = [min(host) for host in rates.values()]
-    return large[0].nbytes / (max(known) if known else BYTES_PER_S_DEFAULT)
-
-
-def decide_speculatively(undecided: UndecidedCall) -> tuple[Decision, set[int]] | None:
-    """(the decision, the ranks whose parts are assumed); None if it is not worthwhile or not
-    possible. The call's parts are in the order in which they have arrived."""
-    members, expected, given = undecided.members, undecided.ranks, undecided.given
-    missing = [rank for rank in expected if rank not in given]
-    there = list(dict.fromkeys(members.nodes[rank] for rank in given if rank in expected))
-    nodes = {members.nodes[rank] for rank in expected}
-    if not missing or len(there) < 2 or len(there) != len(nodes) - 1:
-        return None
-    first = next(iter(given.values()))
-    if first.kind != "allreduce" or not first.pieces or first.pieces[0].nbytes < BYTES_MIN:
-        return None
-    if members.joining or any(members.nodes[rank] in there for rank in missing):
-        return None
-    like = first.pieces[0]
-    assumed = {
-        rank: msgspec.structs.replace(
-            first,
-            ranks=(rank,),
-            pieces=(Piece(rank, -1, like.nbytes, None, NO_OBJECT, like.layout),),
-        )
-        for rank in missing
-    }
-    owners = [node for node in there if node is not None]
-    outcome = decide(dataclasses.replace(undecided, given={**given, **assumed}), owners)
-    if outcome.error or not outcome.plans or outcome.pieces:
-        return None
-    (plan,) = outcome.plans
-    if not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
-        return None
-    return outcome, set(missing)
-
-
-def fits(part: GroupPart, plan: Plan) -> bool:
-    """Is this part what the plan assumed?"""
-    return (
-        isinstance(plan, ExecuteReduce)
-        and not part.mistake
-        and (part.kind, part.op) == (plan.kind, plan.op)
-        and len(part.pieces) == len(part.ranks)
-        and all(
-            piece.payload is None and piece.layout == plan.layout and piece.nbytes == plan.nbytes
-            for piece in part.pieces
-        )
-    )
-
-
-def is_other(state: GroupState, in_progress: InProgress) -> bool:
-    """Has a late member given something else than was assumed? If so, this gives the attempt up."""
-    for part in state.parts.values():
-        if part.call == in_progress.call and not in_progress.missing.isdisjoint(part.ranks):
-            if not fits(part, in_progress.outcome.plans[0]):
-                state.in_progress = None
-                return True
-            in_progress.missing.difference_update(part.ranks)
-    return False
-
-
-def lacks(message: GroupGo, ranks: Collection[int]) -> bool:
-    """Was the part of one of these ranks only assumed when the attempt was decided?"""
-    return any(
-        rank in ranks and known == NO_OBJECT
-        for plan in message.plans
-        if isinstance(plan, ExecuteReduce)
-        for rank, known in zip(plan.members, plan.objects, strict=True)
-    )
-
-
-def fill_in(message: GroupGo, part: GroupPart) -> GroupGo | None:
-    """The attempt with the parts of this node's members filled in; None if they are not as
-    assumed."""
-    (plan,) = message.plans
-    if not isinstance(plan, ExecuteReduce) or not fits(part, plan):
-        return None
-    given = {piece.source: piece.object for piece in part.pieces}
-    objects = tuple(
-        given.get(rank, known) for rank, known in zip(plan.members, plan.objects, strict=True)
-    )
-    return msgspec.structs.replace(message, plans=(msgspec.structs.replace(plan, objects=objects),))
+        self.phase.take(CallEvent.DECIDED)
+        self.attempt = None
+        state, members, call = self.group, self.group.members, self.group.calls
+        self.parts = {n: part for n, part in self.parts.items() if part.call > call}
+        opens = outcome.opens(members, state.last) if self.engines else 0
+        about = self.number, opens
+        commits = {n: outcome.commit(members, call, n, *about) for n in state.nodes}
+        large = (too_large(one.kind, one.pieces) for one in commits.values())
+        if reason := next(filter(None, large), ""):
+            outcome.fail("value", f"group {members.name!r}: {reason}")
+            commits = {n: outcome.commit(members, call, n, *about) for n in state.nodes}
+        for node, commit in commits.items():
+            self._send([node], commit)
+        for rank in outcome.ranks:
+            if members.joining >> rank & 1:
+                admitted = GroupAdmitted(members.name, members.generation, rank)
+                self._instructions.append(SendToManager(admitted))

@@ -46,7 +46,7 @@ __all__ = [
 
 # A plan of a larger part is not repeated. Higher: a receiver of a broadcast, which cannot know how
 # much comes, leases so much memory in vain when the root gives less; and of a large allreduce the
-# last members are waited for in another way (leader.py).
+# last members are waited for in another way (plan_sources.py).
 PART_BYTES_MAX = 4 << 20
 # One in so many calls that are alike goes by way of the leading node, which hears the rates of all
 # links, and cuts other stripes if they have changed. Higher: wrong stripes last longer. Lower: more

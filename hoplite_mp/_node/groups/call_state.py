@@ -1,0 +1,243 @@
+"""The next call of a Group on one node: its phases, the events between them, and what it holds.
+
+A node has two roles in a Group. As a *follower* it takes part with its own members; each node does.
+As the *leader* it decides; only the node of the lowest living rank does, but each node is ready to.
+A table for each role has all that may happen. An event that is missing there is a mistake of this
+node and raises IllegalCallEvent; messages of other nodes are checked before they become events.
+
+    IDLE ─► COLLECTING ─► PLANNED ─► COMMITTING ─► IDLE ...      FROZEN: nothing is decided
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, is_repeated
+from hoplite_mp._protocol.group_calls import DECISION_REPEATED_BYTES_MAX, bytes_of
+
+if TYPE_CHECKING:
+    from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, Plan
+    from hoplite_mp._protocol.messages import GroupMembers
+
+__all__ = [
+    "FOLLOWER",
+    "LEADER",
+    "CallEvent",
+    "CallPhase",
+    "CallState",
+    "IllegalCallEvent",
+    "PhaseOfCall",
+]
+
+
+class CallPhase(enum.Enum):
+    """Where the next call of a Group is, for one role of one node."""
+
+    IDLE = "idle"  # nothing of the call is known, or not all members here have made it
+    # Follower: the part of this node is with the leader. Leader: some parts are here.
+    COLLECTING = "collecting"
+    PLANNED = "planned"  # bytes move by an attempt
+    # Follower: this node has all its bytes, or cannot have them. Leader: the decision is sent.
+    COMMITTING = "committing"
+    # Follower: the engine has been asked to give the calls back. Leader: some nodes have not said
+    # what they know of earlier calls, or another node leads.
+    FROZEN = "frozen"
+    ENDED = "ended"  # all members have left or died
+
+
+class CallEvent(enum.Enum):
+    """What happens to the next call."""
+
+    PART = "a part is given"
+    ATTEMPT = "an attempt to move the bytes begins"
+    GIVEN_UP = "the attempt ends without a decision"
+    MOVED = "bytes have moved, or cannot"
+    DECIDED = "the decision is sent"
+    COMMITTED = "the call is over here, or is skipped"
+    CHANGED = "the members change, or a node says anew what it knows"
+    FROZE = "the engine is asked to give the calls back"
+    THAWED = "the engine has given the calls back; all nodes have said what they know"
+    CLOSED = "the Group has ended"
+
+
+Table: TypeAlias = dict[CallPhase, dict[CallEvent, CallPhase]]
+_P, _E = CallPhase, CallEvent
+_ENDS = {_E.COMMITTED: _P.IDLE, _E.CLOSED: _P.ENDED}  # a call or all calls
+_CHANGES = {_E.CHANGED: _P.IDLE}  # the part has to be given again
+_ENGINE = {_E.FROZE: _P.FROZEN, _E.THAWED: _P.IDLE}  # the engine may own the calls
+# The engine or an earlier leader may commit a call before it hears of that.
+_STILL = {_E.COMMITTED: _P.FROZEN, _E.CLOSED: _P.ENDED}
+_OVER = {_E.COMMITTED: _P.ENDED}
+
+FOLLOWER: Table = {
+    _P.IDLE: {_E.PART: _P.COLLECTING, _E.ATTEMPT: _P.PLANNED} | _ENDS | _CHANGES | _ENGINE,
+    _P.COLLECTING: {_E.ATTEMPT: _P.PLANNED} | _ENDS | _CHANGES,
+    _P.PLANNED: (
+        {_E.PART: _P.PLANNED, _E.ATTEMPT: _P.PLANNED, _E.MOVED: _P.COMMITTING}
+        | _ENDS | _CHANGES | _ENGINE
+    ),
+    _P.COMMITTING: (
+        {_E.PART: _P.COMMITTING, _E.ATTEMPT: _P.PLANNED} | _ENDS | _CHANGES | _ENGINE
+    ),
+    _P.FROZEN: {_E.MOVED: _P.FROZEN, _E.FROZE: _P.FROZEN, _E.THAWED: _P.IDLE} | _STILL,
+    _P.ENDED: _OVER,
+}  # fmt: skip
+
+_AGAIN = {_E.CHANGED: _P.FROZEN}  # the call is decided anew
+LEADER: Table = {
+    _P.IDLE: {_E.PART: _P.COLLECTING} | _ENDS | _AGAIN,
+    _P.COLLECTING: (
+        {_E.PART: _P.COLLECTING, _E.ATTEMPT: _P.PLANNED, _E.DECIDED: _P.COMMITTING}
+        | _ENDS | _AGAIN
+    ),
+    _P.PLANNED: (
+        {_E.ATTEMPT: _P.PLANNED, _E.GIVEN_UP: _P.COLLECTING, _E.DECIDED: _P.COMMITTING}
+        | _ENDS | _AGAIN
+    ),
+    _P.COMMITTING: _ENDS | _AGAIN,  # the node's message to itself comes next
+    _P.FROZEN: {_E.THAWED: _P.IDLE} | _STILL | _AGAIN,
+    _P.ENDED: _OVER,
+}  # fmt: skip
+
+
+class IllegalCallEvent(Exception):
+    """The node's own code has made a step that the table does not have."""
+
+
+class PhaseOfCall:
+    """The phase of the next call in one role."""
+
+    __slots__ = ("_table", "now")
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self.now = CallPhase.FROZEN if table is LEADER else CallPhase.IDLE
+
+    def take(self, event: CallEvent) -> None:
+        """Goes on to the phase that follows."""
+        after = self._table[self.now].get(event)
+        if after is None:
+            raise IllegalCallEvent(f"{event.name} while {self.now.name}")
+        self.now = after
+
+
+@dataclass(slots=True)
+class CallState:
+    """The next call of a Group over several hosts, as this node knows it."""
+
+    members: GroupMembers
+    calls: int = 0  # number of decided calls, and so the next call's number
+    phase: PhaseOfCall = field(default_factory=lambda: PhaseOfCall(FOLLOWER))
+    told: bool = False  # the leading node has this node's part
+    go: GroupGo | None = None  # the attempt; outside of PLANNED one for earlier members
+    awaiting_local: bool = False  # `go` cannot begin before members on this node have called
+    # An attempt at a later call, which has begun without this node, while it awaits a commit.
+    ahead: GroupGo | None = None
+    # A commit that another node passed on, while this node's share of the result is still on its
+    # way from the node that decided it.
+    owed: GroupCommit | None = None
+    owned: bool = False  # by the engine, so that `calls` and `last` may lag behind
+    last: GroupCommit | None = None
+    handed: tuple[int, int] | None = None  # (leading node, `calls`) of the last large `last` sent
+    # Rank -> its first call: for ranks on this node, and on the leading node for all others, too.
+    starts: dict[int, int] = field(default_factory=dict)
+    # A cache of `expected`, valid once every rank takes part in all further calls.
+    _known: tuple[GroupMembers, list[int]] | None = None
+
+    def end_call(self, calls: int) -> None:
+        """So many calls are over."""
+        self.calls, self.told = calls, False
+        self.phase.take(CallEvent.COMMITTED)
+
+    def ranks_of(self, node: int) -> list[int]:
+        """The ranks on a node that take part in the next call."""
+        return [rank for rank in self.expected() if self.members.nodes[rank] == node]
+
+    def ranks_at(self, node: int) -> dict[int, int]:
+        """The ranks on a node with a known first call, and that call."""
+        nodes = self.members.nodes
+        return {rank: call for rank, call in self.starts.items() if nodes[rank] == node}
+
+    def expected(self) -> list[int]:
+        """The ranks that take part in the next call, as far as this node knows."""
+        known = self._known
+        if known is not None and known[0] is self.members:
+            return known[1]
+        found = sorted(rank for rank, start in self.starts.items() if start <= self.calls)
+        # All have started, which stays so until the members change.
+        if len(found) == len(self.starts):
+            self._known = self.members, found
+        return found
+
+    def last_for(self, leader: int) -> GroupCommit | None:
+        """The last decision, for the leading node. A large one is sent to it once, because many
+        members may leave one after another."""
+        if self.last is None or bytes_of(self.last.pieces) <= DECISION_REPEATED_BYTES_MAX:
+            return self.last
+        before, self.handed = self.handed, (leader, self.calls)
+        return self.last if before != self.handed else None
+
+    def start(self, rank: int, call: int) -> None:
+        """Records the first call of a rank."""
+        self.starts[rank] = call
+        self._known = None
+
+    @property
+    def unstarted(self) -> list[int]:
+        """Members whose first call is not known yet."""
+        both = self.members.alive | self.members.joining
+        return [r for r in range(self.members.size) if both >> r & 1 and r not in self.starts]
+
+    @property
+    def nodes(self) -> set[int]:
+        """The nodes of all members, including joining ones."""
+        return {node for node in self.members.nodes if node is not None}
+
+    @property
+    def knowing(self) -> set[int]:
+        """Nodes that may know of a decision, because they have, or had, a member."""
+        return self.nodes.union(self.members.former)
+
+    @property
+    def attempted(self) -> Plan | None:
+        """The plan of an attempt at the next call, if there was one."""
+        go = self.go
+        return go.plans[0] if go is not None and go.call == self.calls and go.plans else None
+
+    @property
+    def begun_as_repeated(self) -> GroupGo | None:
+        """The attempt at the next call that this node has begun without being asked to."""
+        go = self.go
+        if go is None or go.call != self.calls or not is_repeated(go.attempt):
+            return None
+        return go if go.attempt >> ATTEMPT_BITS == self.members.version else None
+
+    @property
+    def is_one_each(self) -> bool:
+        """Has each node one member at most?"""
+        places = [node for node in self.members.nodes if node is not None]
+        return len(set(places)) == len(places)
+
+    def lacks(self, node: int, message: GroupCommit) -> bool:
+        """Was it passed on by another node than the one that decided it, without this node's share
+        of the result?"""
+        if message.to == node or message.whole or message.error:
+            return False
+        here = self.here(node, message)
+        if message.kind in ("reduce", "gather"):
+            return message.root in here
+        return bool(here)
+
+    def here(self, node: int, message: GroupCommit) -> list[int]:
+        """The ranks of a decided call whose members are on that node; not members that joined after
+        it."""
+        own = self.ranks_at(node)
+        return [r for r in message.ranks if r in own and own[r] <= message.call]
+
+    @property
+    def leader(self) -> int | None:
+        """The leading node, which has the lowest living rank; None if no rank is alive."""
+        rank = self.members.leader
+        return None if rank is None else self.members.nodes[rank]

@@ -1,0 +1,215 @@
+"""Where the plan of a Group's call comes from: one class for each way, as PLAN_SOURCES orders them.
+
+- *Inline*: all parts are small, so the messages carry them and there is no plan.
+- *Repeated*: all nodes have begun by the plan of an earlier call (`repeated_plans.py`).
+- *Fresh*: the leading node makes a plan when all members have called.
+- *Speculative*: it makes one before the last host's members have called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
+
+from hoplite_mp._node.groups.group_decisions import Decision, decide
+from hoplite_mp._node.groups.repeated_plans import PART_BYTES_MAX, named_by_all, repeat
+from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT
+from hoplite_mp._protocol.fields import NO_OBJECT, shorten
+from hoplite_mp._protocol.group_calls import Piece, error_kind
+from hoplite_mp._protocol.messages import ExecuteReduce
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from hoplite_mp._node.groups.group_decisions import UndecidedCall
+    from hoplite_mp._planner.topology import HostRates
+    from hoplite_mp._protocol.group_calls import GroupGo, GroupPart, Plan
+
+__all__ = [
+    "WAIT_SHARE",
+    "PlannedCall",
+    "decide_or_fail",
+    "decide_speculatively",
+    "fill_in",
+    "fits",
+    "lacks",
+    "planned",
+    "transfer_s",
+]
+
+_log = logging.getLogger("hoplite_mp")
+
+
+class PlannedCall(NamedTuple):
+    """A decision, and what is special about its plan."""
+
+    outcome: Decision
+    missing: Collection[int] = ()  # ranks whose parts are assumed
+    begun: bool = False  # all nodes have begun to move the bytes
+
+
+class PlanSource(Protocol):
+    """One way to a plan."""
+
+    def plan(self, undecided: UndecidedCall) -> PlannedCall | None:
+        """The decision on a call; None: this way does not lead to one."""
+
+
+class Inline:
+    """The parts travel in messages."""
+
+    def plan(self, undecided: UndecidedCall) -> PlannedCall | None:
+        parts = undecided.given.values()
+        if any(piece.payload is None for part in parts for piece in part.pieces):
+            return None
+        return PlannedCall(decide_or_fail(undecided)) if undecided.is_complete else None
+
+
+class Repeated:
+    """All nodes have begun by the plan of an earlier call."""
+
+    def plan(self, undecided: UndecidedCall) -> PlannedCall | None:
+        begun, parts = undecided.begun, undecided.given.values()
+        if begun is None or not undecided.is_complete or not named_by_all(undecided.members, parts):
+            return None
+        outcome = decide_or_fail(undecided)
+        return PlannedCall(outcome, begun=True) if repeat(outcome, begun) else None
+
+
+class Fresh:
+    """All members have called."""
+
+    def plan(self, undecided: UndecidedCall) -> PlannedCall | None:
+        if not undecided.is_complete:
+            return None
+        return PlannedCall(decide_or_fail(undecided, before=undecided.before))
+
+
+class Speculative:
+    """The members of one host have not called, and are taken to give what the others give.
+
+    The other hosts' parts can move while the members of the last host still compute. The last host
+    owns no stripe, so it only sends its part and receives the result, which takes about one
+    transfer instead of two. If its part differs, the attempt is given up and the call is decided
+    again.
+    """
+
+    def plan(self, undecided: UndecidedCall) -> PlannedCall | None:
+        found = decide_speculatively(undecided)
+        return None if found is None else PlannedCall(*found)
+
+
+PLAN_SOURCES: tuple[PlanSource, ...] = (Inline(), Repeated(), Fresh(), Speculative())
+
+
+def planned(undecided: UndecidedCall) -> PlannedCall | None:
+    """The decision on a call by the first source that has one; None: the call has to wait."""
+    return next(filter(None, (source.plan(undecided) for source in PLAN_SOURCES)), None)
+
+
+def decide_or_fail(
+    undecided: UndecidedCall, owners: Collection[int] = (), before: Plan | None = None
+) -> Decision:
+    """The decision. If there is none because of an exception, that is what every rank raises:
+    otherwise all members would wait for ever."""
+    try:
+        return decide(undecided, owners, before)
+    except Exception as error:
+        name, call, ranks = undecided.members.name, undecided.call, undecided.ranks
+        _log.exception("group %s: call %d cannot be decided", name, call)
+        first = undecided.given[ranks[0]]
+        text = f"group {name!r}: call {call} cannot be decided: {error!r}"
+        outcome = Decision(tuple(ranks), first.kind, first.op, first.root)
+        return outcome.fail(error_kind(error), shorten(text))
+
+
+# Smaller calls are over before a member can be late. Invariant: no call that begins early is one
+# whose plan nodes repeat, because these would begin it in another attempt.
+BYTES_MIN = PART_BYTES_MAX
+# How long the last host is waited for, as a part of the time that one transfer takes. Higher: a
+# call with a late member begins later. Lower: calls whose members arrive nearly together begin
+# without the last one, and take up to a ninth longer, because one host fewer owns a stripe.
+WAIT_SHARE = 0.1
+
+
+def transfer_s(part: GroupPart, rates: Mapping[int, HostRates]) -> float | None:
+    """Seconds that one transfer of such a part takes; None: the call begins when all members have
+    called."""
+    large = [piece for piece in part.pieces if piece.payload is None]
+    if part.kind != "allreduce" or not large or large[0].nbytes < BYTES_MIN:
+        return None
+    known = [min(host) for host in rates.values()]
+    return large[0].nbytes / (max(known) if known else BYTES_PER_S_DEFAULT)
+
+
+def decide_speculatively(undecided: UndecidedCall) -> tuple[Decision, set[int]] | None:
+    """(the decision, the ranks whose parts are assumed); None if it is not worthwhile or not
+    possible. The call's parts are in the order in which they have arrived."""
+    members, expected, given = undecided.members, undecided.ranks, undecided.given
+    missing = [rank for rank in expected if rank not in given]
+    there = list(dict.fromkeys(members.nodes[rank] for rank in given if rank in expected))
+    nodes = {members.nodes[rank] for rank in expected}
+    if not missing or len(there) < 2 or len(there) != len(nodes) - 1:
+        return None
+    first = next(iter(given.values()))
+    if first.kind != "allreduce" or not first.pieces or first.pieces[0].nbytes < BYTES_MIN:
+        return None
+    if members.joining or any(members.nodes[rank] in there for rank in missing):
+        return None
+    like = first.pieces[0]
+    assumed = {
+        rank: msgspec.structs.replace(
+            first,
+            ranks=(rank,),
+            pieces=(Piece(rank, -1, like.nbytes, None, NO_OBJECT, like.layout),),
+        )
+        for rank in missing
+    }
+    owners = [node for node in there if node is not None]
+    outcome = decide(dataclasses.replace(undecided, given={**given, **assumed}), owners)
+    if outcome.error or not outcome.plans or outcome.pieces:
+        return None
+    (plan,) = outcome.plans
+    if not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
+        return None
+    return outcome, set(missing)
+
+
+def fits(part: GroupPart, plan: Plan) -> bool:
+    """Is this part what the plan assumed?"""
+    return (
+        isinstance(plan, ExecuteReduce)
+        and not part.mistake
+        and (part.kind, part.op) == (plan.kind, plan.op)
+        and len(part.pieces) == len(part.ranks)
+        and all(
+            piece.payload is None and piece.layout == plan.layout and piece.nbytes == plan.nbytes
+            for piece in part.pieces
+        )
+    )
+
+
+def lacks(message: GroupGo, ranks: Collection[int]) -> bool:
+    """Was the part of one of these ranks only assumed when the attempt was decided?"""
+    return any(
+        rank in ranks and known == NO_OBJECT
+        for plan in message.plans
+        if isinstance(plan, ExecuteReduce)
+        for rank, known in zip(plan.members, plan.objects, strict=True)
+    )
+
+
+def fill_in(message: GroupGo, part: GroupPart) -> GroupGo | None:
+    """The attempt with the parts of this node's members filled in; None if they are not as
+    assumed."""
+    (plan,) = message.plans
+    if not isinstance(plan, ExecuteReduce) or not fits(part, plan):
+        return None
+    given = {piece.source: piece.object for piece in part.pieces}
+    objects = tuple(
+        given.get(rank, known) for rank, known in zip(plan.members, plan.objects, strict=True)
+    )
+    return msgspec.structs.replace(message, plans=(msgspec.structs.replace(plan, objects=objects),))
