@@ -7,11 +7,11 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "small-calls-report-before-the-freeze",
-        "hoplite_mp/_node/groups/group_calls.py",
-        "            self.small.close(state, partial(self._changed, state, members))",
+        "hoplite_mp/_node/groups/engine_commit.py",
+        "        self.small.close(state, partial(self.small.calls.change, state, members))",
         (
-            "            self._changed(state, members)\n"
-            "            self.small.close(state, lambda: None)"
+            "        self.small.calls.change(state, members)\n"
+            "        self.small.close(state, lambda: None)"
         ),
         (
             "A node answers a change of the members after its engine has given the calls back; "
@@ -235,7 +235,7 @@ MUTANTS = (
     Mutant(
         "voted-calls-begin-in-silence",
         "hoplite_mp/_node/groups/engine_commit.py",
-        "        self.small.begin(state, go)\n",
+        "        self.small.engine.small_begin(go.generation, go.call, go.attempt)\n",
         "",
         (
             "If members make different calls, every rank hears of it; here a node that has begun "
@@ -245,7 +245,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-calls-looks-at-no-board",
-        "hoplite_mp/_node/groups/group_calls.py",
+        "hoplite_mp/_node/groups/engine_commit.py",
         "        if voting is not None and state.known.board.look()[4] > voting.go.call:",
         "        if voting is not None and voting.go.call < 0:",
         (

@@ -7,7 +7,7 @@ import itertools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from hoplite_mp._node.output.output import LineSplitter
 
@@ -157,7 +157,10 @@ class NoEngineCalls:
 
     possible = False
 
-    def serve(self, events: Any, states: Mapping[int, Any]) -> None:
+    def serve(self, calls: Any) -> None:
+        pass
+
+    def look_at_board(self, state: Any) -> None:
         pass
 
     def add(self, known: Any) -> None:

@@ -14,6 +14,7 @@ everything as if nothing had been prepared.
 from __future__ import annotations
 
 import struct
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -21,7 +22,7 @@ import msgspec
 from hoplite_mp import _tasks
 from hoplite_mp._common.reduction import OPS
 from hoplite_mp._engine import SMALL_FIRST, SMALL_MOVED, SMALL_PART, SMALL_SEND, SMALL_TAKEN
-from hoplite_mp._node.groups.call_state import CallEvent
+from hoplite_mp._node.groups.call_state import CallEvent, CallPhase
 from hoplite_mp._node.groups.group_state import Voting
 from hoplite_mp._node.objects.remote_objects import payload_layout
 from hoplite_mp._protocol.fields import FOLDING
@@ -30,20 +31,38 @@ from hoplite_mp._protocol.local import GroupCall
 from hoplite_mp._serialize.contributions import contributors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from typing import Any
 
     from hoplite_mp._node.groups.group_results import GroupResults
-    from hoplite_mp._node.groups.group_state import GroupState, Known, Steps
+    from hoplite_mp._node.groups.group_state import GroupState, Known, MemberCall, Steps
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.peers.links import Links
     from hoplite_mp._protocol.group_calls import GroupGo, GroupMessage, GroupPart
+    from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = ["EngineCallsOwner", "EngineCommit"]
 
 
+class CommitBackend(Protocol):
+    """What commits the calls of a Group: the leading node or the engines."""
+
+    def called(self, state: GroupState, called: MemberCall) -> None:
+        """A member on this host has made its next call."""
+
+    def changed(self, state: GroupState, members: GroupMembers) -> None:
+        """The manager has announced a new version of the members."""
+
+    def received(self, state: GroupState, node: int, message: GroupGo | GroupCommit) -> None:
+        """A node has sent an attempt or a decision."""
+
+    def moved(self, state: GroupState, go: GroupGo, failure: str, error: str) -> None:
+        """This node has its bytes of an attempt, or cannot have them."""
+
+
 class EngineCommit:
-    """Begins such calls, votes for them, and gives their results to members."""
+    """The engines commit the calls. This node votes for those that repeat a plan, prepares their
+    results, and has the other calls given back to the leading node."""
 
     def __init__(self, host: HostContext, results: GroupResults, small: EngineCallsOwner) -> None:
         self.client = host.client
@@ -51,19 +70,59 @@ class EngineCommit:
         self.results = results
         self.small = small
 
-    def begin(self, state: GroupState, part: GroupPart) -> GroupGo | None:
-        """The attempt by which this node begins to move `part`, which its one member has given to
-        the next call; the engine knows of it. None: the leading node has to be asked."""
-        found = state.plans.next(state.members, part)
-        if found is None or len(part.ranks) != 1:
-            return None
+    def called(self, state: GroupState, called: MemberCall) -> None:
+        frozen = state.phase.now is CallPhase.FROZEN
+        if frozen or not self._begin(state, called):
+            state.deferred_calls.append(called)
+            self.small.give_way(state, called.ask.call, partial(self._given_way, state, called))
+
+    def changed(self, state: GroupState, members: GroupMembers) -> None:
+        # The engine must not commit a call after this node has reported its calls.
+        self.small.close(state, partial(self.small.calls.change, state, members))
+
+    def received(self, state: GroupState, node: int, message: GroupGo | GroupCommit) -> None:
+        # The leading node's Python owns the calls.
+        again = partial(self.small.calls.take, node, message)
+        self.small.give_way(state, message.call, again)
+
+    def moved(self, state: GroupState, go: GroupGo, failure: str, error: str) -> None:
+        if failure:
+            self.small.give_back(state, go.call)  # every node asks the leading one then
+            return
+        self.small.engine.small_vote(go.generation, go.call, go.attempt)
+        self.prepare(state)
+
+    def _begin(self, state: GroupState, called: MemberCall) -> bool:
+        """Begins to move what the one member here has given to the next call, by a repeated plan;
+        the engine knows of it. False: there is none, so the leading node has to be asked."""
+        ask = called.ask
+        self.small.look_at_board(state)
+        if ask.mistake or not state.is_one_each:
+            return False
+        if ask.call > state.calls:  # the engine has committed the calls before this one alone
+            state.end_call(ask.call)
+        part = self.results.part(state.members, ask.call, [ask])
+        found = state.plans.next(state.members, part) if ask.call == state.calls else None
+        if found is None or state.plans.is_led:
+            return False
         first, go, before = found
-        if state.plans.is_led or (before.kind in FOLDING and before.pieces):
-            return None
-        commit = _commit_of(before, go, part, self.client.number)
-        state.voting = Voting(go, first, commit)
-        self.small.begin(state, go)
-        return go
+        if before.kind in FOLDING and before.pieces:
+            return False
+        state.voting = Voting(go, first, _commit_of(before, go, part, self.client.number))
+        self.small.engine.small_begin(go.generation, go.call, go.attempt)
+        state.member_calls[ask.rank] = called
+        state.phase.take(CallEvent.ATTEMPT)
+        self.small.calls.move(state, go)
+        self.prepare(state)
+        return True
+
+    def _given_way(self, state: GroupState, called: MemberCall) -> None:
+        """Takes up a member's call that waited for the engine to give the calls back."""
+        state.deferred_calls.remove(called)
+        if state.known.here.get(called.ask.rank, (-1,))[0] == called.slot:
+            self.small.calls.backend(state).called(state, called)
+        else:  # its member is gone
+            self.results.unpin(called.holds)
 
     def vote_of(self, state: GroupState) -> tuple[int, int, int] | None:
         """The vote that the engine gives as soon as all bytes are here. None: Python has to look
@@ -77,21 +136,12 @@ class EngineCommit:
             return None
         return go.generation, go.call, go.attempt
 
-    def done(self, state: GroupState, failure: str, error: str) -> None:
+    def end(self, voting: Voting, failure: str, error: str) -> None:
         """This node has all bytes of the call that it should receive, or cannot have them."""
-        voting = state.voting
-        assert voting is not None
         voting.ended = failure, error
         if failure and voting.prepared is not None:  # its blocks are gone
             self.results.take_back(voting.prepared)
             voting.prepared = None
-        if not state.owned:
-            return
-        if failure:
-            self.small.give_back(state, voting.go.call)  # every node asks the leading one then
-            return
-        self.small.vote(state, voting.go)
-        self.prepare(state)
 
     def prepare(self, state: GroupState) -> None:
         """Makes the result as soon as its blocks are known, while their bytes are on their way."""
@@ -108,7 +158,8 @@ class EngineCommit:
         voting.members = {rank: one for rank, one in state.known.here.items() if rank in mine}
         holds = [hold for one in here.values() for hold in one.holds]
         awaited = self.results.has_lent(holds)
-        self.small.give_result(state, voting.go.call, voting.prepared.oid, awaited)
+        go, oid = voting.go, voting.prepared.oid
+        self.small.engine.small_result(go.generation, go.call, oid, awaited)
 
     def settle(self, voting: Voting) -> tuple[int, list[Any]]:
         """The call is committed: (object that members read, holds on what it needs)."""
@@ -152,18 +203,28 @@ class EngineCallsOwnerEvents(Protocol):
     """The component that decides calls, while the engine does not own them."""
 
     steps: Steps
+    states: dict[int, GroupState]
+
+    def backend(self, state: GroupState) -> CommitBackend:
+        """What commits the Group's calls at present."""
+
+    def change(self, state: GroupState, members: GroupMembers) -> None:
+        """Takes part with the new members."""
+
+    def take(self, node: int, message: GroupMessage) -> None:
+        """Handles a message from a node in the present step."""
+
+    def move(self, state: GroupState, message: GroupGo) -> None:
+        """Moves the bytes of an attempt."""
+
+    def conclude(self, state: GroupState, given: GroupCommit, *, on_board: bool) -> None:
+        """Ends a call."""
 
     def member_called(self, slot: int, ask: GroupCall) -> None:
         """A member on this host has made its next call."""
 
     def resume(self, state: GroupState) -> None:
         """Goes on with the next call."""
-
-    def moved(self, state: GroupState, call: int) -> None:
-        """The engines have committed a call for which all nodes had voted."""
-
-    def look_at_board(self, state: GroupState) -> None:
-        """Concludes a call that the engine has committed, as the board shows."""
 
     def send(self, state: GroupState, node: int, message: GroupMessage) -> None:
         """Sends a message to a node."""
@@ -172,8 +233,7 @@ class EngineCallsOwnerEvents(Protocol):
 class EngineCallsOwner:
     """The groups of this node as the engine knows them."""
 
-    _events: EngineCallsOwnerEvents
-    _states: Mapping[int, GroupState]
+    calls: EngineCallsOwnerEvents
 
     def __init__(self, host: HostContext, links: Links) -> None:
         self.client = host.client
@@ -184,9 +244,9 @@ class EngineCallsOwner:
         self.known: dict[int, Known] = {}
         links.when_small(self._event)
 
-    def serve(self, events: EngineCallsOwnerEvents, states: Mapping[int, GroupState]) -> None:
-        """Sets the component that decides calls, and its groups."""
-        self._events, self._states = events, states
+    def serve(self, calls: EngineCallsOwnerEvents) -> None:
+        """Sets the component that makes the calls which the engine does not own."""
+        self.calls = calls
 
     @property
     def possible(self) -> bool:
@@ -241,19 +301,6 @@ class EngineCallsOwner:
         state.phase.take(CallEvent.FROZE)
         self.engine.small_yield(state.members.generation, call)
 
-    def begin(self, state: GroupState, go: GroupGo) -> None:
-        """This process begins to move a call that the engine owns, by a repeated plan."""
-        self.engine.small_begin(state.members.generation, go.call, go.attempt)
-
-    def vote(self, state: GroupState, go: GroupGo) -> None:
-        """This node has what it should receive of that call."""
-        self.engine.small_vote(state.members.generation, go.call, go.attempt)
-
-    def give_result(self, state: GroupState, call: int, oid: int, awaited: bool) -> None:
-        """What members here read when the engine has committed that call. awaited: a member waits
-        until this process has let go of what it gave."""
-        self.engine.small_result(state.members.generation, call, oid, awaited)
-
     def receive(self, node: int, message: GroupSmall) -> None:
         """Hands the engine a frame that came as a message, because there was no link for it."""
         self.engine.small_frame(
@@ -275,18 +322,18 @@ class EngineCallsOwner:
     # -- events of the engine --------------------------------------------------------------------
 
     def _event(self, event: tuple[Any, ...]) -> None:
-        self._events.steps.run(self._take, event)
+        self.calls.steps.run(self._take, event)
 
     def _take(self, event: tuple[Any, ...]) -> None:
         kind, generation = event[:2]
-        state = self._states.get(generation)
+        state = self.calls.states.get(generation)
         if state is None:
             return
         if kind == SMALL_SEND:
             node, version, call, phase, plan, parts = event[2:]
             self.links.prepare((node,))  # so that the next frame has a link
             frame = GroupSmall(generation, version, call, phase, plan, parts)
-            self._events.send(state, node, frame)
+            self.calls.send(state, node, frame)
         elif kind == SMALL_PART and not state.owned:  # an engine that owns the calls has it already
             call, data = event[2:]
             self._part(generation, call, data)
@@ -296,16 +343,31 @@ class EngineCallsOwner:
             if event[2] >= state.calls:
                 state.result = []
         elif kind == SMALL_MOVED:
-            self._events.moved(state, event[2])
+            self._committed(state, event[2])
         elif kind == SMALL_TAKEN and state.owned:
             calls, record = event[2:]
             self._taken(state, calls, record)
+
+    def look_at_board(self, state: GroupState) -> None:
+        """Concludes a call that the engine has committed, before the engine's word of it is read:
+        its member may have gone on already."""
+        voting = state.voting
+        if voting is not None and state.known.board.look()[4] > voting.go.call:
+            self._committed(state, voting.go.call)
+
+    def _committed(self, state: GroupState, call: int) -> None:
+        """The engines have committed a call for which all nodes had voted; members here may have
+        read its result already. Comes once more when the engine says so, if this process has seen
+        it on the board before."""
+        voting = state.voting
+        if voting is not None and voting.go.call == call:
+            self.calls.conclude(state, voting.commit, on_board=True)
 
     def _taken(self, state: GroupState, calls: int, record: bytes) -> None:
         """This process owns the calls from number `calls` on again. `record`: the call before that
         one, if the engine has committed it."""
         state.owned = False
-        self._events.look_at_board(state)
+        self.look_at_board(state)
         if record:  # else this process has made the last commit known, or has heard MOVED
             state.last = _small_commit(state.members.generation, self.client.number, record)
         if calls > state.calls:
@@ -320,7 +382,7 @@ class EngineCallsOwner:
         deferred, state.deferred = state.deferred, []
         for action in deferred:
             action()
-        self._events.resume(state)
+        self.calls.resume(state)
 
     def _part(self, generation: int, call: int, data: bytes) -> None:
         known = self.known.get(generation)
@@ -331,7 +393,7 @@ class EngineCallsOwner:
         parts: list[Any] = [data[_PART.size :]] if nbytes else []
         name = OPS[op] if op < len(OPS) else ""
         ask = GroupCall(generation, rank, call, _tasks.CALL_KINDS[kind], name, root, parts)
-        self._events.member_called(slot[0], ask)
+        self.calls.member_called(slot[0], ask)
 
 
 def _small_commit(generation: int, node: int, record: bytes) -> GroupCommit:

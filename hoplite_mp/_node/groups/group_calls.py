@@ -37,7 +37,7 @@ from hoplite_mp.errors import StoreFullError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._node.groups.engine_commit import EngineCallsOwner
+    from hoplite_mp._node.groups.engine_commit import CommitBackend, EngineCallsOwner
     from hoplite_mp._node.groups.group_results import GroupResults
     from hoplite_mp._node.groups.group_state import Known
     from hoplite_mp._node.objects.context import HostContext
@@ -53,6 +53,35 @@ EARLY_MAX = 1024
 PENDING_GROUPS_MAX = 64
 
 
+class LeaderCommit:
+    """The leading node commits the calls. This node tells it what members here do."""
+
+    def __init__(self, calls: MultiHostCalls) -> None:
+        self.calls = calls
+
+    def called(self, state: GroupState, called: MemberCall) -> None:
+        ask, before = called.ask, state.member_calls.get(called.ask.rank)
+        if ask.call < state.calls or (before and before.ask.call == ask.call):
+            self.calls.results.unpin(called.holds)
+            return
+        if before is not None:
+            self.calls.results.unpin(before.holds)
+        state.member_calls[ask.rank] = called
+        self.calls.tell(state)
+
+    def changed(self, state: GroupState, members: GroupMembers) -> None:
+        self.calls.change(state, members)
+
+    def received(self, state: GroupState, node: int, message: GroupGo | GroupCommit) -> None:
+        if isinstance(message, GroupGo):
+            self.calls.go(state, message)
+        elif node in state.knowing:  # otherwise the sender is gone
+            self.calls.commit(state, message)
+
+    def moved(self, state: GroupState, go: GroupGo, failure: str, error: str) -> None:
+        self.calls.say_done(state, go, failure, error)
+
+
 class MultiHostCalls:
     """All groups over several hosts that have, or had, members on this one."""
 
@@ -66,15 +95,16 @@ class MultiHostCalls:
         self.results = results
         self.small = small
         self.states: dict[int, GroupState] = {}  # by generation
-        self.steps = Steps(lambda message: self._receive(self.client.number, message))
-        self.voted = EngineCommit(host, results, small)
-        small.serve(self, self.states)
+        self.steps = Steps(lambda message: self.take(self.client.number, message))
+        self.by_leader = LeaderCommit(self)
+        self.by_engine = EngineCommit(host, results, small)
+        small.serve(self)
         self._handlers: dict[type, Callable[[GroupState, int, Any], None]] = {
             GroupPart: self._part,
-            GroupGo: lambda state, node, message: self._go(state, message),
+            GroupGo: lambda state, *about: self.backend(state).received(state, *about),
             GroupDone: self._done,
             GroupSlow: self._slow,
-            GroupCommit: self._committed,
+            GroupCommit: lambda state, *about: self.backend(state).received(state, *about),
             GroupStart: self._started,
             GroupSkip: self._skipped,
             GroupSmall: lambda state, node, message: small.receive(node, message),
@@ -93,17 +123,19 @@ class MultiHostCalls:
             possible = self.small.possible
             state.leading = GroupLeader(state, self.client.number, engines=possible)
             self.small.add(known)
-        if state.owned:  # the engine must not commit a call after this node has reported its calls
-            self.small.close(state, partial(self._changed, state, members))
-        else:
-            self.steps.run(self._changed, state, members)
+        self.steps.run(self.backend(state).changed, state, members)
 
-    def _changed(self, state: GroupState, members: GroupMembers) -> None:
+    def backend(self, state: GroupState) -> CommitBackend:
+        """What commits the Group's calls at present."""
+        return self.by_engine if state.owned else self.by_leader
+
+    def change(self, state: GroupState, members: GroupMembers) -> None:
+        """Takes part with the new members."""
         state.plans.clear()
         state.members = members
         self._change(state)
         for node, message in self.pending_messages.pop(members.generation, ()):
-            self._receive(node, message)
+            self.take(node, message)
 
     def _change(self, state: GroupState) -> None:
         members, known = state.members, state.known
@@ -131,7 +163,7 @@ class MultiHostCalls:
             self._let_go(state)
             state.result, state.owed = [], None
         if state.owed is not None:
-            self._commit(state, state.owed)
+            self.commit(state, state.owed)
         if state.leader is not None:
             sync = GroupSync(
                 members.generation,
@@ -141,7 +173,7 @@ class MultiHostCalls:
                 tuple(state.starts.items()),
             )
             self.send(state, state.leader, sync)
-        self._tell(state)
+        self.tell(state)
         for node, pending in list(state.leading.syncs.items()):
             if node in state.knowing:  # it counts if of this version
                 self._lead(state, state.leading.sync, node, pending)
@@ -155,7 +187,7 @@ class MultiHostCalls:
             role.take(CallEvent.CLOSED)
         self.small.forget(generation)
         state.plans.clear()
-        self.steps.run(self.look_at_board, state)
+        self.steps.run(self.small.look_at_board, state)
         self._let_go(state)
         state.result = []
         state.deferred.clear()  # the engine says nothing of this Group any more
@@ -167,7 +199,7 @@ class MultiHostCalls:
         state = self.states.get(ask.generation)
         if state is None:
             return
-        self.steps.run(self.look_at_board, state)
+        self.steps.run(self.small.look_at_board, state)
         for called in (*state.member_calls.values(), *state.deferred_calls):
             if called.ask.rank == ask.rank and called.slot == slot:
                 called.slot = -1
@@ -186,7 +218,7 @@ class MultiHostCalls:
 
     def _let_go(self, state: GroupState) -> None:
         """Drops the current attempt, and what members that are gone gave to it."""
-        self.voted.give_up(state)
+        self.by_engine.give_up(state)
         go, state.go = state.go, None
         if go is not None:
             self.results.drop(go)
@@ -204,66 +236,16 @@ class MultiHostCalls:
             self.steps.run(self._pin, state, slot, ask)
 
     def _pin(self, state: GroupState, slot: int, ask: GroupCall) -> None:
-        self.look_at_board(state)  # before a block that came back by the last call is given again
+        # Before a block that came back by the last call is given again.
+        self.small.look_at_board(state)
         holds = []
         try:
             holds = self.results.pin(slot, ask)
         except (ValueError, StoreFullError) as error:
             ask = msgspec.structs.replace(ask, mistake=str(error), error=error_kind(error))
-        self._called(state, MemberCall(ask, slot, holds))
+        self.backend(state).called(state, MemberCall(ask, slot, holds))
 
-    def _called(self, state: GroupState, called: MemberCall) -> None:
-        ask = called.ask
-        frozen = state.phase.now is CallPhase.FROZEN
-        if state.owned and not frozen and self._begin_voting(state, called):
-            return
-        if state.owned:
-            state.deferred_calls.append(called)
-            self.small.give_way(state, ask.call, partial(self._given_way, state, called))
-            return
-        before = state.member_calls.get(ask.rank)
-        if ask.call < state.calls or (before and before.ask.call == ask.call):
-            self.results.unpin(called.holds)
-            return
-        if before is not None:
-            self.results.unpin(before.holds)
-        state.member_calls[ask.rank] = called
-        self._tell(state)
-
-    def _begin_voting(self, state: GroupState, called: MemberCall) -> bool:
-        """Begins a call that the engine owns by a repeated plan; False: there is none."""
-        ask = called.ask
-        self.look_at_board(state)
-        if ask.mistake or not state.is_one_each:
-            return False
-        # All members have made the calls before this one, which the engine has committed alone.
-        state.calls = max(state.calls, ask.call)
-        part = self.results.part(state.members, ask.call, [ask])
-        go = self.voted.begin(state, part) if ask.call == state.calls else None
-        if go is None:
-            return False
-        state.member_calls[ask.rank] = called
-        state.phase.take(CallEvent.ATTEMPT)
-        self._move(state, go)
-        self.voted.prepare(state)
-        return True
-
-    def look_at_board(self, state: GroupState) -> None:
-        """Concludes a call that the engine has committed, before the engine's word of it is read:
-        its member may have gone on already."""
-        voting = state.voting
-        if voting is not None and state.known.board.look()[4] > voting.go.call:
-            self.moved(state, voting.go.call)
-
-    def _given_way(self, state: GroupState, called: MemberCall) -> None:
-        """Takes up a member's call that waited for the engine to give the calls back."""
-        state.deferred_calls.remove(called)
-        if state.known.here.get(called.ask.rank, (-1,))[0] == called.slot:
-            self._called(state, called)
-        else:  # its member is gone
-            self.results.unpin(called.holds)
-
-    def _tell(self, state: GroupState) -> None:
+    def tell(self, state: GroupState) -> None:
         """Sends this node's parts to the leading node when all members here have called."""
         if state.owned or state.told or not state.members.formed or state.leader is None:
             return
@@ -281,11 +263,11 @@ class MultiHostCalls:
         elif repeated is not None and state.go is None:
             part = msgspec.structs.replace(part, repeats=repeated[0] + 1)
             state.phase.take(CallEvent.ATTEMPT)
-            self._move(state, repeated[1])
+            self.move(state, repeated[1])
         self.send(state, state.leader, part)
         if voting is not None and voting.ended is not None:
             failure, error = voting.ended
-            self._say_done(state, voting.go, failure, error)
+            self.say_done(state, voting.go, failure, error)
         if state.awaiting_local and state.go is not None:
             state.awaiting_local = False
             self._fill_in(state, state.go, asks)
@@ -301,9 +283,10 @@ class MultiHostCalls:
 
     def receive(self, node: int, message: GroupMessage) -> None:
         """Handles a message from another node."""
-        self.steps.run(self._receive, node, message)
+        self.steps.run(self.take, node, message)
 
-    def _receive(self, node: int, message: GroupMessage) -> None:
+    def take(self, node: int, message: GroupMessage) -> None:
+        """Handles a message from a node, perhaps this one, in the present step."""
         state = self.states.get(message.generation)
         if state is None:
             waiting = self.pending_messages.setdefault(message.generation, [])
@@ -312,12 +295,7 @@ class MultiHostCalls:
                 del self.pending_messages[next(iter(self.pending_messages))]
             del waiting[:-EARLY_MAX]
             return
-        if state.owned and isinstance(message, GroupGo | GroupCommit):
-            # The leading node's Python owns the calls.
-            again = partial(self._receive, node, message)
-            self.small.give_way(state, message.call, again)
-        else:
-            self._handlers[type(message)](state, node, message)
+        self._handlers[type(message)](state, node, message)
 
     def _part(self, state: GroupState, node: int, message: GroupPart) -> None:
         if message.call >= state.calls:
@@ -352,33 +330,27 @@ class MultiHostCalls:
         if message.version == state.members.version:
             state.start(message.rank, message.call)
             state.known.board.set_start(message.rank, message.call)
-            self._tell(state)
-
-    def _committed(self, state: GroupState, node: int, message: GroupCommit) -> None:
-        if node in state.knowing:  # otherwise the sender is gone
-            self._commit(state, message)
+            self.tell(state)
 
     def _skipped(self, state: GroupState, node: int, message: GroupSkip) -> None:
         # A skip while the engine owns the calls is older than the commit that opened small calls.
-        if node in state.knowing and not state.owned:
-            self._skip(state, message.call)
-
-    def _skip(self, state: GroupState, calls: int) -> None:
-        if calls > state.calls and state.owed is None:
+        later = message.call > state.calls and state.owed is None
+        if later and node in state.knowing and not state.owned:
             self._let_go(state)
-            state.end_call(calls)
+            state.end_call(message.call)
             self._catch_up(state)
             self.resume(state)
 
     # -- executing decisions --------------------------------------------------------------------
 
-    def _go(self, state: GroupState, message: GroupGo) -> None:
+    def go(self, state: GroupState, message: GroupGo) -> None:
+        """Begins an attempt of the leading node, if it is one at the next call."""
         if message.call != state.calls:
             state.ahead = message if message.call > state.calls else state.ahead
             return
         if message.attempt >> ATTEMPT_BITS < state.members.version:
             return  # made for other members, so the leading node will begin again
-        self.voted.give_up(state)
+        self.by_engine.give_up(state)
         if state.go is not None:  # operations that are planned again go on
             self.results.drop(state.go, {plan.operation for plan in message.plans})
         if message.attempt >> ATTEMPT_BITS == state.members.version:  # no gone member is in it
@@ -391,13 +363,13 @@ class MultiHostCalls:
         elif state.ranks_of(self.client.number):
             state.awaiting_local = True  # begin when the members here have called
         else:
-            self._move(state, message)
+            self.move(state, message)
 
     def _catch_up(self, state: GroupState) -> None:
         """Takes up an attempt that came before the end of the call before it."""
         ahead, state.ahead = state.ahead, None
         if ahead is not None:
-            self._go(state, ahead)
+            self.go(state, ahead)
 
     def _fill_in(self, state: GroupState, message: GroupGo, asks: list[GroupCall]) -> None:
         """Begins an attempt; fills in parts of members here that the leading node only assumed."""
@@ -407,9 +379,10 @@ class MultiHostCalls:
             if filled is None:  # the leading node will see that they differ, and decide again
                 return
             message = filled
-        self._move(state, message)
+        self.move(state, message)
 
-    def _move(self, state: GroupState, message: GroupGo) -> None:
+    def move(self, state: GroupState, message: GroupGo) -> None:
+        """Moves the bytes of an attempt."""
         state.go, state.awaiting_local = message, False
         if state.moved[0] != message.call:
             state.moved = message.call, *self.results.plan_runner.link_estimator.moved()
@@ -421,9 +394,8 @@ class MultiHostCalls:
             if message.attempt >> ATTEMPT_BITS >= state.members.version:
                 state.phase.take(CallEvent.MOVED)
             if state.voting is not None:
-                self.voted.done(state, failure, error)
-            if not state.owned:
-                self._say_done(state, message, failure, error)
+                self.by_engine.end(state.voting, failure, error)
+            self.backend(state).moved(state, message, failure, error)
 
         def done(failure: str, error: str) -> None:
             if failure:
@@ -434,10 +406,10 @@ class MultiHostCalls:
                     (one.holds for one in state.member_calls.values()), written
                 )
 
-        vote = self.voted.vote_of(state) if votes else None
+        vote = self.by_engine.vote_of(state) if votes else None
         self.results.go(message, done, always=votes, vote=vote)
 
-    def _say_done(self, state: GroupState, go: GroupGo, failure: str, error: str) -> None:
+    def say_done(self, state: GroupState, go: GroupGo, failure: str, error: str) -> None:
         """Tells the leading node how an attempt has ended here."""
         if state.leader is None:
             return
@@ -466,14 +438,15 @@ class MultiHostCalls:
                 )
                 self.send(state, state.leader, slow)
 
-    def _commit(self, state: GroupState, message: GroupCommit) -> None:
+    def commit(self, state: GroupState, message: GroupCommit) -> None:
+        """A node has sent the decision on a call."""
         if message.call < state.calls:
             return  # repeated after a change of the members
         given, voting = message, state.voting
         if voting is not None and (
             message.error or not voting.is_about(message.call, message.attempt)
         ):
-            self.voted.give_up(state)
+            self.by_engine.give_up(state)
             voting = None
         if voting is not None and message.to != self.client.number:  # it names others' pieces
             given = msgspec.structs.replace(
@@ -485,17 +458,9 @@ class MultiHostCalls:
                 return
             given = lost(message, state.members)  # other nodes may have the whole result
         # If this skips calls, no member here took part in them.
-        self._conclude(state, given, message.opens)
+        self.conclude(state, given, message.opens)
 
-    def moved(self, state: GroupState, call: int) -> None:
-        """The engines have committed a call for which all nodes had voted; members here may have
-        read its result already. Comes once more when the engine says so, if this process has seen
-        it on the board before."""
-        voting = state.voting
-        if voting is not None and voting.go.call == call:
-            self._conclude(state, voting.commit, on_board=True)
-
-    def _conclude(
+    def conclude(
         self, state: GroupState, given: GroupCommit, opens: int = 0, *, on_board: bool = False
     ) -> None:
         """Ends a call. on_board: the engine has written the commit to the board."""
@@ -512,7 +477,7 @@ class MultiHostCalls:
         mine = {rank: slots.get(rank, 0) for rank in here}
         before = state.result
         if voting is not None and voting.prepared is not None:
-            oid, state.result = self.voted.settle(voting)
+            oid, state.result = self.by_engine.settle(voting)
         else:
             oid, state.result = self.results.commit(given, go, mine)
         state.given_blocks, self.results.given = self.results.given, {}
@@ -539,5 +504,5 @@ class MultiHostCalls:
 
     def resume(self, state: GroupState) -> None:
         """Goes on with the next call."""
-        self._tell(state)
+        self.tell(state)
         self._lead(state, state.leading.lead)

@@ -90,10 +90,6 @@ class Decision:
         self.pieces, self.plans, self.attempt = [], (), 0
         return self
 
-    def without_plans(self) -> Decision:
-        """The same call without bytes that move, which ends the attempt before on all nodes."""
-        return Decision(self.ranks, self.kind, self.op, self.root, nodes=self.nodes)
-
     def opens(self, members: GroupMembers, before: GroupCommit | None) -> int:
         """The value of `GroupCommit.opens`. It is 0 unless exactly the living take part from the
         next call on, and 0 while calls are large and differ, because engines would yield each of
