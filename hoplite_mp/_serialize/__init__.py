@@ -46,6 +46,9 @@ from hoplite_mp._serialize.arrays import (
     encode_array_head,
     read_contributors,
 )
+from hoplite_mp._serialize.borrowed import (
+    Lender,
+)
 from hoplite_mp._serialize.calls import (
     EncodedCall,
     decode_call,
@@ -125,7 +128,6 @@ from hoplite_mp._serialize.namespaces import (
 )
 from hoplite_mp._serialize.out_of_band import (
     Keep,
-    Lender,
     fetching,
 )
 from hoplite_mp._serialize.reducers import (

@@ -22,18 +22,17 @@ from hoplite_mp._serialize.namespaces import (
     ABSENT,
     Entry,
     Namespace,
-    Source,
     load_class_state,
     load_function,
     load_function_state,
     namespace_of,
     process,
     seen_of_class,
-    source_of,
 )
 from hoplite_mp._serialize.out_of_band import UNBOUND
 from hoplite_mp._serialize.reading import Private
 from hoplite_mp._serialize.reducers import is_bytes_alone
+from hoplite_mp._serialize.sources import Source, source_of
 from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Large arrays beside a stream: those of functions, and arguments that a task reads in place.
+"""Large arrays beside the stream of a function.
 
 A function by value is bytes, and 100 MB of a global array would be written into them each time.
 Such arrays are objects of their own instead; the stream names them by their places in a list. The
@@ -9,7 +9,6 @@ copied, because globals are the worker's own and must not pin an object.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
@@ -267,108 +266,3 @@ def own_array(
 
 def named_or_given(dtype: Any) -> np.dtype[Any]:
     return named_dtype(dtype) if isinstance(dtype, str) else dtype
-
-
-# Arrays among a task's arguments that the task reads where they lie, instead of its own copies.
-#
-# `submit` gives a task its own copy of each array that is passed by value. Callers that promise
-# read-only arguments (joblib's large arrays) save that copy, and the same array in a hundred tasks
-# is stored once: the stream names the object that holds it. An array over a file travels as the
-# name of its file, because the workers of the same host can map that too.
-
-
-class Lender:
-    """An argument which means that the large arrays of all arguments after it are lent.
-
-    It arrives as None. `keep` stores the arrays. `maps`: the readers are on this host, so that an
-    array over a file can be mapped there again. `writable`: each task has a private copy after all.
-    """
-
-    __slots__ = ("keep", "maps", "writable")
-
-    def __init__(self, keep: Keep, maps: bool, writable: bool = False) -> None:
-        self.keep = keep
-        self.maps = maps
-        self.writable = writable
-
-    def beside(self, stream: PickleStream) -> Borrowed:
-        """What lends the arrays of this stream."""
-        return Borrowed(self, stream)
-
-
-class Borrowed(OutOfBand):
-    """The arrays that are lent beside one stream."""
-
-    __slots__ = ("_maps", "_writable")
-
-    def __init__(self, lender: Lender, stream: PickleStream) -> None:
-        super().__init__(lender.keep, stream)
-        self._maps = lender.maps
-        self._writable = lender.writable
-
-    def takes(self, array: Array) -> bool:
-        """Large arrays; and small ones over a file, because a task may write its results there."""
-        return array.nbytes >= self.nbytes_min or (self._maps and _file_below(array) is not None)
-
-    def reduce(self, array: Array) -> Reduced:
-        file = _file_below(array) if self._maps else None
-        if file is not None:
-            return load_mapped, _place_in_file(array, file)
-        kept, _ = self.keep.copy_of(array)
-        load = load_private_copy if self._writable else load_lent
-        return load, (self._place(kept.ref), *described(array))
-
-
-def _file_below(array: Array) -> np.memmap[Any, Any] | None:
-    """The mapping of a file that this array is a contiguous part of. None for a private mapping,
-    whose changes the file does not show."""
-    flags = array.flags
-    if not ((flags.c_contiguous or flags.f_contiguous) and array.nbytes):
-        return None
-    base: Any = array
-    found: Any = None
-    while isinstance(base, np.ndarray):
-        if isinstance(base, np.memmap):
-            found = base
-        base = base.base
-    if found is None or getattr(found, "mode", "c") == "c" or found.filename is None:
-        return None
-    return found  # type: ignore[no-any-return]
-
-
-def _place_in_file(array: Array, file: np.memmap[Any, Any]) -> tuple[Any, ...]:
-    start = array.__array_interface__["data"][0] - file.__array_interface__["data"][0]
-    mode = "r" if file.mode == "r" or not array.flags.writeable else "r+"
-    order = "C" if array.flags.c_contiguous else "F"
-    path = os.path.abspath(str(file.filename))
-    return path, array.dtype, mode, file.offset + start, array.shape, order
-
-
-# -- reading -----------------------------------------------------------------------------------
-
-
-def _stored(index: int) -> Array:
-    object_id = id_in_payload(index)
-    if object_id is None:
-        raise LookupError("this stream names arrays of a task's arguments, and it came alone")
-    stored: Array = fetching.fetch(object_id)
-    return stored
-
-
-def load_lent(
-    index: int, dtype: Any, shape: tuple[int, ...], order: Any, cls: type[Array] = np.ndarray
-) -> Array:
-    """Named in streams: an array where it lies in the store, read-only."""
-    return np.ndarray.__new__(cls, shape, named_or_given(dtype), _stored(index), 0, None, order)
-
-
-def load_private_copy(index: int, *described: Any) -> Array:
-    """Named in streams: the same, as a writable copy."""
-    return own_array(_stored(index), *described)
-
-
-def load_mapped(
-    path: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...], order: Any
-) -> Array:
-    """Named in streams: a part of a file, mapped again."""
-    return np.memmap(path, dtype, mode, offset, shape, order)

@@ -24,6 +24,7 @@ import numpy as np
 
 from hoplite_mp._common.reduction import Array, dtype_name, raw_bytes
 from hoplite_mp._common.ref import ByRef, ObjectRef, named
+from hoplite_mp._serialize.borrowed import Lender
 from hoplite_mp._serialize.code import (
     NeedCloudpickle,
     Reduced,
@@ -36,7 +37,7 @@ from hoplite_mp._serialize.code import (
     register,
 )
 from hoplite_mp._serialize.layout import INBAND_BYTES_MAX
-from hoplite_mp._serialize.out_of_band import UNBOUND, Lender, SharedArray
+from hoplite_mp._serialize.out_of_band import UNBOUND, SharedArray
 from hoplite_mp._serialize.reading import (
     load_array,
     load_array_state,

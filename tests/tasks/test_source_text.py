@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp._serialize import namespaces
+from hoplite_mp._serialize import sources
 from tests.support.notebook_cells import CELLS, EXPECTED_OF_CELLS
 from tests.support.processes import run_program, run_script
 
@@ -120,8 +120,8 @@ TEXT = [
 
 
 def test_statement_around_lines_includes_decorators() -> None:
-    assert namespaces._statement(TEXT, 9, 10) == (6, 10)
-    assert namespaces._statement(TEXT, 12, 12) == (12, 12)
+    assert sources._statement(TEXT, 9, 10) == (6, 10)
+    assert sources._statement(TEXT, 12, 12) == (12, 12)
 
 
 @pytest.fixture
@@ -129,34 +129,34 @@ def linecache_restored() -> Iterator[None]:
     import linecache
 
     before = dict(linecache.cache)
-    namespaces._files.clear()
+    sources._files.clear()
     yield
     linecache.cache.clear()
     linecache.cache.update(before)
-    namespaces._files.clear()
+    sources._files.clear()
 
 
 @pytest.mark.usefixtures("linecache_restored")
 def test_lines_of_one_file_are_merged_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     import linecache
 
-    namespaces.keep_source(("f.py", 3, "c\nd\n"))
-    namespaces.keep_source(("f.py", 1, "a\n"))
+    sources.keep_source(("f.py", 3, "c\nd\n"))
+    sources.keep_source(("f.py", 1, "a\n"))
     assert linecache.getlines("f.py") == ["a\n", "\n", "c\n", "d\n"]
-    namespaces.keep_source(("f.py", 3, "C\n"))
+    sources.keep_source(("f.py", 3, "C\n"))
     linecache.checkcache("f.py")
     assert linecache.getline("f.py", 3) == "C\n"
     linecache.cache["own.py"] = 1, None, ["mine\n"], "own.py"
-    namespaces.keep_source(("own.py", 1, "theirs\n"))
+    sources.keep_source(("own.py", 1, "theirs\n"))
     assert linecache.getline("own.py", 1) == "mine\n"
     linecache.clearcache()
-    namespaces.keep_source(("f.py", 3, "C\n"))
+    sources.keep_source(("f.py", 3, "C\n"))
     assert linecache.getline("f.py", 3) == "C\n"
-    monkeypatch.setattr(namespaces, "FILES_MAX", 2)
-    namespaces.keep_source(("g.py", 1, "g\n"))
-    namespaces.keep_source(("h.py", 1, "h\n"))
+    monkeypatch.setattr(sources, "FILES_MAX", 2)
+    sources.keep_source(("g.py", 1, "g\n"))
+    sources.keep_source(("h.py", 1, "h\n"))
     assert "f.py" not in linecache.cache
-    assert len(namespaces._files) == 2
+    assert len(sources._files) == 2
 
 
 @pytest.mark.usefixtures("linecache_restored")
@@ -168,8 +168,8 @@ def test_long_statement_brings_own_lines_only(monkeypatch: pytest.MonkeyPatch) -
     scope: dict[str, object] = {}
     exec(compile(text, "long.py", "exec"), scope)
     inner = scope["outer"]()  # type: ignore[operator]
-    assert namespaces.source_of(inner.__code__) == ("long.py", 1, text)
-    monkeypatch.setattr(namespaces, "BLOCK_CHARS_MAX", 50)
-    namespaces._known.clear()
+    assert sources.source_of(inner.__code__) == ("long.py", 1, text)
+    monkeypatch.setattr(sources, "BLOCK_CHARS_MAX", 50)
+    sources._known.clear()
     expected = "    def inner():\n        return x\n"
-    assert namespaces.source_of(inner.__code__) == ("long.py", 3, expected)
+    assert sources.source_of(inner.__code__) == ("long.py", 3, expected)

@@ -1,0 +1,103 @@
+"""Source text of functions by value, so that tracebacks where they run show their lines.
+
+A reader may lack the file of a function: a notebook's cell has none, a script lies on another host.
+So a function brings the text of the top-level statement in which it is defined. The reader gives it
+to `linecache`, where tracebacks, warnings and `inspect` look for it.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import types
+
+# Longer statements bring the function's own lines only, cut at this length. Higher: longer streams.
+BLOCK_CHARS_MAX = 64 << 10
+FILES_MAX = 1024  # files whose text is kept; if there are more, the oldest is dropped
+
+Source = tuple[str, int, str]  # file name, number of the first line, text
+
+
+class _Lines(list[str]):
+    """The lines of a file as far as functions have brought them; all others are empty."""
+
+
+_files: dict[str, _Lines] = {}
+# Code -> the lines of its file and what `source_of` has found there.
+_known: weakref.WeakKeyDictionary[types.CodeType, tuple[list[str], Source | None]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def source_of(code: types.CodeType) -> Source | None:
+    """The text around a function's code; None if this process does not have it."""
+    name = code.co_filename
+    linecache.checkcache(name)
+    lines = linecache.getlines(name)
+    known = _known.get(code)
+    if known is None or known[0] is not lines or (known[1] and known[1][0] != name):
+        known = _known[code] = lines, _source(code, lines)
+    return known[1]
+
+
+def _source(code: types.CodeType, lines: list[str]) -> Source | None:
+    first, last = _own_lines(code)
+    if not 0 < first <= last <= len(lines):
+        return None
+    start, end = _statement(lines, first, last)
+    text = "".join(lines[start - 1 : end])
+    if len(text) > BLOCK_CHARS_MAX:
+        start, text = first, "".join(lines[first - 1 : last])[:BLOCK_CHARS_MAX]
+    return sys.intern(code.co_filename), start, text
+
+
+def _own_lines(code: types.CodeType) -> tuple[int, int]:
+    """Numbers of the first and the last line of the code, without those of functions inside it."""
+    numbers = [line for _, _, line in code.co_lines() if line]
+    return code.co_firstlineno, max(numbers, default=code.co_firstlineno)
+
+
+def _statement(lines: list[str], first: int, last: int) -> tuple[int, int]:
+    """Numbers of the first and the last line of the top-level statement around these lines."""
+    start, end = first, last
+    while start > 1 and not _begins(lines[start - 1]):
+        start -= 1
+    while start > 1 and lines[start - 2].startswith("@"):
+        start -= 1
+    while end < len(lines) and not _begins(lines[end]):
+        end += 1
+    while end > last and not lines[end - 1].strip():
+        end -= 1
+    return start, end
+
+
+def _begins(line: str) -> bool:
+    """May a top-level statement begin with this line?"""
+    return bool(line.strip()) and line[0] not in " \t#)]}"
+
+
+def keep_source(source: Source) -> None:
+    """Makes the text known to `linecache`, unless this process has read the file itself."""
+    name, first, text = source
+    entry = linecache.cache.get(name)
+    lines = _files.get(name)
+    if entry is not None and (lines is None or entry[2:3] != (lines,)):
+        return
+    new = text.splitlines(keepends=True)
+    place = slice(first - 1, first - 1 + len(new))
+    if entry is not None and lines is not None and lines[place] == new:
+        return
+    found = _Lines(lines or ())
+    found.extend(["\n"] * (place.stop - len(found)))
+    found[place] = new
+    _files[name] = found
+    # No time of change, so `linecache` never compares the entry with a file of that name.
+    linecache.cache[name] = sum(map(len, found)), None, found, name
+    if len(_files) > FILES_MAX:
+        oldest = next(iter(_files))
+        del _files[oldest]
+        linecache.cache.pop(oldest, None)
