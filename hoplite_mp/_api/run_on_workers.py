@@ -129,7 +129,7 @@ def _run(
         runtime.take_part()  # RuntimeError: it could not
     deadline = deadline_ns(timeout)
     submitter, memory = runtime.submitter, runtime.memory
-    needed = _serialize.encode_call(args, {}, memory.keep).dependencies
+    needed = _serialize.encode_call(args, {}, memory.scan).dependencies
     oids = [memory.local_id(ref) for ref in needed]
     if oids and not submitter.waiting.wait_many(oids, len(oids), deadline):
         raise HopliteTimeoutError(f"an argument of run() was not ready within {timeout:g} s")

@@ -146,10 +146,10 @@ class ActorClient:
                 f"takes {len(known_of)} bytes, and at most {ABOUT_BYTES_MAX} travel; make the "
                 "actor from a class with fewer methods, such as one that calls the others by name"
             )
-        arguments = memory.put_encoded(_serialize.encode_call(args, kwargs, memory.keep, False))
+        arguments = memory.put_encoded(_serialize.encode_call(args, kwargs, memory.scan, False))
         setup = memory.put(
             ActorSetup(
-                _serialize.encode_function(cls, memory.keep and memory.keep()),
+                _serialize.encode_function(cls, memory.scan and memory.scan()),
                 arguments,
                 about.copy,
                 about.checkpoint,

@@ -24,7 +24,7 @@ from hoplite_mp._common import locks
 from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.machine_limits import format_bytes
 from hoplite_mp._common.object_states import STATE
-from hoplite_mp._serialize import is_bytes_alone, raw_bytes
+from hoplite_mp._serialize import raw_bytes
 from hoplite_mp.errors import ObjectLostError
 
 if TYPE_CHECKING:
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from hoplite_mp._serialize import Array
 
 __all__ = [
-    "ArrayScan",
     "CapturedArrays",
-    "CapturedPart",
     "StoredCopy",
     "TrackedArray",
     "WriteWatch",
@@ -300,7 +298,7 @@ class CapturedArrays:
                     self._hectic(kept, watch, ranges)
             return now, kept
 
-    def named(self, module: str, name: str, array: Array) -> None:
+    def warn(self, module: str, name: str, array: Array) -> None:
         """Warns, once for each global variable, what it costs that functions carry its array."""
         key = module, name
         if key in self._named or len(self._named) >= NAMED_MAX:
@@ -432,64 +430,6 @@ class CapturedArrays:
                 if all(ref() is None for ref in refs):
                     del self._copies[nbytes]
         return copy
-
-
-class ArrayScan:
-    """One pass over everything that a function carries. Each array is compared only once, however
-    often it occurs, so the function is pickled with the same copies that its comparison found."""
-
-    def __init__(self, carried: CapturedArrays) -> None:
-        self._carried = carried
-        self._seen: dict[int, tuple[StoredCopy, TrackedArray]] = {}
-        self.nbytes_min = carried.nbytes_min
-        # The globals and closures of the function, as they were compared: see serial.Keep.
-        self.snapshot: dict[tuple[int, str], Any] = {}
-
-    @property
-    def kept(self) -> list[TrackedArray]:
-        """The caller holds these as long as the same arrays may be checked again."""
-        return [kept for _, kept in self._seen.values()]
-
-    def used_by(self, fn: Any) -> None:
-        """Keeps what is known of all arrays checked so far as long as this function lives."""
-        self._carried.hold(fn, self.kept)
-
-    def part(self) -> CapturedPart:
-        """For the arrays of one global variable."""
-        return CapturedPart(self)
-
-    def bound(self, module: ModuleType, name: str, value: Any, part: Any) -> None:
-        """The variable has this value, with these arrays."""
-        self._carried.bound(module, name, value, part.kept)
-
-    def keeps(self, array: Array) -> bool:
-        """Is this array stored as an object of its own?"""
-        return array.nbytes >= self.nbytes_min and is_bytes_alone(array)
-
-    def named(self, module: str, name: str, array: Array) -> None:
-        """The array is a global variable of this process; its user is warned once about the
-        cost."""
-        self._carried.named(module, name, array)
-
-    def copy_of(self, array: Array) -> tuple[StoredCopy, TrackedArray]:
-        seen = self._seen.get(id(array))
-        if seen is None:
-            seen = self._seen[id(array)] = self._carried.copy_of(array)
-        return seen
-
-
-class CapturedPart:
-    """The arrays of one global variable within an ArrayScan."""
-
-    def __init__(self, look: ArrayScan) -> None:
-        self._look = look
-        self.nbytes_min = look.nbytes_min
-        self.kept: list[TrackedArray] = []
-
-    def copy_of(self, array: Array) -> tuple[StoredCopy, TrackedArray]:
-        found = self._look.copy_of(array)
-        self.kept.append(found[1])
-        return found
 
 
 def _flat(array: Array) -> Array:

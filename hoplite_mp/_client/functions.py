@@ -8,7 +8,6 @@ carries is compared first, and bytes that have not changed are not sent again.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import types
@@ -19,21 +18,18 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from hoplite_mp import _serialize
-from hoplite_mp._client.captured_arrays import ArrayScan
-from hoplite_mp._client.captured_arrays import CapturedArrays as Arrays
+from hoplite_mp._client.captured_arrays import CapturedArrays
 from hoplite_mp._client.chunks import rows_of
 from hoplite_mp._client.memory import whole
 from hoplite_mp._common.object_states import CONCURRENCY_MAX, FLAG_ASYNC
 from hoplite_mp._serialize import code
-from hoplite_mp._serialize.out_of_band import UNBOUND
+from hoplite_mp._serialize.code import UNBOUND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hoplite_mp._client.captured_arrays import TrackedArray
     from hoplite_mp._client.memory import Memory
     from hoplite_mp._common.ref import ObjectRef
-    from hoplite_mp._serialize.out_of_band import Snapshot
 
 __all__ = [
     "Caught",
@@ -134,10 +130,8 @@ _IMMUTABLE = {
 # freed soon after the task is done.
 NOTHING = object()
 # Function -> what was last sent for it: (the object; what the function carried, or None if a change
-# of that could go unnoticed; the digest of the bytes; what is known of its large arrays).
-Known = weakref.WeakKeyDictionary[
-    Any, tuple["ObjectRef[Any]", "list[Any] | None", bytes, "list[TrackedArray]"]
-]
+# of that could go unnoticed; the digest of the bytes).
+Known = weakref.WeakKeyDictionary[Any, tuple["ObjectRef[Any]", "list[Any] | None", bytes]]
 # Exceptions after which a task is tried again, as after the death of its worker.
 Exceptions: TypeAlias = tuple[type[Exception], ...]
 # One list for each argument, all of the same length.
@@ -153,8 +147,8 @@ class Functions:
         self._known: Known = weakref.WeakKeyDictionary()
         # Tables for functions that are a Chunked or a RetryingFunction.
         self._in_form: dict[tuple[bool, Exceptions, bool], Known] = {}
-        self._arrays = arrays = Arrays(memory)
-        memory.keep = lambda: ArrayScan(arrays)
+        self._arrays = arrays = CapturedArrays(memory)
+        memory.scan = lambda: _serialize.Scan(arrays)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -186,40 +180,36 @@ class Functions:
             if sent is None:
                 sent = fn.sent = self.send(fn.fn, fn.chunked, fn.again, fn.catches)
             return sent
-        known = self._table(chunked, again, catches).get(fn) if kind in _BY_IDENTITY else None
+        by_identity = kind in _BY_IDENTITY  # others may have state, and their own equality
+        table = self._table(chunked, again, catches)
+        known = table.get(fn) if by_identity else None
         by_name = code.by_name  # the current list; a registration starts a new one
         if known is not None and known[1] is by_name:
             return known[0], None
-        look = ArrayScan(self._arrays)
-        if kind not in _BY_IDENTITY:  # a callable object may have state, and its own equality
-            sending = _in_form(fn, chunked, again, catches)
-            encoded, beside, refs = _serialize.encode_with_aside(sending, look)
-            ref = self._put(encoded, beside)
-            look.used_by(fn)
-            return ref, fn if refs else NOTHING
+        scan = _serialize.Scan(self._arrays)
         if known is not None:
-            ref, before, *_ = known
-            now, constant = _carried(fn, look)
-            if constant and before and _same(now, before):
-                return ref, None
-        if (known is None or known[1] == []) and code.importable(fn):
+            now, constant = _carried(fn, scan)
+            if constant and known[1] and _same(now, known[1]):
+                return known[0], None
+        if by_identity and (known is None or known[1] == []) and code.importable(fn):
             now, constant = by_name, True
         else:
-            now, constant = _carried(fn, look, look.snapshot)
+            now, constant = _carried(fn, scan, record=True)
         sending = _in_form(fn, chunked, again, catches)
-        encoded, beside, refs = _serialize.encode_with_aside(sending, look)
+        encoded, beside, refs = _serialize.encode_with_aside(sending, scan)
+        scan.hold(fn)
+        if not by_identity:
+            return self._put(encoded, beside), fn if refs else NOTHING
         digest = _serialize.digest(b"".join((encoded, *[one._id for one in beside])))
-        if known is None or known[2] != digest:
-            ref = self._put(encoded, beside)
-        table = self._table(chunked, again, catches)
+        same = known is not None and known[2] == digest
+        ref = known[0] if known is not None and same else self._put(encoded, beside)
         if constant and now is not by_name:
             # Another thread may have changed a closure since. The function was then sent in a state
             # that no comparison has seen, so the entry must not stand for any state.
-            constant = _same(now, _carried(fn, look)[0])
+            constant = _same(now, _carried(fn, scan)[0])
+        table[fn] = ref, now if constant else None, digest
         if constant:
-            table[fn] = ref, now, digest, look.kept
             return ref, None if now is by_name else NOTHING
-        table[fn] = ref, None, digest, look.kept
         return ref, (fn, now) if refs else NOTHING
 
     def _put(self, encoded: bytes, beside: list[ObjectRef[Any]]) -> ObjectRef[Any]:
@@ -386,9 +376,9 @@ def _same(now: list[Any], before: list[Any]) -> bool:
     return len(now) == len(before) and all(map(is_, now, before))
 
 
-def _carried(fn: Any, look: ArrayScan, snapshot: Snapshot | None = None) -> tuple[list[Any], bool]:
+def _carried(fn: Any, scan: _serialize.Scan, record: bool = False) -> tuple[list[Any], bool]:
     """The values that travel with a function, and whether comparing them would reveal every change.
-    The globals and closures are recorded in `snapshot`."""
+    `record`: the scan notes the globals and closures, which are sent with these values."""
     if type(fn) is not types.FunctionType:
         return [], False
     found: list[Any] = []
@@ -398,7 +388,7 @@ def _carried(fn: Any, look: ArrayScan, snapshot: Snapshot | None = None) -> tupl
         function = ahead.pop()
         constant = constant and not function.__dict__
         found.append(function.__code__)
-        for value in _values(function, snapshot):
+        for value in _values(function, scan.snapshot if record else None):
             kind = type(value)
             if kind is types.FunctionType:
                 found.append(weakref.ref(value))  # a function always gives the same weakref object
@@ -411,11 +401,11 @@ def _carried(fn: Any, look: ArrayScan, snapshot: Snapshot | None = None) -> tupl
                 or (isinstance(value, type) and code.importable(value))
             ):
                 found.append(value)
-            elif isinstance(value, np.ndarray) and look.keeps(value):
-                found += look.copy_of(value)
+            elif isinstance(value, np.ndarray) and scan.keeps(value):
+                found += scan.copy_of(value)
             elif kind is types.ModuleType:
                 found += value, code.by_name  # a registration may change how it travels
-                if snapshot is not None:  # otherwise the earlier state counts, which was constant
+                if record:  # otherwise the earlier state counts, which was constant
                     constant = constant and code.module_travels(value.__name__)
             else:
                 found.append(value)
@@ -423,18 +413,14 @@ def _carried(fn: Any, look: ArrayScan, snapshot: Snapshot | None = None) -> tupl
     return found, constant
 
 
-def _contents(cell: types.CellType) -> Iterator[Any]:
-    """Yields the cell's contents; nothing if it is empty."""
-    with contextlib.suppress(ValueError):
-        yield cell.cell_contents
-
-
-def _values(function: types.FunctionType, snapshot: Snapshot | None) -> Iterator[Any]:
+def _values(
+    function: types.FunctionType, snapshot: dict[tuple[int, str], Any] | None
+) -> Iterator[Any]:
     """Yields the defaults, the closure's values, and the globals that the code names."""
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     for cell in function.__closure__ or ():
-        value = next(_contents(cell), UNBOUND)
+        value = (*code.cell_contents(cell), UNBOUND)[0]
         if snapshot is not None:
             value = snapshot.setdefault((id(cell), ""), value)
         yield value

@@ -130,7 +130,7 @@ def put_setup(
     """Stores the initializer and its arguments for all workers. inheritance: given if all workers
     are on this host."""
     memory = runtime.memory
-    function = _serialize.encode_function(initializer, memory.keep and memory.keep())
+    function = _serialize.encode_function(initializer, memory.scan and memory.scan())
     if inheritance is not None and "multiprocessing.context" in sys.modules:
         try:
             ref = inheritance.collected(lambda: memory.put((function, initargs)))

@@ -24,7 +24,7 @@ class Lending:
     """Stores arrays, and keeps each one stored as long as the array lives or until `end()`."""
 
     def __init__(self, memory: Memory, nbytes_min: float) -> None:
-        self.nbytes_min: Any = nbytes_min
+        self._nbytes_min = nbytes_min
         self._memory = memory
         # Id of an array -> (weak reference to it, its copy, what is known of it). An entry is
         # removed with its array, so an id never stands for another array.
@@ -43,13 +43,16 @@ class Lending:
         self._held.clear()
         self._compared.clear()
 
+    def takes(self, array: Array) -> bool:
+        return array.nbytes >= self._nbytes_min
+
     def copy_of(self, array: Array) -> tuple[StoredCopy, TrackedArray]:
         key = id(array)
         known = self._held.get(key)
         if known is not None and key in self._compared and not _watched(known[2]):
             return known[1:]
-        look: Any = self._memory.keep
-        copy, kept = look().copy_of(array)
+        scan: Any = self._memory.scan
+        copy, kept = scan().copy_of(array)
         if known is None:
             held, compared = self._held, self._compared
 

@@ -152,7 +152,7 @@ class Memory:
         self.wait_one: WaitOne = lambda oid, deadline: None
         self.wait_moved: Callable[[int, int], bool] = lambda oid, deadline: True
         # For large arrays that functions carry along.
-        self.keep: Callable[[], _serialize.Keep] | None = None
+        self.scan: Callable[[], _serialize.Scan] | None = None
         self.drain: Callable[[], None] = lambda: None  # drops what finished tasks have held
         self.pending: Container[int] = ()  # results of this process that were not processed yet
         self.ended: Callable[[int], None] = lambda oid: None  # processes one of these
@@ -264,7 +264,7 @@ class Memory:
             block = self.block_to_publish(value)
             if block is not None:
                 return self._publish_block(value, block)
-        return self.put_encoded(_serialize.encode(value, self.keep))
+        return self.put_encoded(_serialize.encode(value, self.scan))
 
     def put_encoded(self, encoded: _serialize.Encoded, held: bool = False) -> ObjectRef[Any]:
         """`held`: the caller holds the refs inside the object as long as it may be read."""

@@ -242,7 +242,7 @@ class Runtime:
         self.memory.drain = _nothing
         self.memory.failure_read = lambda oid: None
         self.memory.pending, self.memory.ended = (), lambda oid: None
-        self.memory.keep = None
+        self.memory.scan = None
         self.memory.await_lost = _nothing
         self.memory.print_lines = None
         self.face = None

@@ -134,7 +134,7 @@ class Submitter:
         if client.news():
             memory.collect()
         function, carried = self._functions.send(fn)
-        call = _serialize.encode_call(args, kwargs, memory.keep)
+        call = _serialize.encode_call(args, kwargs, memory.scan)
         if len(call.refs) > len(call.dependencies):  # the task may read the others
             memory.note_passed_on(call.refs)
         carries = carried if holder is None else (carried, holder)
@@ -624,7 +624,7 @@ def run_here(
             values = [_resolved(one, get) for one in args]
             named = {name: _resolved(one, get) for name, one in kwargs.items()}
             value = _call(fn, values, named)
-            encoded = _serialize.encode(value, memory.keep)
+            encoded = _serialize.encode(value, memory.scan)
         except again as error:
             if tries == retries:
                 return submitter.fail_at_once(error, copy)

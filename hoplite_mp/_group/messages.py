@@ -265,7 +265,7 @@ class MemberMessages:
         target, tag = self._rank(to, "to"), _tag(tag)
         self._check()
         self._member.begin()
-        encoded = _serialize.encode(x, self._memory.keep)
+        encoded = _serialize.encode(x, self._memory.scan)
         ref = self._memory.put_encoded(encoded)
         why = self.send_encoded(encoded, ref, target, tag)
         if why:

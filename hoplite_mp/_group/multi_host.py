@@ -183,7 +183,7 @@ class MultiHost:
         try:
             if kind == MISTAKE:
                 mistake, op, error, values = op, "", values, []
-            early = [_serialize.encode(one, self._memory.keep, False) for one in values[:1]]
+            early = [_serialize.encode(one, self._memory.scan, False) for one in values[:1]]
             may_be_small = early or kind != "broadcast" or root not in self._large_roots
             if (
                 len(values) <= 1
@@ -193,7 +193,7 @@ class MultiHost:
                 self._keep_own(kind, root, values, parts, gets)
                 return
             for one in values:
-                encoded = early.pop() if early else _serialize.encode(one, self._memory.keep, False)
+                encoded = early.pop() if early else _serialize.encode(one, self._memory.scan, False)
                 ref = self._in_place.ref(one, lends) if is_plain_array(one) else None
                 if ref is not None:
                     held.append(ref)

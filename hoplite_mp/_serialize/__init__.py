@@ -7,29 +7,22 @@ only what other packages may use. The modules:
     layout         what stands where in a payload
     values         any value: the choice of a kind
     arrays         one array, without pickle
-    numbers        one number, without pickle
-    calls          the arguments of a task
+    calls          the function and the arguments of a task
     contributions  what a rank gives to a call of a Group
     errors         failures
     streams        pickle streams inside payloads
-    pickle_stream  a stream while it is written
     picklers       the picklers that write the streams
     reducers       how objects are reduced
     reading        what the streams' functions need
     copies         for readers that may write
-    blame          which part of a value cannot be pickled
-    functions      functions of tasks
     code           code by name or by value
     by_value       code by value, what it carries
     namespaces     the globals of such code
     fingerprints   whether a value has changed
     classes        classes by value
-    annotations    the annotations of functions and classes by value
     sources        source text of functions by value
-    imports        which modules readers can import
     mains          the `__main__` of a worker
-    out_of_band    large arrays beside a function's stream
-    borrowed       large arrays that a task reads where they lie
+    out_of_band    arrays as objects beside a stream
     tensors        tensors of torch
 """
 
@@ -46,8 +39,8 @@ from hoplite_mp._serialize.arrays import (
     encode_array_head,
     read_contributors,
 )
-from hoplite_mp._serialize.borrowed import (
-    Lender,
+from hoplite_mp._serialize.by_value import (
+    Scan,
 )
 from hoplite_mp._serialize.calls import (
     EncodedCall,
@@ -127,7 +120,7 @@ from hoplite_mp._serialize.namespaces import (
     turn_to_output_owner,
 )
 from hoplite_mp._serialize.out_of_band import (
-    Keep,
+    Lender,
     fetching,
 )
 from hoplite_mp._serialize.reducers import (
@@ -185,12 +178,12 @@ __all__ = [
     "Encoded",
     "EncodedCall",
     "Folded",
-    "Keep",
     "Lender",
     "MakeRef",
     "NotPicklable",
     "RemoteTraceback",
     "ResolveRef",
+    "Scan",
     "begin_main",
     "begin_run",
     "cause_of",

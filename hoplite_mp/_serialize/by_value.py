@@ -2,7 +2,8 @@
 
 The package cloudpickle gives the functions of every stream globals of their own. Functions in our
 streams name the namespace to which they belong, and bring a manifest of the globals that they use,
-each with its fingerprint.
+each with its mark (`namespaces`). A large array is an object of its own, whose mark counts as the
+array's, and the stream names the object; otherwise each function would repeat the array's bytes.
 """
 
 from __future__ import annotations
@@ -10,57 +11,127 @@ from __future__ import annotations
 import os
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from hoplite_mp._serialize.classes import annotations_of, cloudpickled, own_annotations
-from hoplite_mp._serialize.code import Reduced, importable, module_travels
+from hoplite_mp._serialize.code import UNBOUND, Reduced, importable, module_travels
 from hoplite_mp._serialize.fingerprints import fingerprint
 from hoplite_mp._serialize.mains import MAIN_NAMES, hidden_names
 from hoplite_mp._serialize.namespaces import (
     ABSENT,
     Entry,
     Namespace,
+    load_aside,
     load_class_state,
     load_function,
     load_function_state,
+    load_shared,
     namespace_of,
     process,
-    seen_of_class,
+    variable_of_class,
 )
-from hoplite_mp._serialize.out_of_band import UNBOUND
+from hoplite_mp._serialize.out_of_band import SharedArray, described
 from hoplite_mp._serialize.reading import Private
 from hoplite_mp._serialize.reducers import is_bytes_alone
 from hoplite_mp._serialize.sources import Source, source_of
 from hoplite_mp.errors import HopliteError
 
 if TYPE_CHECKING:
-    from hoplite_mp._serialize.out_of_band import Keep, OutOfBand
+    from hoplite_mp._common.reduction import Array
+    from hoplite_mp._serialize.layout import PickleStream
+    from hoplite_mp._serialize.out_of_band import KeptArray
 
 _ATTRIBUTES = ("__package__", "__name__", "__path__", "__file__")
-_NOT_LOOKED_AT: Any = object()
 
 
-class Manifests:
-    """The globals that one pickler has met: each is written once, however many functions use it."""
+class ArrayStore(Protocol):
+    """Keeps large arrays as objects, each value once."""
 
-    __slots__ = ("aside", "classes", "entries", "keep", "namespaces", "sources")
+    nbytes_min: int
 
-    def __init__(self, aside: OutOfBand | None, keep: Keep | None) -> None:
-        self.aside = aside
-        # Large arrays count by the marks of their copies also where they travel in the stream
-        # itself. Else an array would count as changed between an initializer and a task.
-        self.keep = keep if aside is None else aside.keep
-        self.namespaces: dict[int, Namespace] = {}
-        self.entries: dict[tuple[int, str], Entry | None] = {}
-        self.sources: dict[tuple[str, int], Source] = {}
-        self.classes: dict[type, tuple[bytes, bool]] = {}
+    def copy_of(self, array: Array) -> tuple[KeptArray, Any]:
+        """The object that keeps the array, and what is known of the array as long as that is held;
+        its `number` is that of no other array."""
+
+    def hold(self, fn: Any, known: list[Any]) -> None:
+        """Holds what is known of arrays as long as that function lives."""
+
+    def bound(self, module: types.ModuleType, name: str, value: Any, known: list[Any]) -> None:
+        """Holds what is known of the arrays of a variable as long as it has this value, so that
+        their marks stay the same."""
+
+    def warn(self, module: str, name: str, array: Array) -> None:
+        """Notes which global variable has this array as its value."""
+
+
+class Scan:
+    """One look at all that a function or another value carries by value. Each variable, class and
+    array is looked at once, however many functions use it, so that is sent what was compared."""
+
+    def __init__(self, store: ArrayStore | None = None) -> None:
+        self.store = store  # None: arrays travel in the stream
+        # Names the objects of arrays. None: they only mark the arrays, which travel in the stream;
+        # else an array would count as changed between an initializer and a task.
+        self.stream: PickleStream | None = None
+        # (id of a dictionary of globals, name) -> value, or UNBOUND; (id of a cell, "") -> its
+        # contents, or UNBOUND. These are sent, although other threads may have bound the variables
+        # since.
+        self.snapshot: dict[tuple[int, str], Any] = {}
+        self._arrays: dict[int, tuple[KeptArray, Any]] = {}  # by id
+        self._met: list[Any] = []  # what is known of the arrays of the present variable
+        self._shared: dict[int, SharedArray] = {}  # by id: pickle's memo must find the same one
+        self._namespaces: dict[int, Namespace] = {}
+        self._entries: dict[tuple[int, str], Entry | None] = {}
+        self._sources: dict[tuple[str, int], Source] = {}
+        self._classes: dict[type, tuple[bytes, bool]] = {}
+
+    # -- arrays --------------------------------------------------------------------------------
+
+    def keeps(self, array: Array) -> bool:
+        """Is this array kept as an object of its own?"""
+        return self.takes(array) and is_bytes_alone(array)
+
+    def takes(self, array: Array) -> bool:
+        """Is it large enough?"""
+        return self.store is not None and array.nbytes >= self.store.nbytes_min
+
+    def copy_of(self, array: Array) -> tuple[KeptArray, Any]:
+        """As that of the store, once for each array."""
+        found = self._arrays.get(id(array))
+        if found is None:
+            assert self.store is not None
+            found = self._arrays[id(array)] = self.store.copy_of(array)
+        self._met.append(found[1])
+        return found
+
+    def hold(self, fn: Any) -> None:
+        """Holds what is known of all arrays so far as long as this function lives."""
+        if self.store is not None:
+            self.store.hold(fn, [known for _, known in self._arrays.values()])
+
+    def reduce(self, array: Array) -> Reduced:
+        """An array beside the stream."""
+        return load_aside, (self._place(self.copy_of(array)[0]), *described(array))
+
+    def reduce_shared(self, array: Array) -> Reduced:
+        """An array that is the value of a global variable."""
+        kept, known = self.copy_of(array)
+        key = process(), known.number, kept.mark
+        return load_shared, (self._place(kept), key, *described(array))
+
+    def _place(self, kept: KeptArray) -> int:
+        assert self.stream is not None
+        return self.stream.index_of(kept.ref)
+
+    # -- functions, classes and variables ------------------------------------------------------
 
     def namespace(self, scope: dict[str, Any]) -> Namespace:
-        found = self.namespaces.get(id(scope))
+        """As namespace_of."""
+        found = self._namespaces.get(id(scope))
         if found is None:
-            found = self.namespaces[id(scope)] = namespace_of(scope)
+            found = self._namespaces[id(scope)] = namespace_of(scope)
         return found
 
     def source(self, function: types.FunctionType) -> Source | None:
@@ -68,20 +139,62 @@ class Manifests:
         if module_travels(function.__module__):
             return None
         found = source_of(function.__code__)
-        return found and self.sources.setdefault(found[:2], found)
+        return found and self._sources.setdefault(found[:2], found)
 
-    def entry(self, namespace: Namespace, name: str) -> Entry | None:
+    def entry(self, namespace: Namespace, name: str, needed: bool = True) -> Entry | None:
+        """The entry of a global variable; None if it is not sent. Not `needed`: code only mentions
+        the variable, so it must not make a function unpicklable."""
         place = id(namespace.scope), name
-        if place not in self.entries:
-            self.entries[place] = self._entry(namespace, name)
-        return self.entries[place]
+        if place not in self._entries:
+            found = self._entry(namespace, name, needed)
+            if found is None and not needed:
+                return None
+            self._entries[place] = found
+        return self._entries[place]
 
-    def class_mark(self, cls: type) -> tuple[bytes, bool]:
-        """As `fingerprint`, once for each class: its state and its name in `__main__` need it."""
-        known = self.classes.get(cls)
-        if known is None:
-            known = self.classes[cls] = fingerprint(cls)
-        return known
+    def _entry(self, namespace: Namespace, name: str, needed: bool) -> Entry | None:
+        scope, store = namespace.scope, self.store
+        value = self.snapshot.get((id(scope), name), scope.get(name, UNBOUND))
+        self._met = []
+        if (
+            not needed
+            and isinstance(value, types.ModuleType)
+            and not module_travels(value.__name__)
+        ):
+            return None
+        try:
+            own, holds_refs = (ABSENT, False) if value is UNBOUND else self.mark_of(value)
+        except Exception as error:
+            if not needed:
+                return None
+            if isinstance(error, (MemoryError, HopliteError)):  # such as no room
+                raise
+            if not namespace.home:
+                # A task has set this global to a value that cannot travel, such as an open
+                # connection. Readers have their own, or none, as in the standard library.
+                return None
+            # It counts as changed, so the pickler will raise why it cannot be pickled.
+            own, holds_refs = os.urandom(8), False
+        module = sys.modules.get(namespace.key[0])
+        if store is not None and isinstance(module, types.ModuleType) and vars(module) is scope:
+            store.bound(module, name, value, list(self._met))
+        if store is not None and isinstance(value, np.ndarray) and self.keeps(value):
+            if self.stream is not None and namespace.home:
+                store.warn(namespace.key[0], name, value)
+            if self.stream is not None:
+                value = self._shared.setdefault(id(value), SharedArray(value))
+        value = None if value is UNBOUND else value
+        if namespace.home:
+            return name, process(), own, holds_refs, value
+        return (name, *namespace.variable(name).sent_as(own), holds_refs, value)
+
+    def mark_of(self, value: Any) -> tuple[bytes, bool]:
+        """As `fingerprint`, of a class once: its state and its name in `__main__` need it."""
+        if not isinstance(value, type) or importable(value):
+            return fingerprint(value, keeper=None if self.store is None else self)
+        if value not in self._classes:
+            self._classes[value] = fingerprint(value)
+        return self._classes[value]
 
     def found_by_name(
         self, obj: Any, code: types.CodeType | None, known: list[Entry]
@@ -103,66 +216,10 @@ class Manifests:
             manifest += filter(None, [self.entry(namespace, root)])
         annotations = own_annotations(obj) if code is None else annotations_of(obj)
         for name in hidden_names(namespace.scope, code, annotations):
-            if name not in here and self._can_travel(namespace.scope[name]):
+            if name not in here:
                 here.add(name)
-                manifest += filter(None, [self.entry(namespace, name)])
+                manifest += filter(None, [self.entry(namespace, name, needed=False)])
         return namespace, manifest
-
-    def _can_travel(self, value: Any) -> bool:
-        """Code only mentions the value, so it must not make a function unpicklable."""
-        if isinstance(value, types.ModuleType):
-            return module_travels(value.__name__)
-        try:
-            if isinstance(value, type) and not importable(value):
-                self.class_mark(value)
-            else:
-                fingerprint(value, keep=None if self.keep is None else self.keep.part())
-        except Exception:
-            return False
-        return True
-
-    def _entry(self, namespace: Namespace, name: str) -> Entry | None:
-        """The entry of one global; None if it is not sent."""
-        scope, holds_refs, keep = namespace.scope, False, self.keep
-        part = None if keep is None else keep.part()
-        key = id(scope), name
-        value = _NOT_LOOKED_AT if keep is None else keep.snapshot.get(key, _NOT_LOOKED_AT)
-        if value is _NOT_LOOKED_AT:
-            value = scope.get(name, UNBOUND)
-        if value is UNBOUND:
-            value, own = None, ABSENT
-        else:
-            try:
-                if isinstance(value, type) and not importable(value):
-                    own, holds_refs = self.class_mark(value)
-                else:
-                    own, holds_refs = fingerprint(value, keep=part)
-            except (MemoryError, HopliteError):  # such as no room
-                raise
-            except Exception:
-                if not namespace.home:
-                    # A task has set this global to a value that cannot travel, such as an open
-                    # connection. Readers have their own, or none, as in the standard library.
-                    return None
-                # It counts as changed, so the pickler will raise why it cannot be pickled.
-                own = os.urandom(8)
-        if keep is not None and part is not None:
-            module = sys.modules.get(namespace.key[0])
-            if isinstance(module, types.ModuleType) and module.__dict__ is scope:
-                keep.bound(module, name, value, part)
-        aside = self.aside
-        if (
-            aside is not None
-            and isinstance(value, np.ndarray)
-            and value.nbytes >= aside.nbytes_min
-            and is_bytes_alone(value)
-        ):
-            if namespace.home:
-                aside.keep.named(namespace.key[0], name, value)
-            value = aside.share(value, process())
-        if namespace.home:
-            return name, process(), own, holds_refs, value
-        return (name, *namespace.seen_of(name).sent_as(own), holds_refs, value)
 
 
 def reduce_by_value(pickler: Any, obj: Any) -> Reduced:
@@ -172,26 +229,18 @@ def reduce_by_value(pickler: Any, obj: Any) -> Reduced:
         return reduced
     if isinstance(obj, types.FunctionType):
         return _reduce_function(pickler, obj, reduced)
-    manifests = _manifests(pickler)
+    scan: Scan = pickler.scan
     try:
-        own, _ = manifests.class_mark(obj)
+        own, _ = scan.mark_of(obj)
     except Exception:
         own = os.urandom(8)
-    sender, mark = seen_of_class(obj).sent_as(own)
+    sender, mark = variable_of_class(obj).sent_as(own)
     state: tuple[Any, ...] = (reduced[2], sender, mark)
-    found = manifests.found_by_name(obj, None, [])
+    found = scan.found_by_name(obj, None, [])
     if found is not None:
         namespace, manifest = found
         state = (*state, namespace.key, _attributes(namespace.scope), manifest)
     return (*reduced[:2], state, *reduced[3:5], load_class_state)
-
-
-def _manifests(pickler: Any) -> Manifests:
-    found: Manifests | None = pickler.manifests
-    if found is None:
-        aside = pickler.globals_aside or pickler.aside
-        found = pickler.manifests = Manifests(aside, pickler.keep)
-    return found
 
 
 def _attributes(scope: dict[str, Any]) -> dict[str, Any]:
@@ -213,18 +262,17 @@ def _reduce_function(pickler: Any, function: types.FunctionType, reduced: Any) -
     (code, attributes, _, _, cells), (state, slots) = reduced[1:3]
     del slots["__globals__"]
     submodules = slots.pop("_cloudpickle_submodules")  # modules used as attributes of packages
-    manifests = _manifests(pickler)
-    namespace = manifests.namespace(function.__globals__)
+    scan: Scan = pickler.scan
+    namespace = scan.namespace(function.__globals__)
     names = cloudpickle._extract_code_globals(code)
-    manifest = [e for name in names if (e := manifests.entry(namespace, name)) is not None]
-    found = manifests.found_by_name(function, code, manifest)
+    manifest = [e for name in names if (e := scan.entry(namespace, name)) is not None]
+    found = scan.found_by_name(function, code, manifest)
     if found is not None and found[0] is namespace:
         manifest = found[1]
-    if manifests.keep is not None:
-        manifests.keep.used_by(function)
+    scan.hold(function)
     carried: tuple[Any, ...] = (state, slots, submodules, manifest)
     if pickler.stream is not None:  # In a payload globals would be views, which pin objects.
         carried = (*carried[:3], Private(1), manifest, Private(-1), manifest)
     n_cells = -1 if cells is None else len(cells)
-    args = (code, namespace.key, attributes, n_cells, manifests.source(function))
+    args = (code, namespace.key, attributes, n_cells, scan.source(function))
     return load_function, args, carried, None, None, load_function_state

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._common.signals import is_interruption
+from hoplite_mp._serialize.by_value import Scan
 from hoplite_mp._serialize.errors import blamed, decode_error
 from hoplite_mp._serialize.layout import (
     ARGS_ONLY,
@@ -24,9 +25,8 @@ from hoplite_mp._serialize.layout import (
     read_refs,
     unpack_head,
 )
-from hoplite_mp._serialize.namespaces import BroughtGlobals, collecting
-from hoplite_mp._serialize.out_of_band import Keep, OutOfBand, bringing
-from hoplite_mp._serialize.picklers import LightPickler, MakeKeep, heavy_pickler, write_stream
+from hoplite_mp._serialize.namespaces import BroughtGlobals
+from hoplite_mp._serialize.picklers import LightPickler, MakeScan, heavy_pickler, write_stream
 from hoplite_mp._serialize.reading import load_foreign
 from hoplite_mp._serialize.reducers import RefMet, Resolve, ref_types
 from hoplite_mp._serialize.streams import (
@@ -59,14 +59,14 @@ class EncodedCall(Encoded):
 def encode_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    keep: MakeKeep | None = None,
+    scan: MakeScan | None = None,
     beside: bool = True,
 ) -> EncodedCall:
     """The arguments of a task.
 
     A ref or Future that is an argument, or stands inside list, tuple, dict (as key or value) or
     set, is marked to be replaced by its value; elsewhere, and inside `by_ref`, refs stay refs.
-    `keep`, `beside`: as in `encode`.
+    `scan`, `beside`: as in `encode`.
     """
     if not kwargs and len(args) <= PLAIN_ITEMS_MAX:
         simple = _encode_simple_call(args)
@@ -74,7 +74,7 @@ def encode_call(
             return simple
     value, flags = ((args, kwargs), 0) if kwargs else (args, ARGS_ONLY)
     try:
-        written = _write_call(value, args, keep, beside)
+        written = _write_call(value, args, scan, beside)
         call = fill(EncodedCall, written, PICKLE, flags)
     except (MemoryError, HopliteError):
         raise
@@ -113,16 +113,16 @@ def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
 
 
 def _write_call(
-    value: Any, args: tuple[Any, ...], keep: MakeKeep | None, beside: bool
+    value: Any, args: tuple[Any, ...], scan: MakeScan | None, beside: bool
 ) -> PickleStream:
     # Many calls hold no ref at all. Their lists need not be walked through in Python.
     types = ref_types()
     if not any(isinstance(arg, types) for arg in args):
         try:
-            return write_stream(value, stop_at_refs=True, keep=keep, beside=beside)
+            return write_stream(value, stop_at_refs=True, scan=scan, beside=beside)
         except RefMet:
             pass
-    return write_stream(_mark(value, types, {}, {}), keep=keep, beside=beside)
+    return write_stream(_mark(value, types, {}, {}), scan=scan, beside=beside)
 
 
 def _mark(
@@ -212,14 +212,14 @@ def decode_call(
 # They are no payloads, because the sender chooses where they are stored.
 
 
-def encode_function(function: Callable[..., Any], keep: Keep | None = None) -> bytes:
+def encode_function(function: Callable[..., Any], scan: Scan | None = None) -> bytes:
     """A function for a task: by reference where readers can import it, else by value. Its large
-    arrays travel in the stream; `keep` marks them."""
-    return encode_with_aside(function, keep, False)[0]
+    arrays travel in the stream; `scan` marks them."""
+    return encode_with_aside(function, scan, False)[0]
 
 
 def encode_with_aside(
-    function: Callable[..., Any], keep: Keep | None, beside: bool = True
+    function: Callable[..., Any], scan: Scan | None, beside: bool = True
 ) -> tuple[bytes, list[ObjectRef[Any]], bool]:
     """A function for a task; the objects in which its large arrays travel beside it; and whether it
     carries refs. Those travel as in a foreign pickle and keep no object alive on the way, so the
@@ -227,20 +227,18 @@ def encode_with_aside(
     """
     name = _display_name(function).encode(errors="replace")[:255]
     stream = PickleStream()
-    aside = None if keep is None or not beside else OutOfBand(keep)
     try:
         try:
             pickler: Any = LightPickler(stream, 5)
-            pickler.aside = aside
+            pickler.aside = _beside(scan, stream, beside)
             pickler.dump(function)
         except (MemoryError, HopliteError):
             raise
         except Exception:
             stream = PickleStream()
-            aside = None if keep is None or not beside else OutOfBand(keep)
             pickler = heavy_pickler()(stream, 5)
-            pickler.aside = aside
-            pickler.keep = keep
+            pickler.aside = _beside(scan, stream, beside)
+            pickler.scan = Scan() if scan is None else scan
             pickler.dump(function)
     except (MemoryError, HopliteError):
         raise
@@ -253,7 +251,15 @@ def encode_with_aside(
         text += f"it raised {type(error).__qualname__}: {text_of(error)}"
         raise ExitWhilePickling(text.removesuffix(": ")) from error
     data = b"".join((bytes((len(name),)), name, *map(_in_band, stream.chunks)))
-    return data, [] if aside is None else aside.refs, pickler.holds_refs
+    return data, stream.refs, pickler.holds_refs
+
+
+def _beside(scan: Scan | None, stream: PickleStream, beside: bool) -> Scan | None:
+    """The scan, which keeps the arrays of this stream; None if they travel in it."""
+    if scan is None or not beside:
+        return None
+    scan.stream = stream
+    return scan
 
 
 def _in_band(chunk: Any) -> Any:
@@ -284,7 +290,7 @@ def decode_with_carried(
 ) -> tuple[Any, BroughtGlobals]:
     """That function, and the globals to check before each of its runs. `ids`: of the objects
     beside it."""
-    with collecting() as carried, bringing(ids) as brought:
+    with BroughtGlobals(ids) as brought:
         function = decode_function(data)
-    carried.nbytes = len(data) + brought.nbytes
-    return function, carried
+    brought.nbytes += len(data)
+    return function, brought

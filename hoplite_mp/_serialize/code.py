@@ -40,6 +40,7 @@ _CO_FILENAME = 10  # the place of co_filename among the arguments of types.CodeT
 # them.
 _native_classes: weakref.WeakSet[type] = weakref.WeakSet()
 
+UNBOUND: Any = object()  # stands for a variable without a value
 Reduced = Any  # What __reduce_ex__ may return, or NotImplemented.
 
 
@@ -92,6 +93,14 @@ def reduce_code(pickler: Any, obj: Any) -> Reduced:
     if not pickler.by_value:
         raise NeedCloudpickle
     return pickler.reduce_by_value(obj)
+
+
+def cell_contents(cell: types.CellType) -> tuple[Any, ...]:
+    """The value of a closure's variable; nothing if it has none."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
 
 
 def note_native(cls: type) -> None:

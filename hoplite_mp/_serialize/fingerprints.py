@@ -12,22 +12,21 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import pickle
 import types
 import weakref
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from hoplite_mp._common import locks
 from hoplite_mp._serialize.classes import cloudpickled
-from hoplite_mp._serialize.code import Reduced, importable
-from hoplite_mp._serialize.out_of_band import Marks
+from hoplite_mp._serialize.code import Reduced, cell_contents, importable
+from hoplite_mp._serialize.out_of_band import described
 from hoplite_mp._serialize.reducers import reducer_override, ref_types
 
 if TYPE_CHECKING:
+    from hoplite_mp._common.reduction import Array
     from hoplite_mp._serialize.layout import PickleStream
-    from hoplite_mp._serialize.out_of_band import GlobalArrays
+    from hoplite_mp._serialize.out_of_band import ArrayKeeper
 
 DIGEST_BYTES = 16
 PLAIN_BYTES_MAX = 32  # A pickle up to this length is as good a fingerprint as its digest.
@@ -36,16 +35,27 @@ _CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
 
 _numbers = itertools.count()
-_numbering = locks.lock("serial.fingerprints")
-# The number of each function, with the code that it had. A function that was given other code gets
-# another number.
-_functions: weakref.WeakKeyDictionary[types.FunctionType, tuple[int, types.CodeType]] = (
+# The numbers of each function: one for each code that it had, by the code's id.
+_functions: weakref.WeakKeyDictionary[types.FunctionType, dict[int, tuple[int, types.CodeType]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 class TooLarge(Exception):
     """Internal: the pickle was longer than the caller allowed for a fingerprint."""
+
+
+class _Marks:
+    """Writes the marks of large arrays in place of their bytes."""
+
+    __slots__ = ("_keeper", "takes")
+
+    def __init__(self, keeper: ArrayKeeper) -> None:
+        self._keeper = keeper
+        self.takes = keeper.takes
+
+    def reduce(self, array: Array) -> Reduced:
+        return _stand_in, (self._keeper.copy_of(array)[0].mark, *described(array))
 
 
 class _Sink:
@@ -74,7 +84,7 @@ def digest(data: bytes) -> bytes:
 
 
 def fingerprint(
-    value: Any, nbytes_max: int | None = None, keep: GlobalArrays | None = None
+    value: Any, nbytes_max: int | None = None, keeper: ArrayKeeper | None = None
 ) -> tuple[bytes, bool]:
     """The fingerprint, never empty; and whether the value holds refs. A large array that is kept as
     an object counts by that object's mark, so its bytes are not read if it has not changed.
@@ -92,8 +102,8 @@ def fingerprint(
         return b"function %d" % _number(value), False
     sink = _Sink(nbytes_max)
     pickler: Any = _fingerprinter()(sink, 5, buffer_callback=sink.take)
-    if keep is not None:
-        pickler.aside = Marks(keep)
+    if keeper is not None:
+        pickler.aside = _Marks(keeper)
     pickler.dump(value)
     return sink.hash.digest(), pickler.holds_refs
 
@@ -107,8 +117,8 @@ def _fingerprinter() -> type[pickle.Pickler]:
         stream: PickleStream | None = None
         stop_at_refs = False
         holds_refs = False
-        keep = None
-        aside: Marks | None = None
+        scan = None
+        aside: _Marks | None = None
 
         def reducer_override(self, obj: Any) -> Reduced:
             if isinstance(obj, ref_types()):
@@ -117,34 +127,20 @@ def _fingerprinter() -> type[pickle.Pickler]:
 
         def reduce_by_value(self, obj: Any) -> Reduced:
             if isinstance(obj, types.FunctionType):
-                return _function, (_number(obj),), _carried(obj)
+                return _stand_in, (_number(obj),), _carried(obj)
             return cloudpickled(self, obj)
 
     return Fingerprinter
 
 
-def _function(number: int) -> None:
-    """Stands for a function in pickles that are never loaded."""
+def _stand_in(*what: Any) -> None:
+    """Stands for a function or an array in pickles that are never loaded."""
 
 
 def _number(function: types.FunctionType) -> int:
+    """Each step gives all threads the same result."""
     code = function.__code__
-    known = _functions.get(function)
-    if known is None or known[1] is not code:
-        with _numbering:  # or two threads would give one function two numbers
-            known = _functions.get(function)
-            if known is None or known[1] is not code:
-                known = _functions[function] = next(_numbers), code
-    return known[0]
-
-
-def _forked() -> None:
-    """Makes the lock anew in a forked child, where no thread may be left that releases it."""
-    global _numbering
-    _numbering = locks.lock("serial.fingerprints")
-
-
-os.register_at_fork(after_in_child=_forked)
+    return _functions.setdefault(function, {}).setdefault(id(code), (next(_numbers), code))[0]
 
 
 def _carried(function: types.FunctionType) -> tuple[Any, ...]:
@@ -152,13 +148,6 @@ def _carried(function: types.FunctionType) -> tuple[Any, ...]:
     return (
         function.__defaults__,
         function.__kwdefaults__,
-        cells and [_contents(cell) for cell in cells],
+        cells and [cell_contents(cell) for cell in cells],
         function.__dict__,
     )
-
-
-def _contents(cell: types.CellType) -> tuple[Any, ...]:
-    try:
-        return (cell.cell_contents,)
-    except ValueError:
-        return ()

@@ -1,12 +1,14 @@
-"""Namespaces: the globals of functions that came by value, one dictionary for each origin.
+"""Globals of functions by value: one namespace for each module that they come from.
 
 In the standard library all functions of a module share its globals, so what an initializer or a
 task sets there is seen by the next task. Functions by value do so here too: a namespace stands for
 one module of one process, its *origin*, in every process that its functions come to. A function
-brings the values of its globals as a manifest of *entries*. An entry is written only if its
-fingerprint differs from that of its sender's last entry of that name. So what tasks have set stays
-until the sender changes it. At home, in the process of the origin, the namespace is the module
-itself; nothing is written there, because it is newer than any entry that comes back.
+brings its globals as *entries*, and one rule decides about each of them, for all threads, in
+`Variable.receive`: the entry is written if its mark differs from that of its sender's last entry.
+The mark is a fingerprint, which changes when the sender binds or changes the variable. So what
+tasks have set stays until the sender changes it. Classes by value follow the same rule. At home, in
+the process of the origin, the namespace is the module itself; nothing is written there, because it
+is newer than any entry that comes back.
 """
 
 from __future__ import annotations
@@ -18,158 +20,175 @@ import sys
 import threading
 import types
 import weakref
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from hoplite_mp._common import locks
 from hoplite_mp._serialize.classes import fill_class
 from hoplite_mp._serialize.code import is_native
 from hoplite_mp._serialize.fingerprints import ATOMS, fingerprint
 from hoplite_mp._serialize.mains import MAIN_NAMES, Main, mains
-from hoplite_mp._serialize.out_of_band import Shared
+from hoplite_mp._serialize.out_of_band import fetching, named_or_given, own_array
+from hoplite_mp._serialize.reading import id_in_payload
 from hoplite_mp._serialize.sources import Source, keep_source
 
-ABSENT = b""  # The fingerprint of a name that its sender does not have.
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hoplite_mp._common.reduction import Array
+
+ABSENT = b""  # The mark of a name that its sender does not have.
 FRESH_BYTES_MAX = 1 << 20  # Larger values get no fingerprint; they are sent on as if changed.
 NAMESPACES_MAX = 1024  # If there are more, most belong to processes that have ended.
-SENDERS_MAX = 256  # For one name; if there are more, most have ended.
+SENDERS_MAX = 256  # For one variable; if there are more, most have ended.
 PROCESS_BYTES = 8  # The length of a process's random name.
 _MARKER = "__hoplite_mp__"
 
 Key = tuple[str, bytes, int]  # Module name, process, number of the module in that process.
 Scope = dict[str, Any]
+# A variable on its way: name, sender, mark, whether the value holds refs, value. A class has no
+# name, and itself and its state as the value.
+Entry = tuple[str, bytes, bytes, bool, Any]
 _nothing: Any = object()
 
 
-# A global variable on its way: name, sender, fingerprint, whether the value holds refs, value.
-Entry = tuple[str, bytes, bytes, bool, Any]
+class Variable:
+    """A global variable, or a class by value: which entries have come, and which stands here."""
 
+    __slots__ = ("latest", "marks", "name", "scope")
 
-class Seen:
-    """What is known of a global variable, or of a class by value."""
-
-    __slots__ = ("latest", "marks")
-
-    def __init__(self) -> None:
-        self.marks: dict[bytes, bytes] = {}  # sender -> the fingerprint that it sent last
-        # Sender and fingerprint of the entry that was written last, and this process's own
-        # fingerprint of its value; None: not taken yet.
+    def __init__(self, scope: Scope | None = None, name: str = "") -> None:
+        self.scope = scope  # None: it is a class
+        self.name = name
+        self.marks: dict[bytes, bytes] = {}  # sender -> the mark of its last entry
+        # Sender and mark of the entry that was written last, and this process's own fingerprint of
+        # its value; None: not taken yet.
         self.latest: tuple[bytes, bytes, bytes | None] | None = None
 
-    def sent_as(self, own: bytes) -> tuple[bytes, bytes]:
-        """The sender and fingerprint to send a value on with; `own`: this process's fingerprint of
-        it. If it is unchanged, they are those with which it came."""
-        if self.latest is not None and self.latest[2] == own:
-            return self.latest[:2]
-        me = process()
-        self.mark(me, own)
-        _state.changes = next(_numbers)
-        return me, own
+    def receive(self, entry: Entry, always: bool = False) -> None:
+        """Writes an entry, unless the sender's last entry was the same."""
+        _, sender, mark, holds_refs, value = entry
+        if self.marks.get(sender, ABSENT) == mark and not always:
+            return
+        if type(value) is Shared:
+            value = value.value()  # before the lock is taken, because it may ask the node
+        value = _nothing if mark == ABSENT else value
+        with _lock:
+            before = self.marks.get(sender, ABSENT)
+            if before == mark and not always:
+                return  # another thread has written it, and tasks may have set the variable since
+            if self.scope is not None and _state.depth and (holds_refs or _state.depth > 1):
+                old = self.scope.get(self.name, _nothing)
+                _state.journal.append((self, sender, value, old, before, self.latest))
+            self.put(value)
+            self.note(sender, mark)
+            self.latest = sender, mark, ABSENT if mark == ABSENT else None
+            if _state.depth:  # Only a process that runs tasks takes these fingerprints.
+                _state.fresh.append((self, value if self.scope is not None else value[0]))
 
-    def mark(self, sender: bytes, mark: bytes) -> None:
-        """Notes the sender's last fingerprint. If there are too many senders, the oldest one is
-        forgotten, and the next value that it sends is written."""
+    def put(self, value: Any) -> None:
+        """Gives the variable this value."""
+        if self.scope is None:
+            fill_class(*value)
+        elif value is _nothing:
+            self.scope.pop(self.name, None)
+        else:
+            self.scope[self.name] = value
+
+    def note(self, sender: bytes, mark: bytes) -> None:
+        """Notes the sender's last mark. If there are too many senders, the oldest one is forgotten,
+        and the next value that it sends is written."""
         marks = self.marks
         marks[sender] = mark
         if len(marks) > SENDERS_MAX:
             del marks[next(iter(marks))]
+        _state.writes = next(_numbers)
+
+    def sent_as(self, own: bytes) -> tuple[bytes, bytes]:
+        """The sender and mark to send the value on with; `own`: this process's fingerprint of it.
+        If it is unchanged, they are those with which it came."""
+        if self.latest is not None and self.latest[2] == own:
+            return self.latest[:2]
+        me = process()
+        with _lock:
+            self.note(me, own)
+        return me, own
 
 
 class Namespace:
     """The globals of one module of one process."""
 
-    __slots__ = ("home", "key", "module", "scope", "seen")
+    __slots__ = ("home", "key", "module", "scope", "variables")
 
     def __init__(self, key: Key, scope: Scope, home: bool, module: Main | None = None) -> None:
         self.key = key
         self.module = module  # of a `__main__` that is not this process's own
         self.scope = scope
         self.home = home
-        self.seen: dict[str, Seen] = {}
+        self.variables: dict[str, Variable] = {}
 
-    def seen_of(self, name: str) -> Seen:
-        seen = self.seen.get(name)
-        if seen is None:
-            seen = self.seen.setdefault(name, Seen())
-        return seen
-
-    def write(self, entry: Entry, always: bool = False) -> None:
-        """Writes an entry, unless the sender's last entry was the same."""
-        name, sender, mark, holds_refs, value = entry
-        seen = self.seen_of(name)
-        before = seen.marks.get(sender, ABSENT)
-        if mark == before and not always:
-            return
-        if type(value) is Shared:
-            value = value.value()  # before the lock is taken, because it may ask the node
-        scope = self.scope
-        with _writing:
-            before = seen.marks.get(sender, ABSENT)
-            if mark == before and not always:
-                return  # another thread has written it, and tasks may have set the variable since
-            if _state.depth and (holds_refs or _state.depth > 1):
-                old = scope.get(name, _nothing)
-                _state.journal.append((self, entry, old, before, seen.latest))
-            seen.mark(sender, mark)
-            if mark == ABSENT:
-                scope.pop(name, None)
-                seen.latest = sender, mark, ABSENT
-            else:
-                scope[name] = value
-                seen.latest = sender, mark, None
-                _to_look_at(seen, value)
-            _state.changes = next(_numbers)
+    def variable(self, name: str) -> Variable:
+        """The variable of that name."""
+        found = self.variables.get(name)
+        if found is None:
+            found = self.variables.setdefault(name, Variable(self.scope, name))
+        return found
 
 
 class BroughtGlobals:
-    """The globals that one decoded function has brought: the manifests of all functions by value
-    in its stream, and the classes."""
+    """The globals and classes that one decoded function has brought, with all functions by value in
+    its stream. As a context manager it collects what is loaded in this thread."""
 
-    __slots__ = ("classes", "entries", "main", "nbytes", "number")
+    __slots__ = ("_outer", "entries", "ids", "main", "nbytes", "number")
 
-    def __init__(self) -> None:
-        self.main: Main | None = None  # what stands for its `__main__`
+    def __init__(self, ids: Sequence[bytes] = ()) -> None:
         self.number = next(_numbers)
+        self.main: Main | None = None  # what stands for its `__main__`
+        self.ids = ids  # of the objects beside the stream
         self.nbytes = 0  # of the function's stream, and of arrays that have come beside it
-        # Each global once, with the marks to compare with (a part of its namespace).
-        self.entries: dict[
-            tuple[int, str], tuple[dict[bytes, bytes], bytes, bytes, Namespace, Entry]
-        ] = {}
-        self.classes: list[tuple[type, bytes, bytes, Any]] = []
+        self.entries: dict[Variable, Entry] = {}
+
+    def __enter__(self) -> BroughtGlobals:
+        self._outer, _local.brought = _local.brought, self
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        _local.brought = self._outer
 
     def __bool__(self) -> bool:
-        return bool(self.entries or self.classes or self.main)
+        return bool(self.entries or self.main)
 
     def check(self) -> None:
         """Called before the function runs. Its globals are then as its sender sent them, or as
         tasks have set them since, whatever other functions have brought meanwhile."""
-        changes = _state.changes
-        if _state.checked == self.number and _state.checked_at == changes:
+        settled = self.number, _state.writes
+        if _state.settled == settled:
             return
         if self.main is not None and self.main is not mains.current:
             mains.turn_to(self.main)
-        for cls, sender, mark, state in self.classes:
-            _set_class(cls, sender, mark, state)
-        for marks, sender, mark, namespace, entry in self.entries.values():
-            if marks.get(sender, ABSENT) != mark:
-                namespace.write(entry)
+        for variable, entry in self.entries.items():
+            if variable.marks.get(entry[1]) != entry[2]:
+                variable.receive(entry)
         if _state.fresh:
             look_at_fresh()
-        # If this check or another thread has written a value meanwhile, the next check compares
-        # all entries again.
-        _state.checked, _state.checked_at = self.number, changes
+        # If a value has been written meanwhile, the next check compares all of them again.
+        _state.settled = settled
 
     def check_own(self) -> None:
         """Called before a function runs inside the task of this process that has sent it. That
         task may have set globals since; the run sees what was sent, and the task has its own
         values again when the run ends. Mutable objects are shared with it, as in a call."""
         self.check()
-        for *_, namespace, entry in self.entries.values():
-            now = namespace.scope.get(entry[0], _nothing)
+        for variable, entry in self.entries.items():
+            if variable.scope is None:
+                continue
+            now = variable.scope.get(entry[0], _nothing)
             then = _nothing if entry[2] == ABSENT else entry[4]
             if type(then) is Shared:
                 then = then.value()
             if type(now) is not type(then) or (type(then) in ATOMS and now != then):
-                namespace.write(entry, always=True)
+                variable.receive(entry, always=True)
         if _state.fresh:
             look_at_fresh()
 
@@ -181,21 +200,19 @@ class _State:
         # Chosen at import and after a fork, not when it is first needed: two threads that sent
         # their first functions at the same time would be two senders with namespaces of their own.
         self.process = os.urandom(PROCESS_BYTES)
-        # Another number after each write of an entry or a class.
-        self.changes = -1
-        self.checked = (
-            self.checked_at
-        ) = -1  # the BroughtGlobals checked last, and `changes` at that time
+        self.writes = -1  # another number after each write
+        # The number of the BroughtGlobals that was checked last, and `writes` at that time.
+        self.settled = -1, -1
         self.depth = 0  # how many runs are inside each other
         self.mains: list[Main | None] = []  # what was `__main__` when each of them began
-        # The entries that the end of a run takes back: namespace, entry, and the value, mark and
-        # latest before it was written.
-        self.journal: list[tuple[Namespace, Entry, Any, bytes, Any]] = []
-        self.fresh: list[tuple[Seen, Any]] = []  # written values without an own fingerprint yet
+        # What the end of a run takes back: variable, sender, the value that was written, and the
+        # value, the sender's mark and `latest` before that.
+        self.journal: list[tuple[Variable, bytes, Any, Any, bytes, Any]] = []
+        self.fresh: list[tuple[Variable, Any]] = []  # values written without an own fingerprint yet
 
 
 class _Local(threading.local):
-    carried: BroughtGlobals | None = None
+    brought: BroughtGlobals | None = None  # what this thread is loading
 
 
 class _Marker(NamedTuple):
@@ -209,16 +226,14 @@ class _Marker(NamedTuple):
 _numbers = itertools.count()
 _state = _State()
 _local = _Local()
-_lock = locks.lock("serial.namespaces")
-# Two threads that send functions of one module for the first time must find the same number.
-_numbering = locks.rlock("serial.numbers")
-# Held while an entry or a class is compared with the sender's last one and written. Reentrant,
-# because user code may run meanwhile, such as a metaclass's `__setattr__`.
-_writing = locks.rlock("serial.writing")
+# Held while a module gets its number, a namespace is made, or an entry is compared and written.
+# Reentrant, because user code may run meanwhile, such as the `__subclasshook__` of a class.
+_lock = locks.rlock("serial.namespaces")
 _received: dict[Key, Namespace] = {}
 _by_place: dict[int, Namespace] = {}  # those of _received, by the id of their scope
-_modules: dict[int, weakref.ref[types.ModuleType]] = {}  # modules whose functions were sent
-_classes: weakref.WeakKeyDictionary[type, Seen] = weakref.WeakKeyDictionary()
+# Modules whose functions were sent, by number.
+_modules: weakref.WeakValueDictionary[int, types.ModuleType] = weakref.WeakValueDictionary()
+_classes: weakref.WeakKeyDictionary[type, Variable] = weakref.WeakKeyDictionary()
 
 
 def process() -> bytes:
@@ -228,10 +243,9 @@ def process() -> bytes:
 
 def _forked() -> None:
     """Makes a forked child a sender of its own. A thread that the child does not have may have held
-    the locks."""
-    global _lock, _numbering, _writing
-    _lock = locks.lock("serial.namespaces")
-    _numbering, _writing = locks.rlock("serial.numbers"), locks.rlock("serial.writing")
+    the lock."""
+    global _lock
+    _lock = locks.rlock("serial.namespaces")
     _state.process = os.urandom(PROCESS_BYTES)
 
 
@@ -252,35 +266,33 @@ def namespace_of(scope: Scope) -> Namespace:
 
 
 def _number_of(name: str, scope: Scope) -> int:
-    with _numbering:
-        return _number_now(name, scope)
-
-
-def _number_now(name: str, scope: Scope) -> int:
-    for number, ref in list(_modules.items()):
-        module = ref()
-        if module is None:
-            del _modules[number]
-        elif module.__dict__ is scope:
+    with _lock:  # or two threads that are first to send its functions would find two numbers
+        for number, module in _modules.items():
+            if module.__dict__ is scope:
+                return number
+        found = sys.modules.get(name)
+        if isinstance(found, types.ModuleType) and found.__dict__ is scope:
+            number = next(_numbers)
+            _modules[number] = found
             return number
-    module = sys.modules.get(name)
-    if isinstance(module, types.ModuleType) and module.__dict__ is scope:
-        number = next(_numbers)
-        _modules[number] = weakref.ref(module)
-        return number
-    marker = scope.get(_MARKER)
-    if type(marker) is not _Marker or marker.place != id(scope):
-        marker = scope[_MARKER] = _Marker(next(_numbers), id(scope))
-    return marker.number
+        marker = scope.get(_MARKER)
+        if type(marker) is not _Marker or marker.place != id(scope):
+            marker = scope[_MARKER] = _Marker(next(_numbers), id(scope))
+        return marker.number
+
+
+def variable_of_class(cls: type) -> Variable:
+    """What has come of a class by value."""
+    found = _classes.get(cls)
+    return _classes.setdefault(cls, Variable()) if found is None else found
 
 
 def _namespace(key: Key, attributes: Scope) -> Namespace:
     _, origin, number = key
     if origin == _state.process:
-        ref = _modules.get(number)
-        module = None if ref is None else ref()
-        if module is not None:
-            return Namespace(key, module.__dict__, True)
+        home = _modules.get(number)
+        if home is not None:
+            return Namespace(key, home.__dict__, True)
     with _lock:
         found = _received.pop(key, None)
         if found is None:
@@ -300,26 +312,13 @@ def _namespace(key: Key, attributes: Scope) -> Namespace:
 
 def _meet(module: Main) -> None:
     """Something from that `__main__` has arrived."""
-    if _local.carried is not None and _local.carried.main is None:
-        _local.carried.main = module
+    if _local.brought is not None and _local.brought.main is None:
+        _local.brought.main = module
     if mains.current is mains.empty and mains.empty is not None:
         mains.turn_to(module)
 
 
 # -- reading -----------------------------------------------------------------------------------
-
-
-class collecting:
-    """`with collecting() as carried:` collects the globals of the functions that are loaded inside
-    it."""
-
-    def __enter__(self) -> BroughtGlobals:
-        self._outer = _local.carried
-        _local.carried = carried = BroughtGlobals()
-        return carried
-
-    def __exit__(self, *what: object) -> None:
-        _local.carried = self._outer
 
 
 def load_function(
@@ -349,19 +348,8 @@ def load_function_state(function: types.FunctionType, state: tuple[Any, ...]) ->
     for name, value in slots.items():
         setattr(function, name, value)
     namespace = _by_place.get(id(function.__globals__))
-    if namespace is None:
-        return  # It has come home.
-    _write_all(namespace, manifest)
-
-
-def _write_all(namespace: Namespace, manifest: list[Entry]) -> None:
-    carried = _local.carried
-    for entry in manifest:
-        namespace.write(entry)
-        if carried is not None:
-            name, sender, mark, _, _ = entry
-            marks = namespace.seen_of(name).marks
-            carried.entries[id(namespace), name] = marks, sender, mark, namespace, entry
+    if namespace is not None:  # It has not come home.
+        _take(namespace, manifest)
 
 
 def load_class_state(cls: type, given: tuple[Any, ...]) -> None:
@@ -371,44 +359,77 @@ def load_class_state(cls: type, given: tuple[Any, ...]) -> None:
     if is_native(cls):
         return
     state, sender, mark, *names = given
-    _set_class(cls, sender, mark, state)
-    if _local.carried is not None:
-        _local.carried.classes.append((cls, sender, mark, state))
+    _take_one(variable_of_class(cls), ("", sender, mark, False, (cls, state)))
     if names:
         key, attributes, manifest = names
         namespace = _namespace(key, attributes)
         if not namespace.home:
-            _write_all(namespace, manifest)
+            _take(namespace, manifest)
 
 
-def _set_class(cls: type, sender: bytes, mark: bytes, state: Any) -> None:
-    seen = seen_of_class(cls)
-    if seen.marks.get(sender) == mark:
-        return
-    with _writing:
-        if seen.marks.get(sender) == mark:
-            return
-        fill_class(cls, state)
-        seen.mark(sender, mark)
-        seen.latest = sender, mark, None
-        _to_look_at(seen, cls)
-        _state.changes = next(_numbers)
+def _take(namespace: Namespace, manifest: list[Entry]) -> None:
+    for entry in manifest:
+        _take_one(namespace.variable(entry[0]), entry)
 
 
-def seen_of_class(cls: type) -> Seen:
-    """What is known of a class by value."""
-    seen = _classes.get(cls)
-    if seen is None:
-        seen = _classes.setdefault(cls, Seen())
-    return seen
+def _take_one(variable: Variable, entry: Entry) -> None:
+    variable.receive(entry)
+    if _local.brought is not None:
+        _local.brought.entries[variable] = entry
+
+
+class Shared:
+    """An array that is the value of a global variable of another process, fetched when it is first
+    needed, and copied, because globals are the worker's own and must not pin an object. All
+    functions that bring it share one."""
+
+    __slots__ = ("__weakref__", "_described", "_id", "array")
+
+    def __init__(self, object_id: bytes, described: tuple[Any, ...]) -> None:
+        self._id = object_id
+        self._described = described
+        self.array: Array | None = None
+
+    def value(self) -> Array:
+        if self.array is None:
+            self.array = own_array(fetching.fetch(self._id), *self._described)
+        return self.array
+
+
+_shared: weakref.WeakValueDictionary[Any, Shared] = weakref.WeakValueDictionary()
+
+
+def _brought() -> BroughtGlobals:
+    if _local.brought is None:
+        raise LookupError("this stream names arrays that travelled beside it, and it came alone")
+    return _local.brought
+
+
+def load_aside(index: int, *described: Any) -> Array:
+    """Named in streams: an array that stands beside it."""
+    brought = _brought()
+    array = own_array(fetching.fetch(brought.ids[index]), *described)
+    brought.nbytes += array.nbytes
+    return array
+
+
+def load_shared(index: int, key: tuple[bytes, int, bytes], *described: Any) -> Shared:
+    """Named in streams: an array that is the value of a global variable, beside the stream."""
+    object_id = id_in_payload(index)
+    brought = None if object_id is not None else _brought()
+    key = (*key[:2], key[2] + repr(described).encode())
+    shared = _shared.get(key)
+    if shared is None:
+        if brought is not None:
+            dtype, shape = described[:2]
+            object_id = brought.ids[index]
+            brought.nbytes += named_or_given(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+        assert object_id is not None
+        shared = _shared.setdefault(key, Shared(object_id, described))
+    return shared
 
 
 # -- runs --------------------------------------------------------------------------------------
-
-
-def _to_look_at(seen: Seen, value: Any) -> None:
-    if _state.depth:  # Only a process that runs tasks takes these fingerprints.
-        _state.fresh.append((seen, value))
 
 
 def look_at_fresh() -> None:
@@ -416,14 +437,14 @@ def look_at_fresh() -> None:
     complete by now, before user code can change them. With its own fingerprint a process sees
     whether a value is unchanged when it sends it on, and sends it with the mark it came with."""
     fresh, _state.fresh = _state.fresh, []
-    for seen, value in fresh:
-        if seen.latest is None or seen.latest[2] is not None:
+    for variable, value in fresh:
+        if variable.latest is None or variable.latest[2] is not None:
             continue
         try:
             own, _ = fingerprint(value, FRESH_BYTES_MAX)
         except Exception:
             continue  # It will be sent on as a value of this process's own.
-        seen.latest = *seen.latest[:2], own
+        variable.latest = *variable.latest[:2], own
 
 
 def begin_run() -> int:
@@ -436,10 +457,13 @@ def begin_run() -> int:
 def turn_to_output_owner(output_owner: int) -> None:
     """Switches `__main__` to the module of that driver."""
     mains.output_owner = output_owner
-    module = mains.of_output_owner.get(output_owner, mains.empty)
+    _install(mains.of_output_owner.get(output_owner, mains.empty))
+
+
+def _install(module: Main | None) -> None:
     if module is not None and module is not mains.current:
         mains.install(module)
-        _state.changes = next(_numbers)
+        _state.writes = next(_numbers)
 
 
 def end_run(mark: int) -> None:
@@ -449,24 +473,17 @@ def end_run(mark: int) -> None:
     _state.depth -= 1
     _state.fresh.clear()
     before_run = _state.mains.pop()
-    if nested and before_run is not None and before_run is not mains.current:
-        mains.install(before_run)
-        _state.changes = next(_numbers)
+    if nested:
+        _install(before_run)
     journal = _state.journal
     if len(journal) == mark:
         return
-    while len(journal) > mark:
-        namespace, entry, old, before, latest = journal.pop()
-        name, sender, _, _, value = entry
-        scope, seen = namespace.scope, namespace.seen_of(name)
-        if type(value) is Shared:
-            value = value.array
-        if scope.get(name, _nothing) is not (_nothing if entry[2] == ABSENT else value):
-            continue  # The run has set the variable itself, so it stays.
-        if not nested or old is _nothing:
-            scope.pop(name, None)
-        else:
-            scope[name] = old
-        seen.marks[sender] = before if nested else ABSENT
-        seen.latest = latest if nested else None
-    _state.changes = next(_numbers)
+    with _lock:
+        while len(journal) > mark:
+            variable, sender, written, old, before, latest = journal.pop()
+            assert variable.scope is not None
+            if variable.scope.get(variable.name, _nothing) is not written:
+                continue  # The run has set the variable itself, so it stays.
+            variable.put(old if nested else _nothing)
+            variable.note(sender, before if nested else ABSENT)
+            variable.latest = latest if nested else None

@@ -1,26 +1,24 @@
-"""Large arrays beside the stream of a function.
+"""Arrays that stand as objects beside a stream, and how a task reads those of its arguments there.
 
-A function by value is bytes, and 100 MB of a global array would be written into them each time.
-Such arrays are objects of their own instead; the stream names them by their places in a list. The
-value of a global variable is named by a *shared* value: it is fetched when it is written to its
-namespace, and functions that name the same variable do not each bring their own. What is fetched is
-copied, because globals are the worker's own and must not pin an object.
+A stream names the object and describes the array; its reader fetches the object. Functions by value
+get copies (`by_value`). `submit`, too, gives a task its own copy of each array that is passed by
+value. Callers that promise read-only arguments (joblib's large arrays) save that copy, and the same
+array in a hundred tasks is stored once. An array over a file travels as the name of its file,
+because the workers of the same host can map that too.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
+import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hoplite_mp._common.reduction import Array, dtype_name, named_dtype, raw_bytes
+from hoplite_mp._common.reduction import dtype_name, named_dtype, raw_bytes
 from hoplite_mp._serialize.reading import id_in_payload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from types import ModuleType
+    from collections.abc import Callable
 
     from hoplite_mp._common.reduction import Array
     from hoplite_mp._common.ref import ObjectRef
@@ -51,117 +49,23 @@ class KeptArray(Protocol):
     ref: ObjectRef[Any]
 
 
-class Numbered(Protocol):
-    """An array of this process."""
-
-    number: int
-
-
-UNBOUND: Any = object()  # stands for a global variable that has no value
-# (id of a dictionary of globals, name) -> value, or UNBOUND; (id of a cell, "") -> its contents, or
-# UNBOUND.
-Snapshot = dict[tuple[int, str], Any]
-
-
-class Keep(Protocol):
-    """Keeps arrays as objects; there is one for each function that is being sent."""
-
-    nbytes_min: int
-    # The globals and closures of the function when its sender looked at them. These values are
-    # sent, although other threads may have bound the variables meanwhile.
-    snapshot: Snapshot
-
-    def copy_of(self, array: Array) -> tuple[KeptArray, Numbered]:
-        """The object that keeps the array; and a number that no other array of this process has."""
-
-    def used_by(self, fn: Any) -> None:
-        """Notes that this function carries what has been kept so far."""
-
-    def part(self) -> GlobalArrays:
-        """For the arrays of one global variable."""
-
-    def bound(self, module: ModuleType, name: str, value: Any, part: GlobalArrays) -> None:
-        """Notes that the variable has this value, with these arrays: their marks stay the same as
-        long as it has."""
-
-    def named(self, module: str, name: str, array: Array) -> None:
-        """Notes of which global variable of this process the array is the value."""
-
-
-class GlobalArrays(Protocol):
-    """The arrays of one global variable, looked at for its fingerprint."""
-
-    nbytes_min: int
-
-    def copy_of(self, array: Array) -> tuple[KeptArray, Numbered]:
-        """As Keep.copy_of."""
-
-
-class OutOfBand:
-    """The arrays that stand beside one stream that is being written."""
-
-    __slots__ = ("index", "keep", "nbytes_min", "refs", "shared", "stream")
-
-    def __init__(self, keep: Keep, stream: PickleStream | None = None) -> None:
-        self.keep = keep
-        self.nbytes_min = keep.nbytes_min
-        self.refs: list[ObjectRef[Any]] = []
-        self.index: dict[ObjectRef[Any], int] = {}
-        self.stream = stream  # that of a payload, whose own list of refs is used then
-        self.shared: dict[int, SharedArray] = {}
+class ArrayKeeper(Protocol):
+    """Keeps large arrays as objects."""
 
     def takes(self, array: Array) -> bool:
-        """Does this array go beside the stream?"""
-        return array.nbytes >= self.nbytes_min
+        """Is the array large enough?"""
 
-    def reduce(self, array: Array) -> Reduced:
-        kept, _ = self.keep.copy_of(array)
-        return load_aside, (self._place(kept.ref), *described(array))
-
-    def reduce_shared(self, marker: SharedArray) -> Reduced:
-        array = marker.array
-        kept, one = self.keep.copy_of(array)
-        key = marker.sender, one.number, kept.mark
-        return load_shared, (self._place(kept.ref), key, *described(array))
-
-    def share(self, array: Array, sender: bytes) -> SharedArray:
-        """Returns the object that the stream has in the place of the array. It is always the same
-        one for the same array, so that pickle's memo finds it."""
-        return self.shared.setdefault(id(array), SharedArray(array, sender))
-
-    def _place(self, ref: ObjectRef[Any]) -> int:
-        if self.stream is not None:
-            return self.stream.index_of(ref)
-        place = self.index.setdefault(ref, len(self.refs))
-        if place == len(self.refs):
-            self.refs.append(ref)
-        return place
-
-
-class Marks:
-    """Takes the place of OutOfBand where only a fingerprint is taken."""
-
-    __slots__ = ("keep", "nbytes_min")
-
-    def __init__(self, keep: GlobalArrays) -> None:
-        self.keep = keep
-        self.nbytes_min = keep.nbytes_min
-
-    def takes(self, array: Array) -> bool:
-        return array.nbytes >= self.nbytes_min
-
-    def reduce(self, array: Array) -> Reduced:
-        return load_aside, (self.keep.copy_of(array)[0].mark, *described(array))
+    def copy_of(self, array: Array) -> tuple[KeptArray, Any]:
+        """The object that keeps the array."""
 
 
 class SharedArray:
     """Stands in streams for an array that is the value of a global variable."""
 
-    __slots__ = ("array", "sender")
+    __slots__ = ("array",)
 
-    def __init__(self, array: Array, sender: bytes) -> None:
+    def __init__(self, array: Array) -> None:
         self.array = array
-        self.sender = sender
 
 
 def described(array: Array) -> tuple[Any, ...]:
@@ -171,88 +75,6 @@ def described(array: Array) -> tuple[Any, ...]:
     cls = type(array)
     shown = dtype_name(dtype) or dtype, array.shape, order
     return shown if cls is np.ndarray else (*shown, cls)
-
-
-# -- reading -----------------------------------------------------------------------------------
-
-
-class Shared:
-    """The value of a global variable of another process, fetched when it is first needed. All
-    functions that bring it share one."""
-
-    __slots__ = ("__weakref__", "_described", "_id", "array")
-
-    def __init__(self, object_id: bytes, described: tuple[Any, ...]) -> None:
-        self._id = object_id
-        self._described = described
-        self.array: Array | None = None
-
-    def value(self) -> Array:
-        if self.array is None:
-            self.array = own_array(fetching.fetch(self._id), *self._described)
-        return self.array
-
-
-class ArrayFetch:
-    """The objects beside the stream that this thread is reading, and how many bytes came from
-    them."""
-
-    def __init__(self, ids: Sequence[bytes]) -> None:
-        self.ids = ids
-        self.nbytes = 0
-
-
-class _Local(threading.local):
-    bringing: ArrayFetch | None = None
-
-
-_local = _Local()
-_shared: weakref.WeakValueDictionary[Any, Shared] = weakref.WeakValueDictionary()
-
-
-class bringing:
-    """`with bringing(ids) as what:` reads a stream that has these objects beside it."""
-
-    def __init__(self, ids: Sequence[bytes]) -> None:
-        self._what = ArrayFetch(ids)
-
-    def __enter__(self) -> ArrayFetch:
-        self._outer = _local.bringing
-        _local.bringing = self._what
-        return self._what
-
-    def __exit__(self, *what: object) -> None:
-        _local.bringing = self._outer
-
-
-def _now() -> ArrayFetch:
-    if _local.bringing is None:
-        raise LookupError("this stream names arrays that travelled beside it, and it came alone")
-    return _local.bringing
-
-
-def load_aside(index: int, *described: Any) -> Array:
-    """Named in streams: an array that stands beside it."""
-    now = _now()
-    array = own_array(fetching.fetch(now.ids[index]), *described)
-    now.nbytes += array.nbytes
-    return array
-
-
-def load_shared(index: int, key: tuple[bytes, int, bytes], *described: Any) -> Shared:
-    """Named in streams: an array that is the value of a global variable, beside the stream."""
-    object_id = id_in_payload(index)  # None: what is being read is no payload
-    now = _now() if object_id is None else None
-    key = (*key[:2], key[2] + repr(described).encode())
-    shared = _shared.get(key)
-    if shared is None:
-        if now is not None:
-            dtype, shape = described[:2]
-            object_id = now.ids[index]
-            now.nbytes += named_or_given(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
-        assert object_id is not None
-        shared = _shared.setdefault(key, Shared(object_id, described))
-    return shared
 
 
 def own_array(
@@ -266,3 +88,104 @@ def own_array(
 
 def named_or_given(dtype: Any) -> np.dtype[Any]:
     return named_dtype(dtype) if isinstance(dtype, str) else dtype
+
+
+# -- lent arrays ----------------------------------------------------------------------------------
+
+
+class Lender:
+    """An argument which means that the large arrays of all arguments after it are lent.
+
+    It arrives as None. `keep` stores the arrays. `maps`: the readers are on this host, so that an
+    array over a file can be mapped there again. `writable`: each task has a private copy after all.
+    """
+
+    __slots__ = ("keep", "maps", "writable")
+
+    def __init__(self, keep: ArrayKeeper, maps: bool, writable: bool = False) -> None:
+        self.keep = keep
+        self.maps = maps
+        self.writable = writable
+
+    def beside(self, stream: PickleStream) -> Borrowed:
+        """What lends the arrays of this stream."""
+        return Borrowed(self, stream)
+
+
+class Borrowed:
+    """The arrays that are lent beside one stream."""
+
+    __slots__ = ("_lender", "_stream")
+
+    def __init__(self, lender: Lender, stream: PickleStream) -> None:
+        self._lender = lender
+        self._stream = stream
+
+    def takes(self, array: Array) -> bool:
+        """Large arrays; and small ones over a file, because a task may write its results there."""
+        lender = self._lender
+        return lender.keep.takes(array) or (lender.maps and _file_below(array) is not None)
+
+    def reduce(self, array: Array) -> Reduced:
+        lender = self._lender
+        file = _file_below(array) if lender.maps else None
+        if file is not None:
+            return load_mapped, _place_in_file(array, file)
+        kept, _ = lender.keep.copy_of(array)
+        load = load_private_copy if lender.writable else load_lent
+        return load, (self._stream.index_of(kept.ref), *described(array))
+
+
+def _file_below(array: Array) -> np.memmap[Any, Any] | None:
+    """The mapping of a file that this array is a contiguous part of. None for a private mapping,
+    whose changes the file does not show."""
+    flags = array.flags
+    if not ((flags.c_contiguous or flags.f_contiguous) and array.nbytes):
+        return None
+    base: Any = array
+    found: Any = None
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap):
+            found = base
+        base = base.base
+    if found is None or getattr(found, "mode", "c") == "c" or found.filename is None:
+        return None
+    return found  # type: ignore[no-any-return]
+
+
+def _place_in_file(array: Array, file: np.memmap[Any, Any]) -> tuple[Any, ...]:
+    start = array.__array_interface__["data"][0] - file.__array_interface__["data"][0]
+    mode = "r" if file.mode == "r" or not array.flags.writeable else "r+"
+    order = "C" if array.flags.c_contiguous else "F"
+    path = os.path.abspath(str(file.filename))
+    return path, array.dtype, mode, file.offset + start, array.shape, order
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def _stored(index: int) -> Array:
+    object_id = id_in_payload(index)
+    if object_id is None:
+        raise LookupError("this stream names arrays of a task's arguments, and it came alone")
+    stored: Array = fetching.fetch(object_id)
+    return stored
+
+
+def load_lent(
+    index: int, dtype: Any, shape: tuple[int, ...], order: Any, cls: type[Array] = np.ndarray
+) -> Array:
+    """Named in streams: an array where it lies in the store, read-only."""
+    return np.ndarray.__new__(cls, shape, named_or_given(dtype), _stored(index), 0, None, order)
+
+
+def load_private_copy(index: int, *described: Any) -> Array:
+    """Named in streams: the same, as a writable copy."""
+    return own_array(_stored(index), *described)
+
+
+def load_mapped(
+    path: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...], order: Any
+) -> Array:
+    """Named in streams: a part of a file, mapped again."""
+    return np.memmap(path, dtype, mode, offset, shape, order)

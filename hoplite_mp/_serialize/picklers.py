@@ -11,16 +11,18 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common.signals import is_interruption
-from hoplite_mp._serialize.by_value import Manifests, reduce_by_value
+from hoplite_mp._serialize.by_value import Scan, reduce_by_value
 from hoplite_mp._serialize.code import by_value_modules
 from hoplite_mp._serialize.layout import PickleStream
-from hoplite_mp._serialize.out_of_band import Keep, OutOfBand
 from hoplite_mp._serialize.reducers import RefMet, reducer_override
 
-MakeKeep = Callable[[], Keep]
+if TYPE_CHECKING:
+    from hoplite_mp._serialize.out_of_band import Borrowed
+
+MakeScan = Callable[[], Scan]
 
 
 class LightPickler(pickle.Pickler):
@@ -30,8 +32,7 @@ class LightPickler(pickle.Pickler):
     stream: PickleStream | None = None  # None: refs are written as a foreign pickler would.
     stop_at_refs = False
     holds_refs = False  # The value has refs, and they were written as a foreign pickler would.
-    aside: OutOfBand | None = None  # None: no arrays become objects of their own.
-    globals_aside: OutOfBand | None = None  # As `aside`, only for globals.
+    aside: Scan | Borrowed | None = None  # None: no arrays become objects of their own.
     reducer_override = reducer_override
 
 
@@ -48,27 +49,24 @@ def heavy_pickler() -> type[pickle.Pickler]:
     class HeavyPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         by_value = True
         reduce_by_value = reduce_by_value
-        manifests: Manifests | None = None
+        scan: Scan  # each has one
         stream: PickleStream | None = None
         stop_at_refs = False
         holds_refs = False
-        aside: OutOfBand | None = None
-        globals_aside: OutOfBand | None = None
-        keep: Keep | None = None  # marks large arrays of globals where none becomes an object
+        aside: Scan | Borrowed | None = None
         reducer_override = reducer_override
 
     return HeavyPickler
 
 
 def write_stream(
-    value: Any, *, stop_at_refs: bool = False, keep: MakeKeep | None = None, beside: bool = True
+    value: Any, *, stop_at_refs: bool = False, scan: MakeScan | None = None, beside: bool = True
 ) -> PickleStream:
     """Pickles `value`, with its large buffers and its refs beside the stream.
 
-    `keep` returns a Keep, which keeps large globals of functions as objects of their own; they are
-    named among the refs. `beside=False`: they stay in the stream, and `keep` only marks them, so
-    that they count as unchanged wherever they were sent before. Raises whatever the value's own
-    reducers raise; RefMet at the first ref if `stop_at_refs`.
+    `scan` makes a Scan, which keeps large globals of functions as objects of their own; they are
+    named among the refs. `beside=False`: they stay in the stream and are only marked. Raises
+    whatever the value's own reducers raise; RefMet at the first ref if `stop_at_refs`.
     """
     stream = PickleStream()
     light = LightPickler(stream, 5, buffer_callback=stream.buffers.append)
@@ -85,9 +83,7 @@ def write_stream(
         heavy: Any = heavy_pickler()(stream, 5, buffer_callback=stream.buffers.append)
         heavy.stream = stream
         heavy.stop_at_refs = stop_at_refs
-        if keep is not None:
-            heavy.keep = keep()
-            if beside:
-                heavy.globals_aside = OutOfBand(heavy.keep, stream)
+        heavy.scan = Scan() if scan is None else scan()
+        heavy.scan.stream = stream if beside else None
         heavy.dump(value)
     return stream

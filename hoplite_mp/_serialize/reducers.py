@@ -24,8 +24,8 @@ import numpy as np
 
 from hoplite_mp._common.reduction import Array, dtype_name, raw_bytes
 from hoplite_mp._common.ref import ByRef, ObjectRef, named
-from hoplite_mp._serialize.borrowed import Lender
 from hoplite_mp._serialize.code import (
+    UNBOUND,
     NeedCloudpickle,
     Reduced,
     importable,
@@ -37,7 +37,7 @@ from hoplite_mp._serialize.code import (
     register,
 )
 from hoplite_mp._serialize.layout import INBAND_BYTES_MAX
-from hoplite_mp._serialize.out_of_band import UNBOUND, SharedArray
+from hoplite_mp._serialize.out_of_band import Lender, SharedArray
 from hoplite_mp._serialize.reading import (
     load_array,
     load_array_state,
@@ -146,16 +146,16 @@ def _reduces_as_exception(cls: Any) -> bool:
 
 
 def _reduce_shared(pickler: Any, marker: SharedArray) -> Reduced:
-    return pickler.manifests.aside.reduce_shared(marker)
+    return pickler.scan.reduce_shared(marker.array)
 
 
 def _reduce_cell(pickler: Any, cell: types.CellType) -> Reduced:
     """A variable of a closure, with the value that the sender of its function has looked at."""
     if not pickler.by_value:
         raise NeedCloudpickle
-    if pickler.keep is None:
+    if pickler.scan is None:
         return NotImplemented  # cloudpickle's dispatch table knows it.
-    if (value := pickler.keep.snapshot.get((id(cell), ""), cell)) is cell:
+    if (value := pickler.scan.snapshot.get((id(cell), ""), cell)) is cell:
         return NotImplemented  # Its value was not recorded.
     from cloudpickle import cloudpickle
 

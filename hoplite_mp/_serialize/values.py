@@ -42,7 +42,7 @@ from hoplite_mp._serialize.layout import (
     unpack_buffer,
     unpack_head,
 )
-from hoplite_mp._serialize.picklers import MakeKeep, write_stream
+from hoplite_mp._serialize.picklers import MakeScan, write_stream
 from hoplite_mp._serialize.streams import (
     PLAIN_ITEMS_MAX,
     UNPICKLABLE,
@@ -60,15 +60,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def encode(value: Any, keep: MakeKeep | None = None, beside: bool = True) -> Encoded:
+def encode(value: Any, scan: MakeScan | None = None, beside: bool = True) -> Encoded:
     """The payload of any value. Raises TypeError if the value cannot be pickled.
 
-    `keep` returns a Keep, which keeps large globals of functions by value as objects of their own,
-    or only marks them if not `beside`.
+    `scan` makes a Scan, which keeps large globals of functions by value as objects of their own, or
+    only marks them if not `beside`.
     """
     encoder = _ENCODERS.get(type(value))
     encoded = None if encoder is None else encoder(value)
-    return _encode_other(value, keep, beside) if encoded is None else encoded
+    return _encode_other(value, scan, beside) if encoded is None else encoded
 
 
 def _encode_plain_items(value: Any) -> Encoded | None:
@@ -94,13 +94,13 @@ def _encode_bytes(value: bytes | bytearray) -> Encoded:
     return Encoded(head, [memoryview(value)], [BUFFER_ALIGN], BUFFER_ALIGN + nbytes, [])
 
 
-def _encode_other(value: Any, keep: MakeKeep | None, beside: bool) -> Encoded:
+def _encode_other(value: Any, scan: MakeScan | None, beside: bool) -> Encoded:
     if isinstance(value, np.generic):
         encoded = encode_scalar(value)
         if encoded is not None:
             return encoded
     try:
-        return fill(Encoded, write_stream(value, keep=keep, beside=beside), PICKLE, 0)
+        return fill(Encoded, write_stream(value, scan=scan, beside=beside), PICKLE, 0)
     except (MemoryError, HopliteError):
         raise
     except UNPICKLABLE as error:

@@ -183,7 +183,7 @@ class Queue(Handle, Generic[T]):
         most = memory.config.queue_item_bytes_max
         if type(item) is np.ndarray and item.nbytes > most:
             return memory.put(item)  # does not copy an array that is in the store already
-        encoded = _serialize.encode(item, memory.keep)
+        encoded = _serialize.encode(item, memory.scan)
         if encoded.refs or encoded.nbytes > most:
             return memory.put_encoded(encoded)
         return encoded.tobytes()

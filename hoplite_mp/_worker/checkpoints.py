@@ -56,7 +56,7 @@ class Checkpoints:
         if failed:
             encoded = _serialize.encode_error(value, None)
         else:
-            encoded = _serialize.encode(value, self.runtime.memory.keep)
+            encoded = _serialize.encode(value, self.runtime.memory.scan)
         caller, turn, seen = number
         mine = self.results.pop(caller, {})
         mine = {other: result for other, result in mine.items() if other >= seen}

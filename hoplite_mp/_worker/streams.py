@@ -190,7 +190,7 @@ class StreamSource:
         """Seals the pending link. The refs inside it are recorded before, because it may be freed
         at once."""
         oid = self.memory.local_id(self.link)
-        encoded = _serialize.encode(value, self.memory.keep)
+        encoded = _serialize.encode(value, self.memory.scan)
         self.memory.inner[oid] = list(encoded.refs)
         self.ahead.append((oid, nbytes))
         self.bytes_ahead += nbytes

@@ -473,7 +473,7 @@ class Worker:
     def encode_result(self, oid: int, value: Any, part: bool = False) -> _serialize.Encoded:
         """part: the value is the result of an item of a chunk."""
         try:
-            return _serialize.encode(value, self.memory.keep)
+            return _serialize.encode(value, self.memory.scan)
         except Exception as error:  # reworded, because it may name a value unknown to the user
             if type(value) is Caught and not part:  # only items that do not pickle fail
                 return self.encode_result(oid, Caught(self.or_raised(oid, value)), True)

@@ -316,7 +316,6 @@ SOURCES: dict[str, str] = {
     "_node/diagnostics/waits.py": OWN,
     "_protocol/codec.py": "frames; from nodes; from the manager; from peers",
     "_protocol/greetings.py": "greetings; server's handshake; client's handshake",
-    "_serialize/borrowed.py": "payloads",
     "_serialize/out_of_band.py": "payloads",
     "_serialize/arrays.py": "payloads; heads of payloads",
     "_serialize/calls.py": "calls; heads of payloads",

@@ -183,10 +183,10 @@ class TestWriting:
         assert [look() for look in looks] == list(range(10))
         assert len(namespaces._received) == len(namespaces._by_place) == 3
         monkeypatch.setattr(namespaces, "SENDERS_MAX", 3)
-        seen = namespaces.Seen()
+        variable = namespaces.Variable()
         for sender in range(10):
-            seen.mark(b"%d" % sender, b"1")
-        assert list(seen.marks) == [b"7", b"8", b"9"]
+            variable.note(b"%d" % sender, b"1")
+        assert list(variable.marks) == [b"7", b"8", b"9"]
 
     def test_at_home_nothing_is_written(self) -> None:
         function = _serialize.decode_function(_serialize.encode_function(lambda: ROOT))
@@ -271,11 +271,10 @@ def test_function_fingerprinted_by_many_threads_at_first_has_one_fingerprint(
     class Slow(weakref.WeakKeyDictionary[Any, Any]):
         """All threads have looked before the first of them writes."""
 
-        def get(self, key: Any, default: Any = None) -> Any:
-            found = super().get(key, default)
+        def setdefault(self, key: Any, default: Any = None) -> Any:
             if not hasattr(met, "once"):
                 met.once = barrier.wait()
-            return found
+            return super().setdefault(key, default)
 
     monkeypatch.setattr(fingerprints, "_functions", Slow())
     with ThreadPoolExecutor(4) as pool:
@@ -287,6 +286,7 @@ def test_function_fingerprinted_by_many_threads_at_first_has_one_fingerprint(
 def test_entry_written_by_two_threads_keeps_the_value_of_a_task() -> None:
     """The second thread has found the entry missing before the first wrote it."""
     scope: dict[str, Any] = {}
+    entry = ("x", b"sender", b"1", False, 1)
 
     class Slow(dict[bytes, bytes]):
         """The marks of a variable; a task sets the variable between the look and the write."""
@@ -294,16 +294,14 @@ def test_entry_written_by_two_threads_keeps_the_value_of_a_task() -> None:
         def get(self, key: bytes, default: Any = None) -> Any:
             found = super().get(key, default)
             if not scope:
-                namespace.seen["x"] = seen
-                seen.marks = dict(self)
-                namespace.write(("x", b"sender", b"1", False, 1))
+                variable.marks = dict(self)
+                variable.receive(entry)
                 scope["x"] = "set by the task"
             return found
 
-    namespace = namespaces.Namespace(("m", b"origin", 1), scope, False)
-    seen = namespace.seen_of("x")
-    seen.marks = Slow()
-    namespace.write(("x", b"sender", b"1", False, 1))
+    variable = namespaces.Variable(scope, "x")
+    variable.marks = Slow()
+    variable.receive(entry)
     assert scope == {"x": "set by the task"}
 
 
@@ -320,7 +318,7 @@ def test_carried_checked_while_another_thread_writes_is_checked_again(elsewhere:
 
     carried.check()
     elsewhere(_serialize.encode_function(scope["other"]))
-    namespaces._state.fresh.append((namespaces.Seen(), 1))
+    namespaces._state.fresh.append((namespaces.Variable(), 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(namespaces, "look_at_fresh", meanwhile)
         carried.check()
