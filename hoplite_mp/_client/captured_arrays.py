@@ -107,14 +107,13 @@ class WriteWatch:
     settle() is called, so nothing is forgotten if the caller is interrupted.
     """
 
-    __slots__ = ("begin", "doubt", "end", "found", "nbytes", "start", "watched")
+    __slots__ = ("begin", "end", "found", "nbytes", "start", "watched")
 
     def __init__(self, start: int, nbytes: int) -> None:
         self.start, self.nbytes = start, nbytes
         self.begin = -(-start // PAGE_BYTES) * PAGE_BYTES  # the whole pages in it
         self.end = (start + nbytes) // PAGE_BYTES * PAGE_BYTES
-        self.found: Ranges = []
-        self.doubt = True  # anything may have been written
+        self.found: Ranges | None = None  # by all looks since settle(); None: anything
         self.watched = False
 
     def open(self) -> None:
@@ -126,7 +125,7 @@ class WriteWatch:
         with contextlib.suppress(OSError):
             _pages.watch(self.begin, self.end)
             self.watched = True
-            self.doubt = True
+            self.found = None
             _state.watches.append(self)
 
     def close(self) -> None:
@@ -135,53 +134,45 @@ class WriteWatch:
         if not self.watched:
             return
         self.watched = False
-        self.doubt = True
+        self.found = None
         _state.watches.remove(self)
-        if not self._others():
+        if not self._concerned():
             _pages.unwatch(self.begin, self.end)
 
     def look(self) -> Ranges | None:
         """(offset, end) of bytes that may have been written; None: any of them may."""
         if not self.watched:
             return None
-        concerned = [self, *self._others()]
-        doubts = [watch.doubt for watch in concerned]
+        concerned = self._concerned()
+        known = [watch.found for watch in concerned]
         for watch in concerned:  # so that it stays in doubt if an exception interrupts this
-            watch.doubt = True
+            watch.found = None
         try:
             found = _pages.look(self.begin, self.end)
         except OSError:  # the memory was replaced, for example: unmapped, moved, mapped again
             self.close()
             self.open()
             return None
-        for watch, doubt in zip(concerned, doubts, strict=True):
-            if watch is not self and len(watch.found) + len(found) > UNREAD_RANGES_MAX:
-                watch.found = []  # too many ranges: it stays in doubt
-                continue
-            watch.found += found
-            watch.doubt = doubt
-        if self.found and _pinned():  # `found` may be from another watch's look
+        for watch, before in zip(concerned, known, strict=True):
+            full = watch is not self and len(before or ()) + len(found) > UNREAD_RANGES_MAX
+            watch.found = None if before is None or full else before + found
+        if self.found != [] and _pinned():
             self.close()  # devices may go on writing there, which page tables do not show
-        if self.doubt:
+        if self.found is None:
             return None
-        edges = [(0, self.begin - self.start), (self.end - self.start, self.nbytes)]
-        return [(low, high) for low, high in edges if low < high] + self._inside()
-
-    def _inside(self) -> Ranges:
-        start = self.start
-        clipped = ((max(low, self.begin), min(high, self.end)) for low, high in self.found)
-        return [(low - start, high - start) for low, high in clipped if low < high]
+        start, begin, end = self.start, self.begin, self.end
+        edges = [(start, begin), (end, start + self.nbytes)]
+        ranges = edges + [(max(low, begin), min(high, end)) for low, high in self.found]
+        return [(low - start, high - start) for low, high in ranges if low < high]
 
     def settle(self) -> None:
         """The bytes reported by the last look have been read."""
         self.found = []
-        self.doubt = False
 
-    def _others(self) -> list[WriteWatch]:
+    def _concerned(self) -> list[WriteWatch]:
+        """The watches over parts of this memory."""
         return [
-            watch
-            for watch in _state.watches
-            if watch is not self and watch.begin < self.end and self.begin < watch.end
+            watch for watch in _state.watches if watch.begin < self.end and self.begin < watch.end
         ]
 
 
@@ -210,8 +201,8 @@ def _pinned() -> bool:
 
 
 # An array that was mostly rewritten at so many checks in a row is no longer watched; one that was
-# found unchanged at so many checks without a watch is watched again.
-REWRITTEN_POLLS = 3
+# unchanged at so many checks in a row without a watch is watched again.
+POLLS_IN_VAIN = 3
 NAMED_MAX = 1000  # how many global variables are warned about
 SAME_POLLS_MAX = 8  # how many copies of the same size a new array is compared with
 
@@ -224,10 +215,10 @@ class StoredCopy:
 
     __slots__ = ("__weakref__", "mark", "nbytes", "ref")
 
-    def __init__(self, ref: ObjectRef[Any], nbytes: int) -> None:
+    def __init__(self, ref: ObjectRef[Any], nbytes: int, number: int) -> None:
         self.ref = ref
         self.nbytes = nbytes
-        self.mark = b"copy %d" % next(_numbers)
+        self.mark = b"copy %d" % number
 
 
 class TrackedArray:
@@ -262,9 +253,8 @@ class CapturedArrays:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._kept: weakref.WeakValueDictionary[int, TrackedArray] = weakref.WeakValueDictionary()
-        self._copies: dict[
-            int, list[weakref.ref[StoredCopy]]
-        ] = {}  # by size in bytes, the newest last
+        # By number, the newest last.
+        self._copies: weakref.WeakValueDictionary[int, StoredCopy] = weakref.WeakValueDictionary()
         self._gone: list[WriteWatch] = []
         self._users: dict[int, tuple[weakref.ref[Any], list[TrackedArray]]] = {}
         # (id of a module, name) -> the module, the id of the variable's value, its arrays.
@@ -288,15 +278,24 @@ class CapturedArrays:
             # `look` write-protects the pages before they are read here, so the next look finds a
             # write that happens meanwhile.
             ranges = None if watch is None else watch.look()
-            if now is None or (ranges != [] and self._differs(array, now, ranges)):
+            changed = now is None or (ranges != [] and self._differs(array, now, ranges))
+            if now is None or changed:
                 now = kept.copy = self._same(array) or self._put(array)
-            elif watch is not None and not watch.watched:
-                self._calm(kept, watch)
             if watch is not None:
                 watch.settle()
-                if ranges:
-                    self._hectic(kept, watch, ranges)
+                self._judge(kept, watch, ranges or [], changed)
             return now, kept
+
+    def _judge(self, kept: TrackedArray, watch: WriteWatch, ranges: Ranges, changed: bool) -> None:
+        """Watches an array, or no longer, when the other choice would have been cheaper a few times
+        in a row. If it is mostly rewritten, comparing all of it is: the first write to each
+        protected page costs a fault."""
+        written = sum(high - low for low, high in ranges)
+        worse = written > watch.nbytes // 2 if watch.watched else not changed
+        kept.looks = kept.looks + 1 if worse else 0
+        if kept.looks >= POLLS_IN_VAIN:
+            kept.looks = 0
+            (watch.close if watch.watched else watch.open)()
 
     def warn(self, module: str, name: str, array: Array) -> None:
         """Warns, once for each global variable, what it costs that functions carry its array."""
@@ -369,37 +368,10 @@ class CapturedArrays:
             self._users.clear()
             self._bound.clear()
 
-    # -- watch an array or compare all of it? -----------------------------------------------------
-
-    def _hectic(self, kept: TrackedArray, watch: WriteWatch, ranges: Ranges) -> None:
-        """Stops watching an array that is mostly rewritten between submits: the first write to each
-        protected page costs a fault, so comparing all of it is cheaper."""
-        much = sum(high - low for low, high in ranges) > watch.nbytes // 2
-        kept.looks = kept.looks + 1 if much else 0
-        if kept.looks >= REWRITTEN_POLLS:
-            kept.looks = 0
-            watch.close()
-
-    def _calm(self, kept: TrackedArray, watch: WriteWatch) -> None:
-        kept.looks += 1
-        if kept.looks >= REWRITTEN_POLLS:
-            kept.looks = 0
-            watch.open()
-            watch.doubt = True
-
-    # -- copies --------------------------------------------------------------------------------
-
-    def _stored(self, copy: StoredCopy) -> Array | None:
-        """The copy's bytes; None if they are gone."""
+    def _differs(self, array: Array, copy: StoredCopy, ranges: Ranges | None) -> bool:
         try:
             stored: Array = self._memory.read(self._memory.local_id(copy.ref), FOREVER_NS, False)
         except ObjectLostError:
-            return None
-        return stored
-
-    def _differs(self, array: Array, copy: StoredCopy, ranges: Ranges | None) -> bool:
-        stored = self._stored(copy)
-        if stored is None:
             return True
         flat = _flat(array)
         at, there = _address(flat), _address(stored)
@@ -411,25 +383,18 @@ class CapturedArrays:
 
     def _same(self, array: Array) -> StoredCopy | None:
         """An existing copy that has the same bytes by chance, or None."""
-        copies = self._copies.get(array.nbytes, [])
-        for ref in copies[: -SAME_POLLS_MAX - 1 : -1]:
-            copy = ref()
-            if copy is None:
-                continue
+        alike = [copy for copy in self._copies.values() if copy.nbytes == array.nbytes]
+        for copy in alike[: -SAME_POLLS_MAX - 1 : -1]:
             ready = self._memory.client.state(self._memory.local_id(copy.ref)) == STATE["SEALED"]
             if ready and not self._differs(array, copy, None):
                 return copy
         return None
 
     def _put(self, array: Array) -> StoredCopy:
-        copy = StoredCopy(self._memory.put(_flat(array)), array.nbytes)
-        copies = [ref for ref in self._copies.get(array.nbytes, []) if ref() is not None]
-        self._copies[array.nbytes] = [*copies, weakref.ref(copy)]
-        if len(self._copies) > len(self._kept) + SAME_POLLS_MAX:
-            for nbytes, refs in list(self._copies.items()):
-                if all(ref() is None for ref in refs):
-                    del self._copies[nbytes]
-        return copy
+        number = next(_numbers)
+        made = StoredCopy(self._memory.put(_flat(array)), array.nbytes, number)
+        self._copies[number] = made
+        return made
 
 
 def _flat(array: Array) -> Array:

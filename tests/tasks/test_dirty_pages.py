@@ -77,7 +77,7 @@ def test_what_a_function_that_is_not_sent_has_missed_is_bounded(kernel: str) -> 
             ranges = read_often.look()
             assert (ranges is None) == (kernel == "read in full")
             read_often.settle()
-        assert len(read_once.found) <= captured_arrays.UNREAD_RANGES_MAX
+        assert len(read_once.found or ()) <= captured_arrays.UNREAD_RANGES_MAX
         assert read_once.look() is None  # anything: nothing of it is forgotten
         read_once.settle()
         assert (read_once.look() is None) == (kernel == "read in full")
