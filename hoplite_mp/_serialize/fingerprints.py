@@ -18,13 +18,14 @@ import weakref
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hoplite_mp._serialize.classes import cloudpickled
 from hoplite_mp._serialize.code import Reduced, cell_contents, importable
 from hoplite_mp._serialize.out_of_band import described
-from hoplite_mp._serialize.reducers import reducer_override, ref_types
+from hoplite_mp._serialize.reducers import is_bytes_alone, reducer_override, ref_types
 
 if TYPE_CHECKING:
-    from hoplite_mp._common.reduction import Array
     from hoplite_mp._serialize.layout import PickleStream
     from hoplite_mp._serialize.out_of_band import ArrayKeeper
 
@@ -43,19 +44,6 @@ _functions: weakref.WeakKeyDictionary[types.FunctionType, dict[int, tuple[int, t
 
 class TooLarge(Exception):
     """Internal: the pickle was longer than the caller allowed for a fingerprint."""
-
-
-class _Marks:
-    """Writes the marks of large arrays in place of their bytes."""
-
-    __slots__ = ("_keeper", "takes")
-
-    def __init__(self, keeper: ArrayKeeper) -> None:
-        self._keeper = keeper
-        self.takes = keeper.takes
-
-    def reduce(self, array: Array) -> Reduced:
-        return _stand_in, (self._keeper.copy_of(array)[0].mark, *described(array))
 
 
 class _Sink:
@@ -102,8 +90,7 @@ def fingerprint(
         return b"function %d" % _number(value), False
     sink = _Sink(nbytes_max)
     pickler: Any = _fingerprinter()(sink, 5, buffer_callback=sink.take)
-    if keeper is not None:
-        pickler.aside = _Marks(keeper)
+    pickler.keeper = keeper
     pickler.dump(value)
     return sink.hash.digest(), pickler.holds_refs
 
@@ -118,11 +105,15 @@ def _fingerprinter() -> type[pickle.Pickler]:
         stop_at_refs = False
         holds_refs = False
         scan = None
-        aside: _Marks | None = None
+        aside = None
+        keeper: ArrayKeeper | None = None
 
         def reducer_override(self, obj: Any) -> Reduced:
             if isinstance(obj, ref_types()):
                 self.holds_refs = True
+            keeper = self.keeper
+            if keeper and isinstance(obj, np.ndarray) and keeper.takes(obj) and is_bytes_alone(obj):
+                return _stand_in, (keeper.copy_of(obj)[0].mark, *described(obj))
             return reducer_override(self, obj)
 
         def reduce_by_value(self, obj: Any) -> Reduced:

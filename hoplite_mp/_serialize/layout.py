@@ -124,8 +124,7 @@ def align(offset: int, to: int = BUFFER_ALIGN) -> int:
 
 # A pickle stream that is being written, and what goes beside it: buffers and refs.
 #
-# Both picklers write into it, and the modules that put arrays beside a stream (`out_of_band`,
-# `borrowed`) ask it for the places of refs.
+# Both picklers write into it, and what puts arrays beside a stream asks it for the places of refs.
 
 
 class PickleStream:

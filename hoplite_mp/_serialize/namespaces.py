@@ -150,11 +150,12 @@ class BroughtGlobals:
         self.entries: dict[Variable, Entry] = {}
 
     def __enter__(self) -> BroughtGlobals:
-        self._outer, _local.brought = _local.brought, self
+        self._outer: BroughtGlobals | None = _local.brought
+        _local.brought = self
         return self
 
     def __exit__(self, *what: object) -> None:
-        _local.brought = self._outer
+        _local.brought, self._outer = self._outer, None
 
     def __bool__(self) -> bool:
         return bool(self.entries or self.main)
