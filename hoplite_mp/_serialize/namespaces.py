@@ -268,9 +268,10 @@ def namespace_of(scope: Scope) -> Namespace:
 
 def _number_of(name: str, scope: Scope) -> int:
     with _lock:  # or two threads that are first to send its functions would find two numbers
-        for number, module in _modules.items():
-            if module.__dict__ is scope:
-                return number
+        for ref in _modules.valuerefs():
+            module = ref()
+            if module is not None and module.__dict__ is scope:
+                return ref.key
         found = sys.modules.get(name)
         if isinstance(found, types.ModuleType) and found.__dict__ is scope:
             number = next(_numbers)
