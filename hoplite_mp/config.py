@@ -1,10 +1,10 @@
-"""Every limit of the library, in one place, with its price.
+"""All limits of the library, and what a higher or lower value of each changes.
 
 Nothing in hoplite_mp grows, waits or retries without a bound. Every bound that a user may want to
-set is a field here; any other is a constant at the top of the file that keeps it. A field's name
-ends in its unit, followed by `_max` where the value is a ceiling. An argument takes precedence over
-the environment (`HOPLITE_MP_<FIELD>`), the environment over the default. This module holds numbers
-only: it measures nothing, and must never know which code reads them.
+set is a field here; all others are constants at the top of the file that uses them. A field's name
+ends in its unit, followed by `_max` if the value is an upper limit. An argument takes precedence
+over the environment (`HOPLITE_MP_<FIELD>`), and the environment over the default. This module only
+defines and checks values; it measures nothing, and must not depend on the code that uses them.
 """
 
 import contextlib
@@ -91,7 +91,8 @@ def _warn_moved(old: str, name: str, value: object, *, stacklevel: int) -> float
 
 
 def check_seconds(name: str, value: object) -> float:
-    """A finite number of seconds from 0 on. ConfigError, which names it, for any other value."""
+    """The value as a finite number of seconds, at least 0. Any other raises a ConfigError that
+    names it."""
     plain = _plain(value)
     if isinstance(plain, (int, float)) and not isinstance(value, bool) and 0 <= plain <= _FINITE:
         return float(plain)
@@ -109,8 +110,8 @@ def _warn_renamed(old: str, prefix: str = "", *, stacklevel: int) -> str:
 
 class _ConfigMeta(type):
     """Accepts old names of fields, and appends the docstrings of fields to the docstring of their
-    class. They are read from the source when `__doc__` is read, as by `help`, so they cost nothing
-    at import."""
+    class. These are taken from the source only when `__doc__` is read, as by `help`, so they cost
+    nothing at import."""
 
     def __call__(cls, *args: Any, **values: Any) -> Any:
         for old in RENAMED.keys() & values.keys():  # dataclasses.replace gives both names
@@ -123,8 +124,8 @@ class _ConfigMeta(type):
 
     @property
     def __signature__(cls) -> Any:
-        """The fields without their constraints, for `inspect.signature`, which otherwise shows
-        that of `__call__`."""
+        """The fields without their constraints, for `inspect.signature`, which otherwise shows the
+        signature of `__call__`."""
         import inspect
 
         own = inspect.signature(cls.__init__)  # type: ignore[misc]
@@ -137,7 +138,7 @@ class _ConfigMeta(type):
     @property
     def __doc__(cls) -> str | None:  # type: ignore[override]
         own = cls.__dict__.get("__doc__")
-        if not hasattr(cls, "__match_args__"):  # read by `dataclass`, which is still at work
+        if not hasattr(cls, "__match_args__"):  # read by `dataclass` while it makes the class
             return own or cls.__name__  # an empty text would make `dataclass` write one
         if own is None:  # python -OO
             return None
@@ -165,7 +166,7 @@ class _ConfigMeta(type):
 
 
 class _MovedFields:
-    """Values of fields that have become arguments, if old names gave them."""
+    """Values of fields that have become arguments, if they were given by the old names."""
 
     __slots__ = tuple("_" + name for name in MOVED.values())
 
@@ -196,16 +197,15 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Lower: less waste, but every object above it costs one round trip to the node."""
 
     span_bytes: Annotated[int, Meta(ge=SPAN_BYTES_MIN)] = 1 * MIB
-    """The size of a span of small objects, leased to one client at a time. In a store so small that
-    one for each process would take more than half of it, spans are smaller than this.
-    Higher: fewer leases per second. Lower: less memory tied up by clients that put little."""
+    """The size of a span of small objects, leased to one client at a time. Spans are smaller in a
+    store in which one of this size for each process would take more than half of the space.
+    Higher: fewer leases per second. Lower: less memory tied up by clients that put few objects."""
 
     captured_array_bytes_min: Count = 1 * MIB
     """Arrays of at least this size that a function by value captures (globals, closure, defaults)
-    are stored as objects: they are sent again only after a change, and a global one is named in a
-    warning.
+    are stored as objects: they are sent again only after a change, and a warning names global ones.
     Higher: more arrays are serialized with each task that uses them.
-    Lower: more objects, and a check of each with every submit, some 5 microseconds."""
+    Lower: more objects, and a check of each at every submit, which takes some 5 microseconds."""
 
     stream_bytes_max: Count = 128 * MIB
     """Bytes of items that a stream may produce before its reader has taken them; then the generator
@@ -215,7 +215,7 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
 
     queue_item_bytes_max: Count = 16 * KIB
     """Items of a Queue up to this size are sent inside its messages and kept in the memory of its
-    actor; larger ones are objects in the store of the host that has put them.
+    actor; larger ones are objects in the store of the host that puts them.
     Higher: fewer objects, and fewer items that are lost with a host. Lower: less data passes
     through the actor, which copies it twice while all users of the queue wait."""
 
@@ -235,8 +235,8 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Higher: long tracebacks stay complete. Lower: the reserve holds more errors."""
 
     memory_reserve_bytes: Count = 256 * MIB
-    """Memory that the store leaves free of what the system reports as available, at most an eighth
-    of the smaller of RAM and the control group's limit.
+    """Available memory (as the system reports it) that the store leaves free, at most an eighth of
+    the smaller of RAM and the control group's limit.
     Higher: less risk from the out-of-memory killer. Lower: more objects fit on a dedicated host."""
 
     memory_bytes: Annotated[int, Meta(ge=MIB)] | None = None
@@ -283,9 +283,9 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Higher: slow disks and loaded machines succeed. Lower: a broken installation fails sooner."""
 
     shutdown_timeout_s: Seconds = 5.0
-    """How long processes may take to end by themselves before they are killed. Before that, how
-    long unread results are read back from the spill file, so that they stay readable.
-    Higher: such results and output are completed. Lower: shutdown is fast whatever hangs."""
+    """How long processes may take to end by themselves before they are killed. Also how long,
+    before that, unread results are read back from the spill file, so that they stay readable.
+    Higher: these results and output are complete. Lower: shutdown is fast whatever hangs."""
 
     # -- tasks ---------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
 
     lineage_bytes_max: Count = 64 * MIB
     """Several hosts: memory on each host for the lineage of results: functions and arguments by
-    value (in the store), and 1 KiB for each result above 64 KiB that somebody holds. Beyond the
+    value (in the store), and 1 KiB for each result above 64 KiB that a process holds. Beyond the
     limit the oldest entries are dropped; a result without lineage stays lost.
     Higher: longer chains of tasks, and larger arguments, survive the death of a host. Lower: less
     of the store is used; 0: no result is reconstructed."""
@@ -309,7 +309,7 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
 
     restart_pause_s: Above0 = 0.1
     """Pause before the third attempt in a row to start a worker (the second is made at once); it
-    doubles with each later one, up to restart_pause_s_max.
+    doubles with each further attempt, up to restart_pause_s_max.
     Higher: less work for workers that die at once. Lower: faster recovery from a short problem."""
 
     restart_pause_s_max: Above0 = 5.0
@@ -329,7 +329,7 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
 
     nested_depth_max: Annotated[int, Meta(ge=1, le=200)] = 32
     """How many tasks a worker may run inside one another: a task that waits for tasks that it has
-    submitted runs them itself. It does not limit recursion: deeper tasks run in other workers, and
+    submitted runs them itself. Recursion is not limited: deeper tasks run in other workers, and
     in extra workers up to blocked_workers_max.
     Higher: deep trees of tasks need fewer processes, and deeper stacks. Lower: extra workers start
     sooner."""
@@ -339,8 +339,8 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Cluster(resources=) and the option --resources take precedence."""
 
     resource_wait_s: Seconds = 30.0
-    """When the nodes with the required resources are gone: how long tasks wait for another node
-    that has them, before NodeLostError.
+    """How long tasks wait for another node with the required resources after the last such node is
+    gone, before NodeLostError.
     Higher: a restarted host finds its tasks waiting. Lower: such tasks fail sooner."""
 
     # _protocol/output.py: LINE_BYTES_MAX
@@ -349,9 +349,9 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Higher: long lines stay in one piece. Lower: less memory per worker in the node."""
 
     output_wait_s: Seconds = 10.0
-    """Several hosts: how long workers' lines wait for a driver that reads none. Then they are
-    dropped, and a line reports how many. On one host they wait without a limit.
-    Higher: a suspended driver misses nothing. Lower: workers that print much for it are free for
+    """Several hosts: how long lines of workers' output wait for a driver that reads none. Then they
+    are dropped, and a line reports their number. On one host lines wait without a limit.
+    Higher: a suspended driver misses nothing. Lower: workers with much output are free for
     other programs sooner."""
 
     blas_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
@@ -376,8 +376,8 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Higher: large arrays are reduced at memory speed. Lower: tasks keep more of the cores."""
 
     collective_refs_max: Annotated[int, Meta(ge=1, le=32_768)] = 32_768
-    """Most refs in one collective. They are sent to the node in one packet of 9 bytes each, and a
-    packet may have 416 KiB without privileges.
+    """Most refs in one collective. They are sent to the node in one packet, 9 bytes each; without
+    privileges a packet has at most 416 KiB.
     Lower: a wrong list is refused before it costs memory in node and manager."""
 
     group_wait_s: Seconds = 30.0
@@ -407,7 +407,7 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     handshake_timeout_s: Above0 = 5.0
     """Handshake timeout of a connection. On the connecting side it starts with the first byte of
     the server, which may keep connections in a queue.
-    Higher: loaded and distant hosts get in. Lower: connections that send nothing end sooner."""
+    Higher: slow and distant hosts can connect. Lower: silent connections end sooner."""
 
     heartbeat_interval_s: Above0 = 0.2
     """Interval of the heartbeats between nodes and the manager.
@@ -417,23 +417,23 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     """How long a host may be silent before it is declared dead. A host gets four times its longest
     silence of the last minute if that is more, up to eight times this value. In a cluster with a
     standby this is also the manager's lease.
-    Higher: hosts that stop for a moment stay. Lower: the others continue sooner after a death."""
+    Higher: short pauses lose no host. Lower: other hosts continue sooner after a death."""
 
     pending_handshakes_max: Annotated[int, Meta(ge=1, le=4096)] = 64
-    """Connections at a time that have not authenticated yet, at each listener; each can make the
-    process hold some 100 KiB. Four times as many can wait in a queue. Only a host that has more
-    than its share loses connections.
+    """Most unauthenticated connections at a time, at each listener; each can take some 100 KiB of
+    the process's memory. Four times as many can wait in a queue. Only a host that has more than its
+    share loses connections.
     Higher: more hosts can join at the same moment. Lower: strangers cost less memory."""
 
     hosts_command: Command = "ssh -o BatchMode=yes {host} hoplite-mp {arguments}"
     """Command that starts a node of Cluster(hosts=). It is split into words as a shell does, and
     runs without a shell. {host} is an element of hosts=, the word {arguments} stands for the
-    arguments of hoplite-mp. When the command ends, what it has started must have ended; its
-    standard input must be that of hoplite-mp."""
+    arguments of hoplite-mp. The command must not end before hoplite-mp does, and must pass its
+    standard input on to hoplite-mp."""
 
     hosts_wait_s: Seconds = 60.0
     """How long Cluster(hosts=) waits until all nodes have joined before NodeLostError.
-    Higher: slow hosts get in. Lower: a missing host fails sooner."""
+    Higher: slow hosts can join. Lower: a missing host fails sooner."""
 
     def __getattr__(self, name: str) -> Any:
         if name in RENAMED:
@@ -523,11 +523,11 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
 
 
 _TYPES = {field.name: field.type for field in fields(Config)}
-_Limits = msgspec.defstruct("_Limits", _TYPES.items())  # what a Config is checked against
+_Limits = msgspec.defstruct("_Limits", _TYPES.items())  # validates a Config
 
 
 def _plain(value: object) -> object:
-    """A number of another kind, such as numpy's, as int or float; anything else as it is."""
+    """A number of another type, such as numpy's, as int or float; any other value unchanged."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:

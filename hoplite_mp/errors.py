@@ -2,12 +2,12 @@
 
 Each class derives from `HopliteError` and from the builtin that a caller would catch anyway, so
 `except TimeoutError` works without knowledge of this module. An exception raised by a task is none
-of these, because it keeps its own type. All of them can be sent between processes: they pickle with
-their args. Those of lost workers and hosts are made at their first use (`LOST`), so name them as
-attributes of this module, `errors.WorkerLostError`, where they are raised or caught, and never
-import them.
+`except TimeoutError` works without knowledge of this module. An exception raised by a task keeps
+its own type. All errors can be sent between processes: they pickle with their args. The classes for
+lost workers and hosts are created at their first use (`LOST`), so never import them: write
+`errors.WorkerLostError` where they are raised or caught.
 
-What a message must say: what happened, where, how much, and what to do about it.
+A message must say what happened, where, how much, and what to do about it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class HopliteError(Exception):
 class ClosedError(HopliteError, RuntimeError):
     """The cluster, executor or Group was closed, or belongs to the parent of a fork.
 
-    The program has caused this: keep the `with` block open for as long as its objects are used.
+    Keep the `with` block open for as long as its objects are used.
 
     Examples
     --------
@@ -64,9 +64,9 @@ class ClosedError(HopliteError, RuntimeError):
 
 
 class ConfigError(HopliteError, ValueError):
-    """A limit has a value that cannot work; the message names the field and what is allowed.
+    """A limit has an invalid value; the message names the field and what is allowed.
 
-    The program has given it in an argument, or it is in the environment.
+    The value comes from an argument or from the environment.
 
     Examples
     --------
@@ -81,9 +81,9 @@ class TaskError(HopliteError, RuntimeError):
     """A task raised an exception that cannot be raised here; this exception carries its text.
 
     Either the exception does not pickle, or it is a SystemExit, KeyboardInterrupt or GeneratorExit,
-    which would end the program that reads the result; these are the `__cause__`
-    (`hoplite_mp.Executor` raises them as the standard pool does). Any other exception is raised as
-    itself.
+    which would end the program that reads the result. The latter three are the `__cause__`
+    (`hoplite_mp.Executor` raises them as the standard pool does). All other exceptions are raised
+    unchanged.
 
     Examples
     --------
@@ -100,7 +100,7 @@ class TaskError(HopliteError, RuntimeError):
 class ObjectLostError(HopliteError, LookupError):
     """The object is gone: it was deleted, or no living process holds its bytes.
 
-    Either the program has called `delete`, or the processes that held it have died.
+    Either the program has called `delete`, or the processes that held the object have died.
 
     Examples
     --------
@@ -114,9 +114,9 @@ class ObjectLostError(HopliteError, LookupError):
 
 
 class PeerLostError(HopliteError, ConnectionError):
-    """A member of a Group has died or left, in a call that cannot do without it.
+    """A Group call needs a member that has died or left.
 
-    It was the root or the sender, or the Group is strict. The cause is whatever ended that member.
+    That member was the root or the sender, or the Group is strict. The cause is whatever ended it.
 
     Examples
     --------
@@ -148,7 +148,7 @@ class ManagerLostError(HopliteError, ConnectionError):
 
 
 class StoreFullError(HopliteError, MemoryError):
-    """The store had no room for the bytes, or not in time.
+    """The store cannot hold the bytes, or had no space for them in time.
 
     The message says what holds the memory. Free arrays and refs, or raise the limit.
 
@@ -164,8 +164,8 @@ class StoreFullError(HopliteError, MemoryError):
 class StateNotSavedError(StoreFullError):
     """A call of an actor with `options(checkpoint=)` has taken effect, but its state was not saved.
 
-    The store and the disk had no room for the state. Making the call again would apply it twice.
-    The next call saves the state if there is room.
+    The store and the disk had no space for the state. Making the call again would apply it twice.
+    The next call saves the state if there is space.
 
     Examples
     --------
@@ -175,9 +175,9 @@ class StateNotSavedError(StoreFullError):
 
 
 class HopliteTimeoutError(HopliteError, TimeoutError):
-    """What was waited for did not happen within the timeout that was given.
+    """A wait did not end within its timeout.
 
-    It goes on, and may be waited for again.
+    The operation continues, and can be waited for again.
 
     Examples
     --------
@@ -195,7 +195,7 @@ class HopliteTimeoutError(HopliteError, TimeoutError):
 class ReduceError(HopliteError, RuntimeError):
     """Too few sources of a collective succeeded; `__cause__` is the first failure.
 
-    The tasks that made the sources have caused this.
+    The failures are those of the tasks that computed the sources.
 
     Examples
     --------
@@ -210,9 +210,9 @@ class ReduceError(HopliteError, RuntimeError):
 
 
 class ProtocolError(HopliteError, ConnectionError):
-    """The other side of a connection sent what it must not send.
+    """The other side of a connection violated the protocol.
 
-    It has another version of this library, or is an entirely different program.
+    It runs another version of this library, or an entirely different program.
 
     Examples
     --------
@@ -250,9 +250,8 @@ LOST = {
         "",
         """A worker died while it ran the task, and the task's retries are used up.
 
-    `except BrokenProcessPool` catches it, too; but the pool goes on, with another worker. The cause
-    is outside of the program (a kill, memory that runs out) or in the task (a crash in compiled
-    code).
+    `except BrokenProcessPool` catches it, too, but the pool continues, with another worker. The
+    cause is outside the program (a kill, lack of memory) or in the task (a crash in compiled code).
 
     Examples
     --------
@@ -265,9 +264,9 @@ LOST = {
     ),
     "ActorLostError": (
         "WorkerLostError",
-        """The actor's process has ended, and its state with it; or it was closed, or killed.
+        """The actor was closed or killed, or its process has ended, and its state with it.
 
-    `options(restarts=)` begins it anew.
+    `options(restarts=)` restarts an actor after the death of its process.
 
     Examples
     --------
@@ -298,7 +297,7 @@ def _make_lost() -> dict[str, type[HopliteError]]:
     try:
         from concurrent.futures.process import BrokenProcessPool as Broken
     except (ImportError, OSError):
-        # No descriptor is left, or the interpreter is ending. The loss must be raised all the same.
+        # No descriptor is left, or the interpreter is ending. The loss must be raised nevertheless.
         # Other processes find the class by its name, and use their own.
         from concurrent.futures import BrokenExecutor as Broken  # type: ignore[assignment]
 

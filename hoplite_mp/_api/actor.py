@@ -36,10 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Actor", "ActorCalls", "ActorMethod"]
 
-# ActorMethod: a method of an actor, as its handle gives it.
-#
-# `handle.method` can be called, given other options, and sent to other processes; calling it
-# submits a task to the actor's process.
+# ActorMethod: the attribute of a handle that stands for a method of the actor. It can be called, be
+# given other options, and be sent to other processes.
 
 
 class ActorMethod:
@@ -66,7 +64,7 @@ class ActorMethod:
             self._flags = FLAG_ASYNC | about.concurrency << CONCURRENCY_SHIFT
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the method in the actor's process, after the calls that this process made before.
+        """Runs the method in the actor's process, after this process's earlier calls.
 
         Returns a Future; for a method that yields, an iterator of refs as from `Cluster.stream`."""
         if not self._streams:
@@ -151,7 +149,7 @@ class ActorMethod:
             changed._copy = bool(changes["copy"])
         if changes.get("name") is not None:
             if not isinstance(changes["name"], str):
-                raise TypeError(f"name={changes['name']!r}: it must be a text, or None")
+                raise TypeError(f"name={changes['name']!r}: it must be a string, or None")
             changed._label = changes["name"]
         return changed
 
@@ -175,7 +173,7 @@ class ActorMethod:
 def _method_arrived(
     identity: ObjectRef[Any], about: tuple[Any, ...], method: str, options: dict[str, Any]
 ) -> ActorMethod:
-    """Rebuilds a method that was pickled; pickles name this function."""
+    """Unpickles a method; pickles refer to this function by name."""
     return ActorMethod(identity, ActorInfo.of(about), method).options(**options)
 
 
@@ -188,14 +186,14 @@ class Actor:
     Made by `Cluster.actor` and found by `Cluster.get_actor`. Its attributes are the methods of the
     actor's class. Calling one runs it in the actor's process and returns a Future; a method that
     yields returns an iterator of refs, as `Cluster.stream` does. `handle(...)` works if the class
-    has `__call__`. Every other name raises AttributeError, because a handle has no data.
+    has `__call__`. Any other attribute raises AttributeError, because a handle has no data.
 
-    So that they hide no name of the class, the library's own operations are static methods:
+    The library's own operations are static methods, so that they hide no method of the class:
     `Actor.close(handle)`, `Actor.kill(handle)`, `Actor.restarts(handle)`.
     `handle.method.options(timeout=, copy=, name=, buffersize=)` changes one call.
 
-    Handles can be arguments and results of tasks, and parts of objects. They are counted as refs
-    are: the actor ends when its last handle is gone and the calls made so far are done.
+    Handles can be arguments and results of tasks, and parts of objects. They are counted like refs:
+    the actor ends when its last handle is gone and the calls made so far are done.
 
     Examples
     --------
@@ -218,8 +216,8 @@ class Actor:
 
     _identity: ObjectRef[Any]
     _about: ActorInfo
-    _cluster: Any  # kept alive, because a Cluster that is dropped ends
-    _methods: dict[str, ActorMethod]  # those called so far; they do not refer to the handle
+    _cluster: Any  # kept alive, because a Cluster without references ends
+    _methods: dict[str, ActorMethod]  # the methods called so far, which do not refer to the handle
 
     def __init__(self) -> None:
         raise TypeError("an Actor is made by Cluster.actor(cls, ...)")
@@ -275,20 +273,20 @@ class Actor:
         return _arrived, (_identity_of(self), _about_of(self).plain)
 
     def __del__(self) -> None:
-        # Calls that have ended hold the actor until this process has taken note of their ends.
-        with contextlib.suppress(Exception):  # a handle half made, or the interpreter is ending
+        # Finished calls hold the actor until this process has processed their ends.
+        with contextlib.suppress(Exception):  # an incomplete handle, or the interpreter is ending
             runtime_of(_identity_of(self)).actors.handle_dropped()
 
     @staticmethod
     def close(handle: Actor) -> None:
-        """Ends the actor after the calls made so far; later ones raise ActorLostError.
+        """Ends the actor after the calls made so far; later calls raise ActorLostError.
 
         Returns at once. It has no effect on an actor that has ended.
 
         Parameters
         ----------
         handle : Actor
-            Which one.
+            The actor.
 
         Examples
         --------
@@ -305,12 +303,12 @@ class Actor:
     def kill(handle: Actor) -> None:
         """Ends the actor now: its process is killed.
 
-        The call that runs and those that wait raise ActorLostError. Returns at once.
+        Running and waiting calls raise ActorLostError. Returns at once.
 
         Parameters
         ----------
         handle : Actor
-            Which one.
+            The actor.
 
         Examples
         --------
@@ -326,12 +324,12 @@ class Actor:
 
     @staticmethod
     def restarts(handle: Actor) -> int:
-        """How often the actor's process was started again after its death.
+        """How often the actor's process was restarted after its death.
 
         Parameters
         ----------
         handle : Actor
-            Which one.
+            The actor.
 
         Returns
         -------
@@ -357,7 +355,7 @@ _set_cluster = Actor.__dict__["_cluster"].__set__
 
 
 def _checked(handle: Any) -> ObjectRef[Any]:
-    """Its identity; TypeError if it is no handle of an actor."""
+    """The identity in a handle of an actor; TypeError for any other object."""
     if not isinstance(handle, Actor):
         raise TypeError(f"expected the handle of an actor, not {handle!r:.80}")
     return _identity_of(handle)  # type: ignore[no-any-return]
@@ -375,13 +373,13 @@ def _handle(identity: ObjectRef[Any], about: ActorInfo) -> Actor:
 
 
 def _arrived(identity: ObjectRef[Any], about: tuple[Any, ...]) -> Actor:
-    """Rebuilds a handle that was pickled; pickles name this function."""
+    """Unpickles a handle; pickles refer to this function by name."""
     return _handle(identity, ActorInfo.of(about))
 
 
 def _methods_of(cls: type) -> frozenset[str]:
-    """The names that a handle offers: everything callable in the class, of dunder methods only
-    `__call__`."""
+    """The names of methods that a handle offers: all callables in the class, but no dunder method
+    except `__call__`."""
     found = {"__call__"} if any("__call__" in base.__dict__ for base in cls.__mro__[:-1]) else set()
     for name in dir(cls):
         if name.startswith("__") and name.endswith("__"):
@@ -443,22 +441,23 @@ class ActorCalls:
         name : str
             `get_actor` finds it by this name, in the whole cluster.
         get_if_exists : bool
-            True: if the name is taken, the handle is one of the actor that has it.
+            True: if the name is taken, the result is a handle of the actor with that name.
         detached : bool
-            True: it lives on without handles, until it is closed or killed or the cluster ends.
+            True: the actor needs no handles; it lives until it is closed or killed or the cluster
+            ends.
         restarts : int
             How often the constructor runs again after the death of the process, on another host if
-            that of the actor is gone. Calls that had not begun are made after that; the call that
-            was running raises ActorLostError unless `retries` was given.
+            the actor's host is gone. Calls that had not begun run after that; the call that was
+            running raises ActorLostError unless `retries` was given.
         checkpoint : int
             After every `checkpoint` calls the actor's state, pickled, is stored on two hosts, and a
-            restart begins with it. A call that is tried again takes effect only once. With 1, no
-            result is returned before the state after that call is stored. If there is no room to
-            store it, the call raises StateNotSavedError, although it has taken effect.
+            restart begins with that state. A call that is retried takes effect only once. With 1,
+            no result is returned before the state after that call is stored. If there is no space
+            for the state, the call raises StateNotSavedError, although it has taken effect.
         timeout, copy
-            For its calls, as in `options`.
+            Defaults for its calls, as in `options`.
         resources : dict
-            It runs on a node that has these, and keeps them until it ends.
+            The actor runs on a node that has these, and keeps them until it ends.
 
         Examples
         --------
@@ -517,9 +516,8 @@ class ActorCalls:
         )
 
     def _actor_places(self) -> Iterator[int]:
-        """Yields the nodes to try for an actor: those that node= names, beginning with another one
-        each time; otherwise this node, and then those that have workers, in case this one is
-        leaving."""
+        """Yields the nodes to try for an actor: those in node=, starting with another one each
+        time; without node= this node and, in case it is leaving, all nodes with workers."""
         runtime, named = self._runtime, self._options.node
         if named:
             first = next(_turns) % len(named)
@@ -530,7 +528,7 @@ class ActorCalls:
         yield from (number for number, _ in working_places(runtime) if number != own)
 
     def get_actor(self, name: str) -> Actor:
-        """The living actor of that name, in the whole cluster.
+        """The living actor with that name, in the whole cluster.
 
         Parameters
         ----------
@@ -540,7 +538,7 @@ class ActorCalls:
         Returns
         -------
         Actor
-            Another handle.
+            A new handle.
 
         Raises
         ------
@@ -556,7 +554,7 @@ class ActorCalls:
         1
         """
         if not isinstance(name, str) or not name:
-            raise TypeError(f"name={name!r}: it must be a text that is not empty")
+            raise TypeError(f"name={name!r}: it must be a non-empty string")
         check_name(name, "an actor")
         found = self._runtime.actors.find(name)
         if found is None:

@@ -1,8 +1,8 @@
 """connect: opens a Cluster, and closes it, from within an event loop.
 
-Opening a cluster starts processes or asks other hosts, and leaving it waits for tasks; both would
-block the loop, so both are done in a thread. Whatever happens to the loop meanwhile, no cluster
-stays open that the program does not hold.
+Opening a cluster starts processes or contacts other hosts, and leaving it waits for tasks. Both
+would block the loop, so both are done in a thread. Whatever happens to the loop meanwhile, no
+cluster stays open without a reference in the program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Connecting:
-    """What `connect` returns: a Cluster that is opened when this is awaited, or entered."""
+    """What `connect` returns: awaiting or entering it opens a Cluster."""
 
     def __init__(self, make: Callable[[], Cluster]) -> None:
         self._make: Callable[[], Cluster] | None = make
@@ -83,7 +83,7 @@ def connect(*args: Any, **kwargs: Any) -> Connecting:
     Returns
     -------
     awaitable
-        For `async with`, or `await`, which gives the Cluster.
+        For `async with`; `await` returns the Cluster.
 
     Raises
     ------
@@ -93,8 +93,8 @@ def connect(*args: Any, **kwargs: Any) -> Connecting:
     Notes
     -----
     Leaving `async with` does what leaving `with` does, in a thread: it waits for all submitted
-    tasks. After an exception, or if the leaving itself is cancelled, it cancels tasks that wait and
-    interrupts those that run. A cluster of `c = await hoplite_mp.connect()` is closed by `await
+    tasks. After an exception, or if the leaving itself is cancelled, it cancels waiting tasks and
+    interrupts running ones. A cluster of `c = await hoplite_mp.connect()` is closed by `await
     asyncio.to_thread(c.shutdown)`, or at interpreter exit. If the opening is cancelled, the cluster
     is closed as soon as it is open.
 

@@ -1,7 +1,7 @@
 """Cluster: the object through which programs use the library.
 
-In one object a user finds everything: put and get, submit and map, collectives, groups, nodes. It
-checks arguments and passes them on; the classes from which it derives each do one part of this.
+One object offers everything: put and get, submit and map, collectives, groups, nodes. It checks
+arguments and passes them on; each of its base classes does one part of this.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Cluster(
         "host:port" of a running cluster, which this process joins. If this host has a node of that
         cluster (`hoplite-mp up` or `join`, or `listen=`, of the same user), this process takes part
         through that node and shares its memory and workers; `memory`, `ports` and `spill_dir` are
-        then those of that node. Otherwise, or if `workers` asks for some, it joins with a node of
-        its own.
+        then the node's. Otherwise, or if `workers` is given and not 0, this process joins with a
+        node of its own.
     hosts : sequence of str, optional
         Names for ssh ("a", "user@b"). A node is started on each, and ends with this cluster.
         `Config.hosts_command` is the command that starts it.
@@ -88,8 +88,8 @@ class Cluster(
         Directory on a disk for objects that do not fit into memory; it must exist. Default: the
         first suitable of TMPDIR, /var/tmp and the working directory.
     resources : dict, optional
-        What this host has for tasks with `options(resources=)`, such as ``{"gpu": 2}``. With
-        `address`, this process then joins with a node of its own. Default: nothing.
+        Resources of this host for `options(resources=)`, such as ``{"gpu": 2}``. With `address`,
+        this process then joins with a node of its own. Default: nothing.
     config : Config, optional
         All other limits. An argument given here takes precedence over it.
     debug : bool, optional
@@ -103,7 +103,7 @@ class Cluster(
     ConfigError
         Arguments that exclude each other, or a limit that is out of its range.
     AuthError
-        `address`: the cluster has another token.
+        `address`: the cluster has a different token.
     ManagerLostError
         `address`: no manager answered there for `Config.connect_timeout_s` seconds.
     ProtocolError
@@ -113,10 +113,10 @@ class Cluster(
 
     Notes
     -----
-    Leaving `with` waits for all submitted tasks. Leaving it by an exception cancels tasks that
-    wait, interrupts those that run, and kills what has not ended after `Config.cancel_grace_s`.
-    Calls of actors are not interrupted: they may end within that time, or are killed without
-    their `finally`.
+    Leaving `with` waits for all submitted tasks. Leaving it by an exception cancels waiting tasks,
+    interrupts running ones, and kills those that have not ended after `Config.cancel_grace_s`.
+    Calls of actors are not interrupted: they may end within that time, or are killed without their
+    `finally`.
 
     Examples
     --------
@@ -182,8 +182,8 @@ class Cluster(
             stays=self._stays,
             standby=self._standby,
         )
-        # Imported here and not at the first pickling, because a child that another thread forks in
-        # the midst of an import can never import that module. The host's processes start meanwhile.
+        # Imported here and not at the first pickling, because a child that another thread forks
+        # during the import could never import that module. The host's processes start meanwhile.
         import cloudpickle  # noqa: F401
 
         self._network = network
@@ -253,7 +253,7 @@ class Cluster(
             face._shutting = locks.lock("cluster.end")
             face._join(runtime)
             if runtime.is_actor and runtime.demands.common_workers():
-                face._pool = COMMON_POOL  # tasks that an actor submits are no calls of it
+                face._pool = COMMON_POOL  # tasks that an actor submits are not calls of the actor
             runtime.face = lambda: face  # a worker's Cluster lives as long as the worker
         found = runtime.face()
         if found is None:
@@ -263,7 +263,7 @@ class Cluster(
         return found  # type: ignore[no-any-return]
 
     def _bound(self, numbers: tuple[int, ...]) -> int:
-        """The pool of one of these nodes, which take turns."""
+        """The pool of one of these nodes, in rotation."""
         return self._runtime.bound_pool(numbers[next(_turns) % len(numbers)])
 
     def __reduce__(self) -> tuple[Any, ...]:  # it is unpickled as current(), with these options
@@ -274,8 +274,8 @@ class Cluster(
     def options(self, **changes: Any) -> Cluster:
         """A view of this cluster with other defaults for its tasks and actors.
 
-        They apply to `submit`, `map`, `stream`, `executor`, `spmd` and `actor`. The view is the
-        same cluster: it shares workers and objects. Later options override earlier ones.
+        The options apply to `submit`, `map`, `stream`, `executor`, `spmd` and `actor`. The view is
+        the same cluster: it shares workers and objects. Later options override earlier ones.
 
         Parameters
         ----------
@@ -287,7 +287,7 @@ class Cluster(
             actors.
         retry_exceptions : class or tuple of classes, optional
             Subclasses of Exception after which a task runs again, as after a death. The exception
-            of the last try is raised as itself; in `map` only the failed item is tried again.
+            of the last try is raised unchanged; in `map` only the failed item is tried again.
             Default: none.
         retry_delay : float or tuple, optional
             Seconds between the end of a try and the next one, for `submit`, `map` and executors;
@@ -313,9 +313,10 @@ class Cluster(
             other programs. A task that another task submits has at least the priority of that task.
             Default: 0.
         resources : dict, optional
-            A task with ``{"gpu": 1}`` runs where that much is free, and has it as long as it runs;
-            `assigned` says which. Each worker of `executor` and `spmd`, and the process of an
-            actor, has it for life; there CUDA_VISIBLE_DEVICES names its "gpu". Default: none.
+            A task with ``{"gpu": 1}`` runs where that amount is free, and holds it while it runs;
+            `assigned` says which units. Each worker of `executor` and `spmd`, and an actor's
+            process, holds its units for life; its CUDA_VISIBLE_DEVICES names its "gpu". Default:
+            none.
         env : dict, optional
             For `executor`, `actor` and `spmd`: changes of the environment of their processes, made
             before anything is imported there; a value of None removes the variable. Such a process
@@ -336,8 +337,8 @@ class Cluster(
             A value that is not allowed, or a node that has never been in the cluster. `resources`:
             at the call, when no node has them.
         NodeLostError
-            `node`: it was in the cluster, and is gone. `resources`, from the Future: the nodes that
-            had them are gone, and no other one has joined within `Config.resource_wait_s`.
+            `node`: it was in the cluster, and is gone. `resources`, from the Future: the nodes with
+            these are gone, and no other has joined within `Config.resource_wait_s`.
 
         Examples
         --------
@@ -407,8 +408,8 @@ def _config(
 
 
 def _arrived(options: Options) -> Cluster:
-    """The cluster of the process that unpickles one, or a view of it; pickles name this
-    function."""
+    """Unpickles a Cluster as this process's own cluster, or a view of it; pickles refer to this
+    function by name."""
     cluster = current()
     return cluster if options == cluster._options else cluster._view(options)
 
@@ -419,9 +420,8 @@ def current() -> Cluster:
     Returns
     -------
     Cluster
-        Inside a task, the cluster that runs the task; elsewhere the one that was opened last, of
-        those that are still open. The clusters inside `hoplite_mp.Executor` and inside the
-        joblib backend do not count.
+        Inside a task, the cluster that runs the task; elsewhere the latest opened one that is still
+        open. The clusters inside `hoplite_mp.Executor` and inside the joblib backend do not count.
 
     Raises
     ------

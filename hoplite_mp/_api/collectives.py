@@ -1,7 +1,7 @@
 """Collectives on refs, and joining a Group: checks the arguments, and passes the request on.
 
-Mistakes that can be seen at the call are raised there; everything else is decided by the planner
-while the work runs.
+Errors that can be found at the call are raised there; the planner decides everything else while the
+operation runs.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def fold_refs(
 ) -> Folded:
     """Folds the first `num` values to be ready, from left to right in the order of `refs`.
 
-    deadline_s: so many seconds after the call the values that are ready are folded; if there are
-    none, the first one to become ready is the result. ready: the indices of the refs that were
-    ready at the call. called: the number of the caller's node, and the time of the call by the
-    monotonic clock of its host. ReduceError: too few refs succeed.
+    deadline_s: seconds after the call at which the ready values are folded; if none is ready, the
+    result is the first one to become ready. ready: the indices of the refs that were ready at the
+    call. called: the number of the caller's node, and the time of the call on its host's monotonic
+    clock. ReduceError: too few refs succeed.
     """
     runtime = current_runtime()
     memory, tasks = runtime.memory, runtime.submitter.tasks
@@ -64,7 +64,7 @@ def fold_refs(
     failure: Exception | None = None
     early = set(ready)
     left = [*ready, *(at for at in range(len(refs)) if at not in early)]
-    # After the deadline only these are known to have been ready in time.
+    # After the deadline, only these refs are known to have been ready in time.
     known = len(ready) if ready and now >= until else len(refs)
     while len(values) < num:
         if len(left) < num - len(values):
@@ -94,7 +94,7 @@ NO_FOLDS = (
     "reduce by a function folds the values in a task, and this cluster has no workers: fold them "
     "here, with functools.reduce(op, c.get(refs, copy=True)), or make the cluster with workers"
 )
-DEADLINE_S_MAX = 1e9  # 31 years; a longer one counts as none
+DEADLINE_S_MAX = 1e9  # 31 years; a longer deadline counts as none
 
 
 def _reduce(
@@ -157,13 +157,13 @@ def _fold(
     return ref
 
 
-_placing: set[Any] = set()  # Futures of results that are being placed, which nobody else holds
+_placing: set[Any] = set()  # Futures of results that are being placed, to keep them alive
 
 
 def place_copies(
     runtime: Runtime, refs: Sequence[ObjectRef[Any]], kind: str, to: Sequence[int]
 ) -> Future[None]:
-    """Returns a Future that is done when every object is where that kind of call places it. `to`:
+    """Places objects as this kind of call does; the Future is done when all are in place. `to`:
     numbers of nodes."""
     if not refs:
         raise ValueError("no refs were given")
@@ -175,7 +175,7 @@ def place_copies(
 
 def keep_copies(runtime: Runtime, ref: ObjectRef[Any], copies: int, to: Sequence[int]) -> None:
     """Returns when the nodes `to` hold the object, too. Nodes that die meanwhile are replaced by
-    others, so that there are `copies` in all; ValueError if there are no longer so many nodes."""
+    others, so that there are `copies` in all; ValueError if too few nodes are left for that."""
     while to:
         lost: ObjectLostError | None = None
         try:
@@ -219,12 +219,12 @@ class CollectiveCalls:
             values from left to right in the order of `refs`, in one task of the cluster, which
             begins when a worker is free; if it raises, `get` raises that exception. Default: "sum".
         num : int, optional
-            How many of the refs go in, 1 to len(refs). Default: all.
+            How many of the refs are reduced, 1 to len(refs). Default: all.
         deadline : float, optional
-            Seconds from this call. After that, the refs that are ready go in, or, if there are
-            none, the first one to become ready. Before that, a ref that fails is an error as
-            without a deadline, unless `num` others are left. If a function's task begins after the
-            deadline, the refs that were ready at the call go in. Default: no deadline.
+            Seconds from this call, after which the refs that are ready are reduced or, if none is,
+            the first one to become ready. Before the deadline a failed ref is an error, unless
+            `num` other refs are left. If `op` is a function whose task begins after the deadline,
+            the refs that were ready at the call are reduced. Default: no deadline.
         to : Node or str, optional
             Where the result is placed. Default: the caller's node.
         reproducible : bool, optional
@@ -234,9 +234,9 @@ class CollectiveCalls:
         Returns
         -------
         ObjectRef
-            The shape and dtype of the sources; "mean" of integers is float64. `result.contributors`
-            are the indices of the refs that went in, each once. float16 and bfloat16 are added up
-            as float32 and rounded once.
+            An array with the sources' shape and dtype; "mean" of integers is float64.
+            `result.contributors` are the indices of the reduced refs, each once. float16 and
+            bfloat16 are added up as float32 and rounded once.
 
         Raises
         ------
@@ -288,7 +288,7 @@ class CollectiveCalls:
         refs, op, num, deadline, reproducible
             As for `reduce`.
         to : Node, str, or a list of them, optional
-            Which nodes receive the result. Default: those that hold one of `refs`.
+            Which nodes receive the result. Default: the nodes that hold one of `refs`.
 
         Returns
         -------
@@ -326,7 +326,7 @@ class CollectiveCalls:
         Parameters
         ----------
         ref : ObjectRef or Future
-            What to place. Several refs are placed as by `allgather`.
+            The object. Several refs are placed as by `allgather`.
         to : Node, str, or a list of them, optional
             Default: all nodes.
 
@@ -337,7 +337,7 @@ class CollectiveCalls:
 
         Notes
         -----
-        A node passes on what it is still receiving, as in Hoplite (SIGCOMM 2021).
+        A node forwards data that it is still receiving, as in Hoplite (SIGCOMM 2021).
 
         Examples
         --------
@@ -356,14 +356,14 @@ class CollectiveCalls:
         Parameters
         ----------
         refs : iterable of ObjectRef or Future
-            What to place.
+            The objects.
         to : Node or str, optional
             Default: the caller's node.
 
         Returns
         -------
         Future
-            Done, with None, when that node holds all of them.
+            Done, with None, when that node holds all objects.
 
         Examples
         --------
@@ -381,14 +381,14 @@ class CollectiveCalls:
         Parameters
         ----------
         refs : iterable of ObjectRef or Future
-            What to place.
+            The objects.
         to : Node, str, or a list of them, optional
             Default: all nodes.
 
         Returns
         -------
         Future
-            Done, with None, when every living node in `to` holds all of them.
+            Done, with None, when every living node in `to` holds all objects.
 
         Examples
         --------
@@ -418,9 +418,9 @@ class CollectiveCalls:
         Raises
         ------
         ValueError
-            `to` has another length than `refs`; otherwise as for `reduce`. `get` of a slice raises
-            it if several hosts take part and one of them holds so many of the refs that their
-            number times the number of slices is above 262 144 (512 refs on one host).
+            `to` and `refs` differ in length; otherwise as for `reduce`. From `get` of a slice:
+            several hosts take part, and one of them holds so many of the refs that their number
+            times the number of slices is above 262 144 (512 refs on one host).
 
         Examples
         --------
@@ -464,7 +464,7 @@ class CollectiveCalls:
         Raises
         ------
         ValueError
-            A row has another length than `to`.
+            A row and `to` differ in length.
 
         Examples
         --------
@@ -499,9 +499,8 @@ class GroupCalls:
         """Becomes a member of the Group `name`.
 
         Returns at once; the first call of the Group waits for all members. If a rank leaves or dies
-        before all have joined, the Group waits for it until its task has ended and will not be
-        retried. Then the Group can never be whole, and the first call of every other member raises
-        PeerLostError.
+        before all have joined, the Group waits for that rank until its task has ended and will not
+        be retried. After that the first call of every other member raises PeerLostError.
 
         Parameters
         ----------
@@ -510,7 +509,7 @@ class GroupCalls:
         size : int
             How many members the Group has, 1 to `Config.group_members_max`.
         rank : int, optional
-            This member's place, 0 to size - 1. Default: the lowest one that is free.
+            This member's rank, 0 to size - 1. Default: the lowest free rank.
         strict : bool, optional
             True: a call in which a member is missing raises PeerLostError. Default: it completes
             among the survivors.
@@ -522,20 +521,19 @@ class GroupCalls:
 
         Returns
         -------
-        Group
-            To be closed by `close()` or `with`; it closes itself at the end of the task, or of the
-            call of an actor, in which it was made. One that an actor makes in its constructor lives
-            as long as the actor.
+        Close it with `close()` or `with`; otherwise it closes at the end of the task, or of the
+        call of an actor, that made it. A Group made in an actor's constructor lives as long as the
+        actor.
 
         Raises
         ------
         ValueError
-            Another size than the others gave, a rank that is taken, or one member too many; or an
-            option of `options()` that has no effect on a Group.
+            The size differs from that of other members, the rank is taken, or all ranks are; or an
+            option of `options()` has no effect on a Group.
         PeerLostError
-            This task was a member before its process died, and the Group has ended meanwhile. If it
-            had left the Group before that, the first call raises this. Also: a peer of the same
-            `spmd` call was a member, has left, and will not join again.
+            This task was a member before its process died, and the Group has ended meanwhile. If
+            the task had left the Group before that, the first call raises this. Also: a peer of the
+            same `spmd` call was a member, has left, and will not join again.
 
         Examples
         --------

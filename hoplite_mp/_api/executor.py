@@ -43,8 +43,9 @@ __all__ = ["MapCalls", "Options", "Sized", "TaskExecutor"]
 
 # map: one function over many arguments, for every executor.
 #
-# `Cluster`, its views, `c.executor(...)` and `hoplite_mp.Executor` map alike: arguments are cut
-# into chunks, each chunk is a task, and results come back in order or as they are ready.
+# `Cluster`, its views, `c.executor(...)` and `hoplite_mp.Executor` map in the same way: arguments
+# are split into chunks, each chunk is a task, and results are returned in order or as they
+# complete.
 
 
 T = TypeVar("T")
@@ -77,9 +78,9 @@ class MapCalls:
     ) -> Results[T]:
         """Applies `fn` to items of the iterables, in the workers.
 
-        As `concurrent.futures.Executor.map` of Python 3.14, on every Python, with more arguments.
-        The iterator raises the first exception of an item and ends there: tasks that have not begun
-        are cancelled, and further results are not available. `return_exceptions=True` goes on.
+        Like `concurrent.futures.Executor.map` of Python 3.14, on every Python version, with more
+        arguments. The iterator raises the first exception of an item and ends there: tasks that
+        have not begun are cancelled. With `return_exceptions=True` it continues.
 
         Parameters
         ----------
@@ -88,19 +89,19 @@ class MapCalls:
         *iterables : iterable
             The map ends with the shortest one.
         timeout : float, optional
-            Seconds from this call, after which asking for a result raises. Default: no limit.
+            Seconds from this call, after which the iterator raises. Default: no limit.
         chunksize : int, optional
-            Items that are sent as one task. Default: chosen from the number of items and workers;
-            chunks grow as long as earlier ones are done at once.
+            Items per task. Default: chosen from the number of items and workers; chunks grow as
+            long as earlier ones finish at once.
         buffersize : int, optional
-            How many results may be under way before the iterables are read further. Default: all
-            are read at once.
+            How many results may be pending before the iterables are read further. Default: they are
+            read completely, at once.
         ordered : bool, optional
-            False yields results as they come. Default: in the order of the items.
+            False yields results as they complete. Default: in the order of the items.
         progress : bool or str, optional
-            True, or a text to stand before the bar: shows a bar of tqdm on stderr or in the
-            notebook, which counts items that are done. It is drawn whenever a result is asked for,
-            and needs the extra `progress`. Default: False.
+            True, or a label: shows a tqdm bar, with the number of finished items, on stderr or in
+            the notebook. The bar is updated whenever the next result is requested, and needs the
+            extra `progress`. Default: False.
         return_exceptions : bool, optional
             True: the exception of an item takes the place of its result; also that of a result
             that does not pickle, and WorkerLostError for the items of a chunk whose worker has
@@ -109,7 +110,8 @@ class MapCalls:
         Returns
         -------
         iterator
-            Over the results, for `for` and `async for`. Closing it cancels what has not begun.
+            Over the results, for `for` and `async for`. Closing it cancels tasks that have not
+            begun.
 
         Raises
         ------
@@ -198,7 +200,8 @@ class Sized:
 
     @property
     def _max_workers(self) -> int:
-        """The size of its own pool, or of all nodes' common workers together; at least one."""
+        """The size of the executor's own pool, or the number of all nodes' common workers; at least
+        1."""
         runtime = self._runtime
         known = runtime.pool_sizes.get(self._pool)
         if known is None:
@@ -218,7 +221,7 @@ WORKERS_OF_AN_ENGINE = (
     "task.remote() or client.submit() (inside a task of Dask, distributed.get_client().submit()), "
     "or hoplite_mp.current().executor(), which has workers of its own"
 )
-TIMEOUT_S_MAX = 1e9  # 31 years; a longer one counts as none
+TIMEOUT_S_MAX = 1e9  # 31 years; a longer timeout counts as none
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -241,7 +244,7 @@ class Options:
     env: Environment = ()
     priority: int = 0
     resources: Demand | None = None
-    # An option is set that has no effect on `submit`. Precomputed, because `submit` must be fast.
+    # Whether an option is set that has no effect on `submit`. Precomputed: `submit` must be fast.
     _unfit: bool = dataclasses.field(init=False, default=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -282,7 +285,7 @@ class Options:
                 raise ValueError(f"checkpoint={checkpoint!r}: it must be 1 or more calls, or None")
         name = changes.get("name")
         if name is not None and not isinstance(name, str):
-            raise TypeError(f"name={name!r}: it must be a text, or None")
+            raise TypeError(f"name={name!r}: it must be a string, or None")
         return dataclasses.replace(self, **changes)
 
 
@@ -296,7 +299,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
     _parent: TaskExecutor | None = None  # of a view
     _debugs = False  # True: submit and map run their tasks at the call, in this process
     _places: Sequence[tuple[int, int]] = ()  # of its own workers: (node, how many)
-    _pickles_later = False  # True: what does not pickle fails the Future, as in the stdlib
+    _pickles_later = False  # True: pickling errors fail the Future, as in the stdlib
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -309,7 +312,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         return self._closed or (self._parent is not None and self._parent._was_closed())
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As in the standard library; a view shuts down the executor of which it is a view.
+        """As in the standard library; a view shuts down its executor.
 
         Parameters
         ----------
@@ -340,8 +343,9 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
             A function of a module is sent by name, any other one by value. An `async def` function
             runs in the event loop of its worker.
         *args, **kwargs
-            A ref or Future among them, or inside list, tuple, dict or set, is replaced by its
-            value, for which the task waits. Arrays passed by value are the task's own, writable.
+            A ref or Future among the arguments, or inside a list, tuple, dict or set, is replaced
+            by its value, for which the task waits. Arrays passed by value belong to the task,
+            writable.
 
         Returns
         -------
@@ -354,7 +358,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         ClosedError
             The cluster or executor was shut down.
         TypeError
-            `fn` cannot be called, or is a generator function, for which there is `stream`.
+            `fn` cannot be called, or is a generator function (use `stream`).
         RuntimeError
             There are no workers at all.
 
@@ -429,15 +433,15 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         return future
 
     def _why_broken(self, pool: int, fn: Any) -> BaseException:
-        """The error with which tasks of a broken pool fail. It comes from the node, which fails one
-        more task with it."""
+        """The error with which tasks of a broken pool fail. To get it, one more task is submitted,
+        which fails in the node."""
         name = self._options.name or getattr(fn, "__name__", type(fn).__name__)
         probe = self._runtime.submitter.submit(abs, (0,), {}, pool, 0, None, False, name)
         return probe.exception() or errors.WorkerLostError("the initializer of its workers raised")
 
     def _resolved(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """Options with numbers in the place of nodes. ValueError: there is no such node, or this
-        executor has workers on others, too."""
+        """Options with node numbers in place of nodes. ValueError: there is no such node, or this
+        executor also has workers on other nodes."""
         if changes.get("node") is None:
             return changes
         common = self._pool == COMMON_POOL
@@ -450,8 +454,8 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         return {**changes, "node": numbers}
 
     def _bound(self, numbers: tuple[int, ...]) -> int:
-        """The pool for tasks bound to these nodes: that of the executor, because all of its own
-        workers are there."""
+        """The pool for tasks bound to these nodes: the executor's own, because all its workers are
+        there."""
         return self._pool
 
     def _view(self, options: Options) -> TaskExecutor:
@@ -470,8 +474,8 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         return [oid for oid, task in submitter.pending.copy().items() if task.queue in queues]
 
     def _cancel_pending(self, force: bool) -> None:
-        """Cancels tasks. Those that wait come first, because an interrupted worker would begin one
-        of them."""
+        """Cancels tasks, waiting ones first, because an interrupted worker would begin one of
+        them."""
         for forced in (False, True)[: 1 + force]:
             for oid in self._pending():
                 self._runtime.submitter.cancel(oid, forced)

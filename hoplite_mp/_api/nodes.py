@@ -1,7 +1,7 @@
-"""The nodes of a cluster as a user sees them: which ones there are, and their counters.
+"""The nodes of a cluster as users see them, and their counters.
 
-A Cluster asks its node, which replies with numbers; here they become the objects and names that
-users know.
+Replies of the node contain numbers; this module converts them to the objects and names of the
+public API.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ __all__ = [
     "working_places",
 ]
 
-RESOURCE_COUNTERS = "resource:", "free:"  # how the names of a node's counters of them begin
+RESOURCE_COUNTERS = "resource:", "free:"  # prefixes of their counters' names
 # Interval of checks whether nodes have left. Lower: more round trips to the node. Higher: the
-# caller waits longer than it has to.
+# caller waits longer than necessary.
 LEAVING_POLL_S = 0.02
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Node:
-    """A living host, as it was when `Cluster.nodes` was asked.
+    """A living host, as it was when `Cluster.nodes` was read.
 
     Attributes
     ----------
     id : str
-        "h0", "h1" and so on, in order of joining; never used again.
+        "h0", "h1" and so on, in order of joining; never reused.
     address : str
         The IP address that it advertises to other nodes.
     host : str
@@ -78,7 +78,7 @@ class Node:
     memory_used, memory_total : int
         Bytes of its store that are in use, and the store's limit.
     resources, resources_free : dict
-        What it has for `options(resources=)`, by name, and how much of that is free.
+        Its amounts for `options(resources=)`, by name, and how much of each is free.
 
     Examples
     --------
@@ -106,7 +106,7 @@ class Node:
 
 
 def resource_words(node: Node) -> list[str]:
-    """["gpu 1 of 2"]: how much is free, of how much there is."""
+    """The free and total amounts, as in ["gpu 1 of 2"]."""
     return amount_words(node.resources, node.resources_free)
 
 
@@ -121,9 +121,9 @@ def node_id(number: int) -> str:
 
 
 def standby_of(runtime: Runtime) -> tuple[tuple[str, ...], int, bool, bool]:
-    """As far as this host's node knows: (addresses where the cluster's standby is to be, the best
-    first; the number of the node on the standby's host, -1 if that has not joined; whether the
-    standby leads the cluster by now; whether there is a manager at all)."""
+    """According to this host's node: (addresses for the cluster's standby, the best first; the
+    number of the node on the standby's host, -1 if that has not joined; whether the standby is the
+    manager now; whether there is a manager at all)."""
     standing = runtime.channel.call(JoinStatus()).value
     return tuple(standing[2]), standing[4], standing[5], standing[6]
 
@@ -140,7 +140,7 @@ class NodeCalls:
         Returns
         -------
         list of Node
-            As they are now; asking costs one round trip to each of them.
+            Their current state; reading it costs one round trip to each of them.
 
         Examples
         --------
@@ -151,12 +151,12 @@ class NodeCalls:
 
     @property
     def here(self) -> Node:
-        """The node of this process; in a task, that of the worker that runs the task.
+        """The node of this process; in a task, the node of the task's worker.
 
         Raises
         ------
         NodeLostError
-            The cluster has given this host up.
+            The cluster has declared this host lost.
 
         Examples
         --------
@@ -168,7 +168,7 @@ class NodeCalls:
     def add_workers(self, n: int, node: Any = None) -> None:
         """Starts more workers for the cluster's tasks, while work runs.
 
-        They stay when the program that has started them leaves.
+        They remain after the program that has started them has left.
 
         Parameters
         ----------
@@ -194,16 +194,16 @@ class NodeCalls:
         grow(self._runtime, n, node)
 
     def remove_node(self, node: Any) -> None:
-        """Lets a node, or several, leave the cluster properly, and returns when they are gone.
+        """Removes one or several nodes from the cluster properly, and returns when they are gone.
 
-        A node that leaves takes no more tasks: `options(node=)` with this node alone raises
-        NodeLostError, and an actor that may run on several nodes begins on another one. Tasks
-        that run there are run to their end, and objects that only this node holds, results or
-        `put`, are fetched by the nodes whose processes hold refs to them. Objects to which no
-        other node has refs are dropped with it. A generator that has yielded is not waited for: it
-        runs again elsewhere, which counts against its `retries`. Its actors finish the calls made
-        so far; later calls raise ActorLostError. `hoplite-mp join` ends there with exit code 0, and
-        a program that is connected through that node loses its cluster.
+        A leaving node accepts no more tasks: `options(node=)` with this node alone raises
+        NodeLostError, and an actor that may run on several nodes starts on another one. Its running
+        tasks finish. Objects that only this node holds, results or `put`, are fetched by the nodes
+        whose processes hold refs to them; objects without refs on other nodes are dropped. A
+        generator that has yielded is not waited for: it runs again on another node, which counts
+        against its `retries`. The node's actors finish the calls made so far; later calls raise
+        ActorLostError. Its `hoplite-mp join` ends with exit code 0, and a program that is connected
+        through the node loses its cluster.
 
         Parameters
         ----------
@@ -213,8 +213,8 @@ class NodeCalls:
         Raises
         ------
         ValueError
-            The manager's node, with which the whole cluster would end, or the caller's own, which
-            leaves by `shutdown`.
+            The manager's node, without which the whole cluster would end, or the caller's own (use
+            `shutdown`).
         NodeLostError
             The node is gone already.
 
@@ -231,7 +231,7 @@ class NodeCalls:
         return f"<hoplite_mp.Cluster: {cluster_words(self)}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: its nodes, their workers, and memory as bars."""
+        """For notebooks: the nodes, their workers, and memory as bars."""
         from hoplite_mp._client.describing import cluster_html, in_time
 
         words = cluster_words(self)
@@ -280,12 +280,12 @@ class NodeCalls:
         return {**total, "nodes": {node_id(number): one for number, one in nodes.items()}}
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
-        """A context manager that writes a timeline of what the cluster does meanwhile.
+        """A context manager that writes a timeline of the cluster's work in its block.
 
-        The file is for ui.perfetto.dev. It has tasks by worker, transfers of objects between nodes,
-        collectives, calls of Groups, and spilling. What still runs at the end is recorded up to
-        that time. Values up to 64 KiB travel inside messages and are not in it. The file appears at
-        the end, as a whole, also after an exception in the block.
+        The file is for ui.perfetto.dev. It shows tasks by worker, transfers of objects between
+        nodes, collectives, calls of Groups, and spilling. Work that is still running at the end is
+        recorded up to that time. Values up to 64 KiB, which are sent inside messages, are not
+        shown. The file is written, complete, at the end of the block, also after an exception.
 
         Parameters
         ----------
@@ -299,7 +299,7 @@ class NodeCalls:
         Raises
         ------
         OSError
-            The file cannot be made; raised by the call itself.
+            The file cannot be created; raised by the call itself.
         RuntimeError
             The cluster is being traced already. There is one trace at a time.
 
@@ -322,7 +322,7 @@ class NodeCalls:
 
 
 def take_amounts(counts: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Takes the resources out of a node's counters; returns (what there is, what is free)."""
+    """Removes the resources from a node's counters; returns (totals, free amounts)."""
     found: tuple[dict[str, int], dict[str, int]] = {}, {}
     for into, prefix in zip(found, RESOURCE_COUNTERS, strict=True):
         for name in [name for name in counts if name.startswith(prefix)]:
@@ -331,8 +331,8 @@ def take_amounts(counts: dict[str, int]) -> tuple[dict[str, int], dict[str, int]
 
 
 def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
-    """Living nodes in order of joining. `memory`: with how much memory other nodes use, which costs
-    a round trip to all of them; otherwise that is 0."""
+    """Living nodes in order of joining. `memory`: include the memory use of other nodes, which
+    costs a round trip to all of them; otherwise it is 0."""
     runtime.memory.check()
     found = [
         Node(
@@ -357,7 +357,7 @@ def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
 
 
 def with_counts(node: Node, counts: dict[str, int]) -> Node:
-    """The same node, with what is in use and what is free according to its counters."""
+    """The same node, with the used and free amounts from its counters."""
     _, free = take_amounts(dict(counts))
     amounts = as_amounts(tuple(free.items()))
     return dataclasses.replace(node, memory_used=counts["bytes_used"], resources_free=amounts)
@@ -374,7 +374,7 @@ def own_node(runtime: Runtime) -> Node:
 
 def gone_nodes(runtime: Runtime) -> list[tuple[str, str, float, bool]]:
     """(node id, host, seconds ago, whether it has left) of the latest nodes that were lost or have
-    left, as far as this host's node has seen it."""
+    left, as far as this host's node knows."""
     runtime.memory.check()
     found = runtime.channel.call(GoneNodes()).value
     return [(node_id(number), host, seconds, left) for number, host, seconds, left in found]
@@ -391,11 +391,11 @@ def counters(runtime: Runtime) -> dict[int, dict[str, int]]:
 def node_numbers(
     runtime: Runtime, nodes: Any, one: str | None = None, workers: bool = False
 ) -> list[int]:
-    """A Node, a node id, or a list of them, as numbers; NodeLostError for one that is gone,
-    ValueError for one that has never been there.
+    """A Node, a node id, or a list of them, as numbers; NodeLostError for a node that is gone,
+    ValueError for one that never existed.
 
-    `one`: names the call, if it takes exactly one node. `workers`: the nodes must have some, and
-    not be leaving.
+    `one`: names the call, if it takes exactly one node. `workers`: the nodes must have workers, and
+    must not be leaving.
     """
     if nodes is None:
         return []
@@ -423,7 +423,7 @@ def node_numbers(
 
 
 def _was_there(name: Any, newest: int) -> bool:
-    """Was there ever a node of that name? Numbers are given in order of joining."""
+    """Whether there ever was a node of that name: numbers are given in order of joining."""
     digits = name.removeprefix("h") if isinstance(name, str) else ""
     return digits.isdecimal() and int(digits) <= newest
 
@@ -438,17 +438,16 @@ def named_places(
 
 
 def working_places(runtime: Runtime) -> list[tuple[int, int]]:
-    """(number, workers) of all nodes that have workers; of this node, with one, if there are
-    none."""
+    """(number, workers) of all nodes that have workers; (this node, 1) if none has."""
     found = [(int(one.id[1:]), one.workers) for one in list_nodes(runtime) if one.workers]
     return found or [(runtime.tasks.node_number, 1)]
 
 
 def other_places(runtime: Runtime, copies: Any, keep: Sequence[int] = ()) -> list[int]:
-    """The nodes for all but the first of so many copies: first those in `keep` that live, which
-    have one already; then nodes with workers, because these do not end with a program; then the
-    others. Each time in order of joining, beginning after this node, so that not all copies go to
-    the same nodes."""
+    """The nodes for all copies but the first: first living nodes in `keep`, which have a copy
+    already; then nodes with workers, because these do not end with a program; then the rest. Each
+    class is in order of joining, starting after this node, so that not all copies go to the same
+    nodes."""
     count = whole(copies)
     if count is None or count < 1:
         raise ValueError(f"copies={copies!r}: it must be a whole number from 1")
@@ -482,7 +481,7 @@ def grow(runtime: Runtime, n: Any, node: Any) -> None:
 
 
 def shrink(runtime: Runtime, node: Any) -> None:
-    """Lets nodes leave, and waits for that; see `Cluster.remove_node`."""
+    """Removes nodes, and waits until they are gone; see `Cluster.remove_node`."""
     numbers = node_numbers(runtime, node)
     if not numbers:
         raise ValueError("node=None: say which node is to leave")

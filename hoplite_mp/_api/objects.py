@@ -1,7 +1,6 @@
 """The calls of a Cluster that store, read and drop objects.
 
-Every program begins with `put`, `get` and `wait`. They check their arguments and pass them on to
-the memory of this process.
+The methods check their arguments and pass them on to the memory of this process.
 """
 
 from __future__ import annotations
@@ -42,16 +41,15 @@ class ObjectCalls:
         """Stores an immutable value and returns its ref.
 
         Arrays and other buffers are copied into the store once, and are read without a copy. An
-        array that `empty` made is published without a copy, and becomes read-only.
+        array from `empty` is published without a copy, and becomes read-only.
 
         Parameters
         ----------
         value : object
-            Anything that pickles. Buffers of pickle's protocol 5 travel beside the stream.
+            Anything that pickles. Protocol 5 buffers are stored out of band.
         copies : int, optional
-            On how many nodes the value is held when `put` returns, this node among them; so it
-            outlives the death of all but one of them. A copy that is lost later is not replaced.
-            Default: 1.
+            On how many nodes, this one included, the value is held when `put` returns; it survives
+            the death of all but one of them. A copy that is lost later is not replaced. Default: 1.
 
         Returns
         -------
@@ -61,7 +59,7 @@ class ObjectCalls:
         Raises
         ------
         StoreFullError
-            There was no room for `Config.put_wait_s` seconds; at once if the value is larger than
+            There was no space for `Config.put_wait_s` seconds; at once if the value is larger than
             the store's limit.
         NodeLostError, ManagerLostError
             The node of this host, or the cluster, is gone.
@@ -90,7 +88,7 @@ class ObjectCalls:
         """A writable array inside the store, uninitialised.
 
         `put(a)`, or returning `a` from a task, publishes it without a copy and makes it read-only.
-        An array that is never published is freed with the last array over it. Views that were made
+        An array that is never published is freed with the last view of it. Views that were made
         before it was published stay writable: do not write to them.
 
         Parameters
@@ -135,7 +133,7 @@ class ObjectCalls:
         Parameters
         ----------
         refs : ObjectRef, Future, or a nesting of them
-            One gives its value; an iterable gives a list. Any nesting of list, tuple and dict
+            A ref gives its value; an iterable gives a list. Any nesting of list, tuple and dict
             (exactly these types) gives the same nesting of values.
         timeout : float, optional
             Seconds to wait; 0 polls. Default: no limit.
@@ -155,15 +153,16 @@ class ObjectCalls:
         Raises
         ------
         HopliteTimeoutError
-            A value was not ready in time. It can be asked for again.
+            A value was not ready in time; `get` may be called again.
         CancelledError
             The task was cancelled.
         ObjectLostError
-            The object was deleted, or every process that held it died and it cannot be made again.
+            The object was deleted, or every process that held it died and it cannot be
+            reconstructed.
         ReduceError
             Too few sources of the reduction succeeded.
         ValueError
-            `errors` is something else, or is "skip" for one ref or for a nesting.
+            `errors` has another value, or is "skip" for one ref or for a nesting.
         Exception
             Whatever the task raised. Of several failures, the first one in the order of `refs`.
 
@@ -197,7 +196,7 @@ class ObjectCalls:
             return tree_map(refs, read) if nested else [read(ref) for ref in refs]
         except HopliteTimeoutError:
             raise
-        except Exception:  # it stands for all failures, so none is reported
+        except Exception:  # it represents all failures, so none is reported
             with contextlib.suppress(HopliteError):
                 tree_map(refs, lambda ref: memory.failure_read(memory.local_id(ref)))
             raise
@@ -217,7 +216,7 @@ class ObjectCalls:
         for ref in as_refs(refs):
             try:
                 memory.local_id(ref)
-            except ObjectLostError:  # nobody holds it any more
+            except ObjectLostError:  # no process holds it any more
                 memory.check()
                 continue
             try:
@@ -240,7 +239,7 @@ class ObjectCalls:
         refs : ObjectRef, Future, or an iterable of them
             What to wait for.
         num : int, optional
-            How many must be done, and how many `done` has at most. Default: all.
+            How many must be done, and the most that `done` contains. Default: all.
         timeout : float, optional
             Seconds to wait; 0 polls. Default: no limit.
 
@@ -285,13 +284,13 @@ class ObjectCalls:
     def delete(self, refs: Any) -> None:
         """Drops objects now, without waiting for the last ref.
 
-        A later `get` raises ObjectLostError; tasks and reductions that still need the object see a
-        failed source. Arrays that lie in its memory keep it.
+        A later `get` raises ObjectLostError; for tasks and reductions that still need the object,
+        it is a failed source. Arrays that use its memory stay valid.
 
         Parameters
         ----------
         refs : ObjectRef, Future, or an iterable of them
-            What to drop.
+            The objects.
 
         Examples
         --------
@@ -308,7 +307,7 @@ class ObjectCalls:
             memory.delete(ref)
 
     def locations(self, ref: Any) -> list[str]:
-        """The nodes that hold the whole value.
+        """The nodes that hold the complete value.
 
         Parameters
         ----------

@@ -114,8 +114,8 @@ class PoolExecutor(TaskExecutor):
         return None
 
     def _hand_over(self) -> int:
-        """Gives the pool to an owner that ends the whole cluster; returns its number. The
-        initializer's object stays held."""
+        """Hands the pool over to an owner that ends the whole cluster; returns the pool's number.
+        The initializer's object stays held."""
         self._dropped.detach()
         self._runtime.setups.append(self._setup)
         return self._pool
@@ -149,7 +149,7 @@ def _close_pool(runtime: Runtime, pool: int) -> None:
 
 def _close_quietly(runtime: Runtime, pool: int, setup: Any) -> None:
     """Runs `_close_pool` in a thread of its own, at any time, also while the interpreter ends.
-    `setup`: held until then, because workers that still start need the initializer's object."""
+    `setup`: held until then, because starting workers need the initializer's object."""
     try:
         _close_pool(runtime, pool)
     except Exception:
@@ -158,7 +158,7 @@ def _close_quietly(runtime: Runtime, pool: int, setup: Any) -> None:
 
 
 def _drop_pool(pid: int, runtime: Runtime, pool: int, setup: Any) -> None:
-    """Called when the program has dropped that executor. The garbage collector may call this
+    """Called when the program has dropped the executor. The garbage collector may call this
     anywhere, so it waits for nothing, and takes no lock."""
     if os.getpid() == pid and runtime.client.usable:
         with contextlib.suppress(
@@ -176,8 +176,8 @@ def open_pool(
     options: Options,
     numbers: Sequence[int] = (),
 ) -> PoolExecutor:
-    """Starts a pool for one executor, on these nodes or otherwise on this host; if its workers have
-    resources, on nodes that have these."""
+    """Starts a pool for one executor, on these nodes or by default on this host; workers with
+    resources start on nodes that have these."""
     count = whole(workers)
     if count is None or not 1 <= count <= WORKERS_MAX:
         raise ValueError(refusal(workers))
@@ -234,8 +234,8 @@ def _start(
     demand: Demand | None = None,
     anywhere: bool = False,
 ) -> T:
-    """Starts workers in a pool of their own. `owner` makes, of the pool's number, the object that
-    closes the pool. `anywhere`: tasks of nodes that are lost may go to others than these."""
+    """Starts workers in a pool of their own. `owner`: makes, from the pool's number, the object
+    that closes the pool. `anywhere`: tasks of lost nodes may move to nodes outside `places`."""
     own = runtime.tasks.node_number
     here = sum(workers for number, workers in places if number == own)
     far = [place for place in places if place[0] != own]
@@ -266,8 +266,8 @@ def spmd(
     weights: Sequence[tuple[int, int]],
     anywhere: bool,
 ) -> list[Future[T]]:
-    """Starts peers in a pool of their own, which closes with the last of them, spread over (node,
-    weight). `anywhere`: as `_start`."""
+    """Starts peers, spread over (node, weight), in a pool of their own, which closes after the last
+    peer. `anywhere`: as for `_start`."""
     env, demand = options.env, options.resources
     options = dataclasses.replace(options, env=(), resources=None)
     if demand is None:
@@ -346,7 +346,7 @@ class PoolCalls(TaskExecutor):
         initargs : tuple, optional
             Its arguments.
         max_tasks_per_child : int, optional
-            After so many tasks a worker is replaced by a new one. Default: never.
+            After this number of tasks a worker is replaced by a new one. Default: never.
         **options
             As for `options`. `node`: one or several nodes that share the workers evenly. Default:
             this host; with `resources`, then the other nodes that have them.
@@ -362,7 +362,7 @@ class PoolCalls(TaskExecutor):
             A number of workers or tasks that is not allowed, or not enough of the `resources` for
             so many workers.
         NodeLostError
-            A node has gone before its workers had started.
+            A node was lost before its workers had started.
 
         Examples
         --------
@@ -401,10 +401,10 @@ class PoolCalls(TaskExecutor):
     ) -> list[Future[T]]:
         """Starts `size` peers at once, each in a process of its own, as `fn(rank, *args)`.
 
-        The peers usually become members of one Group. A peer that dies begins again like any task
-        (`options(retries=0)`: it does not), and may join its Group again as long as that lives. If
-        its host is lost it begins again on another one, of those that `node` names if it is given;
-        with `options(resources=)` as soon as these are free on one.
+        The peers usually become members of one Group. A peer that dies is retried like any task
+        (with `options(retries=0)` it is not), and may join its Group again as long as the Group
+        lives. If its host is lost, it starts again on another host, one of `node` if given; with
+        `options(resources=)` as soon as the resources are free on one.
 
         Parameters
         ----------
@@ -417,8 +417,7 @@ class PoolCalls(TaskExecutor):
             `submit`; `by_ref(ref)` hands over the ref.
         node : Node, str, or a list of them, optional
             Where the peers run. Default: all nodes that have workers, in proportion to these; with
-            `options(resources=)` this host as far as it has them, then the other nodes that have
-            them.
+            `options(resources=)` this host as far as its resources suffice, then other nodes.
 
         Returns
         -------
@@ -459,8 +458,8 @@ class PoolCalls(TaskExecutor):
         Returns
         -------
         dict
-            By name, the indices on this host, from 0: ``{"gpu": [0, 1]}``. For a fraction, the
-            index that it shares; an empty list for an amount without indices (of a total that is no
+            index that it shares; an empty list for an amount without indices (the total is above
+            1024 or not a whole number). {} if nothing was assigned, as in a driver.
             whole number, or above 1024). {} where nothing was given, as in a driver.
 
         Examples

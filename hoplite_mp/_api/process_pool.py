@@ -1,6 +1,6 @@
 """Executor: replaces `concurrent.futures.ProcessPoolExecutor` by a change of one line.
 
-Many programs need nothing but an executor that survives the death of a worker. It owns a cluster of
+For programs that need only an executor that survives the death of a worker. It owns a cluster of
 one host, and has only the methods of the standard library's executor.
 """
 
@@ -27,8 +27,8 @@ class Executor(TaskExecutor):
 
     It owns a cluster of this host. The death of a worker does not break it: the task runs again in
     another worker. Results are writable. If the arguments of a task do not pickle, its Future fails
-    with what pickle has raised. A task that raises SystemExit or KeyboardInterrupt fails with
-    that exception; a Cluster raises TaskError instead.
+    with the pickling error. A task that raises SystemExit or KeyboardInterrupt fails with that
+    exception; a Cluster raises TaskError instead.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Executor(TaskExecutor):
     initargs : tuple, optional
         Its arguments.
     max_tasks_per_child : int, optional
-        After so many tasks a worker is replaced. Default: never.
+        After this number of tasks a worker is replaced. Default: never.
     mp_context : None
         Only None. The standard library has this argument; here workers are neither forked nor
         spawned from this process.

@@ -20,7 +20,7 @@ TREE_TYPES = (list, tuple, dict)  # exact types, because only a subclass knows w
 
 
 def as_items(refs: Any) -> list[Any]:
-    """One ref or Future, or an iterable of them, as a list; what is in it is not checked."""
+    """One ref or Future, or an iterable of them, as a list; its items are not checked."""
     if isinstance(refs, (ObjectRef, Future)):
         return [refs]
     if not isinstance(refs, Iterable) or isinstance(refs, (str, bytes, bytearray)):
@@ -42,8 +42,8 @@ def as_refs(refs: Any) -> list[ObjectRef[Any]]:
 
 
 def _not_a_ref(wanted: str, got: Any) -> TypeError:
-    """An error that describes the wrong value in one line, however large it is, and says how a
-    value can be there although the caller has given a ref."""
+    """An error that describes the wrong value in one line, however large it is, and explains why a
+    task gets a value if the caller passes a ref."""
     hint = (
         "Refs among a task's arguments arrive as their values; hoplite_mp.by_ref(ref) hands over "
         "the ref itself, and put(value) makes a ref of a value"
@@ -72,8 +72,8 @@ def as_ref(one: Any) -> ObjectRef[Any]:
 
 
 def tree_map(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    """The same nesting, with `leaf(x)` in the place of each x that is none of NESTS; items are
-    taken in order, and keys stay as they are."""
+    """The same nesting, with `leaf(x)` in place of each x that is not of TREE_TYPES. Items are
+    taken in order; keys stay unchanged."""
     kind = type(value)
     if kind is list:
         return [tree_map(one, leaf) for one in value]

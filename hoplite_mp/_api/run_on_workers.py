@@ -1,8 +1,8 @@
 """`Cluster.run`: calls a function once in every worker of the common pool.
 
-A program may have to empty caches, change settings or load modules again in all workers, while the
-cluster runs on. For the node this is a round (_node/tasks/worker_broadcast.py): there are as many
-tasks as workers, and each worker gets one of them between two other tasks.
+Programs use it to empty caches, change settings or reload modules while the cluster runs. For the
+node this is a worker broadcast (_node/tasks/worker_broadcast.py): there are as many tasks as
+workers, and each worker gets one of them between two other tasks.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class RunOnWorkersCalls(TaskExecutor):
     ) -> dict[str, T]:
         """Calls `fn(*args)` once in every worker of the common pool, between two of its tasks.
 
-        These are the workers that exist at the time of the call: a worker that starts later does
-        not run it (`executor(initializer=)` is for that), and one that dies, or whose node is lost,
-        is left out. A worker that waits inside a task is busy with that task. If a task makes this
-        call, its own worker runs the function at once, inside the call. `options(retries=)` and
+        These are the workers that exist at the time of the call. Workers that start later do not
+        run it (use `executor(initializer=)`); workers that die, or whose node is lost, are left
+        out. A worker that waits inside a task is busy with that task. If a task makes this call,
+        its own worker runs the function at once, inside the call. `options(retries=)` and
         `options(timeout=)` do not apply.
 
         Parameters
@@ -55,7 +55,7 @@ class RunOnWorkersCalls(TaskExecutor):
         node : Node, str, or a list of them, optional
             Only the workers of these nodes. Default: all.
         timeout : float, optional
-            Seconds; workers that were busy until then do not run it any more. Default: no limit.
+            Seconds, after which workers that are still busy will not run it. Default: no limit.
 
         Returns
         -------
@@ -66,9 +66,9 @@ class RunOnWorkersCalls(TaskExecutor):
         Raises
         ------
         Exception
-            What the first worker that failed has raised, after all have run it.
+            The exception of the first worker that failed, after all have run the function.
         HopliteTimeoutError
-            Not all have run it in time; those that have begun go on.
+            Not all have run it in time; those that have begun continue.
 
         Examples
         --------
@@ -117,7 +117,7 @@ def _run(
     copy: bool,
     name: str | None,
 ) -> dict[str, Any]:
-    """numbers: those of nodes; if empty, all nodes."""
+    """numbers: numbers of nodes; empty: all nodes."""
     if not callable(fn):
         raise TypeError(f"run() takes a function, not {fn!r:.80}")
     check_timeout(timeout)
@@ -182,7 +182,7 @@ def _run(
 
 def _wait(runtime: Runtime, oids: list[int], deadline: int) -> bool:
     """Waits until all are done; False at the deadline. A worker whose task waits here takes part in
-    this round, and in those of other callers."""
+    this broadcast, and in those of other callers."""
     waiting, take_part, tasks = runtime.submitter.waiting, runtime.take_part, runtime.tasks
     if take_part is None:
         return waiting.wait_many(oids, len(oids), deadline)
@@ -221,6 +221,6 @@ def _results(futures: list[Future[Any]], ended: list[Future[Any]]) -> dict[str, 
 
 
 def _is_loss(error: BaseException) -> bool:
-    """Has the worker ended? An exception that the function itself has raised has a cause, the
-    worker's traceback."""
+    """Whether the worker has ended. An exception that the function itself has raised has a cause,
+    the worker's traceback."""
     return isinstance(error, errors.WorkerLostError) and error.__cause__ is None

@@ -1,8 +1,8 @@
 """Ends a cluster: by shutdown, on leaving `with`, at interpreter exit, or when it was dropped.
 
 Pending work is finished first, even if the program has dropped its Cluster. So the code that ends a
-cluster needs an object that outlives that one: the keeper, a second object that shares the
-attributes of the Cluster. At interpreter exit, all keepers are ended.
+cluster needs an object that outlives the Cluster: the keeper, which shares its attributes. At
+interpreter exit, all keepers are ended.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ class ClusterShutdown:
     _ended: threading.Event
 
     def _keep(self) -> None:
-        """Makes the keeper of this cluster: a second object with the same attributes, which
-        outlives the Cluster that the program holds, and ends the cluster when the program has
-        dropped that."""
+        """Makes the keeper of this cluster: a second object with the same attributes, which ends
+        the cluster when the program has dropped the Cluster."""
         keeper = _Keeper.__new__(_Keeper)
         # A dictionary of its own: Python 3.13.0 collects values that only `self.__dict__` holds, if
         # `self` is garbage, although another object has that dictionary, too.
@@ -59,9 +58,9 @@ class ClusterShutdown:
         weakref.finalize(self, _drop, keeper).atexit = False  # at exit _close_all ends it
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Takes no new tasks, waits for those submitted, and ends the cluster that was made here.
+        """Accepts no new tasks, waits for submitted ones, and ends a cluster that was started here.
 
-        A cluster that was reached by `address=` lives on. Afterwards calls raise ClosedError.
+        A cluster that was reached by `address=` continues. Afterwards calls raise ClosedError.
 
         Parameters
         ----------
@@ -124,8 +123,8 @@ class ClusterShutdown:
         self._end()
 
     def _abort(self) -> None:
-        """Cancels tasks that wait and interrupts those that run; what does not end in time is
-        killed."""
+        """Cancels waiting tasks, interrupts running ones, and kills those that do not end in
+        time."""
         self._closed = True
         submitter = self._runtime.submitter
         with contextlib.suppress(Exception):
@@ -133,7 +132,7 @@ class ClusterShutdown:
         submitter.failures.closed = True
         try:
             if self._runtime.client.usable and self._host is not None and not self._host.lost:
-                # First what waits, because an interrupted worker would begin it.
+                # Waiting tasks first, because an interrupted worker would begin one of them.
                 for force in (False, True):
                     for oid in list(submitter.pending):
                         with contextlib.suppress(Exception):
@@ -194,7 +193,7 @@ class _Keeper(ClusterShutdown):
 
 
 def _drop(keeper: _Keeper) -> None:
-    """Called when the program has dropped that Cluster. The garbage collector may call this in any
+    """Called when the program has dropped the Cluster. The garbage collector may call this in any
     thread, whatever locks that thread holds, so it waits for nothing."""
     if os.getpid() != keeper._pid or keeper._host is None or keeper._closed:
         return

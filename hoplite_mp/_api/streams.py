@@ -42,9 +42,9 @@ class StreamCalls(TaskExecutor):
     ) -> Stream[T]:
         """Runs the generator function `fn(*args, **kwargs)`, or an async one, in a worker.
 
-        The generator pauses when `options(buffersize=n)` items have not been taken, or, by default,
-        items of `Config.stream_bytes_max` bytes. While it pauses, another worker stands in for its
-        own, and its `timeout=` does not count. Arrays of `current().empty(...)` that it yields are
+        The generator pauses while `options(buffersize=n)` items have not been taken or, by default,
+        items of `Config.stream_bytes_max` bytes. During a pause another worker replaces its own,
+        and its `timeout=` does not count. Arrays of `current().empty(...)` that it yields are
         published without a copy, and become read-only.
 
         Parameters
@@ -58,8 +58,8 @@ class StreamCalls(TaskExecutor):
         -------
         iterator of ObjectRef
             For `for` and `async for`: a ref for each item, while the generator runs. Closing or
-            dropping it closes the generator, at its next yield. An exception of the generator is
-            raised after the last item.
+            dropping the iterator closes the generator, at its next yield. An exception of the
+            generator is raised after the last item.
 
         Raises
         ------
@@ -70,13 +70,13 @@ class StreamCalls(TaskExecutor):
 
         Notes
         -----
-        After a death of the worker or its host the generator runs again, up to `retries` times:
-        items that it had yielded before are computed and discarded, and one that was lost before it
-        was taken is replaced. So it must yield the same each time, or have `options(retries=0)`.
+        After the death of its worker or host the generator runs again, up to `retries` times. Items
+        that it had yielded before are recomputed and discarded, but replace items that were lost
+        before they were taken. So it must yield the same each time, or have `options(retries=0)`.
 
         A stream occupies a worker, or one of an actor's `concurrency` places, until it is read to
-        its end or closed; `shutdown` does not wait for it. It does not pickle, and a second thread
-        that reads it at the same moment gets a ValueError.
+        its end or closed; `shutdown` does not wait for it. It does not pickle, and reading it from
+        two threads at a time raises ValueError.
 
         Examples
         --------
