@@ -1,9 +1,9 @@
-"""A Group's calls that a thread of the Group makes, one after the other, as they were begun.
+"""Background calls of a Group, which a thread of the Group makes one after the other.
 
-Members match their calls by the order, so a call that was begun keeps its place until it is over.
-The Group's `timeout` counts from when the thread begins the call; a wait for its Future may end
-earlier, and the call goes on. A signal handler may raise an exception between any two steps of the
-threads that wait. So one step begins a call (`put` of the queue).
+Calls of different members are matched by their order, so a call keeps its place in the queue until
+it is over. The Group's `timeout` counts from when the thread begins the call. A wait for the Future
+may end earlier, and the call continues. A signal handler may raise an exception between any two
+steps of a waiting thread. So a single step queues a call (`put` of the queue).
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ if TYPE_CHECKING:
 __all__ = ["Background", "CallFuture"]
 
 T = TypeVar("T")
-# The longest step of a wait. Another thread that was interrupted just after it had passed the
-# turnstile of the Future holds others up for so long.
+# The longest step of a wait. A thread that was interrupted just after it had passed the turnstile
+# of the Future delays other waiting threads for this long.
 SLICE_S = 0.5
 _log = logging.getLogger("hoplite_mp")
 
 
 class CallFuture(ThreadFuture[T]):
-    """Of a call that the Group's thread makes. No wait takes the condition of the standard
-    library's Future, which an exception of a signal handler can leave held, so that the Group's
-    thread could not settle the Future."""
+    """The Future of a background call. No wait takes the condition of the standard library's
+    Future, which an exception of a signal handler can leave held, so that the Group's thread could
+    not settle the Future."""
 
     def __init__(self, background: Background) -> None:
         super().__init__()  # the thread that makes the call counts as blocked itself
         self._background = background
-        # Held until the call is over. Another thread releases it, the one that has made the call,
-        # so it has no place in the order of locks.
+        # Held until the call is over. The thread that has made the call releases it, so it has no
+        # place in the order of locks.
         self._turnstile = turnstile = threading.Lock()
         turnstile.acquire()
 
         def over(_: object) -> None:
             turnstile.release()
 
-        self.add_done_callback(over)  # the first one, so that others hold up no wait
+        self.add_done_callback(over)  # the first one, so that no other callback delays a wait
         self.set_running_or_notify_cancel()  # `cancel` returns False: the call keeps its place
 
     def result(self, timeout: float | None = None) -> T:
-        """As of `concurrent.futures.Future`."""
+        """As in `concurrent.futures.Future`."""
         try:
             self.wait(timeout)
             return self.outcome()
@@ -60,12 +60,12 @@ class CallFuture(ThreadFuture[T]):
             self = None  # type: ignore[assignment]  # no reference cycle through the traceback
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """As of `concurrent.futures.Future`."""
+        """As in `concurrent.futures.Future`."""
         self.wait(timeout)
         return self._exception
 
     def outcome(self) -> T:
-        """What the call, which is over, has returned or raised."""
+        """Returns or raises the result of the call, which is over."""
         error = self._exception
         if error is not None:
             try:
@@ -75,8 +75,8 @@ class CallFuture(ThreadFuture[T]):
         return self._result  # type: ignore[return-value]
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits until the call is over. TimeoutError: `timeout` seconds were not enough.
-        RuntimeError: the thread that makes the call would wait for itself."""
+        """Waits until the call is over. TimeoutError: `timeout` seconds have passed. RuntimeError:
+        the thread that makes the call would wait for itself."""
         since = clock.monotonic()
         if not self.is_settled and timeout != 0 and self._background.is_here():
             raise RuntimeError(self._background.waits_for_itself)
@@ -89,15 +89,15 @@ class CallFuture(ThreadFuture[T]):
 
 
 class Background:
-    """The thread of one Group, and the calls that it was given."""
+    """The thread of one Group, and its queue of calls."""
 
     def __init__(self, name: str) -> None:
         """name: the Group's. Each Future keeps this object, which must not keep the Group."""
         self._name = name
         self._jobs: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         self._ending = False  # takes no more calls
-        # A daemon, because otherwise Python would wait for it before it lets the cluster end, which
-        # gives up what is late.
+        # A daemon, because otherwise Python would wait for this thread before it lets the cluster
+        # end, which aborts late calls.
         self._thread = threading.Thread(target=self._serve, name="hoplite_mp group", daemon=True)
         with starting_thread("makes a Group's calls in the background"):
             self._thread.start()
@@ -108,14 +108,14 @@ class Background:
         while (job := self._jobs.get()) is not None:
             try:
                 self._run(job)
-            except BaseException:  # what a callback of a Future raises ends nothing else
+            except BaseException:  # an exception of a Future's callback ends nothing else
                 _log.exception("group %r: a callback of a call in the background", self._name)
             del job
 
     @staticmethod
     def _run(job: list[Any]) -> None:
         """job: (Future, function). It is emptied, because the traceback of an error keeps this
-        frame, and what that refers to would refer to the Future that has the error."""
+        frame, which must not refer to the Future that has the error."""
         future, call = job
         job.clear()
         try:
@@ -124,7 +124,7 @@ class Background:
             del future, call
 
     def is_here(self) -> bool:
-        """Is it this thread that asks? Callbacks of the Futures run in it."""
+        """Whether the caller runs in this thread, as callbacks of the Futures do."""
         return threading.current_thread() is self._thread
 
     @property
@@ -138,7 +138,7 @@ class Background:
     # -- all other threads -------------------------------------------------------------------------
 
     def begin(self, call: Callable[..., T], *args: Any) -> CallFuture[T]:
-        """Gives the thread a call, which it makes in the caller's context."""
+        """Queues a call, which the thread makes in the caller's context."""
         future: CallFuture[T] = CallFuture(self)
         run = functools.partial(contextvars.copy_context().run, call, *args)
         if self._ending:  # a callback has begun this one, while `end` waits
@@ -147,12 +147,12 @@ class Background:
         return future
 
     def end(self, wait: bool) -> None:
-        """Takes no more calls, and waits for those that were begun."""
+        """Accepts no more calls, and waits for queued ones."""
         self._ending = True
         self.stop()
         while wait and self._thread.is_alive():
             self._thread.join(SLICE_S)
 
     def stop(self) -> None:
-        """Ends the thread after the calls that were begun."""
+        """Ends the thread after the queued calls."""
         self._jobs.put(None)

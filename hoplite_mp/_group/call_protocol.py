@@ -1,10 +1,10 @@
 """Makes a call of a Group, of any kind, from this member's part to this member's result.
 
-`Group` is what a user sees of the calls; this file makes them. Each member publishes its part. The
-lowest living rank, the leader, combines all parts and commits the call by one store of its number;
-then all members read the committed object. If a member dies before the commit, the lowest rank that
-still lives begins the call again with the living; if it dies after the commit, the result stands.
-So all survivors get the same bits and the same contributors.
+`Group` has the methods that users call; this file makes the calls. Each member publishes its part.
+The lowest living rank, the leader, combines all parts and commits the call by one store of its
+number; then all members read the committed object. If a member dies before the commit, the lowest
+living rank begins the call again with the living ranks; if a member dies after the commit, the
+result stands. So all survivors get the same bits and the same contributors.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ __all__ = ["CallProtocol", "check_split", "peers_of", "split_name"]
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
-# The errors that calls document. After any other exception this rank is no member any more.
+# The errors that calls document. After any other exception this rank is no longer a member.
 DOCUMENTED = (ValueError, TypeError, StoreFullError, ReduceError, PeerLostError)
 REJOIN = "To go on, join it again with the same name and rank"
-LENT_POLL_S = 0.0005  # between two looks whether other ranks still read this rank's arrays
+LENT_POLL_S = 0.0005  # between two checks whether other ranks still read this rank's arrays
 
 
 class Retry(Exception):
-    """The board has changed while the leader was reading it: the leader has to look again."""
+    """The board has changed while the leader was reading it: the leader has to read it again."""
 
 
 class CallProtocol:
@@ -78,16 +78,16 @@ class CallProtocol:
         self.strict = strict
         self.contributors = ()
         self._last_mask = 0
-        self._part: Any = None  # holds what this member has published of an uncommitted call
+        self._part: Any = None  # holds this member's published part of an uncommitted call
         self._result: Any = None  # holds the result of a call that this member has led
-        self._lends = True  # arrays that this rank gives may be read where they lie
+        self._lends = True  # this rank's arrays may be read in place
         self._gets = True  # this rank gets new arrays, because the call has no `out`
-        self.is_open = False  # a call has begun that is not over for this rank
+        self.is_open = False  # a call has begun, and is not over for this rank
         self._led = -1  # the latest call that this member has committed itself, as an object
         runtime, rank = member.runtime, member.rank
         self._leading = Combiner(runtime, member.name)
         self._small = SingleHost(runtime, self._board, self._generation, rank, member.size)
-        # This rank's own arrays, as far as other ranks read them in place.
+        # This rank's own arrays that other ranks read in place.
         self._in_place = InPlace(self._memory)
         self._hosts: MultiHost | None = None
         if member.has_hosts:
@@ -123,8 +123,8 @@ class CallProtocol:
             )
 
     def end_after(self, error: BaseException) -> None:
-        """Ends the membership after a call that was interrupted or timed out. A call that is over
-        for this rank, and raises an error that calls document, leaves the membership as it is."""
+        """Ends the membership after a call that was interrupted or timed out. PeerLostError, or
+        another documented error of a call that is over for this rank, does not end it."""
         if isinstance(error, PeerLostError) or (not self.is_open and isinstance(error, DOCUMENTED)):
             return
         late = isinstance(error, HopliteTimeoutError)
@@ -139,7 +139,7 @@ class CallProtocol:
         self._lends, self._gets = kind in REDUCTIONS, out is None
         try:
             part = self._part_of(kind, op, root, x)
-        except DOCUMENTED as error:  # every rank gets it, else the others would wait for ever
+        except DOCUMENTED as error:  # every rank gets it; otherwise others would wait for ever
             mistake = error
             part = self._mistake(error)
         mask = self._small.make(call, part, deadline) if self._hosts is None else None
@@ -152,7 +152,7 @@ class CallProtocol:
             try:
                 result = self._committed(call, deadline)
             except HopliteTimeoutError as late:
-                raise late from mistake  # the wait for room for the part may have taken the time
+                raise late from mistake  # the wait for space may have taken the time
             try:
                 return self._finish(call, kind, part, result, out, mistake)
             finally:
@@ -166,7 +166,7 @@ class CallProtocol:
         self, call: int, kind: str, part: tuple[str, str, int, Any], result: ObjectRef[Any] | None,
         out: Any, mistake: Exception | None,
     ) -> Any:  # fmt: skip
-        """The call is committed: this rank's result, or the call's error."""
+        """Called after the commit: returns this rank's result, or raises the call's error."""
         taken = False
         try:
             if self._hosts is not None:
@@ -188,8 +188,8 @@ class CallProtocol:
             del part, result, mistake
 
     def _over(self, call: int) -> None:
-        """`call` is committed, so all members have finished the one before, whose result this
-        member may have made."""
+        """Called when `call` is committed: all members have finished the previous call, whose
+        result this member may hold."""
         self._member.calls, self.is_open = call + 1, False
         if self._led != call:
             self._result = None
@@ -203,18 +203,18 @@ class CallProtocol:
             self._member.wait(self._in_place.take_back, deadline, lambda: "")
 
     def leave_board(self) -> None:
-        """This member makes no call any more."""
+        """Called when this member makes no more calls."""
         self._small.leave()
 
     def drop(self) -> None:
-        """The node knows that this member has left."""
+        """Called when the node has registered that this member has left."""
         self._result = self._part = None
         if self._hosts is not None:
             self._hosts.close()
 
     def return_arrays(self) -> None:
         """Waits until no other rank reads this rank's own arrays any more, after this rank has left
-        in the middle of a call. Those that read them let go when they have folded them, or see that
+        in the middle of a call. Readers release the arrays when they have folded them, see that
         this rank has left, or die."""
         while self._memory.client.usable and not self._in_place.take_back():
             clock.sleep(LENT_POLL_S)
@@ -223,8 +223,8 @@ class CallProtocol:
         return MISTAKE, mistake_words(f"rank {self.rank}: {error}"), 0, error_kind(error)
 
     def _publish(self, call: int, part: tuple[str, str, int, Any]) -> Exception | None:
-        """Publishes the part, or in its place a mistake if an error prevents that. Returns that
-        error, which this rank raises when the call is over."""
+        """Publishes the part, or a mistake if an error prevents that. Returns the error, which this
+        rank raises when the call is over."""
         raised: Exception | None = None
         if self._hosts is not None:
             try:
@@ -243,9 +243,9 @@ class CallProtocol:
         return raised
 
     def _stored(self, part: tuple[str, str, int, Any]) -> tuple[str, str, int, Any]:
-        """The part with a ref in the place of each value that needs pickle, so that the leader,
-        which reads all parts, unpickles only its own values; also in the place of arrays that are
-        read in place."""
+        """The part with refs in place of values that need pickle, so that the leader, which reads
+        all parts, unpickles only its own values; also in place of arrays that others read in
+        place."""
         kind, op, root, values = part
         if kind == MISTAKE:
             return part
@@ -254,7 +254,7 @@ class CallProtocol:
         return kind, op, root, stored
 
     def _read(self, value: Any, rank: int, out: Array | None = None) -> Any:
-        """The caller's own copy of one value of that rank's part, which `_stored` has made."""
+        """The caller's own copy of one value of that rank's stored part."""
         if type(value) is ObjectRef:
             mem = self._memory.payload(self._memory.local_id(value), FOREVER_NS)
             array = _serialize.payload_kind(mem) == _serialize.ARRAY
@@ -270,7 +270,7 @@ class CallProtocol:
         return into(value, out)
 
     def _seen(self, value: Any) -> Array:
-        """An array of a part that `_stored` has made, for reading only."""
+        """An array of a stored part, for reading only."""
         if type(value) is ObjectRef:
             value = self._memory.read(self._memory.local_id(value), FOREVER_NS, False)
         return value  # type: ignore[no-any-return]
@@ -291,8 +291,8 @@ class CallProtocol:
         return kind, name, number, contribution(kind, x, self.size, gives=gives)
 
     def _committed(self, call: int, deadline: int) -> ObjectRef[Any] | None:
-        """Waits for the commit of `call`, and leads it if this is the lowest living rank. Returns
-        the result; None if that lies on the board."""
+        """Waits for the commit of `call`, and leads the call if this is the lowest living rank.
+        Returns the result; None if it is on the board."""
         found: list[ObjectRef[Any] | None] = []
 
         def look() -> bool:
@@ -444,8 +444,8 @@ class CallProtocol:
         return gathered
 
     def _take_here(self, kind: str, root: int, call: int, mask: int, out: Any) -> Any:
-        """What `_take` returns of a call without objects. PeerLostError: this member was given up,
-        so the others may not have waited for it to read the result."""
+        """`_take` for a call without objects. PeerLostError: this member was given up, so the other
+        members may not have waited until it had read the result."""
         try:
             if mask != self._last_mask or self.strict:
                 self._check_contributors(mask)
@@ -458,7 +458,7 @@ class CallProtocol:
         return found
 
     def _check_held(self) -> None:
-        """PeerLostError: the planner has taken this member out."""
+        """PeerLostError: the planner has removed this member."""
 
         def holds() -> int:
             return self._board.holds(self.rank, self._identity[1], self._generation)
@@ -472,7 +472,7 @@ class CallProtocol:
             raise PeerLostError(f"group {self.name!r}: this member was given up")
 
     def _take_remote(self, kind: str, op: str, root: int, mask: int, data: Any, out: Any) -> Any:
-        """The same of a Group over several hosts. The node has leased some of the blocks in `data`
+        """`_take` for a Group over several hosts. The node has leased some of the blocks in `data`
         to this rank."""
         assert self._hosts is not None
         self._check_contributors(mask)
@@ -481,7 +481,7 @@ class CallProtocol:
         return self._hosts.take(kind, op, root, data, out)
 
     def _data_of(self, result: ObjectRef[Any]) -> Any:
-        """What `_take` would read; None if it cannot be read."""
+        """The data that `_take` would read; None if they cannot be read."""
         with contextlib.suppress(HopliteError):
             return self._memory.read(self._memory.local_id(result), FOREVER_NS, False)[3]
         return None
@@ -495,12 +495,12 @@ class CallProtocol:
         return total if out is None else into(total, out)
 
 
-NAME_SHARE_CHARS = 100  # how much of a Group's name is in the names of its parts
+NAME_SHARE_CHARS = 100  # of a Group's name in the names of the Groups split from it
 LIMIT = 1 << 62
 
 
 def check_split(color: Any, key: Any) -> None:
-    """TypeError, ValueError: one of them is not allowed."""
+    """TypeError, ValueError: `color` or `key` is not allowed."""
     for name, value in (("color", color), ("key", key)):
         if name == "color" and value is None:
             continue
@@ -527,9 +527,9 @@ def peers_of(given: Sequence[Any], color: int) -> list[tuple[int, Any]]:
 def split_name(
     name: str, generation: int, call: int, color: int, peers: Sequence[tuple[int, Any]]
 ) -> str:
-    """A name that no other Group of the cluster has, because a generation's number is used once,
-    and so is the number of a call in it. The ranks of `peers` are part of the name, in hexadecimal,
+    """A name that no other Group of the cluster has, because the numbers of generations, and of
+    calls in a generation, are used once. The name contains the ranks of `peers`, in hexadecimal,
     because a call is decided again without a host that is lost or leaves: members on that host may
-    have read the first decision, and have made a Group of more members of it."""
+    have read the first decision, and have made a Group with more members from it."""
     ranks = sum(1 << rank for rank, _ in peers)
     return f"{name[:NAME_SHARE_CHARS]}/{generation}.{call}/{color}/{ranks:x}"

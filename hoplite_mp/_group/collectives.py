@@ -1,7 +1,6 @@
-"""The calls that all members of a Group make together, each also in a form that returns a Future.
+"""The collective calls of a Group, each also in a form that returns a Future.
 
-A user sees `call_protocol` as one method for each kind of call, whose docstring says what it takes
-and returns.
+These are the public methods over `call_protocol`, one for each kind of call.
 """
 
 from __future__ import annotations
@@ -45,15 +44,14 @@ __all__ = ["GroupCollectives", "ObjectFolds"]
 
 # Reductions of any picklable values by a function of the user, as methods of a Group.
 #
-# The call itself is an allgather of the pickled values. Its contributors are those of the
+# The call itself is an allgather of the pickled values, whose contributors are also those of the
 # reduction. The lowest contributing rank, the leader, folds the values from left to right in the
-# order of ranks, and sends each rank its result by a message with a tag that no user has. If the
-# leader dies or leaves before its message has arrived, each rank folds the values itself; it has
-# them from the allgather.
+# order of ranks, and sends each rank its result by a message with a reserved tag. If the leader
+# dies or leaves before its message has arrived, each rank folds the values of the allgather itself.
 
 
 RESULT, ERROR, FOLD_YOURSELF = "result", "error", "fold yourself"
-NAME_CHARS_MAX = 40  # of an error's class: such a message fits into a header, beside the store
+NAME_CHARS_MAX = 40  # of an error's class: such a message fits into a header, outside the store
 
 
 class Parcel:
@@ -64,7 +62,7 @@ class Parcel:
         self._refs = refs  # keeps the objects inside the value alive
 
     def open(self, memory: Memory, rank: int) -> Any:
-        """The value, which that rank has given."""
+        """The value that the rank has contributed."""
         return memory.decode_value(memoryview(self._payload), f"the value of rank {rank}", True)
 
 
@@ -96,7 +94,7 @@ class ObjectFolds:
         self.name, self.rank, self.size = member.name, member.rank, member.size
         self._calls = calls
         self._messages = messages
-        # The error that all ranks raise, of the call under way.
+        # The error of the current call that all ranks raise.
         self._folded_error: BaseException | None = None
 
     def fold(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
@@ -122,7 +120,7 @@ class ObjectFolds:
     def _committed_fold(
         self, kind: str, op: Any, root: int, x: Any, deadline: int, ended: tuple[int, ...]
     ) -> Any:
-        """This rank's result. An error of all ranks becomes the `_folded_error`."""
+        """This rank's result. An error of all ranks is stored in `_folded_error`."""
         name = f"{kind} by {function_name(op)}"
         parcels = self._calls.call("allgather", name, root, Packed(x), None)
         assert self._member.calls is not None
@@ -137,7 +135,7 @@ class ObjectFolds:
     def _results(
         self, kind: str, op: Any, root: int, parcels: list[Parcel], ranks: Sequence[int]
     ) -> Iterator[tuple[Sequence[int], Any]]:
-        """What ranks get: (ranks, result). A result is to be copied before the next one is made,
+        """Yields (ranks, their result). Each result must be copied before the next iteration,
         because `op` may change its first argument."""
         total = None
         for place, rank in enumerate(ranks):
@@ -183,9 +181,9 @@ class ObjectFolds:
         return own
 
     def _send_error(self, call: int, ranks: Sequence[int], error: Exception) -> None:
-        """Sends the error to the others; without room for it, only the name of its class."""
+        """Sends the error to the other ranks; without space for it, only the name of its class."""
         if type(error) is TaskError and isinstance(error.__cause__, _serialize.EXITS):
-            error = TaskError(str(error))  # with that cause it would travel as an exit
+            error = TaskError(str(error))  # with that cause it would be sent as an exit
         failed = _serialize.encode((call, ERROR, _serialize.encode_error(error).tobytes()))
         try:
             ref = self._memory.put_error(failed)
@@ -336,7 +334,7 @@ class GroupCollectives:
     _folds: ObjectFolds
 
     def _join(self, member: GroupMembership, calls: CallProtocol, messages: MemberMessages) -> None:
-        """Builds what makes the calls of this member."""
+        """Builds the objects that make this member's calls."""
         self._member = member
         self._calls = calls
         self._folds = ObjectFolds(member, calls, messages)
@@ -366,7 +364,7 @@ class GroupCollectives:
         -------
         numpy.ndarray
             The same bits on every rank. A number gives an array without dimensions. If `op` is a
-            function: the value that it has returned, each rank's own.
+            function: its result, each rank's own copy.
 
         Raises
         ------
@@ -375,9 +373,9 @@ class GroupCollectives:
 
         Notes
         -----
-        The leading rank commits the call by one write, so a rank that dies counts on all survivors
-        or on none. Over several hosts large arrays move as a reduce-scatter and an allgather
-        (Rabenseifner 2004; Patarasuk and Yuan 2009).
+        The leading rank commits the call by one write, so the part of a dying rank counts for all
+        survivors or for none. Over several hosts large arrays move as a reduce-scatter and an
+        allgather (Rabenseifner 2004; Patarasuk and Yuan 2009).
 
         Examples
         --------
@@ -438,14 +436,14 @@ class GroupCollectives:
         x : object, optional
             Anything that pickles. It is needed at the root, and ignored elsewhere.
         root : int, optional
-            The rank whose x it is. Default: 0.
+            The rank that provides x. Default: 0.
         out : numpy.ndarray, optional
             A writable array of x's shape and dtype that takes the result.
 
         Returns
         -------
         object
-            Each rank's own; an array is writable.
+            Each rank's own copy; an array is writable.
 
         Raises
         ------
@@ -474,14 +472,14 @@ class GroupCollectives:
         root : int, optional
             The rank that receives them. Default: 0.
         out : list of numpy.ndarray, optional
-            At the root: one writable array for each rank, of its value's shape and dtype, into
-            which the value goes; that of a dead rank stays as it is.
+            At the root: one writable array for each rank, of its value's shape and dtype, that
+            receives the value; the array of a dead rank stays unchanged.
 
         Returns
         -------
         list or None
-            At the root a list by rank, with None in the place of a dead rank; if None may also be
-            an x, `contributors` tells which ranks are dead. None on the other ranks.
+            At the root a list by rank, with None for a dead rank; `contributors` distinguishes it
+            from a rank whose x is None. None on the other ranks.
 
         Raises
         ------
@@ -507,13 +505,13 @@ class GroupCollectives:
         x : object
             Anything that pickles.
         out : list of numpy.ndarray, optional
-            One writable array for each rank, of its value's shape and dtype, into which the
-            value goes; that of a dead rank stays as it is.
+            One writable array for each rank, of its value's shape and dtype, that receives the
+            value; the array of a dead rank stays unchanged.
 
         Returns
         -------
         list
-            By rank, None in the place of a dead rank.
+            By rank, with None for a dead rank.
 
         Examples
         --------
@@ -566,13 +564,13 @@ class GroupCollectives:
         parts : list of object
             One for each rank.
         out : list of numpy.ndarray, optional
-            One writable array for each rank, of its value's shape and dtype, into which the
-            value goes; that of a dead rank stays as it is.
+            One writable array for each rank, of its value's shape and dtype, that receives the
+            value; the array of a dead rank stays unchanged.
 
         Returns
         -------
         list
-            By rank, None in the place of a dead rank.
+            By rank, with None for a dead rank.
 
         Raises
         ------
@@ -598,7 +596,7 @@ class GroupCollectives:
         parts : list of object, optional
             One for each rank. It is needed at the root, and ignored elsewhere.
         root : int, optional
-            The rank whose list it is. Default: 0.
+            The rank that provides the list. Default: 0.
         out : numpy.ndarray, optional
             A writable array of the part's shape and dtype that takes the result.
 
@@ -661,8 +659,8 @@ class GroupCollectives:
         Returns
         -------
         numpy.ndarray or None
-            On rank r the reduction over ranks 0 to r - 1. None on the lowest living rank, which
-            leaves `out` as it is.
+            On rank r the reduction over ranks 0 to r - 1. None on the lowest living rank, where
+            `out` stays unchanged.
 
         Examples
         --------
@@ -703,7 +701,7 @@ class GroupCollectives:
     barrier_async = _in_background(barrier)
 
     def _begin_in_background(self, call: Callable[[], R]) -> CallFuture[R]:
-        """Gives the call to the Group's thread, which is started with its first call."""
+        """Passes the call to the Group's thread, which starts with its first call."""
         self._member.check()
         if self._background is None:
             background = Background(self._member.name)
@@ -712,13 +710,13 @@ class GroupCollectives:
         return self._background.begin(self._make_queued, call)
 
     def _make_queued(self, call: Callable[[], R]) -> R:
-        """A call whose turn has come. HopliteTimeoutError: an earlier one has timed out."""
+        """Makes a queued call. HopliteTimeoutError: an earlier call has timed out."""
         if self._member.timed_out:
             raise HopliteTimeoutError(self._member.timed_out)
         return call()
 
     def _wake_all(self) -> None:
-        """Makes all threads of this process look at what they wait for."""
+        """Wakes all waiting threads of this process."""
         if self._member.memory.client.usable:
             self._member.tasks.wake(self._member.runtime.client.slot)
 

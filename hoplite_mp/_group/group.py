@@ -1,9 +1,8 @@
-"""Group: peers that call together, and send each other messages.
+"""Group: peers that make collective calls, and send each other messages.
 
-In synchronous training no peer should have to ask a manager at each step. `Group` is built of its
-membership (`member_lifecycle`), the protocol of calls (`call_protocol`), reductions by functions
-(`collectives`) and messages (`messages`). This file has how a member joins and leaves, and how a
-Group is split; `collectives` and `messages` have the methods that make calls and send messages.
+A `Group` consists of its membership (`member_lifecycle`), the protocol of calls (`call_protocol`),
+reductions by functions (`collectives`) and messages (`messages`). This file lets a member join and
+leave, and splits a Group; `collectives` and `messages` have the methods for calls and messages.
 """
 
 from __future__ import annotations
@@ -35,29 +34,29 @@ __all__ = ["Group", "join"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PLACE_MAX = 1 << 31
-LEAVING_POLL_S = 0.0005  # between two looks whether another thread has finished leaving
+LEAVING_POLL_S = 0.0005  # between two checks whether another thread has finished leaving
 
 
 class Group(GroupCollectives, GroupMessages):
     """One member of a Group; made by `Cluster.group`.
 
     A Group belongs to one thread at a time. Calls are matched by their order, so every member has
-    to make the same calls. Arrays go in, writable arrays come out. Reductions take arrays, numbers
-    and bools, of the same shape and dtype on every rank, or any values if their `op` is a function;
-    the other calls carry any object that pickles, each rank its own. Each call has an ``..._async``
-    form that returns a Future, which can be awaited.
+    to make the same calls. Arrays in results are writable. Reductions take arrays, numbers and
+    bools, of the same shape and dtype on every rank, or any values if their `op` is a function;
+    other calls take any object that pickles, a different one on each rank. Each call has an
+    ``..._async`` form that returns a Future, which can be awaited.
 
-    A call completes among the ranks that live, and all of them get the same result and the same
+    A call completes among the living ranks, and all of them get the same result and the same
     `contributors`.
 
     Raises
     ------
     ValueError
-        On every rank: the ranks gave different kinds of call, ops, roots, shapes or dtypes. On
-        one rank: its `out` does not fit. Then the call is over, its result is gone on that rank,
-        and the next call is good.
+        On every rank: the ranks' kinds of call, ops, roots, shapes or dtypes differ. On one rank:
+        its `out` does not fit. Then the call is over, its result is lost on that rank, and the next
+        call works.
     TypeError
-        On every rank: something that cannot be reduced, or does not pickle.
+        On every rank: a value cannot be reduced, or does not pickle.
     StoreFullError
         On every rank: the store of one rank is full.
     PeerLostError
@@ -72,12 +71,12 @@ class Group(GroupCollectives, GroupMessages):
     Notes
     -----
     A collective call that ends by HopliteTimeoutError, or by any other exception than the errors
-    above (Ctrl-C, or what a signal handler raises), ends this rank's membership, even if the call
-    had been decided. What the rank gave counts for all ranks or for none. The other ranks continue
-    as after a death; with `strict=True` they raise PeerLostError. `Cluster.group` with the same
-    name and rank joins again. When a call has raised, no other rank reads the arrays that were
-    given to it any more: the call waits until those that read them have finished. `send`, `recv`,
-    `sendrecv` and `probe` never end the membership.
+    above (Ctrl-C, or an exception of a signal handler), ends this rank's membership, even if the
+    call had been decided. The rank's part counts for all ranks or for none. The other ranks
+    continue as after a death; with `strict=True` they raise PeerLostError. `Cluster.group` with the
+    same name and rank joins again. When a call has raised, no other rank reads its arrays any more:
+    the call first waits for their readers. `send`, `recv`, `sendrecv` and `probe` never end the
+    membership.
 
     Examples
     --------
@@ -97,9 +96,9 @@ class Group(GroupCollectives, GroupMessages):
     __module__ = "hoplite_mp"  # as users import it
 
     rank: int
-    """This member's place, from 0; it never changes."""
+    """This member's number, from 0; it never changes."""
     size: int
-    """How many members the group has when it is whole; it never changes."""
+    """How many ranks the Group has, living or dead; it never changes."""
     _cluster: Any = None  # kept alive as long as this Group
 
     def __init__(
@@ -111,7 +110,7 @@ class Group(GroupCollectives, GroupMessages):
         self._join(member, CallProtocol(member, strict), self._messages)
         self._runtime = runtime
         self._left = False
-        self._leave_sent: list[int] = []  # has an item once the node was told
+        self._leave_sent: list[int] = []  # has an item once the node was informed
         self._leaving_in = 0  # the thread that is leaving now
         member.leave_of_group = weakref.WeakMethod(self._leave)
         runtime.task_leaves.append(self._leave)
@@ -188,9 +187,10 @@ class Group(GroupCollectives, GroupMessages):
         Parameters
         ----------
         color : int or None
-            Ranks of one color form one Group. None: the call is made, but no Group is joined.
+            Ranks with the same color form one Group. None: the call is made, but no Group is
+            joined.
         key : int, optional
-            The new ranks are in the order of the keys, then of the ranks here. Default: 0.
+            The new ranks are ordered by key, then by rank in this Group. Default: 0.
 
         Returns
         -------
@@ -227,9 +227,9 @@ class Group(GroupCollectives, GroupMessages):
             raise
 
     def _of_peers(self, name: str, peers: list[tuple[int, Any]]) -> Group:
-        """Joins a Group of members of this one, given as (rank, identity) in the order of the new
+        """Joins a Group of members of this one. peers: (rank, identity) in the order of the new
         ranks, the same on each of them. The new Group does not wait for a member that leaves this
-        one first."""
+        one before it has joined."""
         ranks = [rank for rank, _ in peers]
         ask = GroupJoin(
             name,
@@ -246,11 +246,11 @@ class Group(GroupCollectives, GroupMessages):
     def empty(self, shape: Any, dtype: Any = float, order: str = "C") -> Array:
         """A writable array inside the store, uninitialised, that reductions need not copy.
 
-        Reductions read such an array where it lies, and a call that fills one as its `out` finds
-        its pages in memory. The same is true of arrays of `Cluster.empty` and of large results of
-        earlier calls. Arrays that `Cluster.get` has returned are read where they lie by every call.
-        Only whole arrays are: a part of one is copied, as are arrays that lie elsewhere. As with
-        `Cluster.empty`, an array that `put` has taken is read-only from then on, and no `out`.
+        Reductions read such an array in place, and a call that fills one as its `out` finds its
+        pages in memory. The same is true of arrays from `Cluster.empty` and of large results of
+        earlier calls. Every call reads arrays from `Cluster.get` in place. Parts of such arrays,
+        and arrays outside the store, are copied. As with `Cluster.empty`, an array that `put` has
+        taken is read-only from then on, and cannot be an `out`.
 
         Parameters
         ----------
@@ -264,21 +264,21 @@ class Group(GroupCollectives, GroupMessages):
         Returns
         -------
         numpy.ndarray
-            Of this shape and dtype; its memory is freed with the last array over it. It outlives
-            the Group.
+            Of this shape and dtype; its memory is freed with the last view of it, and outlives the
+            Group.
 
         Raises
         ------
         StoreFullError
-            There was no room for `Config.put_wait_s` seconds.
+            There was no space for `Config.put_wait_s` seconds.
 
         Notes
         -----
         Until a call has returned, or the Future of its ``..._async`` form is done, its arrays
-        belong to the call. If one is written meanwhile, each byte of the change may be in the
-        result or not, and between hosts the call may fail, because a block that was written while
-        it was sent does not match its checksum. No other call is harmed. When the call has
-        returned or raised, no other rank reads the array any more.
+        belong to the call. If one is changed meanwhile, each byte of the change may or may not be
+        in the result, and between hosts the call may fail, because a block that changes while it is
+        sent does not match its checksum. Other calls are not affected. When the call has returned
+        or raised, no other rank reads the array any more.
 
         Examples
         --------
@@ -293,7 +293,7 @@ class Group(GroupCollectives, GroupMessages):
         return self._member.memory.empty(shape, dtype, order)
 
     def close(self) -> None:
-        """Leaves the Group; this happens by itself at the end of the task.
+        """Leaves the Group; this happens automatically at the end of the task.
 
         When all members have left, the name is free.
 
@@ -309,10 +309,10 @@ class Group(GroupCollectives, GroupMessages):
         self._leave(False)
 
     def _leave(self, failed: bool, with_task: bool = False, why: str = "") -> None:
-        """Leaves the Group, after the calls that were begun in the background. `failed`: the task
-        has raised an exception, or a call has ended the membership, so those calls are given up:
-        the other ranks may wait for what this one would have done next, and these calls for the
-        other ranks. with_task: the task has ended. why: the reason that later calls name."""
+        """Leaves the Group, after its background calls. `failed`: the task has raised an exception,
+        or a call has ended the membership, so background calls are given up: these and the other
+        ranks may be waiting for each other. with_task: the task has ended. why: the reason in the
+        errors of later calls."""
         if self._left:
             return
         try:
@@ -346,11 +346,11 @@ class Group(GroupCollectives, GroupMessages):
         self._runtime.task_leaves = [leave for leave in leaves if leave != self._leave]
         self._left = True
         if lost is not None and not failed:
-            raise lost  # otherwise the exception of the block or task goes on, and not this one
+            raise lost  # otherwise the exception of the block or task propagates, not this one
 
     def _tell_node(self) -> None:
-        """Returns when the node has seen that this rank leaves, and holds what others still read of
-        it."""
+        """Returns when the node has registered that this rank leaves, and holds its objects that
+        other ranks still read."""
         if self._leave_sent:  # the reply was not read; that of a later request comes after it
             self._member.why_not()
             return
@@ -358,8 +358,8 @@ class Group(GroupCollectives, GroupMessages):
         self._runtime.channel.call(leave, sent=self._leave_sent)
 
     def _finish_leaving(self, name: str) -> None:
-        """Leaves, if an exception has interrupted an earlier attempt, so that this rank is free.
-        Waits for another thread that is leaving a Group of that name."""
+        """Leaves, if an exception has interrupted an earlier attempt, so that this rank becomes
+        free. Waits for another thread that is leaving a Group of that name."""
         if self._background is not None and self._background.is_here():
             return  # in a callback, for which the other thread waits
         while self._leaving_in not in (0, threading.get_ident()):

@@ -1,8 +1,8 @@
-"""What a member of a Group is before its first call: its place, and how it waits.
+"""A member's part in its Group: how it becomes a member, waits, and ceases to be one.
 
-Calls and messages both begin when the Group is whole (the manager calls this *formed*), both wait
-until something has changed on the member's board, and both end when the member has left. A worker
-that waits here for long counts as blocked, and another one stands in for it.
+Calls and messages begin when the Group is complete (the manager calls this *formed*), wait for
+changes on the member's board, and end when the member has left. A worker that waits here for long
+counts as blocked, and another worker replaces it meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BLOCKED_AFTER_NS = 2_000_000
 
 
 class GroupMembership:
-    """One member's place in its Group, which its calls and its messages share. `place`: the node's
+    """One member's state in its Group, which its calls and its messages share. `place`: the node's
     reply to GroupJoin."""
 
     def __init__(self, runtime: Runtime, name: str, size: int, place: Any, timeout: Any) -> None:
@@ -39,7 +39,8 @@ class GroupMembership:
         self.timeout = timeout
         self.calls: int | None = None  # the number of the next call
         self._first = locks.lock("group.first_call")  # guards the change of `calls` from None
-        # Other hosts take longer than a spin lasts, and the node needs this core to serve them.
+        # Replies of other hosts take longer than a spin, and the node needs this core to serve
+        # them.
         self._spins = not self.has_hosts
         self.closed = False
         self.gave_up = ""  # why this member has left, if a call has ended its membership
@@ -53,7 +54,7 @@ class GroupMembership:
             raise ClosedError(f"group {self.name!r}: this member has left{self.why_left}")
 
     def leave(self, why: str) -> None:
-        """Ends the membership because of a call. why: the reason that later calls name."""
+        """Ends the membership because of a call. why: the reason in the errors of later calls."""
         leave = self.leave_of_group()
         if leave is not None:
             leave(True, why=why)
@@ -72,7 +73,7 @@ class GroupMembership:
     # -- the first call ---------------------------------------------------------------------------
 
     def begin(self, timeout: float | None = None) -> int:
-        """The number of the next call. The first call waits until the group is whole, or has
+        """The number of the next call. The first call waits until the group is complete, or has
         admitted this member."""
         if self.calls is not None:
             return self.calls
@@ -87,9 +88,9 @@ class GroupMembership:
             return self.calls
 
     def admitted(self) -> int:
-        """The number of this member's first call + 1; 0 if the group is not whole, or has not
-        admitted it yet. PeerLostError: this is no longer a member, because it has come back to a
-        group to which no other member comes back, or because its host was given up."""
+        """The number of this member's first call + 1; 0 if the group is not complete, or has not
+        admitted the member yet. PeerLostError: this is no longer a member, because it has rejoined
+        a group to which no other member returns, or because its host was given up."""
         _, start, _, client = self.board.member(self.rank)
         if client != self.identity[1] or self.board.generation() != self.generation:
             _, why = self.why_not()
@@ -104,12 +105,12 @@ class GroupMembership:
         return over, why
 
     def whole_ns(self) -> int:
-        """How long the group may take to become whole, in nanoseconds."""
+        """How long the group may take to become complete, in nanoseconds."""
         wait_s = self.runtime.config.group_wait_s if self.timeout is None else self.timeout
         return int(min(wait_s, 1e9) * 1e9)
 
     def whole_limit(self) -> str:
-        """The same limit, as errors name it."""
+        """The same limit, for error messages."""
         if self.timeout is None:
             return f"group_wait_s={self.runtime.config.group_wait_s:g} s"
         return f"timeout={self.timeout:g} s"

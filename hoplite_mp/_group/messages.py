@@ -1,8 +1,8 @@
-"""Messages that members of a Group send to each other, outside of the order of calls.
+"""Point-to-point messages between members of a Group, outside of the order of calls.
 
 `send`, `recv` and `probe` of mpi4py, as methods of a Group. A message is an object of the store
-that the nodes hold until it is received, so `send` never waits for the receiver, and what does not
-fit into memory is spilled like any other object.
+that the nodes hold until it is received, so `send` never waits for the receiver, and messages that
+do not fit into memory are spilled like any other object.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Arrived", "GroupMessages", "Inbox", "MemberMessages", "Receive"]
 
-# Messages that have arrived for one member of a Group, and the receives that wait for them.
+# Messages that have arrived for one member of a Group, and receives that wait for them.
 #
-# The node keeps what other members have sent until it has been received. The member asks its node
-# for the list of new messages, but only when a counter on the board shows that there are any. It
-# matches them with its receives by (source, tag): messages of one source in the order in which they
-# were sent, receives in the order in which they were posted.
+# The node keeps messages until they are received. The member requests the list of new messages only
+# when a counter on the board shows that there are any. It matches them with its receives by
+# (source, tag): messages of one source in the order of sending, receives in the order of posting.
 
 
 class Arrived(NamedTuple):
-    """A message that the node of this host has as a whole, or can fetch."""
+    """A message that this host's node has completely, or can fetch."""
 
     number: int  # in the order of arrival at this member
     source: int
@@ -55,7 +54,7 @@ class Arrived(NamedTuple):
 
 
 class Receive:
-    """One receive that waits. `source`, `tag`: None for any."""
+    """A waiting receive. `source`, `tag`: None for any."""
 
     def __init__(
         self, source: int | None, tag: int | None, deadline: int, timeout: float | None = None
@@ -63,13 +62,13 @@ class Receive:
         self.source = source
         self.tag = tag
         self.deadline = deadline
-        self.timeout = timeout  # seconds from which the deadline was made
+        self.timeout = timeout  # in seconds, as given; the deadline follows from it
         self.found: Arrived | None = None
         self.ended: tuple[int, ...] = ()  # `Inbox.ended` when it was posted
         # For a receive of `recv_async`, for which another thread waits.
         self.future: concurrent.futures.Future[Any] | None = None
         self.with_source = False
-        self.whole_by = deadline  # until when it waits for a group that is not whole
+        self.whole_by = deadline  # for the group to be complete
 
     def matches(self, one: Arrived) -> bool:
         if self.tag is None:
@@ -86,7 +85,7 @@ class Receive:
 
     @property
     def is_late(self) -> str:
-        """The text of the error if no message comes in time."""
+        """The text of the error if no message arrives in time."""
         return f"{self} has not come" + (f" within {self.timeout:g} s" if self.timeout else "")
 
 
@@ -114,17 +113,17 @@ class Inbox:
         self._lock = locks.lock("group.inbox")
         # One request at a time, so that replies stay in order.
         self._asking = locks.lock("group.asking")
-        self._news = -1  # the board's counter up to which everything was fetched
+        self._news = -1  # the board's counter at the last complete fetch
         self._seen = 0  # number of the last message that the node has listed
         self._arrived: dict[int, Arrived] = {}  # by number; neither received nor matched
         self._receives: list[Receive] = []  # in the order in which they were posted
         self._ended: tuple[int, ...] = (0,) * size  # see `ended`
-        self._gone = 0  # bits of the ranks from which nothing more will come
+        self._gone = 0  # mask of the ranks that will send nothing more
 
     # -- receives ------------------------------------------------------------------------------
 
     def post(self, receive: Receive) -> None:
-        """From now on the receive is matched with messages, after the receives that were posted
+        """Matches the receive with messages from now on, after the receives that were posted
         before."""
         self.look()
         with self._lock:
@@ -133,7 +132,7 @@ class Inbox:
             self._match()
 
     def withdraw(self, receive: Receive) -> None:
-        """The receive no longer waits; a message that was matched with it is there for others
+        """Removes the receive; a message that was matched with it is available to other receives
         again."""
         with self._lock:
             self._receives = [one for one in self._receives if one is not receive]
@@ -144,12 +143,12 @@ class Inbox:
 
     @property
     def ended(self) -> tuple[int, ...]:
-        """By rank: how many members that held it have ended, after all their messages were
-        listed."""
+        """For each rank, the number of its former members that have ended and all of whose messages
+        were listed."""
         return self._ended
 
     def first(self, receive: Receive) -> Arrived | None:
-        """The message that such a receive would be matched with now."""
+        """The message with which the receive would be matched now."""
         self.look()
         with self._lock:
             return next((one for one in self._arrived.values() if receive.matches(one)), None)
@@ -181,7 +180,7 @@ class Inbox:
     # -- the node ------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Fetches the list of new messages, if there are any. PeerLostError: the node no longer has
+        """Fetches the list of new messages, if there are any. PeerLostError: the node has removed
         this member."""
         while self._board.news(self._rank) != self._news:
             with self._asking:
@@ -206,8 +205,8 @@ class Inbox:
                     self._match()
 
     def take(self, receive: Receive) -> Any:
-        """The value of the message that was matched, as this process's own. After StoreFullError,
-        HopliteTimeoutError and KeyboardInterrupt the message is still there. PeerLostError: the
+        """The value of the matched message, as this process's own. After StoreFullError,
+        HopliteTimeoutError and KeyboardInterrupt the message is still available. PeerLostError: the
         rest of it was lost with its sender.
         """
         found = receive.found
@@ -239,13 +238,13 @@ class Inbox:
         self._channel.tell(GroupReceived(self._generation, self._rank, found.number))
 
 
-# How many refs of a message are named in the request to the node; 16 bytes each in a packet of at
-# most 416 KiB by default.
+# Most refs of a message in one request to the node: 16 bytes each in a packet of at most 416 KiB by
+# default.
 REFS_IN_PACKET_MAX = 4096
 
 
 class MemberMessages:
-    """The messages of one member, beside its calls."""
+    """The messages of one member."""
 
     def __init__(self, member: GroupMembership) -> None:
         self._member = member
@@ -256,7 +255,7 @@ class MemberMessages:
         self.inbox = Inbox(
             member.runtime, member.generation, member.rank, member.size, member.board, admitted
         )
-        self._later: list[Receive] = []  # what the thread waits for, in order
+        self._later: list[Receive] = []  # receives of the thread, in order
         self._later_lock = locks.lock("group.receives")
         self._later_thread: threading.Thread | None = None
 
@@ -327,8 +326,7 @@ class MemberMessages:
         """See `Group.recv_async`."""
         receive = self._receive(source, tag, timeout)
         receive.with_source = with_source
-        # The thread that waits for it does not count as blocked, because the task may go on
-        # meanwhile.
+        # The waiting thread does not count as blocked, because the task may continue meanwhile.
         future: ThreadFuture[Any] = ThreadFuture(self._runtime.submitter.waiting)
         receive.future = future
         self._check()
@@ -353,7 +351,7 @@ class MemberMessages:
         return future
 
     def send_encoded(self, encoded: _serialize.Encoded, ref: Any, target: int, tag: int) -> str:
-        """Sends what `ref` holds; returns why that rank cannot receive it, or ""."""
+        """Sends the object of `ref`; returns why the target cannot receive it, or ""."""
         refs = [inner._id for inner in encoded.refs]
         oid = self._memory.local_id(ref)
         if len(refs) > SOURCES_MAX:
@@ -395,8 +393,8 @@ class MemberMessages:
         return number
 
     def _post(self, receive: Receive, *, probes: bool = False) -> None:
-        """Posts a receive, or prepares it for `probe`. The first one waits until the group is
-        whole, as the first call does."""
+        """Posts a receive, or prepares it for `probe`. The first receive waits, like the first
+        call, until the group is complete."""
         self._check()
         if self._member.calls is None:
             left = None
@@ -418,7 +416,7 @@ class MemberMessages:
         return False
 
     def _check_senders(self, receive: Receive) -> None:
-        """Raises an error if no member can send what the receive waits for."""
+        """Raises an error if no member can send a message that matches the receive."""
         why = self.inbox.why_never(receive)
         if why:
             raise PeerLostError(f"group {self.name!r}: {why}")
@@ -455,8 +453,8 @@ class MemberMessages:
                 self._serve_one(receive)
 
     def _are_all_here(self, waiting: list[Receive]) -> bool:
-        """Waits until the group is whole, as the first call does. False: something else has to be
-        done before. Receives whose time is over meanwhile fail."""
+        """Waits, like the first call, until the group is complete; receives whose deadline passes
+        meanwhile fail. False: something else has to be done first."""
         first = min(waiting, key=lambda receive: receive.whole_by)
         deadline = first.whole_by
         own = first.timeout is not None and first.deadline == deadline
@@ -481,12 +479,12 @@ class MemberMessages:
         if not self._member.admitted():
             return False
         self._member.begin()
-        for receive in waiting:  # members that left before the group was whole do not count
+        for receive in waiting:  # members that left before the group was complete do not count
             receive.ended = self.inbox.ended
         return True
 
     def _changed(self, waiting: list[Receive]) -> bool:
-        """Is there anything to do for the thread?"""
+        """Whether there is anything to do for the thread."""
         self._check()
         self.inbox.look()
         return len(self._later) != len(waiting) or any(
@@ -520,7 +518,7 @@ class MemberMessages:
         future.set_result((value, sender) if receive.with_source else value)
 
     def _settle(self, receive: Receive, error: BaseException | None) -> None:
-        """The receive no longer waits; if there is an error, its Future fails with that."""
+        """Removes the receive; if there is an error, its Future fails with that."""
         with self._later_lock:
             if receive in self._later:
                 self._later.remove(receive)
@@ -531,8 +529,7 @@ class MemberMessages:
             future.set_exception(error)
 
     def end(self) -> None:
-        """Called when this member has left: receives for which the thread waits fail, and it
-        ends."""
+        """Called when this member has left: the thread's receives fail, and the thread ends."""
         thread = self._later_thread
         if thread is not None and thread is not threading.current_thread():
             if self._memory.client.usable:
@@ -550,8 +547,8 @@ def _tag(tag: Any) -> int:
 
 
 class GroupMessages:
-    """The messages that members of a Group send to each other, as methods of `Group`. They may be
-    used while a call is under way in the background, and by any thread."""
+    """Point-to-point messages, as methods of `Group`. Any thread may use them, also while a call
+    runs in the background."""
 
     _messages: MemberMessages
 
@@ -569,7 +566,7 @@ class GroupMessages:
         to : int
             The rank that receives it.
         tag : int, optional
-            A number from 0, which `recv` can ask for. Default: 0.
+            A number from 0, by which `recv` can select messages. Default: 0.
 
         Raises
         ------
@@ -578,9 +575,9 @@ class GroupMessages:
         PeerLostError
             That rank has left or died.
         StoreFullError
-            There is no room for the message.
+            There is no space for the message.
         HopliteTimeoutError
-            The Group is not whole yet. Nothing was sent.
+            The Group did not fill in time. Nothing was sent.
 
         Examples
         --------
@@ -604,18 +601,18 @@ class GroupMessages:
     ) -> Any:
         """Waits for a message and returns it.
 
-        Of several messages from one source, the one that was sent first is received first.
+        Messages from one source are received in the order in which they were sent.
 
         Parameters
         ----------
         source : int, optional
-            The rank that has sent it. Default: any.
+            The rank of the sender. Default: any.
         tag : int, optional
-            The tag with which it was sent. Default: any.
+            The tag of the message. Default: any.
         timeout : float, optional
-            Seconds to wait; 0 polls. Default: that of the Group.
+            Seconds to wait; 0 polls. Default: the Group's timeout.
         with_source : bool, optional
-            True: returns (value, rank that has sent it). Default: False.
+            True: returns (value, rank of the sender). Default: False.
 
         Returns
         -------
@@ -627,11 +624,11 @@ class GroupMessages:
         HopliteTimeoutError
             No message has arrived in time.
         PeerLostError
-            The source (or, without one, every other rank) has left or died, and what it had sent
-            has been received. If a rank has died but its host lives, that includes every message
+            The source (or, without one, every other rank) has left or died, and all its messages
+            have been received. If a rank has died but its host lives, these include every message
             whose `send` has returned.
         RuntimeError
-            Only this rank could send what it waits for.
+            Only this rank itself could send the message.
 
         Examples
         --------
@@ -689,14 +686,14 @@ class GroupMessages:
     def probe(
         self, source: int | None = None, tag: int | None = None, timeout: float | None = None
     ) -> tuple[int, int] | None:
-        """Looks for the message that such a `recv` would return, and leaves it where it is.
+        """Finds the message that `recv` would return, without receiving it.
 
         Parameters
         ----------
         source, tag
             As for `recv`.
         timeout : float, optional
-            Seconds to wait; 0 only looks. Default: that of the Group.
+            Seconds to wait; 0 polls. Default: the Group's timeout.
 
         Returns
         -------
@@ -727,7 +724,7 @@ class GroupMessages:
     ) -> ThreadFuture[Any]:
         """Returns at once a Future of the message that `recv` would return.
 
-        Receives are served in the order in which they were made.
+        Receives are served in the order of their calls.
 
         Parameters
         ----------
@@ -737,7 +734,7 @@ class GroupMessages:
         Returns
         -------
         concurrent.futures.Future
-            Can be awaited, too. `cancel()` works until a message has been found for it.
+            Can be awaited, too. `cancel()` succeeds until a message has been matched with it.
 
         Examples
         --------

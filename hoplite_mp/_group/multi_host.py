@@ -1,7 +1,7 @@
 """One member's side of a Group's calls when members live on several hosts.
 
-There is no memory that all members share, so a part is sent to the node of this host, small ones as
-bytes, large ones as objects or blocks; the result of the call comes back as one object.
+Members on different hosts share no memory, so each part is sent to the node of this host: small
+parts as bytes, large ones as objects or blocks. The result of the call is returned as one object.
 """
 
 from __future__ import annotations
@@ -44,17 +44,16 @@ if TYPE_CHECKING:
 
 __all__ = ["WRITE_ROUND_BYTES", "EngineCalls", "MultiHost", "OverlappedCopy"]
 
-# Copies a large part of a Group's call into its block of the store while other hosts read it.
+# Copies a large part of a Group call into its block of the store while other hosts read it.
 #
-# Copying an array takes a good part of the time that sending it takes, so the node and the other
+# Copying an array takes a considerable part of the time of sending it, so the node and the other
 # hosts begin with the first bytes.
 
 
-# Bytes of an array that are copied into the store before the first message to the node about them.
-# Less: the other hosts begin earlier. Each later round is twice as large, up to the maximum,
-# because copying is ahead of the network by then, and each message costs the node and its engine
-# some 300 us. The maximum bounds for how long copying keeps a core from the threads that send the
-# first bytes.
+# Bytes of an array that are copied into the store before the first message to the node. Lower:
+# other hosts begin earlier. Each later round is twice as large, up to the maximum, because copying
+# is ahead of the network by then, and each message costs the node and its engine some 300 us. The
+# maximum bounds how long copying keeps a core from the threads that send the first bytes.
 WRITE_ROUND_BYTES = 2 << 20
 WRITE_ROUND_BYTES_MAX = 16 << 20
 # Sections begin this much earlier, because nodes divide the whole payload, with its head, at whole
@@ -63,9 +62,9 @@ SECTION_OVERLAP_BYTES = 16 << 10
 
 
 class OverlappedCopy:
-    """The elements of one part, from `buffer` into the block from `offset` on. Every round has a
-    part of each section, and every host of the call begins to read where a section begins, so all
-    hosts begin at once.
+    """Copies the elements of one part from `buffer` into the block, from `offset` on. Every round
+    copies a piece of each section. Every host of the call begins to read at the start of a section,
+    so all hosts begin at once.
 
     Invariant: bytes that were reported to the node never change; where two sections overlap the
     same values are written a second time."""
@@ -81,8 +80,8 @@ class OverlappedCopy:
         pace: float,
         readers: int,
     ) -> None:
-        """bounds: where sections begin, and the end. pace: bytes per second that each of that many
-        readers takes at most; 0: not known."""
+        """bounds: the starts of the sections, and the end. pace: most bytes per second of each of
+        that many readers; 0: unknown."""
         self.nbytes = buffer.nbytes
         self._client = client
         self._channel = channel
@@ -100,7 +99,7 @@ class OverlappedCopy:
         self._ranges: list[tuple[int, int]] = []  # written, but not reported to the node yet
 
     def run(self) -> None:
-        """Writes all of it."""
+        """Copies all sections."""
         while self._ranges or any(b < e for b, e in zip(self._at, self._ends, strict=True)):
             if not self._ranges:
                 if self._wait_s:
@@ -113,8 +112,8 @@ class OverlappedCopy:
             self._ranges = []
 
     def _round(self) -> tuple[list[tuple[int, int]], list[int]]:
-        """Writes the next bytes of each section; returns (their ranges, where the sections are
-        now)."""
+        """Copies the next bytes of each section; returns (their ranges, the new positions in the
+        sections)."""
         ranges, now, offset = [], [], self._offset
         for begin, end in zip(self._at, self._ends, strict=True):
             upto = min(begin + self._step, end)
@@ -128,21 +127,21 @@ class OverlappedCopy:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OWN_AT_ROOT = ("broadcast", "gather", "scatter")  # the root gets a value of its own back
-# For parts up to this size a member asks for the block of its next call in advance. Higher: the
-# memory of a host that is kept for calls that may never come; larger calls do not notice.
+# Up to this size a member requests the block for the part of its next call in advance. Higher: more
+# memory is kept for calls that may never be made; large calls gain nothing.
 PREALLOCATED_BYTES_MAX = 4 << 20
-# Copying goes on at twice the speed of the fastest of so many latest calls, but not below that of
-# two gigabit links. At full speed it would take the cores and the memory bandwidth from the threads
-# that send the first bytes.
+# Copying is limited to twice the speed of the fastest of this many latest calls, but not below that
+# of two gigabit links. At full speed it would take cores and memory bandwidth from the threads that
+# send the first bytes.
 CALLS_REMEMBERED = 8
-# How many bytes of parts are sent inside one packet to the node. By default a kernel accepts
-# packets of up to 416 KiB.
+# Most bytes of parts inside one packet to the node. By default a kernel accepts packets of up to
+# 416 KiB.
 PACKET_PARTS_BYTES_MAX = 256 << 10
 PACE_BYTES_PER_S_MIN = 250e6
 
 
 class MultiHost:
-    """Gives the parts of one member to its node, and takes results."""
+    """Passes the parts of one member to its node, and takes results."""
 
     def __init__(
         self, runtime: Runtime, board: int, generation: int, rank: int, size: int, in_place: InPlace
@@ -157,24 +156,23 @@ class MultiHost:
         self.size = size
         self._begun, self._written = 0.0, 0  # when the latest call began, bytes that it streamed
         self._rates: deque[float] = deque(maxlen=CALLS_REMEMBERED)  # bytes per second of calls
-        # What this rank gets back of its own part of the latest call, and whether that is a copy
-        # already.
+        # This rank's own array in the result of the latest call, and whether it is already a copy.
         self._own: Array | None = None
         self._own_is_copy = False
         # Bytes of the latest part that needed a block, and the block for the next one of that size.
         self._preallocated: tuple[int, _shm.Lease | None] = 0, None
-        self._given = 0  # bytes of the part before that
-        # Roots whose last broadcast was large. What a rank receives next from them is taken for
-        # large, too; if it is not, the node has to ask the leading one.
+        self._given = 0  # bytes of the previous part
+        # Roots whose last broadcast was large. The next one is assumed to be large, too; if it is
+        # not, the node has to ask the leading node.
         self._large_roots: set[int] = set()
         self._adopted: set[int] = set()  # blocks of the latest result that have an owner here
 
     def give(
         self, call: int, part: tuple[str, str, int, Any], lends: bool, gets: bool, held: list[Any]
     ) -> None:
-        """Sends the part (kind, op, root, values) to the node. What must be held until the commit
-        is added to `held`. `lends`: arrays in blocks of this process are read there; `gets`: this
-        rank wants new arrays."""
+        """Sends the part (kind, op, root, values) to the node, and adds refs that must live until
+        the commit to `held`. `lends`: arrays in blocks of this process are read in place; `gets`:
+        this rank wants new arrays."""
         kind, op, root, values = part
         parts: list[bytes | int | tuple[int, int, int]] = []
         leases: list[_shm.Lease] = []  # of the blocks among them
@@ -214,8 +212,8 @@ class MultiHost:
     def _hand_over(
         self, ask: GroupCall, leases: list[_shm.Lease], writers: list[OverlappedCopy]
     ) -> None:
-        """Sends the message by which these blocks become the node's, and writes what is left of
-        them. If the message was not sent, the blocks are given back."""
+        """Sends the message that makes these blocks the node's, and copies the rest of their
+        content. If the message was not sent, the blocks are given back."""
         sent: list[int] = []
         try:
             for lease in leases:
@@ -234,15 +232,15 @@ class MultiHost:
     def _keep_own(
         self, kind: str, root: int, values: list[Any], parts: Sequence[Any], gets: bool
     ) -> None:
-        """Keeps what this rank gets back of its own part. A value that is no array comes from the
-        node like those of other ranks, because it has to be unpickled anew."""
+        """Keeps this rank's own array for the result. Other kinds of values come from the node like
+        those of other ranks, because they have to be unpickled anew."""
         self._own, self._own_is_copy = None, False
         mine = kind in ("allgather", "alltoall") or (kind in OWN_AT_ROOT and root == self.rank)
         at = self.rank if kind in TARGETED else 0
         if values and (kind in PREFIXES or mine) and is_plain_array(values[at]):
             self._own = values[at]
-            # A block that this rank has written comes back, and `out` is filled at the end.
-            # Otherwise the array is copied now, while the parts of the others are on their way.
+            # The node gives back a block that this rank has written, and `out` is filled at the
+            # end. Otherwise the array is copied now, while the other ranks' parts are in transit.
             if mine and gets and not (parts and isinstance(parts[at], tuple)):
                 self._own, self._own_is_copy = own_copy(self._memory, values[at]), True
 
@@ -255,8 +253,8 @@ class MultiHost:
         leases: list[_shm.Lease],
         writing: list[tuple[int, _serialize.Encoded]],
     ) -> bytes | int | tuple[int, int, int]:
-        """One value in the form in which it is sent to the node, after `parts`. Adds to `held` what
-        must be held, to `leases` its block, and to `writing` what is still to be copied."""
+        """One value in the form for the node, after `parts`. Adds a ref that must live on to
+        `held`, a block to `leases`, and a payload that is still to be copied to `writing`."""
         inside = sum(len(part) for part in parts if isinstance(part, bytes)) + encoded.nbytes
         small = encoded.nbytes <= PIECE_BYTES_MAX and inside <= PACKET_PARTS_BYTES_MAX
         if small and not encoded.refs:
@@ -264,7 +262,7 @@ class MultiHost:
         memory = self._memory
         if (
             not is_plain_array(value)
-            # A fold over hosts reorders a column-major array, for which it needs all of it.
+            # A fold over hosts reorders a column-major array, which requires the complete array.
             or (value.flags.f_contiguous and not value.flags.c_contiguous)
             or encoded.nbytes <= memory.config.small_object_bytes_max
         ):
@@ -280,26 +278,26 @@ class MultiHost:
         return payload, encoded.nbytes, encoded.nbytes
 
     def _block(self, nbytes: int) -> _shm.Lease:
-        """Memory for a part, perhaps that which was asked for during the last call."""
+        """A block for a part, the preallocated one if its size fits."""
         (before, preallocated), self._preallocated = self._preallocated, (nbytes, None)
         if preallocated is not None and before == nbytes:
             return preallocated
-        preallocated = None  # before this waits for room, which may be that of this block
+        preallocated = None  # first, because the space waited for may be that of this block
         return self._memory.allocate(nbytes)
 
     def _next_block(self, parts: Sequence[Any]) -> None:
-        """Asks for memory for the next call, which is likely to be one like this, while the bytes
-        of this one travel: the answer takes half a millisecond."""
+        """Requests a block for the next call, which is likely to be similar, while the bytes of
+        this call are in transit: the reply takes half a millisecond."""
         nbytes, preallocated = self._preallocated
         again, self._given = self._given == nbytes, nbytes
         given = len(parts) == 1 and isinstance(parts[0], tuple) and parts[0][1] == nbytes
         if not given or not again or preallocated is not None or nbytes > PREALLOCATED_BYTES_MAX:
             return
-        with contextlib.suppress(HopliteError):  # the node is gone, which the call will see
+        with contextlib.suppress(HopliteError):  # the node is gone, which the call will detect
             self._preallocated = nbytes, self._memory.preallocate(nbytes)
 
     def _writer(self, kind: str, payload: int, encoded: _serialize.Encoded) -> OverlappedCopy:
-        """Copies the elements of a part after the message to the node."""
+        """The copy of a part's elements that runs after the message to the node."""
         (buffer,), (offset,) = encoded.buffers, encoded.offsets
         bounds = section_bounds(kind, self.size, buffer.nbytes)
         pace = max(PACE_BYTES_PER_S_MIN, 2 * max(self._rates)) if self._rates else 0.0
@@ -320,7 +318,7 @@ class MultiHost:
             self._written = 0
 
     def take(self, kind: str, op: str, root: int, data: Any, out: Any) -> Any:
-        """What a call returns, made from `data`, the node's result."""
+        """The return value of a call, made from `data`, the node's result."""
         if kind in ("allreduce", "reduce"):
             return self._taken(data[0], out)
         if kind == "reduce_scatter":
@@ -354,12 +352,12 @@ class MultiHost:
         return gathered
 
     def _mine(self, own: Array, given: Any, out: Array | None) -> Array:
-        """What this rank gets back of its own part: `out` filled, or the block that it has written
-        for the others, which the node gives back unless members on this host read it, or a copy."""
+        """This rank's own part of the result: `out` filled, or the block that this rank has
+        written, which the node gives back unless members on this host read it, or a copy."""
         if isinstance(given, tuple) and out is None:
             return self._taken(given, None)  # type: ignore[no-any-return]
         if isinstance(given, tuple):
-            self._adopt(given)  # freed when this object is
+            self._adopt(given)  # freed with this object
         if out is not None:
             return into(own, out)  # type: ignore[no-any-return]
         return own if self._own_is_copy else own_copy(self._memory, own)
@@ -367,8 +365,8 @@ class MultiHost:
     def _folded(
         self, kind: str, op: str, own: Array | None, data: Any, out: Array | None
     ) -> Array | None:
-        """This rank's result of a scan or exscan: the fold of what the ranks before it give, and in
-        a scan of its own part, too."""
+        """This rank's result of a scan or exscan: the fold of the parts of all lower ranks and, in
+        a scan, of its own part."""
         arrays = [self._seen(data[rank, -1]) for rank in range(self.rank) if (rank, -1) in data]
         if kind == "scan":
             assert own is not None, "it has given it"
@@ -380,7 +378,7 @@ class MultiHost:
         return total if out is None else into(total, out)
 
     def _seen(self, given: Any) -> Array:
-        """An array that is only read, so it is not copied."""
+        """An array for reading only, without a copy."""
         memory = self._memory
         if isinstance(given, tuple):
             mem = memoryview(self._adopt(given))
@@ -392,15 +390,15 @@ class MultiHost:
 
     def _adopt(self, given: tuple[int, int, int]) -> Any:
         """A block of the result, which the node has leased to this rank's process; it is freed with
-        the object that this returns."""
+        the returned object."""
         payload, nbytes, _ = given
         self._adopted.add(payload)  # first, because a signal handler may raise between the two
         block: Any = self._memory.client.block(payload, nbytes)
         return block
 
     def drop(self, data: Any) -> None:
-        """Frees what `take`, which has raised an error or was not called, has left of this rank's
-        blocks in a result, which also has those of other ranks on this host."""
+        """Frees this rank's blocks in a result that `take` has not taken, because it has raised an
+        error or was not called. The result also has blocks of other ranks on this host."""
         self._own = None
         for one in data.values() if isinstance(data, dict) else data or ():
             if isinstance(one, tuple) and one[2] == self.rank and one[0] not in self._adopted:
@@ -409,8 +407,8 @@ class MultiHost:
 
     def _taken(self, given: Any, out: Array | None, what: str = "the result") -> Any:
         """A value of this process's own, or `out` filled: from a payload, from an object that
-        several members on this host read, or from a block that is this process's own from now
-        on. what: names it in errors."""
+        several members on this host read, or from a block that now belongs to this process. what:
+        the name of the value in errors."""
         if isinstance(given, bytes):
             return self._decoded(memoryview(given), out, what)
         if not isinstance(given, tuple):
@@ -435,17 +433,16 @@ class MultiHost:
 
 
 def _overlaps(own: Array, out: Any) -> bool:
-    """Might filling `out` change this array?"""
+    """Whether filling `out` might change this array."""
     return isinstance(out, np.ndarray) and np.may_share_memory(own, out)
 
 
 # A member's small calls over several hosts: written to the board, answered there by the engine.
 #
-# While all members make small calls of one kind, the engines of their nodes exchange what they
-# give, and no node runs Python (`cext/engine_small.h`). A member then writes its part to the board,
-# rings its doorbell (an eventfd that the engine watches), and sleeps until the result lies beside
-# the part. A call that is not small, or of another kind, goes through the node like any other
-# (`multi_host.py`).
+# While all members make small calls of one kind, the engines of their nodes exchange the parts, and
+# no node runs Python (`cext/engine_small.h`). A member then writes its part to the board, rings its
+# doorbell (an eventfd that the engine watches), and sleeps until the result is on the board. A call
+# that is large, or of another kind, goes through the node (`MultiHost`).
 
 
 NONE = 255  # no operator, no dtype
@@ -454,7 +451,7 @@ _KINDS = {kind: number for number, kind in enumerate(_tasks.CALL_KINDS)}
 
 @functools.cache
 def _numbers(kind: str, op: str, name: str | None) -> tuple[int, int, int] | None:
-    """(kind, op, dtype) as the engine numbers them; None: it has no such call."""
+    """(kind, op, dtype) as numbers of the engine; None: the engine has no such call."""
     if kind not in _KINDS:
         return None
     if kind not in REDUCTIONS:
@@ -492,8 +489,8 @@ class EngineCalls:
     def give(
         self, call: int, kind: str, op: str, root: int, encoded: _serialize.Encoded | None
     ) -> bool:
-        """Gives this rank's payload to a call; None: it gives nothing. False: the call has to be
-        made through the node."""
+        """Contributes this rank's payload to a call; None: no payload. Returns False if the call
+        has to be made through the node."""
         if not self._board.is_open():
             return False
         head, offset, elements = b"", 0, None
@@ -524,7 +521,7 @@ class EngineCalls:
         return True
 
     def ring(self) -> None:
-        """Wakes the engine, because there is something on the board."""
+        """Wakes the engine, which then reads the board."""
         doorbell = self._doorbell
         if doorbell is not None and doorbell.there():
             os.eventfd_write(doorbell.fd, 1)
@@ -542,7 +539,7 @@ class EngineCalls:
         return True
 
     def is_done(self, call: int) -> bool:
-        """Has the engine committed that call?"""
+        """Whether the engine has committed that call."""
         return self._board.done() > call
 
     def result(self) -> tuple[int, str, str, Any]:

@@ -1,10 +1,10 @@
-"""Calls of a Group on one host: parts lie on the board or in call buffers, and are combined.
+"""Calls of a Group on one host: parts are on the board or in call buffers, and are combined.
 
 A barrier or a reduction of a few KiB takes some microseconds on the board, because C folds and
-commits it. Larger arrays lie in call buffers in the store, from which each rank takes what it
-needs. This file decides which calls these are, and translates between NumPy's names and the numbers
-of `cext/shm_board.h`. If one rank gives something else (an object, a mistake, another shape), the
-leader reads all parts, wherever they lie, as in any other call.
+commits it. Larger arrays are in call buffers in the store, from which each rank copies what it
+needs. This file selects these calls, and translates between NumPy's names and the numbers of
+`cext/shm_board.h`. If one rank contributes something else (an object, a mistake, another shape),
+the leader reads all parts, wherever they are, as in any other call.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # How long such a call waits in C. Meanwhile its worker does not count as blocked, and signals are
 # not handled.
 WAIT_NS = 2_000_000
-# Sizes of call buffers: so many bytes, and then four times as many each time. All the smaller
-# buffers of a Group together take a third of the memory of its largest ones.
+# The smallest size of call buffers; each further size is four times the previous one. All the
+# smaller buffers of a Group together take a third of the memory of its largest ones.
 BUFFER_BYTES_MIN = 128 << 10
 BUFFER_GROWTH = 4
-# How long a member makes its calls without buffers when the store had no room for them.
+# How long a member makes its calls without buffers after the store had no space for them.
 REFUSED_NS = 1_000_000_000
 GIVING_POLL_S = 0.0001  # a copy of 8 MiB takes some milliseconds
 
@@ -54,7 +54,7 @@ _KINDS = {kind: number for number, kind in enumerate(_tasks.CALL_KINDS) if kind 
 _OPS = {op: number for number, op in enumerate(OPS)}
 _DTYPES = {at: np.dtype(name) for at, name in enumerate(DTYPES) if name != "bfloat16"}
 # By NumPy's own number of a type, `dtype.num`, so that no dtypes have to be compared. Two of these
-# numbers mean int64, because C's long and long long both are.
+# numbers mean int64: those of C's long and long long.
 _NUMBERS = {dtype.num: number for number, dtype in _DTYPES.items()}
 _NUMBERS |= {np.dtype(c).num: DTYPES.index(np.dtype(c).name) for c in "bBhHiIlLqQ"}
 _RESULT_DTYPES = {
@@ -79,13 +79,13 @@ class SingleHost:
         self._buffer_bytes_max = runtime.config.group_buffer_bytes_max
         # Where the call buffers of all ranks begin in the store, by the size of one buffer.
         self._buffers: dict[int, int] = {}
-        self._refused_until = 0  # without buffers until then, on the monotonic clock
+        self._refused_until = 0  # no buffers until then, by the monotonic clock
         board.set_store(runtime.memory.client.store_address, runtime.memory.client)
 
     def make(self, call: int, part: tuple[str, str, int, Any], deadline_ns: int) -> int | None:
         """Publishes the part, and waits for up to WAIT_NS. Returns the ranks in the result as a
-        mask, and then `take` reads the result; 0: the call is not over yet. None: nothing was
-        published, because the call is not one for the board."""
+        mask, after which `take` reads the result; 0 if the call is not over yet; None if nothing
+        was published, because the call cannot be made on the board."""
         kind, op, root, values = part
         number = _KINDS.get(kind)
         if number is None:
@@ -116,7 +116,7 @@ class SingleHost:
         return None if mask < 0 else mask
 
     def _buffer(self, call: int, nbytes: int) -> int:
-        """The offset in the store of this rank's buffer for that call; 0: it has to do without."""
+        """The offset in the store of this rank's buffer for that call; 0 if there is none."""
         if nbytes > self._buffer_bytes_max:
             return 0
         size = BUFFER_BYTES_MIN
@@ -140,13 +140,13 @@ class SingleHost:
     def leave(self) -> None:
         """After this returns, the member no longer writes to its buffers."""
         self._board.leave_store()
-        # Another thread copies a part at this moment. A forked child does not have that thread.
+        # Another thread may be copying a part. A forked child does not have that thread.
         while self._board.giving and self._memory.client.usable:
             clock.sleep(GIVING_POLL_S)
 
     def part(self, rank: int) -> tuple[str, str, int, list[Array]] | None:
-        """The part that a rank has published on the board or in its buffer, in the form of any
-        call's part; None while the rank is writing it."""
+        """The part that a rank has published on the board or in its buffer, in the form of other
+        calls' parts; None while the rank is writing it."""
         found = self._board.part(rank)
         if found is None:
             return None
@@ -158,7 +158,7 @@ class SingleHost:
         return kind, OPS[op] if kind in REDUCTIONS else "", root, [array]
 
     def take(self, kind: str, root: int, call: int, mask: int, out: Any) -> Any:
-        """What this rank gets of that call, whose commit names no object. kind: "barrier" if it
+        """This rank's result of a call whose commit names no object. kind: "barrier" if the caller
         only waits for the call. mask: the ranks in the result."""
         if kind == "barrier" or (kind in ("reduce", "gather") and self._rank != root):
             return None
@@ -202,20 +202,20 @@ def _result_nbytes(x: Array, op: str) -> int:
 
 
 def _fits(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Can a result of that shape and dtype be written to `out` as it is?"""
+    """Whether a result of that shape and dtype can be written to `out` as it is."""
     if type(out) is not np.ndarray or out.shape != shape or out.dtype != dtype:
         return False
     return out.flags.c_contiguous and out.flags.writeable
 
 
-# Combines all parts of a Group's call, at its leader, when they are in one shared memory.
+# The leader's combination of all parts of a Group's call that are in one shared memory.
 #
 # A mistake in one rank's part must be an error on every rank; correct parts are combined only once,
 # by the leader.
 
 
 MISTAKE = "mistake"  # the kind of a part whose rank could not make its call
-MISTAKE_CHARS_MAX = 8000  # of the message of a mistake, for which every host must have room
+MISTAKE_CHARS_MAX = 8000  # of a mistake's message, for which every host must have space
 
 
 class Combiner:
@@ -228,8 +228,8 @@ class Combiner:
         self.name = name
 
     def combine(self, parts: dict[int, Any], refs: dict[int, ObjectRef[Any]]) -> Any:
-        """A ref to the result, or the refs of the parts. If it raises an error, the call fails with
-        that on every rank."""
+        """A ref to the result, or the refs of the parts. If this raises an error, the call fails
+        with it on every rank."""
         for part in parts.values():
             if part[0] == MISTAKE:
                 raise error_of(part[3], part[1])
@@ -251,13 +251,13 @@ class Combiner:
         return refs
 
     def _array(self, given: Any) -> Array:
-        """An array that is to be reduced, which may be an object of its own."""
+        """An array to reduce, read from the store if it is an object of its own."""
         if type(given) is ObjectRef:
             given = self._memory.read(self._memory.local_id(given), FOREVER_NS, False)
         return given  # type: ignore[no-any-return]
 
     def _result_dtype(self, op: str, arrays: dict[int, Array]) -> np.dtype[Any]:
-        """The dtype of their reduction. ValueError: they cannot be reduced with each other."""
+        """The dtype of the arrays' reduction. ValueError: they cannot be reduced together."""
         first_rank = min(arrays)
         first = arrays[first_rank]
         for rank, array in arrays.items():
