@@ -171,7 +171,7 @@ class Condition(Handle):
     async def wait_async(self, timeout: float | None = None) -> bool:
         """As `wait`, without blocking the event loop.
 
-        A cancelled call has the lock again when it raises CancelledError."""
+        A cancelled call holds the lock again when it raises CancelledError."""
         return await run_async(self._waiting(timeout, task_owner()))
 
     def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
@@ -203,7 +203,7 @@ class Condition(Handle):
         return await run_async(self._waiting_for(predicate, timeout, task_owner()))
 
     def notify(self, n: int = 1) -> None:
-        """Notifies `n` calls that wait, those that have waited longest first.
+        """Notifies `n` waiting calls, those that have waited longest first.
 
         Parameters
         ----------
@@ -228,7 +228,7 @@ class Condition(Handle):
         await run_async(self._notifying(n, task_owner()))
 
     def notify_all(self) -> None:
-        """Notifies all calls that wait.
+        """Notifies all waiting calls.
 
         Examples
         --------
@@ -263,8 +263,8 @@ class Condition(Handle):
         return found
 
     def _waiting(self, timeout: float | None, number: int) -> Steps[bool]:
-        """Waits first for a place among those that are notified, so that a notification that comes
-        after the lock is released is not missed."""
+        """First registers for notifications, so that one that arrives after the release of the lock
+        is not missed."""
         _, deadline = waits(True, timeout)
         ticket, lock = self._ticket(), self._lock
         released: Future[Any] | None = None
@@ -289,8 +289,8 @@ class Condition(Handle):
         return answer is CallAnswer.DONE
 
     def _acquiring_again(self, number: int, times: int) -> Steps[None]:
-        """Acquires the lock as often as it was released. A cancelled `await` is raised when that is
-        done, as in asyncio; Ctrl-C ends it."""
+        """Acquires the lock as many times as it was released. The cancellation of an `await` is
+        raised after that, as in asyncio; Ctrl-C ends it."""
         lock = self._lock
         ticket = lock._ticket()
         asked = lock._call("acquire_again", ticket, number, times)
@@ -317,20 +317,21 @@ class Condition(Handle):
 class Barrier(Handle):
     """A barrier for processes of all hosts, with the methods of `multiprocessing.Barrier`.
 
-    When as many calls of `wait` have come as there are parties, all of them return, and the next
-    ones begin a new round. If a call times out, or its process or host dies while it waits, the
-    barrier is broken: all calls raise `threading.BrokenBarrierError` until `reset()`. A call that
-    is interrupted or cancelled leaves the round; the others wait for another call in its place.
+    When as many calls of `wait` have arrived as there are parties, all of them return, and the next
+    call begins a new round. If a call times out, or its process or host dies while it waits, the
+    barrier is broken: all calls raise `threading.BrokenBarrierError` until `reset()`. An
+    interrupted or cancelled call leaves the round; the other calls wait for another one in its
+    place.
 
     Parameters
     ----------
     parties : int
         How many calls of `wait` make a round, 1 or more.
     action : callable, optional
-        Run by one of the calls when all have come, before any returns. If it raises an exception,
-        the barrier is broken. It travels with the handle.
+        Run by one of the calls when all have arrived, before any returns. If it raises an
+        exception, the barrier is broken. It is pickled with the handle.
     timeout : float, optional
-        Seconds, for calls of `wait` that give none. Default: no limit.
+        Default of `wait(timeout=)`, in seconds. Default: no limit.
     name, node, detached
         As for `Queue`.
 
@@ -383,17 +384,17 @@ class Barrier(Handle):
         self._action, self._timeout = action, timeout
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits until all parties have come.
+        """Waits until all parties have arrived.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait; then the barrier is broken. Default: that of the barrier.
+            Seconds to wait; then the barrier is broken. Default: the barrier's timeout.
 
         Returns
         -------
         int
-            How many calls of this round came before, from 0: another number for each call.
+            How many calls of this round arrived earlier, from 0: a different number for each call.
 
         Raises
         ------
@@ -410,7 +411,7 @@ class Barrier(Handle):
     async def wait_async(self, timeout: float | None = None) -> int:
         """As `wait`, without blocking the event loop.
 
-        A cancelled call leaves the round, and the barrier is as before."""
+        A cancelled call leaves the round, and does not break the barrier."""
         return await run_async(self._waiting(timeout))
 
     def _waiting(self, timeout: float | None) -> Steps[int]:
@@ -448,7 +449,7 @@ class Barrier(Handle):
         return CallAnswer.DONE if (yield self._call("acted", ticket)) else CallAnswer.ENDED
 
     def reset(self) -> None:
-        """Begins a new round; calls that wait raise BrokenBarrierError.
+        """Begins a new round; waiting calls raise BrokenBarrierError.
 
         Examples
         --------
@@ -461,7 +462,7 @@ class Barrier(Handle):
         await self._call("reset")
 
     def abort(self) -> None:
-        """Breaks the barrier: calls that wait, and later ones, raise BrokenBarrierError.
+        """Breaks the barrier: waiting and later calls raise BrokenBarrierError.
 
         Examples
         --------
@@ -478,7 +479,7 @@ class Barrier(Handle):
 
     @property
     def parties(self) -> int:
-        """How many calls meet.
+        """How many calls of `wait` make a round.
 
         Returns
         -------
@@ -493,7 +494,7 @@ class Barrier(Handle):
 
     @property
     def n_waiting(self) -> int:
-        """How many calls wait now.
+        """How many calls are waiting now.
 
         Returns
         -------
@@ -508,7 +509,7 @@ class Barrier(Handle):
 
     @property
     def broken(self) -> bool:
-        """Is it broken?
+        """Whether the barrier is broken.
 
         Returns
         -------

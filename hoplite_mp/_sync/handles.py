@@ -1,7 +1,7 @@
-"""The base of the handles of queues, locks, semaphores and events: making, finding, pickling.
+"""The base class of the handles of queues, locks, semaphores and events: creation and pickling.
 
-Each of them contains a handle of an actor, and has methods of its own instead of the actor's. It
-can be sent to other processes, and is counted, as the actor's handle is.
+Each handle contains a handle of an actor, and has methods of its own instead of the actor's. It can
+be sent to other processes, and is counted, like the actor's handle.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ __all__ = ["Handle", "Read", "Until", "run", "run_async"]
 #
 # Each method of a queue or a lock is a few calls of an actor with a wait between them, and each of
 # these may be interrupted, by Ctrl-C or by a cancelled `await`. The method is written once, as a
-# generator that yields what it waits for: `run` blocks for that, `run_async` awaits it.
+# generator that yields the objects that it waits for: `run` blocks for these, `run_async` awaits
+# them.
 
 
 T = TypeVar("T")
 
 
 class Until(NamedTuple):
-    """Waits until the object is done, or until the deadline (of the monotonic clock). Gives whether
-    the object is done."""
+    """Waits until the object is done, or until the deadline (of the monotonic clock). The result is
+    whether the object is done."""
 
     runtime: Runtime
     ref: ObjectRef[Any]
@@ -119,11 +120,11 @@ async def run_async(steps: Generator[Future[Any] | Until | Read, Any, T]) -> T:
 
 
 H = TypeVar("H", bound="Handle")
-KNOWN_MAX = 4096  # a process remembers so many actors that have received its life
+KNOWN_MAX = 4096  # most actors that a process remembers to have sent its life to
 
 
 class Handle:
-    """A handle of a queue, lock, semaphore or event."""
+    """Base class of the handles."""
 
     __slots__ = ("__weakref__", "_actor")
 
@@ -131,7 +132,8 @@ class Handle:
     _actor: Actor
 
     def _make(self, args: tuple[Any, ...], name: str | None, node: Any, detached: bool) -> None:
-        """Makes an actor; if the name is taken, the handle is one of the actor that has it."""
+        """Makes an actor; if the name is taken, this becomes a handle of the actor with that
+        name."""
         options = {"node": node, "name": name, "detached": detached, "get_if_exists": bool(name)}
         given = {key: value for key, value in options.items() if value is not None}
         self._actor = current().options(**given).actor(self._served, *args)
@@ -187,7 +189,7 @@ class Handle:
         return future
 
     def _process(self) -> bytes:
-        """The name of this process; from now on the actor notices its death."""
+        """The name of this process; from now on the actor notices the death of the process."""
         life = life_of(self._runtime)
         identity = _identity_of(self._actor)._id
         if identity not in life.known_to:
@@ -206,7 +208,7 @@ class Handle:
     def _until(
         self, promised: ObjectRef[Any], deadline: int
     ) -> Generator[Future[Any] | Until | Read, Any, CallAnswer | None]:
-        """As `_kept`, for a promise whose value is an Answer."""
+        """Like `_kept`, for a promise whose value is a CallAnswer."""
         code = yield from self._kept(promised, deadline)
         return None if code is None else CallAnswer(code)
 
@@ -226,7 +228,7 @@ class Handle:
 
 
 def _arrived(kind: type[H], actor: Actor, extras: tuple[Any, ...]) -> H:
-    """Rebuilds a handle that was pickled; pickles name this function."""
+    """Unpickles a handle; pickles refer to this function by name."""
     handle = kind.__new__(kind)
     handle._actor = actor
     handle._take_extras(*extras)
@@ -234,6 +236,6 @@ def _arrived(kind: type[H], actor: Actor, extras: tuple[Any, ...]) -> H:
 
 
 def waits(block: bool, timeout: float | None) -> tuple[bool, int]:
-    """Does a call with these arguments wait, and until when, in nanoseconds."""
+    """(whether a call with these arguments waits, its deadline in nanoseconds)."""
     check_timeout(timeout)
     return block and (timeout is None or timeout > 0), deadline_ns(timeout)

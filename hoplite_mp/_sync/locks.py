@@ -1,6 +1,6 @@
 """Lock, RLock, Semaphore, BoundedSemaphore and Event between all processes of a cluster.
 
-The docstring of the package says how they work.
+The docstring of the package describes the design.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _counter = itertools.count(1)
 
 
 def owner() -> int:
-    """The number of this thread as the owner of a recursive lock; no other thread has had it."""
+    """The number of this thread as the owner of a recursive lock, which is never reused."""
     return _numbers.setdefault(threading.current_thread(), next(_counter))
 
 
@@ -42,19 +42,19 @@ def task_owner() -> int:
 
 
 class _Acquired(Handle):
-    """Base of locks and semaphores: acquiring and releasing."""
+    """Base class of locks and semaphores: acquiring and releasing."""
 
     __slots__ = ()
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Acquires it for this process; waits while nothing is free.
+        """Acquires the lock, or a permit, for this process; waits while none is free.
 
         Parameters
         ----------
         block : bool, optional
-            False: it does not wait.
+            False: do not wait.
         timeout : float, optional
-            How many seconds it waits. Default: for ever.
+            Seconds to wait. Default: no limit.
 
         Returns
         -------
@@ -72,7 +72,7 @@ class _Acquired(Handle):
     async def acquire_async(self, block: bool = True, timeout: float | None = None) -> bool:
         """As `acquire`, without blocking the event loop.
 
-        A call that is cancelled has acquired nothing."""
+        A cancelled call has acquired nothing."""
         return await run_async(self._acquiring(block, timeout))
 
     def _acquiring(
@@ -94,7 +94,7 @@ class _Acquired(Handle):
         return answer is CallAnswer.DONE
 
     def release(self) -> None:
-        """Gives it back. Of the processes that wait, the one that has waited longest gets it.
+        """Releases the lock or permit, which goes to the process that has waited longest.
 
         Raises
         ------
@@ -119,7 +119,7 @@ class _Acquired(Handle):
             raise ValueError(f"{kind} released too many times: no process holds it")
 
     def locked(self) -> bool:
-        """Would `acquire` wait now?
+        """Whether `acquire` would wait now.
 
         Returns
         -------
@@ -151,8 +151,8 @@ class Lock(_Acquired):
     Like `multiprocessing.Lock` it is not recursive, and any process may release it (ValueError: it
     is not held). It belongs to the process that has acquired it, not to a thread or a task: when
     that process or its host dies, the process that has waited longest gets the lock. The data that
-    it protects may then be half changed. A task that ends without a release leaves it locked.
-    Processes get the lock in the order in which they asked.
+    it protects may then be inconsistent. A task that ends without a release leaves it locked.
+    Processes get the lock in the order of their calls.
 
     Parameters
     ----------
@@ -186,14 +186,14 @@ class Semaphore(_Acquired):
     """A number of permits for processes of all hosts; `with semaphore:`, `async with semaphore:`.
 
     As with `multiprocessing.Semaphore`, any process may call `release`, also more often than
-    `acquire`: then there are more permits. `release` gives back a permit of the calling process; if
-    that has none, one of the process that has held one longest; if no process holds any, it adds
-    one. When a process or its host dies, its permits go to the processes that have waited longest.
+    `acquire`, which adds permits. `release` gives back a permit of the calling process or, if it
+    has none, of the process that has held one longest; if no process holds any, it adds one. When a
+    process or its host dies, its permits go to the processes that have waited longest.
 
     Parameters
     ----------
     value : int, optional
-        How many permits there are at the beginning, from 0. Default: 1.
+        The initial number of permits, from 0. Default: 1.
     name, node, detached
         As for `Queue`.
 
@@ -281,8 +281,8 @@ class RLock(_Acquired):
     """A recursive lock between processes of all hosts; `with lock:` and `async with lock:`.
 
     Like `multiprocessing.RLock` it belongs to the thread that has acquired it, which may acquire it
-    again, and is free when that thread has released it as often. The coroutine functions, and
-    `async with`, let it belong to the asyncio task instead. When the owner's process or host dies,
+    again, and is free when that thread has released it as many times. With the coroutine functions
+    and `async with` it belongs to the asyncio task instead. When the owner's process or host dies,
     the thread that has waited longest gets the lock.
 
     Parameters
@@ -310,7 +310,7 @@ class RLock(_Acquired):
         self._make((), name, node, detached)
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Acquires it for this thread, once more if this thread has it already.
+        """Acquires the lock for this thread, which may hold it already.
 
         Parameters
         ----------
@@ -331,9 +331,9 @@ class RLock(_Acquired):
         return run(self._acquiring(block, timeout, owner()))
 
     async def acquire_async(self, block: bool = True, timeout: float | None = None) -> bool:
-        """As `acquire`, for the asyncio task that runs, without blocking the event loop.
+        """Like `acquire`, for the running asyncio task, without blocking the event loop.
 
-        A call that is cancelled has acquired nothing."""
+        A cancelled call has acquired nothing."""
         return await run_async(self._acquiring(block, timeout, task_owner()))
 
     def release(self) -> None:
@@ -342,7 +342,7 @@ class RLock(_Acquired):
         Raises
         ------
         AssertionError
-            This thread does not own it.
+            This thread does not own the lock.
 
         Examples
         --------
@@ -361,7 +361,7 @@ class RLock(_Acquired):
             raise AssertionError("attempt to release an RLock that this thread does not own")
 
     def locked(self) -> bool:
-        """Does any thread own it now?
+        """Whether any thread owns the lock now.
 
         Returns
         -------
@@ -404,7 +404,7 @@ class Event(Handle):
         self._make((), name, node, detached)
 
     def set(self) -> None:
-        """Sets it: all processes that wait go on, and from now on `wait` returns at once.
+        """Sets the flag: all waiting processes continue, and from now on `wait` returns at once.
 
         Examples
         --------
@@ -417,7 +417,7 @@ class Event(Handle):
         await self._call("set")
 
     def clear(self) -> None:
-        """Clears it: from now on `wait` waits.
+        """Clears the flag: from now on `wait` waits.
 
         Examples
         --------
@@ -430,7 +430,7 @@ class Event(Handle):
         await self._call("clear")
 
     def is_set(self) -> bool:
-        """Is it set now?
+        """Whether the flag is set now.
 
         Returns
         -------
@@ -444,17 +444,17 @@ class Event(Handle):
         return bool(self._call("is_set").result())
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until it is set.
+        """Waits until the flag is set.
 
         Parameters
         ----------
         timeout : float, optional
-            How many seconds it waits at most. Default: for ever.
+            Seconds to wait. Default: no limit.
 
         Returns
         -------
         bool
-            Whether it is set.
+            Whether the flag is set.
 
         Examples
         --------

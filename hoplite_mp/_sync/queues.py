@@ -1,7 +1,7 @@
 """Queue: first in, first out, between all processes of a cluster.
 
-The docstring of the package says how it works. Items are opaque to the actor: small ones are bytes
-that travel with the calls, larger ones are objects of the store, of which the queue holds a ref.
+The docstring of the package describes the design. Items are opaque to the actor: small ones are
+bytes inside the calls, larger ones are objects of the store, to which the queue holds refs.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ShutDown(ClosedError, getattr(queue, "ShutDown", Exception)):  # type: ign
 
 
 _ShutDown = ShutDown
-# Calls of this process that were interrupted, and whose items, if they get any, are to be given
-# back; each with the identity of its queue's actor. A list, because each change is one step of C.
+# Interrupted calls of this process, whose items, if any, are to be given back; each with the
+# identity of its queue's actor. A list, because each change is one step of C.
 _interrupted: list[tuple[bytes, Future[Any]]] = []
 
 
@@ -55,16 +55,16 @@ class Queue(Handle, Generic[T]):
     Parameters
     ----------
     maxsize : int, optional
-        How many items it holds at most; 0: any number. Default: that of the queue of this name, or
-        any number for a new one.
+        Most items in the queue; 0: no limit. Default: that of the existing queue of this name; for
+        a new queue, no limit.
     name : str, optional
         `Queue(name="jobs")` is the same queue in every process of the cluster; the first call makes
-        it. A later call with another `maxsize` is a ValueError; its `node` and `detached` have no
+        it. A later call with another `maxsize` raises ValueError; its `node` and `detached` have no
         effect.
     node : Node or str, optional
         Where its actor runs. Default: this host.
     detached : bool, optional
-        True: it lives on without handles, until `Actor.close(q.actor)`.
+        True: the queue needs no handles; it lives until `Actor.close(q.actor)`.
     copy : bool, optional
         True: arrays that this handle, and copies of it, get from the queue are writable copies.
         Default: they are read-only, and not copied.
@@ -134,14 +134,14 @@ class Queue(Handle, Generic[T]):
             Anything that can be pickled. If it has more than `Config.queue_item_bytes_max` bytes,
             it becomes an object of the store.
         block : bool, optional
-            False: it does not wait.
+            False: do not wait.
         timeout : float, optional
-            How many seconds it waits. Default: for ever.
+            Seconds to wait. Default: no limit.
 
         Raises
         ------
         queue.Full
-            There was no room.
+            The queue was full.
         Queue.ShutDown
             The queue was shut down.
 
@@ -171,7 +171,7 @@ class Queue(Handle, Generic[T]):
         run(self._putting(item, False, None))
 
     async def put_async(self, item: T, block: bool = True, timeout: float | None = None) -> None:
-        """As `put`, without blocking the event loop while it waits.
+        """Like `put`, without blocking the event loop while it waits.
 
         A call that is cancelled while it waits has put nothing."""
         await run_async(self._putting(item, block, timeout))
@@ -219,9 +219,9 @@ class Queue(Handle, Generic[T]):
         Parameters
         ----------
         block : bool, optional
-            False: it does not wait.
+            False: do not wait.
         timeout : float, optional
-            How many seconds it waits. Default: for ever.
+            Seconds to wait. Default: no limit.
 
         Returns
         -------
@@ -231,7 +231,7 @@ class Queue(Handle, Generic[T]):
         Raises
         ------
         queue.Empty
-            There was none.
+            The queue was empty.
         Queue.ShutDown
             The queue was shut down, and has no items left.
         ObjectLostError
@@ -266,16 +266,16 @@ class Queue(Handle, Generic[T]):
         return run(self._getting(False, None))
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> T:
-        """As `get`, without blocking the event loop while it waits.
+        """Like `get`, without blocking the event loop while it waits.
 
-        A call that is cancelled has taken nothing. So that items stay in order, no other call takes
-        the next item until this one has returned, for at most `UNCERTAIN_S` (0.5) seconds."""
+        A cancelled call has taken nothing. To keep items in order, no other call takes the next
+        item until this one has returned, for at most `UNCERTAIN_S` (0.5) seconds."""
         return await run_async(self._getting(block, timeout, True))
 
     def _getting(
         self, block: bool, timeout: float | None, cancellable: bool = False
     ) -> Generator[Future[Any] | Until | Read, Any, T]:
-        """cancellable: the call may be cancelled at any time, so the item may come back."""
+        """cancellable: the call may be cancelled at any time, so it may give its item back."""
         may_wait, deadline = waits(block, timeout)
         yield from self._all_given_back()
         ticket = self._ticket()
@@ -325,8 +325,8 @@ class Queue(Handle, Generic[T]):
         return bytes(_identity_of(self._actor)._id)
 
     def _all_given_back(self) -> Generator[Future[Any], None, None]:
-        """Waits until what interrupted calls of this process have taken is given back, because a
-        later call would take the items after it."""
+        """Waits until interrupted calls of this process have given back their items, because a
+        later call would take the items after these."""
         while calls := [one for key, one in _interrupted.copy() if key == self._key]:
             one = calls[0]
             with contextlib.suppress(Exception):  # the call has failed
@@ -334,8 +334,7 @@ class Queue(Handle, Generic[T]):
             self._give_back(one)
 
     def _give_back(self, asked: Any) -> None:
-        """Gives back the item that was taken by a call whose caller has been interrupted, unless
-        another thread does."""
+        """Gives back the item of a call that was interrupted, unless another thread does."""
         with contextlib.suppress(ValueError):
             _interrupted.remove((self._key, asked))
             self._say_back(asked)
@@ -368,7 +367,7 @@ class Queue(Handle, Generic[T]):
         return int(self._call("sizes").result()[0])
 
     def empty(self) -> bool:
-        """Are there no items now?
+        """Whether the queue is empty now.
 
         Returns
         -------
@@ -382,7 +381,7 @@ class Queue(Handle, Generic[T]):
         return self.qsize() == 0
 
     def full(self) -> bool:
-        """Is there no room now?
+        """Whether the queue is full now.
 
         Returns
         -------
@@ -398,7 +397,7 @@ class Queue(Handle, Generic[T]):
 
     @property
     def maxsize(self) -> int:
-        """How many items it holds at most. 0 means any number.
+        """Most items in the queue; 0 means no limit.
 
         Examples
         --------
@@ -436,7 +435,7 @@ class Queue(Handle, Generic[T]):
         Raises
         ------
         WorkerLostError
-            All items that are still missing were taken by processes that have died.
+            All unfinished items were taken by processes that have died.
 
         Examples
         --------
@@ -461,10 +460,10 @@ class Queue(Handle, Generic[T]):
             yield from self._until(found, waits(True, None)[1])
 
     def shutdown(self, immediate: bool = False) -> None:
-        """Ends the queue: nothing can be put, and when it is empty nothing can be got.
+        """Ends the queue: no more items can be put, and `get` fails once the queue is empty.
 
-        Calls that try to, and calls that wait for it, raise `Queue.ShutDown`. This works in every
-        version of Python as `queue.Queue.shutdown` does in Python 3.13.
+        Such calls, and calls that are waiting, raise `Queue.ShutDown`. On every Python version this
+        works like `queue.Queue.shutdown` of Python 3.13.
 
         Parameters
         ----------
@@ -487,9 +486,9 @@ class Queue(Handle, Generic[T]):
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Has something interrupted the call: Ctrl-C, a cancelled `await`, a signal handler that ends
-    the program? Any other error is the item's own. The item stays taken, because it would fail the
-    next call, too."""
+    """Whether something has interrupted the call: Ctrl-C, a cancelled `await`, or a signal handler
+    that ends the program. Any other error is the item's own; then the item stays taken, because it
+    would fail the next call, too."""
     if issubclass(type(error), Exception):
         return False
     from asyncio import CancelledError

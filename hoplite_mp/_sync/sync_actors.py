@@ -1,10 +1,10 @@
 """The objects in the actors' processes: one for each synchronization object.
 
-A table (`waiting`) makes the decisions. This file keeps the promises for the calls that wait, and
-the lives of the processes that have called (`_client/promises.py`). When a process or its host
-dies, its life fails; then its locks are released, and its calls no longer wait. Other threads than
-the one that runs calls learn of deaths, so a lock protects the table; a thread that finds the lock
-taken leaves the death to the thread that has it.
+A table (`waiting`) makes the decisions. This file keeps the promises for waiting calls, and the
+lives of the processes that have called (`_client/promises.py`). When a process or its host dies,
+its life fails; then its locks are released, and its calls no longer wait. Deaths are noticed in
+other threads than the one that runs calls, so a lock protects the table; a thread that finds the
+lock taken leaves the death to the thread that holds it.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ __all__ = [
     "SemaphoreActor",
 ]
 
-# The reply to a call: an Answer as a number, and for Answer.WAIT a promise to wait for.
+# The reply to a call: a CallAnswer as a number, and for CallAnswer.WAIT a promise to wait for.
 Reply = tuple[int, Any]
 _JOINED = "joined"
-# How long other calls wait for an item that may come back because its caller can be cancelled.
-# Higher: items stay in order although the caller's event loop is busy; lower: others wait less.
+# How long other calls wait for an item that a cancelled caller may give back. Higher: items stay in
+# order although the caller's event loop is busy; lower: other calls wait less.
 UNCERTAIN_S = 0.5
 
 
 class Served:
-    """Base of these objects: it keeps promises, and handles the deaths of processes."""
+    """Base class of these objects: it fulfils promises, and handles the deaths of processes."""
 
     def __init__(self, table: Any = None) -> None:
         self._table = table
@@ -67,7 +67,7 @@ class Served:
         self._deaths: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def enter(self, process: bytes, life: ObjectRef[Any]) -> None:
-        """The first call of each process: from now on its death is noticed here."""
+        """The first call of each process: from then on its death is noticed here."""
         if process in self._lives:
             return
         self._lives[process] = life
@@ -84,12 +84,12 @@ class Served:
         """Does nothing: a handle calls it to get the error that calls of an ended actor raise."""
 
     def waiters(self) -> int:
-        """How many calls wait; all that wait for an event, or in `join`, count as one."""
+        """How many calls wait; all calls that wait for an event, or in `join`, count as one."""
         return len(self._promises)
 
     @contextlib.contextmanager
     def _alone(self, process: bytes | None = None) -> Iterator[Any]:
-        """Gives the table to a call of that process, under the lock; then wakes other calls."""
+        """Gives a call of that process the table, under the lock; then wakes other calls."""
         try:
             with self._lock:
                 if process is not None and process not in self._lives:
@@ -114,11 +114,11 @@ class Served:
             keep(self._runtime, promised, self._reply(key, answer))
 
     def _reply(self, key: Hashable, answer: CallAnswer) -> Any:
-        """The value of a kept promise."""
+        """The value of a fulfilled promise."""
         return int(answer)
 
     def _wake(self) -> None:
-        """Keeps the promises of the calls that go on because of what has just happened."""
+        """Fulfils the promises of the calls that were just woken."""
         woken, self._table.woken = self._table.woken, []
         for ticket, answer in woken:
             self._keep(ticket, answer)
@@ -126,15 +126,15 @@ class Served:
     # -- deaths --------------------------------------------------------------------------------
 
     def _tell(self, process: bytes, oid: int) -> None:
-        """A life has failed, because its process or host has died. Runs in any thread, perhaps in
-        one that is inside a call."""
+        """Called when a life has failed, because its process or host has died; in any thread,
+        perhaps in one that is inside a call."""
         if self._runtime.tasks.done(oid):  # otherwise this cluster has ended
             self._deaths.put(process)
             self._look()
 
     def _look(self) -> None:
-        """Handles deaths, unless another thread has the lock. No death is overlooked, because every
-        thread that has held the lock calls this after it has released it."""
+        """Handles deaths, unless another thread has the lock. No death is missed, because every
+        thread calls this after it has released the lock."""
         while not self._deaths.empty() and self._lock.acquire(blocking=False):
             try:
                 with contextlib.suppress(queue.Empty):
@@ -156,11 +156,11 @@ class QueueActor(Served):
 
     def __init__(self, size_max: int) -> None:
         super().__init__(QueueTable(size_max))
-        self._decided_by = 0.0  # the end of the wait for an item that may come back
+        self._decided_by = 0.0  # the end of the wait for an item that may be given back
         self.size_max = size_max
 
     def put(self, process: bytes, turn: int, value: Any, waits: bool) -> Reply:
-        """Arguments are flat, as is the reply of `take`, because that is the quickest to send."""
+        """Arguments are flat, as is the reply of `take`, because flat messages are sent fastest."""
         ticket = process, turn
         with self._alone(process) as table:
             answer = table.put(ticket, value, waits)
@@ -175,7 +175,7 @@ class QueueActor(Served):
     def take(
         self, process: bytes, turn: int, waits: bool, uncertain: bool = False
     ) -> Reply | tuple[int, int, Any]:
-        """Returns (Answer.DONE, the item's number, its value), or a Reply."""
+        """Returns (CallAnswer.DONE, the item's number, its value), or a Reply."""
         ticket = process, turn
         with self._alone(process) as table:
             if table.uncertain is not None and clock.monotonic() >= self._decided_by:
@@ -195,7 +195,7 @@ class QueueActor(Served):
             return int(found), None
 
     def keep_item(self, process: bytes, turn: int) -> None:
-        """That call has its item, which will not come back."""
+        """That call has its item, and will not give it back."""
         with self._alone(process) as table:
             table.keep_item((process, turn))
 
@@ -222,7 +222,7 @@ class QueueActor(Served):
             table.end(at_once)
 
     def sizes(self) -> tuple[int, int]:
-        """How many items there are, and how many there may be."""
+        """How many items there are, and the queue's limit."""
         return len(self._table.items), self.size_max
 
     def _wake(self) -> None:
@@ -266,7 +266,7 @@ class LockActor(SemaphoreActor):
     def __init__(self) -> None:
         super().__init__(1, True)
 
-    # For a condition; `number` tells the owners of a recursive lock apart.
+    # For a condition; `number` distinguishes the owners of a recursive lock.
 
     def is_held(self, process: bytes, number: int) -> bool:
         return process in self._table.held
@@ -322,7 +322,7 @@ class RLockActor(Served):
 
 
 class ConditionActor(Served):
-    """The object of one condition; its lock is another one."""
+    """The object of one condition; its lock is a separate object."""
 
     def __init__(self) -> None:
         super().__init__(Notifications())
@@ -355,7 +355,7 @@ class BarrierActor(Served):
         super().__init__(Gathering(parties))
 
     def arrive(self, ticket: Ticket, waits: bool, acts: bool) -> Reply:
-        """A Reply; instead of None, the index of the call."""
+        """A Reply, with the index of the call in place of None."""
         with self._alone(ticket[0]) as table:
             answer = table.arrive(ticket, waits, acts)
             # A call that completes a round comes last in it.

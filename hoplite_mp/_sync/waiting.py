@@ -1,13 +1,13 @@
-"""The tables of the synchronization objects: which calls wait, and which of them goes on next.
+"""The tables of the synchronization objects: which calls wait, and which one continues next.
 
 All decisions of `hoplite_mp.Queue`, `Lock`, `Semaphore`, `RLock`, `Condition` and `Barrier` are
-made here, one after the other, by one process. A *ticket* names one call: the process that made it,
-and a number that this process uses once. Each method returns the answer to its caller, and appends
-to `woken` the tickets of the waiting calls that go on because of it.
+made here, one after the other, by one process. A *ticket* identifies one call: the calling process,
+and a number that this process uses once. Each method returns the caller's answer, and appends the
+tickets of the waiting calls that it wakes to `woken`.
 
-Invariants of a queue: no call waits for an item while there is one that is not set aside for a
-getter that was woken; no call waits for room while there is some. An item leaves the table only as
-the answer to a call (or with `end(at_once=True)`), so no death takes along an item of the table.
+Invariants of a queue: no call waits for an item while there is one that is not reserved for a woken
+getter; no call waits for space while there is some. An item leaves the table only as the answer to
+a call (or with `end(at_once=True)`), so no item of the table is lost with a process that dies.
 While a cancellable call may still return its item, no other call takes a later item.
 Invariant of permits: free + held = the permits at the beginning + those released beyond them.
 """
@@ -41,8 +41,8 @@ class CallAnswer(enum.IntEnum):
     REFUSED = 1  # empty, full, or taken; or still so at the deadline
     WAIT = 2  # the ticket will be in `woken` later
     ENDED = 3  # the queue was shut down, or the barrier is broken
-    ACT = 4  # all parties have come, and this one runs the barrier's action
-    BUSY = 5  # an item may come back; the ticket will be in `woken` when that is decided
+    ACT = 4  # all parties have arrived, and this call runs the barrier's action
+    BUSY = 5  # an item may be given back; the ticket will be in `woken` when that is decided
 
 
 class Item(NamedTuple):
@@ -60,19 +60,19 @@ class QueueTable:
         self.size_max = size_max
         self.items: deque[Item] = deque()
         self.getters: Tickets = OrderedDict()  # calls that wait for an item
-        self.called: set[Ticket] = set()  # getters that were woken: an item is set aside for each
-        self.putters: Tickets = OrderedDict()  # calls that wait for room, each with its value
+        self.called: set[Ticket] = set()  # woken getters; an item is reserved for each
+        self.putters: Tickets = OrderedDict()  # calls that wait for space, each with its value
         self.turned_away: set[Ticket] = set()  # putters that waited when the queue was shut down
         self.woken: list[tuple[Ticket, CallAnswer]] = []
-        # The call, and the item, that may come back.
+        # The call, and the number of its item, which the call may give back.
         self.uncertain: tuple[Ticket, int] | None = None
         self.busy: Tickets = OrderedDict()  # calls that wait until that is decided
-        self.turn: Ticket | None = None  # of these, the one that was woken, and calls again
+        self.turn: Ticket | None = None  # the one of these that was woken, and calls again
         self.unfinished = 0  # items put for which task_done was not called yet
-        # Of these, how many each living process has taken, and handed over to no other, as far as
-        # `finish_one` can tell.
+        # How many of these each living process has taken, and has not handed over to another, as
+        # far as `finish_one` can tell.
         self.taken: dict[bytes, int] = {}
-        self.lost = 0  # of these, how many processes that have died had taken
+        self.lost = 0  # how many of these had been taken by processes that died
         self.ended = False
         self._dropped = False  # it was ended at once
         self._numbers = 0
@@ -91,8 +91,8 @@ class QueueTable:
         return CallAnswer.WAIT
 
     def stop_putting(self, ticket: Ticket) -> CallAnswer:
-        """The caller does not wait any longer. DONE: the value was put just before. ENDED: the
-        queue was shut down just before, and the value is not in it."""
+        """The caller stops waiting. DONE: the value was put just before. ENDED: the queue was shut
+        down just before, and the value is not in it."""
         if ticket in self.turned_away:
             self.turned_away.discard(ticket)
             return CallAnswer.ENDED
@@ -113,9 +113,9 @@ class QueueTable:
     # -- taking --------------------------------------------------------------------------------
 
     def take(self, ticket: Ticket, waits: bool, uncertain: bool = False) -> Item | CallAnswer:
-        """Takes the oldest item. A getter that was woken calls again with the same ticket, and gets
-        the item that was set aside for it. uncertain: the caller says by `keep_item` that it
-        has the item, or gives it back."""
+        """Takes the oldest item. A woken getter calls again with the same ticket, and gets the item
+        that is reserved for it. uncertain: the caller confirms by `keep_item` that it has the item,
+        or gives it back."""
         if ticket == self.turn:
             self.turn = None
         if self.uncertain is not None:
@@ -147,12 +147,12 @@ class QueueTable:
         return CallAnswer.WAIT
 
     def keep_item(self, ticket: Ticket) -> None:
-        """The caller of that call has its item."""
+        """The caller confirms that it has the item of that call."""
         if self.uncertain is not None and self.uncertain[0] == ticket:
             self.decide()
 
     def decide(self) -> None:
-        """The item that might have come back has done so, or never will."""
+        """The uncertain item was given back, or never will be."""
         self.uncertain = None
         self._wake_busy()
         self._wake_getters()
@@ -164,7 +164,7 @@ class QueueTable:
             self.woken.append((self.turn, CallAnswer.DONE))
 
     def stop_taking(self, ticket: Ticket) -> None:
-        """The caller does not wait any longer."""
+        """The caller stops waiting."""
         self.getters.pop(ticket, None)
         self._stop_being_busy(ticket)
         if ticket in self.called:
@@ -178,8 +178,8 @@ class QueueTable:
             self._wake_busy()
 
     def give_back(self, process: bytes, item: Item) -> None:
-        """Puts an item back in its place, because the process that took it was interrupted before
-        its caller had the item. If the others were dropped meanwhile, it is dropped, too."""
+        """Puts an item back in its place, because the call that took it was interrupted before its
+        caller had the item. If the other items were dropped meanwhile, this one is dropped, too."""
         decides = self.uncertain is not None and self.uncertain[1] == item.number
         if self._dropped:
             self.finish_one(process)
@@ -196,7 +196,7 @@ class QueueTable:
         self._wake_getters()
 
     def _wake_getters(self) -> None:
-        """Getters are woken even while an item may come back. They then wait at most
+        """Getters are woken even while an item may be given back; they then wait at most
         UNCERTAIN_S."""
         while self.getters and len(self.items) > len(self.called):
             ticket, _ = self.getters.popitem(last=False)
@@ -206,7 +206,7 @@ class QueueTable:
     # -- join and task_done --------------------------------------------------------------------
 
     def finish_one(self, process: bytes) -> bool:
-        """Counts one item as finished. False: all that were put are finished already."""
+        """Counts one item as finished. False: all items that were put are finished already."""
         if not self.unfinished:
             return False
         self.unfinished -= 1
@@ -215,13 +215,13 @@ class QueueTable:
                 self.lost -= 1
             elif len(self.taken) == 1:
                 self._forget_taken(next(iter(self.taken)))
-            # Of several it is not known which one has handed it over. `join` then raises too early
-            # if one of them dies, which is better than to wait for ever.
+            # If several processes have items, it is unknown which one has handed this one over. If
+            # one of them dies, `join` may raise too early, which is better than waiting for ever.
         self._bound_lost()
         return True
 
     def _bound_lost(self) -> None:
-        """What is in the queue is not lost, even if `task_done` was called too often before."""
+        """Items in the queue are not lost, even if `task_done` was called too often before."""
         self.lost = min(self.lost, max(0, self.unfinished - len(self.items)))
 
     def _forget_taken(self, process: bytes) -> bool:
@@ -241,7 +241,7 @@ class QueueTable:
     # -- ends ----------------------------------------------------------------------------------
 
     def end(self, at_once: bool) -> None:
-        """Shuts the queue down: nothing more is put. `at_once`: its items are dropped."""
+        """Shuts the queue down: no more items can be put. `at_once`: its items are dropped."""
         self.ended = True
         if at_once:
             self.unfinished = max(0, self.unfinished - len(self.items))
@@ -293,8 +293,8 @@ class Permits:
         return CallAnswer.WAIT
 
     def stop_waiting(self, ticket: Ticket, keep: bool) -> CallAnswer:
-        """The caller does not wait any longer. DONE: it was given a permit just before, which it
-        keeps if `keep`."""
+        """The caller stops waiting. DONE: it was given a permit just before, which it keeps if
+        `keep`."""
         if ticket in self.waiting:
             del self.waiting[ticket]
             return CallAnswer.REFUSED
@@ -306,8 +306,8 @@ class Permits:
         return CallAnswer.DONE
 
     def release(self, process: bytes) -> bool:
-        """Gives back a permit of the process; if it has none, because any process may release, one
-        of the process that has held one longest. False: none is held, and bounded."""
+        """Gives back a permit of the process or, if it has none, of the process that has held one
+        longest: any process may release. False: no permit is held, and `bounded`."""
         if self.held:
             tickets = self.held.get(process) or next(iter(self.held.values()))
             self._take_back(next(iter(tickets)))
@@ -363,7 +363,7 @@ class Recursive:
         return CallAnswer.WAIT
 
     def stop_waiting(self, ticket: Ticket, keep: bool) -> CallAnswer:
-        """As the method of `Permits`."""
+        """Like the method of `Permits`."""
         if self.waiting.pop(ticket, None) is not None or ticket not in self.tickets:
             return CallAnswer.REFUSED
         if not keep:
@@ -410,8 +410,8 @@ class Notifications:
 
     def __init__(self) -> None:
         self.waiting: Tickets = OrderedDict()
-        # Calls that were notified and have not returned yet. If one never does, because its process
-        # dies or it is interrupted, another call is notified in its place.
+        # Calls that were notified and have not returned yet. If one never returns, because its
+        # process dies or it is interrupted, another call is notified in its place.
         self.notified: set[Ticket] = set()
         self.woken: list[tuple[Ticket, CallAnswer]] = []
 
@@ -425,8 +425,8 @@ class Notifications:
             self.woken.append((ticket, CallAnswer.DONE))
 
     def stop_waiting(self, ticket: Ticket, keep: bool) -> CallAnswer:
-        """The caller does not wait any longer. DONE: it was notified just before; if not `keep`,
-        another call is notified in its place."""
+        """The caller stops waiting. DONE: it was notified just before; if not `keep`, another call
+        is notified in its place."""
         if ticket in self.waiting:
             del self.waiting[ticket]
             return CallAnswer.REFUSED
@@ -450,8 +450,8 @@ class Notifications:
 
 
 class Gathering:
-    """The table of a barrier. If the barrier has an action, the call that comes last runs it; the
-    others of its round wait in `round` meanwhile."""
+    """The table of a barrier. If the barrier has an action, the last call of a round runs it; the
+    other calls of the round wait in `round` meanwhile."""
 
     def __init__(self, parties: int) -> None:
         self.parties = parties
@@ -493,7 +493,7 @@ class Gathering:
             return False
         self._release(self.round)
         self.acting, self.round = None, []
-        if len(self.waiting) >= self.parties:  # the next round has come meanwhile
+        if len(self.waiting) >= self.parties:  # the next round is complete already
             *others, last = [self.waiting.popitem(last=False)[0] for _ in range(self.parties)]
             self.acting, self.round = last, others
             self.indices[last] = self.parties - 1
@@ -501,15 +501,15 @@ class Gathering:
         return True
 
     def give_up(self, ticket: Ticket) -> CallAnswer:
-        """The caller's time is over, which breaks the barrier. DONE: it was answered before."""
+        """The caller has timed out, which breaks the barrier. DONE: it was answered before."""
         if ticket in self.waiting or ticket in self.round:
             self.abort()
             return CallAnswer.ENDED
         return CallAnswer.DONE
 
     def leave(self, ticket: Ticket) -> None:
-        """The caller was interrupted: the others wait for another one in its place. If it was to
-        run the action, the barrier is broken."""
+        """The caller was interrupted: the other calls wait for another one in its place. If the
+        caller was to run the action, the barrier is broken."""
         self.waiting.pop(ticket, None)
         if ticket == self.acting:
             self.abort()

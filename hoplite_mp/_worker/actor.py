@@ -1,7 +1,7 @@
 """An actor's object in its own process: making it, and calling its methods.
 
 A call of an actor is a task whose function is `call` below and whose first argument is the method's
-name; the object itself never travels.
+name; the object itself is never sent.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Checkpoints of an actor: its state is saved outside of its process after every k calls.
 
-A process that restarts continues with the state that was saved last. The results of calls whose
-callers may not have them yet are saved with the state, by the calls' numbers. So a call that is
-tried again although the saved state contains its effect is answered with its first result, instead
-of being applied twice. After a save the next call begins only when the node has confirmed that the
-state is saved.
+A restarted process continues with the last saved state. Results that the callers may not have yet
+are saved with the state, by the calls' numbers. So if a call is retried although the saved state
+contains its effect, it is answered with its first result instead of being applied twice. After a
+save the next call begins only when the node has confirmed that the state is saved.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["begin", "call"]
 
-# For how many calling processes results are saved with the state. If there are more, the processes
-# whose last calls are the oldest are forgotten; a call of theirs that is tried again is applied
-# again. Each takes 100 bytes, and its results.
+# The number of calling processes whose results are saved with the state. Beyond it, the processes
+# whose last calls are the oldest are forgotten; if one of their calls is retried, it is applied
+# again. Each process takes 100 bytes, and its results.
 CALLERS_MAX = 4096
 
 _checkpoints: dict[int, Checkpoints] = {}  # by pid of this process, as in _worker/actor.py
@@ -88,7 +87,7 @@ class Checkpoints:
         return self._loop.run_until_complete(value)
 
     def save(self, method: str) -> None:
-        """Saves the state after a call that was applied, if k calls have not been saved."""
+        """Saves the state after a call was applied, if k calls have not been saved."""
         if self.since < self.every:
             return
         made = actor.made()

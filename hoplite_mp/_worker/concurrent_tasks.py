@@ -74,14 +74,14 @@ class ConcurrentTasks:
 
     @property
     def loop(self) -> EventLoop:
-        """Made when it is first needed, because importing asyncio takes long."""
+        """Created at its first use, because importing asyncio takes long."""
         if self._loop is None:
             from hoplite_mp._worker.event_loop import EventLoop
 
             self._loop = EventLoop()
             waiting, collector = self.worker.submitter.waiting, self.worker.submitter.collector
             # While a task awaits another task, this worker counts as blocked, and another worker
-            # stands in.
+            # replaces it.
             collector.tell_armed(waiting.count_blocked)
             if waiting.own_calls is not None:
                 waiting.own_calls.loop_runs_in(self._loop.ident, FLAG_ASYNC)
@@ -94,7 +94,7 @@ class ConcurrentTasks:
     # -- in the worker's own thread ---------------------------------------------------------------
 
     def run(self, oid: int, flags: int) -> None:
-        """Runs an async task, and those that arrive meanwhile and may run concurrently with it."""
+        """Runs an async task, and others that arrive meanwhile and may run concurrently with it."""
         self._begin(oid, flags)
         output_owner = self.tasks.output_owner(oid)
         while self.running:
@@ -130,8 +130,8 @@ class ConcurrentTasks:
             self._turn(False, 0, True)
 
     def _turn(self, takes: bool, output_owner: int, any_task: bool) -> None:
-        """Waits until a task that runs here ends or, if `takes`, until another one can be taken;
-        then handles that."""
+        """Waits until a running task ends or, if `takes`, until another one can be taken; then
+        handles that event."""
         if takes:
             seen = self.slots.word()
             if self._ended.empty():

@@ -1,8 +1,8 @@
 """The event loop of a worker: one thread that lives as long as the worker.
 
-What an async task leaves behind (a session, a connection pool) is bound to its event loop, so the
-next task must find the same loop. It has a thread of its own, because the worker's main thread
-waits for tasks and writes results, which would block everything that is awaited.
+Objects that an async task leaves behind (a session, a connection pool) are bound to its event loop,
+so the next task must use the same loop. The loop has a thread of its own, because the worker's main
+thread waits for tasks and writes results, which would block coroutines.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EventLoop"]
 
-# How long a worker that ends waits for coroutines that its tasks left in the loop. Higher: more of
-# them end in order; lower: the worker is gone sooner.
+# How long an ending worker waits for coroutines that its tasks left in the loop. Higher: more of
+# them end in order; lower: the worker ends sooner.
 CLOSE_PATIENCE_S = 1.0
 _log = logging.getLogger("hoplite_mp")
 
@@ -69,8 +69,8 @@ class EventLoop:
 
     async def _alone(self, coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
         """Runs the coroutine, and returns (value, error), because a standard Future of Python 3.11
-        takes an error that is false for none. A child that it forks ends with it, because the
-        thread that waits for the result does not exist in the child."""
+        ignores an error whose truth value is false. A child that the coroutine forks ends with it,
+        because the thread that waits for the result does not exist in the child."""
         try:
             value = await coroutine
         except BaseException as error:

@@ -1,8 +1,7 @@
 """The worker's process: what it receives when it is forked, its setup, and its exit code.
 
-The supervisor forks it with a few descriptors. Here it becomes a client of its host, runs the
-initializer of its pool or makes its actor's object, and tells the node when that is done or has
-failed.
+The supervisor forks the process with a few descriptors. Here it becomes a client of its host, runs
+its pool's initializer or makes its actor's object, and reports success or failure to the node.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ SETUP_SUMMARY_CHARS_MAX, SETUP_TEXT_CHARS_MAX = 1000, 16_000
 
 
 def prepare(worker: Worker, setup: int) -> bool:
-    """Runs the pool's initializer, or makes the actor's object, and tells the node. False: it has
+    """Runs the pool's initializer, or makes the actor's object, and informs the node. False: it has
     failed, and this process must end with SETUP_FAILED."""
     channel = worker.runtime.channel
     try:

@@ -1,7 +1,7 @@
 """The worker's interface for its parts.
 
-A worker creates its parts for concurrent tasks, generators, retries and rounds, and these parts
-call the worker.
+A worker creates its parts for concurrent tasks, generators, retries and worker broadcasts, and
+these parts call the worker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ConcurrentTasksPort(Protocol):
 
     @property
     def loop(self) -> EventLoop:
-        """Made when it is first needed."""
+        """Created at its first use."""
 
     def limit(self, oid: int, at_ns: int) -> None:
         """Sets the time at which the worker is killed because of that task; 0 removes it."""
@@ -50,20 +50,20 @@ class OfWorker(Protocol):
     is_actor: bool
     again: Exceptions  # exceptions after which an actor's calls are tried again
     own_again: list[int]  # calls of the actor that are to be tried again
-    running: list[int]  # the tasks of the main thread, each inside the one before
+    running: list[int]  # the tasks of the main thread, each inside the previous one
     untaken: deque[tuple[int, Any]]  # (result, refs inside it) until its submitter holds them
 
     @property
     def concurrent(self) -> ConcurrentTasksPort: ...
 
     def may_end(self) -> bool:
-        """May this worker end? That of an actor only if no calls are left."""
+        """Whether this worker may end; an actor's worker only if no calls are left."""
 
     def housekeeping(self, busy: bool) -> None:
         """Housekeeping between two tasks."""
 
     def check_line(self) -> None:
-        """Ends the worker if its line to the node is lost."""
+        """Ends the worker if its connection to the node is lost."""
 
     def leave_groups(self, failed: bool) -> None:
         """Leaves the Groups that the ended task has joined."""

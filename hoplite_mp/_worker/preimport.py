@@ -1,4 +1,4 @@
-"""What is done once before a worker's first task, in the template or in the worker."""
+"""Work that is done once before a worker's first task, in the template or in the worker."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _no_refs(object_id: bytes) -> ObjectRef[Any]:
 
 
 def warm_up() -> None:
-    """Runs in the template: does once what the first get would do, so that every worker inherits
-    it."""
+    """Runs in the template: does the one-time work of the first `get`, so that every worker
+    inherits it."""
     for kind in ("f4", "f8", "i8", "u1"):
         data = _serialize.encode(np.zeros(2, kind)).tobytes()
         for writable in (False, True):
@@ -41,9 +41,8 @@ def warm_up() -> None:
 
 
 def put_off_collections() -> None:
-    """Postpones garbage collection until collect_again(). The first task imports what its function
-    and arguments need, which makes many objects but hardly any garbage; collecting would take an
-    eighth of the time."""
+    """Postpones garbage collection until collect_again(). The imports of the first task make many
+    objects but hardly any garbage; collecting would take an eighth of the time."""
     global _thresholds
     _thresholds = gc.get_threshold()
     gc.set_threshold(OBJECTS_MAX, *_thresholds[1:])
@@ -59,8 +58,8 @@ _thresholds: tuple[int, int, int] = gc.get_threshold()
 
 
 def offer_stacks() -> None:
-    """Lets the node read where this process's threads are (_node/io/processes.py). The handler is
-    written in C, and system calls that it interrupts are restarted."""
+    """Lets the node read the stacks of this process's threads (_node/io/processes.py). The handler
+    is written in C, and system calls that it interrupts are restarted."""
     fd = lift(os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC))
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # the reader truncates it each time
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)
@@ -68,6 +67,6 @@ def offer_stacks() -> None:
 
 def warm_up_worker(runtime: Runtime) -> None:
     """Reads an array once. A forked process copies each page of the interpreter when it first
-    writes to it. That takes 0.1 ms, which reading the first task's arguments is spared."""
+    writes to it. Without this, that would add 0.1 ms to reading the first task's arguments."""
     payload = _serialize.encode(np.zeros(1)).tobytes()
     _serialize.decode(memoryview(payload), make_ref=runtime.memory.make_ref, writable=False)

@@ -1,11 +1,11 @@
-"""A worker's sys.stdin, sys.stdout and sys.stderr, and for which driver their lines are.
+"""A worker's sys.stdin, sys.stdout and sys.stderr, and which driver receives their lines.
 
-sys.stdin is empty. A debugger that reads it gets an error with advice. sys.stdout and sys.stderr
-note each write in shared memory.
+sys.stdin is empty; a debugger that reads it gets an error with advice. sys.stdout and sys.stderr
+count each write in shared memory.
 
-A driver compares the count before it gives out a result, so that it prints a task's lines first.
-Tasks that print nothing pay nothing. Only what goes through these two objects is noted, not what
-compiled code or other processes write to the descriptors.
+A driver compares the count before it returns a result, so that it prints a task's lines first.
+Tasks that print nothing have no overhead. Only writes to these two objects are counted, not those
+of compiled code or other processes to the descriptors.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class _NoStdin(io.TextIOWrapper):
 
 
 def _forget_debugger() -> None:
-    """Makes `pdb.set_trace` start anew. Since Python 3.14 it uses its last instance again, which
-    does not trace any more once an error has left it."""
+    """Makes `pdb.set_trace` use a new instance. Since Python 3.14 it reuses its last instance,
+    which no longer traces once an error has left it."""
     pdb: Any = sys.modules.get("pdb")
     if hasattr(pdb, "Pdb"):
         pdb.Pdb._last_pdb_instance = None
@@ -93,7 +93,7 @@ def note_prints(note: Callable[[], None]) -> None:
         setattr(sys, f"__{name}__", made)
 
 
-# Tells the node, by marks in stdout and stderr, for which driver this worker's output is.
+# Marks in stdout and stderr that tell the node to which driver this worker's output belongs.
 #
 # The node reads output later, when another task may be running. So the worker writes a mark into
 # both pipes where lines for another driver begin; between two tasks of one driver it writes none.
@@ -114,8 +114,8 @@ class OutputRouting:
         self.pipes = [Watched(lift(os.dup(stream))) for stream in (STDOUT, STDERR)]
 
     def turn_to(self, output_owner: int) -> None:
-        """Everything that is printed from now on is for that output owner. The first one is marked
-        in any case, so that the node knows whom this worker has served."""
+        """Everything that is printed from now on is for that output owner. The first one is always
+        marked, so that the node knows which owner this worker has served."""
         if output_owner == self.output_owner and self._marked:
             return
         self._marked = True

@@ -1,10 +1,10 @@
-"""Runs a generator in its worker: each item becomes an object, to which a link leads.
+"""Runs a generator in its worker: each item becomes an object, which a link names.
 
-A stream is a task whose result is its first *link*, an object that is pending at first. A link that
-is done names an item and the next link, so a process on any host that holds a link waits for it and
-reads it as it does with any object. A reader that has taken the item lets the link go. From that
-this worker knows how many items the generator is ahead of its reader, and, when no process holds
-the pending link, that no more items are wanted.
+A stream is a task whose result is its first *link*, an object that is pending at first. A finished
+link names an item and the next link. A process on any host that holds a link waits for it and reads
+it like any object. A reader that has taken the item releases the link. So this worker knows how
+many items the generator is ahead of its reader and, when no process holds the pending link, that no
+more items are wanted.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class StreamSource:
         self.slots = worker.concurrent.slots
         self.name = worker.tasks.name(oid)
         self.output_owner = worker.tasks.output_owner(oid)
-        # The whole timeout, and what was left of it at a pause.
+        # The timeout, and the time that was left of it at a pause.
         self.timeout_ns = self.left_ns = timeout_ns
         self.ends_ns = 0  # when the timeout is over; 0: it is paused, or there is none
         self.limited = 0  # the link for which this worker's deadline is set
         self.link: Any = self._new_link()  # the pending link
         self.ahead: deque[tuple[int, int]] = deque()  # (link, bytes of its item), not taken yet
         self.bytes_ahead = 0
-        self.first: Any = None  # holds on the first link, until its reader holds it
+        self.first: Any = None  # holds the first link until its reader does
 
     def run(self, function: Any, args: tuple[Any, ...], /, **kwargs: Any) -> Any:
-        """Runs the whole generator. Returns STREAMED; raises the error with which the task itself
-        must fail."""
+        """Runs the generator to its end. Returns STREAMED; raises the error with which the task
+        itself must fail."""
         try:
             items = self._items(function(*args, **kwargs))
         except BaseException as error:
@@ -67,7 +67,7 @@ class StreamSource:
             raise
         end_if_forked(self.worker.pid)
         first = _serialize.encode(self.link)
-        if self.timeout_ns:  # the links have it from now on, not the task
+        if self.timeout_ns:  # it applies to the links from now on, not to the task
             self.worker.concurrent.limit(self.oid, 0)
             self.slots.deadline(0, 0)
         if not self.worker.submitter.store_result(self.oid, first, False):
@@ -208,7 +208,7 @@ class StreamSource:
 
     def _look(self) -> None:
         """Removes links that have been taken. A reader acquires the next link before it releases
-        one, so if only this worker holds the first link that is left, that one has been taken."""
+        one, so if only this worker holds the first remaining link, the reader has taken it."""
         if self.first is not None and self.tasks.taken(self.oid):
             self.first = None
         client = self.memory.client
@@ -222,7 +222,7 @@ class StreamSource:
             self.memory.collect()
 
     def _unwanted(self) -> bool:
-        """Are no more items wanted? True if no reader holds the pending link or one before it."""
+        """Whether no more items are wanted: no reader holds the pending link or one before it."""
         if self.memory.client.closing:
             return True
         self._look()
@@ -238,7 +238,7 @@ class StreamSource:
         return self.bytes_ahead >= self.plan.bytes_max
 
     def _has_room(self) -> bool:
-        """Waits until there is room for another item. False: no more items are wanted."""
+        """Waits until there is space for another item. False: no more items are wanted."""
         blocked = False
         waiting = self.worker.submitter.waiting
         try:
@@ -251,7 +251,7 @@ class StreamSource:
                 if not blocked:
                     self._pause()
                     blocked = True
-                    waiting.count_blocked(1)  # another worker stands in meanwhile
+                    waiting.count_blocked(1)  # another worker replaces it meanwhile
                 outcome = self.tasks.wait_event(seen, FOREVER_NS, False)
                 if outcome == _tasks.CLOSING:
                     return False

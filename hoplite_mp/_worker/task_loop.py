@@ -59,8 +59,8 @@ COMMON_POOL = 0
 
 
 def offer_for_round(worker: OfWorker) -> None:
-    """Lets this worker take part in rounds while a task of its own waits for a round that it has
-    called, because otherwise two tasks that call rounds would wait for each other for ever."""
+    """Lets this worker take part in worker broadcasts while its own task waits for one that the
+    task has started. Otherwise two such tasks would wait for each other for ever."""
     if worker.pool != COMMON_POOL:
         return
 
@@ -78,7 +78,7 @@ def offer_for_round(worker: OfWorker) -> None:
 
 
 def take_part_in_round(worker: OfWorker) -> None:
-    """Asks the node for this worker's tasks of rounds, and runs them."""
+    """Requests this worker's tasks of worker broadcasts from the node, and runs them."""
     for oid in worker.runtime.channel.call(TakeRound()).value:
         if worker.tasks.claim(oid):
             worker.run(oid)
@@ -111,8 +111,8 @@ class Worker:
         self.depth = 0
         self.in_user_code = False
         self.current = 0
-        # Running tasks in which KeyboardInterrupt was raised. The node repeats its signal, and each
-        # task gets one.
+        # Running tasks in which KeyboardInterrupt was raised. The node repeats its signal, but each
+        # task is interrupted once.
         self.interrupted: set[int] = set()
         self.running: list[int] = []  # tasks inside one another, the outermost first
         self.unwinds = False  # one of them was cancelled: those inside it are interrupted first
@@ -137,8 +137,8 @@ class Worker:
         offer_for_round(self)
 
     def become_actor(self, setup: ActorSetup) -> None:
-        """Makes this worker an actor's: its tasks are calls of one object, so while one waits, no
-        other is run in its place."""
+        """Makes this worker an actor's process: its tasks are calls of one object, so no other call
+        runs while one waits."""
         self.is_actor = self.runtime.is_actor = True
         self.concurrency = concurrency = setup.concurrency
         self.again = _serialize.decode_function(setup.again) if setup.again else ()
@@ -193,15 +193,15 @@ class Worker:
                 self.run(oid)
 
     def may_end(self) -> bool:
-        """May this worker end, whose pool is closing? An actor's worker first runs the calls that
-        wait for their arguments."""
+        """Whether this worker, whose pool is closing, may end. An actor's worker first runs the
+        calls that wait for their arguments."""
         return not self.is_actor or bool(self.runtime.channel.call(ActorMayEnd()).value)
 
     def finish_own(self) -> None:
         """Waits for tasks that were submitted here, because they would fail at the end of this
-        process. Meanwhile this worker counts as blocked, so that another one can run them. It need
-        not wait until submitters hold the refs inside its results, because the node holds those
-        after the end of this process."""
+        process. Meanwhile this worker counts as blocked, so that another one can run them. It does
+        not wait until submitters hold the refs inside its results: the node holds these after the
+        end of this process."""
         client, tasks, pending = self.memory.client, self.tasks, self.submitter.pending
         if not pending:
             return
@@ -229,14 +229,14 @@ class Worker:
                 self.untaken.append(item)
 
     def end_without_line(self) -> None:
-        """User code has closed the line to the node. The task that runs here counts as killed."""
-        if os.getpid() == self.pid:  # else this is a forked child of a task
+        """User code has closed the connection to the node. The running task counts as killed."""
+        if os.getpid() == self.pid:  # otherwise this is a forked child of a task
             self.output_routing.flush()
             os._exit(LINE_LOST)
 
     def forget_functions(self) -> None:
-        """Drops functions from the cache that their submitter no longer holds, and so frees what
-        their closures hold."""
+        """Drops cached functions that their submitter no longer holds, which frees the objects in
+        their closures."""
         for function_id in list(self.functions):
             header = self.memory.client.inspect(function_id)
             if header["id"] != function_id or header["owner"] not in header["refs"]:
@@ -254,7 +254,7 @@ class Worker:
         if self.tasks.pool_of(oid) != self.pool or self.tasks.task(oid)[3] & FLAG_OWN_STACK:
             return False
         if self.current and self.memory.client.inspect(self.current)["tries"] and self.replaced():
-            return False  # its worker has died once, perhaps of what ran here
+            return False  # its worker has died once, perhaps because of such a task
         if not self.tasks.claim(oid):
             return False
         self.run(oid)
@@ -262,13 +262,14 @@ class Worker:
         return True
 
     def replaced(self) -> bool:
-        """Does this worker get a stand-in while it waits? Not if it has resources for life."""
+        """Whether another worker replaces this one while it waits; not if it has resources for
+        life."""
         own = self.runtime.channel.call(AssignedAsked(self.current)).value
         return not own and self.runtime.config.blocked_workers_max > 0
 
     def interrupt_waiting(self) -> None:
-        """After a task that was run in place: interrupts the one that waited for it if that one, or
-        one around it, was cancelled meanwhile."""
+        """Called after a task was run in place: interrupts the task that waited for it if that
+        task, or one around it, was cancelled meanwhile."""
         if not self.current:
             return
         cancelled = self.current not in self.interrupted and self.tasks.aborted(self.current)
@@ -371,18 +372,19 @@ class Worker:
         return function, args, kwargs, again
 
     def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
-        """(function, args) that run a generator to its end; the user's function returns it."""
+        """(function, args) that run a generator to its end; the user's function returns the
+        generator."""
         source = StreamSource(self, oid, StreamPlan(*args[0]), self.tasks.task(oid)[4])
         return source.run, (function, args[1:])
 
     def check_line(self) -> None:
-        """Called before a result counts, because its task may have closed the line."""
+        """Called before a result counts, because its task may have closed the connection."""
         if not self.line.there():
             self.end_without_line()
 
     def speak_to(self, output_owner: int) -> None:
-        """Sets the output owner of what is printed from now on, here and by tasks submitted from
-        here. It stays set after the task, until another one begins."""
+        """Sets the owner of output that is printed from now on, here and by tasks submitted here.
+        It stays set after the task, until another one begins."""
         if output_owner != self.submitter.output_owner and not self.is_actor:
             _serialize.turn_to_output_owner(output_owner)
         self.submitter.output_owner = output_owner
@@ -456,7 +458,7 @@ class Worker:
             if not failed:
                 self.write(oid, self.encode_result(oid, value))
                 return False
-        except BaseException as error:  # the value cannot be pickled, or there is no room
+        except BaseException as error:  # the value cannot be pickled, or there is no space
             value = error
         try:
             refs = self.submitter.store_error(oid, value, self.traceback_of(value))
@@ -488,7 +490,7 @@ class Worker:
             raise reason from _serialize.cause_of(cause)
 
     def or_raised(self, oid: int, results: Caught) -> Iterator[Any]:
-        """The results of a chunk, with a Raised in the place of those that do not pickle."""
+        """The results of a chunk, with a Raised in place of those that do not pickle."""
         for value in results:
             try:
                 self.encode_result(oid, value, True)
@@ -517,8 +519,8 @@ class Worker:
         return encoded.tobytes()
 
     def store_block(self, oid: int, array: Any, block: Any) -> bool:
-        """Makes the block of an array of c.empty() the result, without copying; False if that
-        cannot be."""
+        """Makes the block of an array of c.empty() the result, without copying; False if that is
+        impossible."""
         head = self.memory.block_head(array, block)
         if head is None:
             return False
@@ -545,9 +547,8 @@ class Worker:
                 raise KeyboardInterrupt("this task was cancelled")
 
     def lost_inside(self, oid: int) -> BaseException:
-        """What became of a task that ran inside another one that was cancelled, and is not run
-        again."""
-        from hoplite_mp.errors import WorkerLostError  # it brings multiprocessing with it
+        """The error of a task that ran inside a cancelled task, and is not run again."""
+        from hoplite_mp.errors import WorkerLostError  # it imports multiprocessing
 
         name, outer = self.tasks.name(oid), self.tasks.name(self.running[0])
         return WorkerLostError(

@@ -76,8 +76,8 @@ def try_again(worker: OfWorker, oid: int) -> bool:
 RESOURCES: int = _tasks.RESOURCES_FLAG
 
 
-# Tasks that a task submits inherit at least its priority, because it may wait for them. The node
-# must know at once that resources are in use, or free again.
+# Nested tasks inherit at least their parent's priority, because the parent may wait for them. The
+# node must be informed at once when resources are in use, or free again.
 
 
 def begins(runtime: Runtime, oid: int, flags: int) -> None:
