@@ -1,1 +1,1 @@
-"""What every process of a cluster has: access to the store, to tasks, and to its host's node."""
+"""Each process's access to a cluster: the store, tasks, and its host's node."""

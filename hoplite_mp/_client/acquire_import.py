@@ -1,8 +1,9 @@
 """Takes over an object that the node holds on behalf of this process.
 
-The node holds what it gives until it receives Imported. That acknowledges all earlier replies, too,
-because some of them may never be read (Ctrl-C). So a thread must acquire its hold before another
-thread of the process can send an Imported; it does so while it still has the channel's lock.
+The node holds an object that it has given to a process until it receives Imported. That
+acknowledges all earlier replies, too, because some of them may never be read (Ctrl-C). So a thread
+must acquire its hold before another thread of the process can send an Imported; it does so while it
+still has the channel's lock.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["take_over", "take_over_all"]
 
 
 class Holder(Protocol):
-    """A process's line to its node, and its client."""
+    """A process's connection to its node, and its client."""
 
     @property
     def client(self) -> _shm.Client: ...

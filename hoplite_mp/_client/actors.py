@@ -1,7 +1,7 @@
 """Actors as one process sees them: opening, finding, calling.
 
-A handle is a ref to the actor's identity, plus what is known of its class. This file asks the node
-for identities, and turns calls into tasks of the actor's own pool, which the submitter keeps in
+A handle is a ref to the actor's identity, with data about its class. This file requests identities
+from the node, and turns calls into tasks of the actor's own pool, which the submitter keeps in
 order.
 """
 
@@ -45,7 +45,7 @@ RETRIES = 0
 
 
 class ActorInfo(NamedTuple):
-    """What every handle of an actor knows."""
+    """The data in every handle of an actor."""
 
     class_name: str
     name: str
@@ -54,7 +54,7 @@ class ActorInfo(NamedTuple):
     timeout: float | None
     copy: bool
     restarts: int
-    places: tuple[int, ...]  # numbers of the nodes that it may run on; empty: any
+    places: tuple[int, ...]  # numbers of the nodes on which it may run; empty: any
     checkpoint: int  # its state is saved after this many calls; 0: never
     asyncs: frozenset[str] = frozenset()  # methods that are `async def`
     streams: frozenset[str] = frozenset()  # methods that yield
@@ -63,15 +63,15 @@ class ActorInfo(NamedTuple):
 
     @property
     def plain(self) -> tuple[Any, ...]:
-        """What is pickled: equal bytes for equal handles, in every process, because the order of a
-        set of names differs from process to process."""
+        """The data to pickle: equal bytes for equal handles in every process, although the order of
+        a set of names differs between processes."""
         return tuple(
             tuple(sorted(value)) if isinstance(value, frozenset) else value for value in self
         )
 
     @classmethod
     def of(cls, plain: tuple[Any, ...]) -> ActorInfo:
-        """What `plain` was made from."""
+        """The inverse of `plain`."""
         one = cls(*plain)
         return one._replace(
             methods=frozenset(one.methods),
@@ -81,7 +81,7 @@ class ActorInfo(NamedTuple):
 
 
 class ActorSetup(NamedTuple):
-    """What an actor's process makes its object from, each time that it starts."""
+    """The data from which an actor's process makes its object, each time that it starts."""
 
     constructor: bytes
     arguments: ObjectRef[Any]
@@ -100,7 +100,7 @@ class CallNumber(NamedTuple):
 
 
 class ActorClient:
-    """The actors that one process knows."""
+    """The actors known to one process."""
 
     def __init__(self, runtime: MembershipPort) -> None:
         self._runtime = runtime
@@ -135,8 +135,8 @@ class ActorClient:
     ) -> tuple[ObjectRef[Any], ActorInfo]:
         """Makes a new actor on the first of these nodes that is not leaving the cluster; with a
         `demand`, preferably on the first that can meet it now. With get_if_exists, returns the
-        actor of that name if there is one, with what its own handles know. Raises NodeLostError if
-        the node is gone or all are leaving, and ValueError if the class has too many methods."""
+        actor of that name if there is one, with the data in its own handles. Raises NodeLostError
+        if the node is gone or all are leaving, and ValueError if the class has too many methods."""
         memory = self._runtime.memory
         memory.check()
         known_of = pickle.dumps(about.plain, 5)
@@ -171,7 +171,7 @@ class ActorClient:
             demand=demand,
         )
         # Only the node itself knows how much of its resources is in use. So each candidate is asked
-        # whether there is room now; if no node has room, the actor waits on the first.
+        # whether enough is free now; if no node has enough, the actor waits on the first.
         asked = list(nodes) if demand else []
         tried = [(one, True) for one in asked if len(asked) > 1] + [(one, False) for one in asked]
         candidates = iter(tried) if demand else ((one, False) for one in nodes)
@@ -204,8 +204,8 @@ class ActorClient:
         return None if hold is None else self._known(hold)
 
     def _known(self, hold: Any) -> tuple[ObjectRef[Any], ActorInfo] | None:
-        """A ref to the identity on which `hold` is a hold, and what the actor's handles know. None
-        if the actor that claimed the name could not start."""
+        """A ref to the identity on which `hold` is a hold, and the data in the actor's handles.
+        None if the actor that claimed the name could not start."""
         said = self._runtime.memory.read(hold.oid, FOREVER_NS, False)
         if said is None:
             return None
@@ -214,7 +214,7 @@ class ActorClient:
 
     def pool_of(self, identity: ObjectRef[Any], about: ActorInfo) -> int:
         """The pool of that actor's calls on this host. Invariant: the pool's number belongs to the
-        actor as long as anybody holds the identity."""
+        actor as long as the identity is held anywhere."""
         memory = self._runtime.memory
         oid = memory.local_id(identity)
         pool = self._pools.get(oid)
@@ -306,9 +306,9 @@ class ActorClient:
         return future
 
     def handle_dropped(self) -> None:
-        """Called when a handle is dropped: lets the collector soon process calls that have ended,
-        because each of them holds the actor until then. Takes no lock, because the garbage
-        collector may call this anywhere."""
+        """Called when a handle is dropped: makes the collector process finished calls soon, because
+        each of them holds the actor until then. Takes no lock, because the garbage collector may
+        call this anywhere."""
         if self._runtime.submitter.pending:
             self._runtime.submitter.collector.notice()
 
@@ -318,8 +318,8 @@ class ActorClient:
         self._runtime.channel.call(EndActor(memory.local_id(identity), kill))
 
     def kill_unheld(self) -> None:
-        """Called when this driver leaves by an exception: the actors that it has made
-        are killed as soon as nobody holds them any more."""
+        """Called when this driver leaves by an exception: the actors that it has made are killed as
+        soon as they have no holders."""
         if not self._runtime.client.usable:
             return
         for oid in self._opened:
@@ -339,8 +339,8 @@ _REFUSED = {
     POOL_LEAVING: "takes no more calls: its node leaves the cluster (remove_node)",
 }
 CALLER_BYTES = 8
-# How many actors are killed when the `with` of the driver that made them is left by an exception;
-# those made earlier end after their present call. 100 bytes each.
+# How many actors are killed when the `with` of their driver is left by an exception; earlier actors
+# end after their current call. 100 bytes each.
 OPENED_KNOWN_MAX = 4096
 
 

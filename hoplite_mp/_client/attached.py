@@ -1,8 +1,8 @@
-"""Attaches a driver to a node that its host already has, as one more client of that node.
+"""Attaches a driver to the existing node of its host, as one more client of that node.
 
 A host has one store and one set of workers; a second node on it would copy every object and need
 four more processes. Only the manager knows to which cluster an address leads, so the driver asks
-the manager first; then it finds the node by the cluster's id (`_transport/rendezvous.py`), and both
+the manager first. Then it finds the node by the cluster's id (`_transport/rendezvous.py`), and both
 sides prove the token once more. No process is started, so attaching takes a few milliseconds.
 """
 
@@ -52,7 +52,7 @@ _log = logging.getLogger("hoplite_mp")
 def attach(network: HostNetwork, config: Config) -> AttachedHost | None:
     """Attaches to this host's node of that cluster; None if there is none, or it has no free slot.
 
-    Raises AuthError, ManagerLostError and ProtocolError, as joining with a node of one's own does.
+    Raises AuthError, ManagerLostError and ProtocolError, as joining with an own node does.
     """
     if not anybody():
         return None
@@ -101,7 +101,7 @@ def attach(network: HostNetwork, config: Config) -> AttachedHost | None:
 def _prove(
     sock: socket.socket, key: Secret, mine: Introduction, cluster: bytes, timeout_s: float
 ) -> None:
-    """Performs the handshake. Afterwards the socket is blocking, with that timeout."""
+    """Performs the handshake. Afterwards the socket is blocking, with `timeout_s`."""
     deadline = clock.monotonic() + timeout_s
     stream = TcpStream(sock)
     conversation = Conversation(
@@ -117,8 +117,8 @@ def _prove(
 
 
 def _receive(life: socket.socket) -> tuple[Attached | NotAttached, list[int]]:
-    """Receives the node's answer and the descriptors that come with it. ConnectionError if the node
-    has closed the connection, or sent another number of descriptors."""
+    """Receives the node's answer and its descriptors. ConnectionError if the node has closed the
+    connection, or sent a different number of descriptors."""
     flags = socket.MSG_CMSG_CLOEXEC
     data, fds, _, _ = socket.recv_fds(life, TOLD_BYTES_MAX, DESCRIPTORS, flags)
     try:
@@ -178,7 +178,7 @@ class AttachedHost(HostProcesses):
         self.runtime.submitter.output_owner = told.output_owner
         self._joined = address
         # Arrays may be read after the cluster's end. So `life`, whose end makes the node drop this
-        # process's pins, stays open until nothing in this process uses the shared memory.
+        # process's pins, stays open as long as this process uses the shared memory.
         life.setblocking(False)
         ends = weakref.finalize(
             self.runtime.client,
@@ -202,7 +202,7 @@ class AttachedHost(HostProcesses):
         return error
 
     def end(self) -> None:
-        """Leaves the cluster: what belongs to this process ends, the host goes on."""
+        """Leaves the cluster: everything of this process ends, the host continues."""
         self._ending = True
         client = self.runtime.client
         try:
@@ -211,8 +211,8 @@ class AttachedHost(HostProcesses):
                     self.runtime.memory.collect()
                     self.runtime.memory.give_empty_spans()
         finally:
-            # Close the client before the line: when the node learns that this process has left,
-            # nothing here may still change the shared memory.
+            # Close the client before the connection: when the node finds that this process has
+            # left, nothing here may still change the shared memory.
             self.runtime.close()
         self._join_reader()  # the node sends the last lines and closes its end
         # Shut the socket down: if a forked child has it, too, closing it here would not end the
@@ -225,7 +225,7 @@ class AttachedHost(HostProcesses):
 
 
 def _end_life(pid: int, life: socket.socket, line: Watched, event: Watched) -> None:
-    """Called when nothing in this process reads the store any more. A forked child must not end the
+    """Called when this process does not read the store any more. A forked child must not end the
     connection, which its parent uses."""
     if os.getpid() == pid:
         close_socket(life, line)

@@ -1,9 +1,9 @@
 """Lets an event loop wait for objects without a thread for each.
 
-`await future` and `await ref` must neither block the loop nor cancel the task that they wait for.
-The code that processes completions puts waiters into the loop's inbox, which wakes the loop once
-for all objects that were done together. A value that can be read immediately is then read in the
-loop; a value that is elsewhere, or takes long to read, is read in one of a few threads.
+`await future` and `await ref` must neither block the loop nor cancel the awaited task. The code
+that processes completions puts waiters into the loop's inbox, which wakes the loop once for all
+objects that completed together. A value that can be read immediately is then read in the loop; a
+value that is on another host or on disk, or takes long to read, is read in one of a few threads.
 """
 
 from __future__ import annotations
@@ -74,32 +74,32 @@ class OfThread(Protocol[T_co]):
 
 
 class LoopInbox:
-    """Waiters of one event loop whose wait is over, put there by other threads."""
+    """Waiters of one event loop whose wait is over, added by other threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._news: deque[asyncio.Future[None]] = deque()
-        self._told = False  # the loop has been asked to look
+        self._told = False  # the loop has been asked to read the inbox
 
     def put(self, waiter: asyncio.Future[None], to_wake: deque[Callable[[], None]]) -> None:
-        """May be called in any thread. When the caller has added everything that is done, it calls
-        the functions in `to_wake`."""
+        """May be called in any thread. When the caller has added all finished waiters, it calls the
+        functions in `to_wake`."""
         self._news.append(waiter)
         to_wake.append(self.wake)
 
     def hand_over(self, waiter: asyncio.Future[None]) -> None:
-        """As `put`, for a single waiter."""
+        """Like `put`, for a single waiter."""
         self._news.append(waiter)
         self.wake()
 
     def wake(self) -> None:
-        """Asks the loop to look at its inbox, unless it has been asked already."""
+        """Asks the loop to read its inbox, unless it has been asked already."""
         if self._told or not self._news:
             return
         try:
             self._told = True
             self.loop.call_soon_threadsafe(self._take)
-        except RuntimeError:  # the loop is closed, so nobody waits there any more
+        except RuntimeError:  # the loop is closed, so nothing waits there any more
             self._news.clear()
         except BaseException:  # after Ctrl-C the next `wake` must try again
             self._told = False
@@ -115,7 +115,7 @@ class LoopInbox:
 
 
 def _loop_here() -> asyncio.AbstractEventLoop:
-    """The loop of asyncio that runs in this thread. RuntimeError if none does."""
+    """The asyncio loop that runs in this thread. RuntimeError if there is none."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -127,7 +127,7 @@ def _loop_here() -> asyncio.AbstractEventLoop:
 
 
 def inbox_here() -> LoopInbox:
-    """The running loop's inbox. It lives as long as somebody waits there."""
+    """The running loop's inbox. It lives as long as it has waiters."""
     loop = _loop_here()
     known: weakref.ref[LoopInbox] | None = getattr(_here, "inbox", None)
     inbox = None if known is None else known()
@@ -139,8 +139,8 @@ def inbox_here() -> LoopInbox:
 
 @contextlib.contextmanager
 def counted(waiting: WaitsPort) -> Iterator[None]:
-    """In a worker, an `await` of a task counts as blocking, as `result()` does: after a while a
-    stand-in worker is started."""
+    """In a worker, an `await` of a task counts as blocking, as `result()` does: after a while
+    another worker is started in its place."""
     if waiting.run_in_place is None:
         yield
         return
@@ -161,8 +161,8 @@ def counted(waiting: WaitsPort) -> Iterator[None]:
 
 
 async def ended(submitter: Submitting, oid: int, seconds: float | None = None) -> bool:
-    """Waits until the object is done or its cluster has ended; False after so many seconds.
-    Cancelling this wait cancels nothing else."""
+    """Waits until the object is done or its cluster has ended; False after `seconds`. Cancelling
+    this wait cancels nothing else."""
     if submitter.tasks.done(oid):
         return True
     with submitter.waiting.own_waits([oid], True):
@@ -170,7 +170,7 @@ async def ended(submitter: Submitting, oid: int, seconds: float | None = None) -
 
 
 async def _told(submitter: Submitting, oid: int, seconds: float | None) -> bool:
-    """As `ended`, for an object that is not known to be done."""
+    """Like `ended`, for an object that is not known to be done."""
     inbox = inbox_here()
     waiter: asyncio.Future[None] = inbox.loop.create_future()
     made = watch(submitter, oid, functools.partial(inbox.put, waiter, submitter.told))
@@ -187,8 +187,8 @@ async def _told(submitter: Submitting, oid: int, seconds: float | None) -> bool:
 
 
 async def result_of(future: Awaited[T]) -> T:
-    """What `await future` gives: the value, or what the task raised; CancelledError of asyncio if
-    it was cancelled, as by `asyncio.wrap_future`."""
+    """The result of `await future`: the value, or the task's exception; CancelledError of asyncio
+    if the task was cancelled, as in `asyncio.wrap_future`."""
     submitter = future._submitter
     try:
         if not future.done():
@@ -203,7 +203,7 @@ async def result_of(future: Awaited[T]) -> T:
 
 
 async def result_of_thread(future: OfThread[T], blocks: WaitsPort | None) -> T:
-    """As `result_of`, for a Future that a thread of this process settles. `blocks`: in a worker,
+    """Like `result_of`, for a Future that a thread of this process settles. `blocks`: in a worker,
     its waits, so that the task counts as blocked meanwhile."""
     try:
         if not future.done():
@@ -231,7 +231,7 @@ async def result_of_thread(future: OfThread[T], blocks: WaitsPort | None) -> T:
 
 
 async def value_of(submitter: Submitting, ref: ObjectRef[T]) -> T:
-    """What `await ref` gives; see `result_of`."""
+    """The result of `await ref`; see `result_of`."""
     memory = submitter.memory
     oid = memory.local_id(ref)
     await ended(submitter, oid)
@@ -244,10 +244,10 @@ async def value_of(submitter: Submitting, ref: ObjectRef[T]) -> T:
 
 
 def _at_hand(submitter: Submitting, oid: int, writable: bool) -> bool:
-    """Can the object be read without asking another process, and without copying much?"""
+    """Whether the object can be read without a request to another process or a large copy."""
     client = submitter.client
     if not client.usable:
-        return True  # reading finds a value in this process's memory, or raises at once
+        return True  # the value is in this process's memory, or reading raises at once
     got = client.view(oid)
     if isinstance(got, int):
         return got not in AWAY

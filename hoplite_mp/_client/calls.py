@@ -1,10 +1,10 @@
-"""Concurrent calls in one process: what belongs to which call, and which may wait for which.
+"""Concurrent calls in one process: the state of each call, and which call may wait for which.
 
-State of a task (the Groups that it has joined, what it waits for) belongs to the process as long as
-only one task runs there. Where several calls run concurrently, in threads or in an event loop, it
+The state of a task (the Groups that it has joined, its waits) belongs to the process as long as
+only one task runs there. If several calls run concurrently, in threads or in an event loop, it
 belongs to the call in whose context it arises. An actor's call that waits for a later call of the
-same actor may wait for ever. That is refused once every place where the later call could run is
-held by a call that waits in the same way.
+same actor may wait for ever. Such a wait is refused once every place where the later call could run
+is held by a call that waits in the same way.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OwnCalls:
         self._thread = threading.get_ident()  # the thread that runs calls, if one runs at a time
         self._loop = 0  # the thread of the event loop in which calls run; 0: there is none
         self._async_flag = 0
-        self._waiting: dict[int, int] = {}  # call -> number of waits that it is in
+        self._waiting: dict[int, int] = {}  # call -> number of its current waits
         self._lock = locks.lock("client.own_calls")
 
     def loop_runs_in(self, thread: int, async_flag: int) -> None:

@@ -1,6 +1,6 @@
-"""A client's line to its node: one request, one reply, from any thread.
+"""A client's connection to its node: one request, one reply, from any thread.
 
-A few things cannot be answered from shared memory. Each message is one packet, so an interrupted
+Some requests cannot be answered from shared memory. Each message is one packet, so an interrupted
 call (Ctrl-C) can leave a stale reply behind but never half of one; stale replies are recognised by
 their number. Before each request the Channel checks that its descriptor is still its socket,
 because user code may have closed it and opened a file of its own under the same number.
@@ -52,21 +52,21 @@ class Channel:
     """Requests to the node over a SEQPACKET socketpair."""
 
     def __init__(self, sock: socket.socket, first: int = 0) -> None:
-        """first: requests are numbered from here on, so that their numbers differ from those of an
-        earlier client in the same slot."""
+        """first: the first request number, chosen so that numbers differ from those of an earlier
+        client in the same slot."""
         self._sock = lift_socket(sock)
         self.line = Watched(self._sock.fileno())
-        # Returns why there is no node at the other end any more, if that is known.
+        # Returns why there is no node at the other end any more, if the reason is known.
         self.why_gone: Callable[[], BaseException | None] = lambda: None
         # Called when the descriptor is no longer the channel's socket.
         self.taken_away: Callable[[], None] = lambda: None
         self._closed = False
-        # Held by the one call that is under way. An RLock, because an RLock knows which thread
-        # holds it (see `check_not_inside`). No thread takes it twice.
+        # Held by the current call. An RLock, because an RLock knows which thread holds it (see
+        # `check_not_inside`). No thread takes it twice.
         self._lock = locks.rlock("client.channel")
         self._number = first
         # Number of the last reply that this process has read. Each call carries it, so that the
-        # node takes back what it gave in a later reply that was never read (Ctrl-C).
+        # node takes back resources that it gave in a later reply that was never read (Ctrl-C).
         self._seen = [first]
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Reply)
@@ -77,8 +77,7 @@ class Channel:
         """Sends a request that has no reply. ValueError: it is too large. sent: gets an item in the
         same step that sends the request, so that no signal handler can raise in between.
 
-        Takes no lock, so the caller may hold any lock. Messages of one thread arrive in their
-        order."""
+        Takes no lock, so the caller may hold any lock. Messages of one thread arrive in order."""
         locks.sends("client.channel")
         try:
             self._look()
@@ -99,14 +98,14 @@ class Channel:
         descriptors: Sequence[int] = (),
         sent: list[int] | None = None,
     ) -> Any:
-        """Sends a request and returns its Reply; `descriptors` are passed along. ValueError says
-        why the node has refused; NodeLostError: the request concerns another node, which is gone.
-        sent: as of `tell`.
+        """Sends a request and returns its Reply; `descriptors` are sent along. ValueError says why
+        the node has refused; NodeLostError: the request concerns another node, which is gone. sent:
+        as for `tell`.
 
         `take(value, number, seen)` makes an object that owns what the node gave, and records in the
-        same step that the reply was seen; otherwise Ctrl-C between the two steps would leave it
-        without an owner. `call` then returns that object instead of the Reply. `take` must not take
-        a lock, because other threads wait for the end of this call.
+        same step that the reply was read; otherwise Ctrl-C between the two steps would leave the
+        resource without an owner. `call` then returns that object instead of the Reply. `take` must
+        not take a lock, because other threads wait for the end of this call.
         """
         self.check_not_inside()
         locks.waits("a reply of the node")
@@ -174,8 +173,8 @@ class Channel:
         return self.why_gone() or errors.NodeLostError("the node of this host has ended")
 
     def close(self) -> None:
-        """Ends the line, even if a forked child has the socket, too. A call that another thread is
-        making ends with an error."""
+        """Ends the connection, even if a forked child has the socket, too. A call of another thread
+        ends with an error."""
         self._closed = True
         self.why_gone = lambda: None
         close_socket(self._sock, self.line)
@@ -187,7 +186,7 @@ class Channel:
         if self._closed or not self.line.there():
             return False
         poll = select.poll()
-        poll.register(self._sock, 0)  # only that the other end is closed, which is always reported
+        poll.register(self._sock, 0)  # only for the end of the other side, which is always reported
         return not poll.poll(0)
 
     def fileno(self) -> int:
@@ -195,7 +194,7 @@ class Channel:
 
 
 def seqpacket_pair() -> tuple[socket.socket, socket.socket]:
-    """A pair of connected sockets with room for large packets."""
+    """A pair of connected sockets with space for large packets."""
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in pair:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):

@@ -1,9 +1,9 @@
 """Cuts the items of a map into tasks.
 
-A task costs as much as a thousand tiny items, and nobody knows in advance what an item costs. So
-chunks begin small, and grow as long as the workers finish them at once. Items travel as columns,
-one list for each argument of the function, because a list of numbers is written and read ten times
-as fast as a list of tuples.
+A task costs as much as a thousand tiny items, and the cost of an item is unknown in advance. So
+chunks are small at first, and grow as long as the workers finish them at once. Items are sent as
+columns, one list for each argument of the function, because a list of numbers is written and read
+ten times as fast as a list of tuples.
 """
 
 from __future__ import annotations
@@ -65,18 +65,19 @@ class Items:
 
 
 class Chunks:
-    """Iterates over (Future, number of items), sending each task when it is asked for."""
+    """Iterates over (Future, number of items), sending each task when the next pair is
+    requested."""
 
     def __init__(
         self, items: Items, send: Callable[..., Future[Any]], size: int, size_max: int
     ) -> None:
         """send: submits a task with these columns. size: items of the first chunk; later ones have
-        more, up to size_max, while chunks are done so soon that sending is the bottleneck."""
+        more, up to size_max, while chunks complete so soon that sending is the bottleneck."""
         self._items = items
         self._send = send
         self._size = size
         self._size_max = size_max
-        # A task of the present size whose duration is being measured; None: there is none.
+        # A task of the present size whose duration is being measured, or None.
         self._watched: Future[Any] | None = None
         self._since = 0.0  # when it was sent
 

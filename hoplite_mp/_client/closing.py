@@ -1,10 +1,10 @@
-"""The end of a cluster: unread results stay readable, and everything that still waits fails.
+"""The end of a cluster: unread results stay readable, and everything that is pending fails.
 
 As in the standard library, a finished Future may be read after its cluster has gone. Results in
-memory are pinned where they are. Spilled results are not restored into the store, which may be full
-of what was just pinned: the node reads them piece by piece into this process's private memory. That
-has a deadline and a size limit, so that leaving `with` always ends; a result that was not kept says
-so when it is read.
+memory are pinned. Spilled results are not restored into the store, which may be full of pinned
+ones: the node reads them piece by piece into this process's private memory. This has a deadline and
+a size limit, so that leaving `with` always ends; reading a result that was not kept raises an error
+that says so.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ __all__ = ["Completion", "Unread", "call_back", "fail_pending", "keep_results", 
 
 
 ALIGN = 64  # alignment of buffers in a payload, and so of private memory that holds one
-UNREAD_MIN = 1024  # Futures that are kept in mind before those that were read are sorted out
+UNREAD_MIN = 1024  # Futures in the list before those that were read are removed
 
 
 class Unread(deque["weakref.ref[Settles]"]):
-    """The finished Futures of one process that perhaps nobody has read. Any thread may append one
-    at any time, so nothing here rebuilds the list: each step of a deque is atomic. A thread that
-    has made it longer than `limit` calls `sort_out`."""
+    """The finished Futures of one process that may be unread. Any thread may append one at any
+    time, so nothing here rebuilds the list: each step of a deque is atomic. A thread that has made
+    it longer than `limit` calls `sort_out`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Unread(deque["weakref.ref[Settles]"]):
 
     def sort_out(self) -> None:
         """Removes Futures that are gone, or whose result has been read."""
-        with contextlib.suppress(IndexError):  # another thread sorts out, too
+        with contextlib.suppress(IndexError):  # another thread removes Futures, too
             for _ in range(len(self)):
                 one = self.popleft()
                 future = one()
@@ -59,7 +59,7 @@ class Unread(deque["weakref.ref[Settles]"]):
         self.limit = max(UNREAD_MIN, 2 * len(self))
 
     def futures(self) -> list[Settles]:
-        """All of them."""
+        """All Futures in the list that still exist."""
         return [future for one in deque(self) if (future := one()) is not None]
 
 
@@ -108,7 +108,7 @@ def _copy(memory: Memory, future: Settles, size: int, deadline: float) -> bool:
         if data is not None and memory.client.state(oid) == STATE["SPILLED"]:
             future._kept = data
             return True
-        if _pin(memory, future):  # restored meanwhile, because another process asked for it
+        if _pin(memory, future):  # restored meanwhile, at the request of another process
             return True
         if data is None and memory.client.state(oid) == STATE["SPILLED"]:
             return False  # it is on another host
@@ -116,7 +116,7 @@ def _copy(memory: Memory, future: Settles, size: int, deadline: float) -> bool:
 
 
 def _pieces(memory: Memory, oid: int, size: int, deadline: float) -> memoryview | None:
-    """The payload in private memory; None if it is not in the spill file, or reading took too
+    """The payload in private memory; None if it is not in the spill file, or if reading took too
     long."""
     room = np.empty(size + ALIGN, np.uint8)
     start = -room.__array_interface__["data"][0] % ALIGN
@@ -130,12 +130,12 @@ def _pieces(memory: Memory, oid: int, size: int, deadline: float) -> memoryview 
     return data.toreadonly()
 
 
-# Fails everything that a process waits for, when its node is gone or its cluster was closed.
+# Fails all pending objects of a process when its node is gone or its cluster was closed.
 #
-# A task that is submitted at that very moment must fail, too. So the end is a state, `Memory.lost`,
-# which is set once, and before the first task is failed. A thread that adds a pending task checks
-# it afterwards and, if it is set, fails everything that is pending once more. So whichever of the
-# two threads comes last fails that task's Future.
+# A task that is being submitted at that moment must fail, too. So the end is a state,
+# `Memory.lost`, which is set once, before the first task is failed. A thread that adds a pending
+# task checks it afterwards and, if it is set, fails all pending objects once more. So the later of
+# the two threads fails that task's Future.
 
 
 _log = logging.getLogger("hoplite_mp")
@@ -143,8 +143,8 @@ _log = logging.getLogger("hoplite_mp")
 
 class suppress_closed:
     """Suppresses errors that mean that the node is gone or the cluster is closed. Naming
-    NodeLostError creates its class, so that is done only when something was raised: most programs
-    never need it."""
+    NodeLostError creates its class, which most programs never need, so it is named only if
+    something was raised."""
 
     def __enter__(self) -> None:
         pass
@@ -156,8 +156,8 @@ class suppress_closed:
 
 
 def fail_pending(submitter: Submitting, error: BaseException) -> None:
-    """Fails everything that is not done: with the error in `Memory.lost`, or with `error` if there
-    is none yet. A task that is done keeps its result, unless its completion cannot be processed.
+    """Fails all objects that are not done: with the error in `Memory.lost`, or with `error` if
+    there is none yet. A finished task keeps its result, unless its completion cannot be processed.
     The caller calls `call_back` when it holds no lock."""
     memory, tasks, pending = submitter.memory, submitter.tasks, submitter.pending
     if memory.lost is None:
@@ -178,8 +178,8 @@ def fail_pending(submitter: Submitting, error: BaseException) -> None:
 
 
 def call_back(submitter: Submitting) -> None:
-    """Calls the callbacks of all Futures that have ended. All Futures have ended before the first
-    callback runs, because a callback may wait for another Future."""
+    """Calls the callbacks of all finished Futures. All Futures have ended before the first callback
+    runs, because a callback may wait for another Future."""
     interrupt: BaseException | None = None
     while submitter.ended_futures:
         try:
@@ -196,15 +196,15 @@ def call_back(submitter: Submitting) -> None:
 
 
 class Completion:
-    """An end that one thread is making. Other threads can wait for it. That thread itself, which
-    may run callbacks meanwhile, cannot."""
+    """The end of a cluster, performed by one thread, for which other threads can wait. That thread
+    itself cannot wait, although it may run callbacks meanwhile."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._over = threading.Event()
 
     def over(self) -> None:
-        """The end has been made, or has failed."""
+        """Called when the end is complete, or has failed."""
         self._over.set()
 
     def wait(self) -> None:

@@ -1,12 +1,12 @@
-"""The collector, a thread that processes completions when no call waits for them; and callbacks.
+"""The collector, a thread that processes completions without a waiting call; and callbacks.
 
 A result is processed by the thread that waits for it or submits next. Callbacks, the standard
 library's waiters and dependencies between tasks have no such thread, so the collector runs for
 them; otherwise it sleeps. It calls all callbacks of Futures: a thread that waits for a result may
 hold a user's lock, and a callback may need the same lock. It survives errors of callbacks and a
-full store. The threads that wake it may be interrupted anywhere (Ctrl-C), so nothing here is a
-Condition, an Event or a Thread of the standard library, whose inner locks an interrupt can leave
-locked for ever.
+full store. A thread that wakes the collector may be interrupted anywhere (Ctrl-C), so nothing here
+is a Condition, an Event or a Thread of the standard library, whose inner locks an interrupt can
+leave locked for ever.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Collector:
         self._armed = 0
         self._tell: Callable[[int], None] | None = None
         self._look_again = False
-        self._resting = False  # it sleeps until somebody wakes it
+        self._resting = False  # it sleeps until it is woken
         self._closed = False
         # Reentrant, because the garbage collector may run inside and get here again.
         self._lock = locks.rlock("client.collector")
@@ -52,8 +52,8 @@ class Collector:
         self._thread = 0  # its ident; 0: not started
 
     def arm(self) -> None:
-        """A waiter of the standard library exists from now on, so completions must be looked
-        for."""
+        """Called when a waiter of the standard library is added; completions must then be
+        checked."""
         with self._lock:
             self._armed += 1
             if self._armed == 1 and self._tell is not None:
@@ -69,7 +69,7 @@ class Collector:
 
     def tell_armed(self, tell: Callable[[int], None]) -> None:
         """From now on, calls tell(1) when the first waiter of the standard library begins (a
-        callback, `concurrent.futures.wait`, `asyncio.wrap_future`; an `await` of a Future is none),
+        callback, `concurrent.futures.wait`, `asyncio.wrap_future`; but not an `await` of a Future),
         and tell(-1) when the last one ends."""
         with self._lock:
             if self._tell is None and self._armed:
@@ -77,14 +77,14 @@ class Collector:
             self._tell = tell
 
     def look_again(self) -> None:
-        """Called when completions were taken but perhaps not processed: makes the thread check
-        everything that is pending."""
+        """Called when completions were taken but perhaps not processed: makes the thread check all
+        pending objects."""
         self._look_again = True
         self.start()
         self.notice()
 
     def start(self) -> None:
-        """Starts the thread if it does not run."""
+        """Starts the thread if it is not running."""
         if not self._thread:
             with self._lock:
                 if not self._thread and not self._closed:
@@ -92,32 +92,31 @@ class Collector:
                         self._thread = _thread.start_new_thread(self._run, ())
 
     def stay_away(self) -> None:
-        """No thread is ever started, because the code that runs this process processes completions
-        itself."""
+        """Called in a process whose own code processes completions: no thread is ever started."""
         self._thread = AWAY
         self._ended.put(None)
 
     def notice(self) -> None:
-        """Wakes the thread from a sleep without a deadline, because from now on it must look for
+        """Wakes the thread from a sleep without a deadline, because from now on it must check for
         completions from time to time."""
         if self._woken.empty():
             self._woken.put(None)
 
     def look_soon(self) -> None:
-        """Makes sure that completions for which nobody waits are processed within
+        """Makes sure that completions that no call waits for are processed within
         drain_interval_s."""
         self.start()
         if self._resting:
             self.notice()
 
     def wake(self) -> None:
-        """Wakes the thread in any case, because there is something new to wait for."""
+        """Always wakes the thread, because it has a new object to wait for."""
         self.notice()
         self._submitter.tasks.wake(self._submitter.client.slot)
 
     @property
     def _serves(self) -> bool:
-        """Is the thread running, and will it go on?"""
+        """Whether the thread is running, and will continue."""
         memory = self._submitter.memory
         return self._thread > 0 and not self._closed and memory.lost is None
 
@@ -126,8 +125,8 @@ class Collector:
         return self._thread == threading.get_ident()
 
     def call_back(self) -> None:
-        """Makes the thread call the callbacks of Futures that have ended. Without a thread they are
-        called here; the thread that ends the cluster calls those that are left."""
+        """Makes the thread call the callbacks of finished Futures. Without a thread they are called
+        here; the thread that ends the cluster calls the rest."""
         if not self._serves:
             self._submitter.call_back()
         elif not self._is_here:
@@ -135,7 +134,7 @@ class Collector:
 
     def stop(self) -> None:
         """Ends the thread. Unless the caller is that thread, waits until it has ended, but at most
-        STOP_PATIENCE_S, because it may be busy in a callback."""
+        STOP_PATIENCE_S, because it may be inside a callback."""
         self._closed = True
         if self._thread and self._thread != threading.get_ident():
             self.wake()
@@ -154,12 +153,12 @@ class Collector:
 
     def _turns(self) -> None:
         memory = self._submitter.memory
-        # Once the node is gone, the thread that notices it fails what is pending
+        # Once the node is gone, the thread that notices this fails the pending objects
         # (_client/closing.py).
         while not self._closed and memory.client.usable and memory.lost is None:
             try:
                 self._turn()
-            except BaseException:  # a callback may raise SystemExit, say; others must not suffer
+            except BaseException:  # a callback may raise SystemExit, say; call the others
                 if not self._closed:
                     _log.exception("in the collector thread")
                     self._look_again = True
@@ -179,14 +178,14 @@ class Collector:
             self._look_again = False
             submitter.look_at_all()
             submitter.call_back()
-            if self._look_again:  # something cannot be processed now
+            if self._look_again:  # some completions cannot be processed now
                 self._sleep(interval)
                 return
         if self._armed or submitter.wants_news:
             tasks.wait_event(seen, clock.monotonic_ns() + int(interval * 1e9), False)
             return
-        # Set before the check: a thread that adds something from here on either is seen by the
-        # check, or sees the flag and wakes this thread.
+        # Set before the check: an object that another thread adds from here on is either seen by
+        # the check, or that thread sees the flag and wakes this one.
         self._resting = True
         # Futures have ended since the call above if the garbage collector has cancelled them.
         if submitter.pending or memory.inner or submitter.ended_futures:
@@ -199,9 +198,9 @@ class Collector:
 
 # Watches: callbacks for objects that become done, without a thread for each wait.
 #
-# An event loop, or an iteration over what becomes done, waits for many objects and cannot afford a
-# thread for each. The code that processes completions (`Submitter.drain`, the collector) notifies
-# the watches, and wakes each waiter once for all objects that were done together.
+# An event loop, or an iteration over completions, waits for many objects and cannot afford a thread
+# for each. The code that processes completions (`Submitter.drain`, the collector) notifies the
+# watches, and wakes each waiter once for all objects that completed together.
 
 
 class DoneCallback:
@@ -217,7 +216,7 @@ class DoneCallback:
         self.oid = oid
 
     def tell(self) -> None:
-        """Notifies whoever waits."""
+        """Notifies the waiter."""
         raise NotImplementedError
 
 
@@ -254,8 +253,8 @@ def begin(submitter: Submitting, made: DoneCallback) -> None:
             submitter.wake_waiters()
         else:
             submitter.collector.start()
-            # Later watches need no notice: while there is any watch, the collector sleeps on the
-            # event word, which the completion of a watched object changes.
+            # Later watches need no notice: while there is any, the collector sleeps on the event
+            # word, which the completion of a watched object changes.
             if first:
                 submitter.collector.notice()
     except BaseException:  # Ctrl-C may leave an entry in the list, which the collector must find

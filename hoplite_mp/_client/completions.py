@@ -1,8 +1,8 @@
-"""Futures and refs in the order in which they become done, for threads and event loops.
+"""Futures and refs in the order in which they complete, for threads and event loops.
 
-`map`, `as_completed` and progress bars want the next of many items that is done, and must not check
+`map`, `as_completed` and progress bars need the next finished one of many items, and must not check
 all of them each time. So each item is watched; when it is done its number is put into a queue, from
-which the items are taken in that order.
+which items are taken in that order.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ SLICE_S = 0.5  # how often a wait checks whether this process still has its clus
 class Completions(Generic[T]):
     """What `as_completed` returns: an iterator for `for` and for `async for`.
 
-    It ends when everything that was added has been given out. Several threads and tasks may take
-    from it; each item goes to one of them.
+    It ends when all items have been yielded. Several threads and tasks may iterate; each item goes
+    to one of them.
     """
 
     def __init__(self, items: Any, timeout: float | None = None) -> None:
         check_timeout(timeout)
         self._deadline = None if timeout is None else clock.monotonic() + timeout
         self._numbers = itertools.count()
-        self._items: dict[int, T] = {}  # not given out yet, by number
+        self._items: dict[int, T] = {}  # not yielded yet, by number
         self._known: dict[T, int] = {}
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._ahead: deque[int] = deque()  # taken out of the queue, not given out yet
+        self._ahead: deque[int] = deque()  # taken out of the queue, not yielded yet
         self._added = 0
         self._lock = locks.lock("client.completions")
         self._submitters: dict[Submitting, None] = {}
-        self._others = False  # are there Futures of another library?
+        self._others = False  # whether there are Futures of another library
         self._sleeping = 0  # threads that sleep on the event word
         self._loops: dict[asyncio.Future[None], LoopInbox] = {}
         self.add(items)
 
     def add(self, more: Any) -> None:
-        """Adds further ones; from any thread, also while another one iterates.
+        """Adds further items; from any thread, also while another one iterates.
 
         Parameters
         ----------
         more : Future, ObjectRef, or an iterable of them
-            One that is there already, and has not been given out yet, is left out.
+            An item that is present already, and has not been yielded yet, is ignored.
 
         Examples
         --------
@@ -120,13 +120,13 @@ class Completions(Generic[T]):
             return
         submitter.memory.check()
         self._submitters[submitter] = None
-        # The watch has only a weak reference to this object, which may be dropped before everything
-        # is done.
+        # The watch has only a weak reference to this object, which may be dropped before all items
+        # are done.
         begin(submitter, _Awaited(oid, weakref.ref(self), number, submitter))
 
     def _wake(self, submitter: Submitting | None) -> None:
-        """Wakes everyone that waits for these items: at once, or if there is a submitter, when that
-        wakes all waiters that it has notified (`wake_told`)."""
+        """Wakes all waiters for these items: at once or, if there is a submitter, when it wakes all
+        waiters that it has notified (`wake_waiters`)."""
         told: deque[Any] = deque() if submitter is None else submitter.told
         if self._sleeping:
             for one in list(self._submitters):
@@ -137,7 +137,7 @@ class Completions(Generic[T]):
             told.popleft()()
 
     def _take(self) -> Any:
-        """The next item that is done, or _NOTHING."""
+        """The next finished item, or _NOTHING."""
         while True:
             if not self._ahead and self._ended.empty():
                 return _NOTHING
@@ -202,7 +202,7 @@ class Completions(Generic[T]):
         return left
 
     def _wait(self) -> None:
-        """Waits until there may be something in the queue."""
+        """Waits until there may be an item in the queue."""
         submitters = list(self._submitters)
         with self._own_waits(submitters, False):
             self._wait_for_news(submitters)
@@ -264,15 +264,15 @@ class Completions(Generic[T]):
                 waiting.count_blocked(-1)
 
     def _wait_in_queue(self) -> None:
-        """Waits until something is put into the queue, at most SLICE_S. For items of several
-        clusters or of the standard library, which no single event word announces."""
+        """Waits until something is put into the queue, at most SLICE_S. Used for items of several
+        clusters or of the standard library, which have no common event word."""
         left = self._left()
         with contextlib.suppress(queue.Empty):
             self._ahead.append(
                 self._ended.get(timeout=SLICE_S if left is None else min(left, SLICE_S))
             )
             return
-        # Nothing has come for a while. In a forked child nothing ever would.
+        # No item has arrived for a while. In a forked child none ever would.
         if self._submitters and not any(one.client.usable for one in self._submitters):
             next(iter(self._submitters)).memory.check()
 
@@ -303,7 +303,7 @@ class Completions(Generic[T]):
             del self._loops[waiter]
 
     def _oids(self, submitter: Submitting) -> list[int]:
-        """The local ids of what is waited for, as far as that cluster has it."""
+        """The local ids of the awaited items that belong to that cluster."""
         items = list(self._items.values())
         oids = [
             one._oid for one in items if isinstance(one, Future) and one._submitter is submitter
@@ -352,21 +352,21 @@ def as_completed(futs: F | Iterable[F], timeout: float | None = None) -> Complet
     Parameters
     ----------
     futs : Future, ObjectRef, or an iterable of them
-        What to wait for; Futures of other executors, too. One that is given twice is yielded once.
+        The items; Futures of other executors are allowed. Duplicates are yielded once.
     timeout : float, optional
         Seconds from this call. Default: no limit.
 
     Returns
     -------
     iterator
-        For `for` and `async for`. `.add(more)` adds further ones while it runs, from any thread.
+        For `for` and `async for`. `.add(more)` adds items while it runs, from any thread.
 
     Raises
     ------
     HopliteTimeoutError
-        From the iterator: some are not done in time.
+        From the iterator: some items are not done in time.
     TypeError
-        Something else than a Future or a ref.
+        An item is neither a Future nor a ref.
 
     Examples
     --------

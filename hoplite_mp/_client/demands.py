@@ -1,8 +1,8 @@
 """Placement: how many workers an executor may have, on which nodes, and which resources nodes have.
 
-A demand that no node can ever meet is an error at the call, and workers and actors that need
-resources are placed on nodes that have them. The node of this host knows which resources each node
-has; its answer is cached until the cluster's nodes change.
+A demand that no node can ever meet is an error at the call. Workers and actors that need resources
+are placed on nodes that have them. The node of this host knows the resources of each node; its
+answer is cached until the cluster's nodes change.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def refuse_demands(changes: dict[str, Any]) -> None:
 
 
 class Demands:
-    """What one process knows about where resources are."""
+    """One process's knowledge of the cluster's resources."""
 
     def __init__(self, runtime: MembershipPort) -> None:
         self._runtime = runtime
@@ -52,8 +52,8 @@ class Demands:
         self._version = -1
 
     def _places(self, demand: Demand) -> list[tuple[int, int, int, int]]:
-        """(node, workers, how many such demands the node can meet at the same time, how many more
-        it can meet now) in order of joining, but this host first."""
+        """(node, workers, how many such demands the node can meet simultaneously, how many more it
+        can meet now) in order of joining, but this host first."""
         self._runtime.memory.check()
         found = [tuple(one) for one in self._runtime.channel.call(ResourcePlaces(demand)).value]
         own = self._runtime.tasks.node_number
@@ -65,8 +65,8 @@ class Demands:
         return sum(workers for _, workers, *_ in self._places(()))
 
     def nodes_for_task(self, demand: Demand, nodes: Sequence[int] | None) -> Sequence[int] | None:
-        """Those of the named nodes on which a task with that demand can run; None if no nodes are
-        named and it can run on some node. ValueError: it can run on none."""
+        """The named nodes on which a task with that demand can run; None if no nodes are named and
+        some node can run it. ValueError: no node can."""
         version = self._runtime.submitter.queues.ranked.resources_version
         if version != self._version or len(self._known) > KNOWN_MAX:
             self._known, self._version = {}, version
@@ -131,9 +131,8 @@ class Demands:
         return max(1, min(count, sum(fits)))
 
     def places_for_actor(self, demand: Demand, nodes: Sequence[int], turn: int) -> list[int]:
-        """Candidate nodes for an actor: first those that can meet the demand now, then the others
-        that have the resources. Named nodes take turns at being first. ValueError: no node has
-        them."""
+        """Candidate nodes for an actor: first nodes that can meet the demand now, then other nodes
+        that have the resources. Named nodes are rotated. ValueError: no node has the resources."""
         known = [
             (number, now)
             for number, _, times, now in self._places(demand)
@@ -146,8 +145,8 @@ class Demands:
         return _turned(able, turn) + _turned(others, turn) if nodes else able + others
 
     def assigned(self) -> dict[str, list[int]]:
-        """The indices of the resources that were assigned to the task that runs here, or to this
-        process for its whole life."""
+        """The indices of the resources that were assigned to the running task, or to this process
+        for its whole life."""
         call = current_call.get()
         oid = self._runtime.running if call is None else call.oid
         found = self._runtime.channel.call(AssignedAsked(oid)).value

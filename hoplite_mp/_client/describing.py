@@ -1,8 +1,8 @@
 """How refs and clusters are shown: one line for prompts and debuggers, HTML for notebooks.
 
-People look at a repr when something is wrong, so it must work then. It reads only this process's
-own fields and shared memory. So it does not wait for a node that hangs, fetches nothing, and does
-not raise, not even after the end of the cluster.
+Users look at a repr when something is wrong, so it must work then. It reads only this process's own
+fields and shared memory. So it does not wait for a node that hangs, fetches nothing, and does not
+raise, not even after the end of the cluster.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ENDED = {
 
 
 def ref_words(runtime: MembershipPort, ref: ObjectRef[Any]) -> str:
-    """ "float32 (1000,), 3.9 KiB, ready on h0"; may raise what reading the ref raises."""
+    """Such as "float32 (1000,), 3.9 KiB, ready on h0"; may raise the errors of reading the ref."""
     client = runtime.client
     oid = runtime.memory.local_id(ref)
     state = client.state(oid)
@@ -46,7 +46,7 @@ def ref_words(runtime: MembershipPort, ref: ObjectRef[Any]) -> str:
         return _ENDED[state]
     where = f"ready on h{runtime.tasks.node_number}"
     if state in AWAY:
-        # What kind of object it is can only be read from its bytes, which are not here.
+        # The kind of the object can only be read from its bytes, which are not here.
         size = client.inspect(oid)["size"]
         return f"{format_bytes(size)}, ready on another host or on disk"
     got = client.view(oid)
@@ -65,7 +65,7 @@ def _kind(mem: memoryview) -> str:
 
 
 def cluster_words(cluster: Any) -> str:
-    """What this process knows about its cluster."""
+    """A description of the cluster from this process's own data."""
     fields = cluster.__dict__
     runtime, host, network = (fields.get(f"_{name}") for name in ("runtime", "host", "network"))
     base = fields.get("_base", cluster)
@@ -89,12 +89,12 @@ def cluster_words(cluster: Any) -> str:
 # How a Cluster is shown in a notebook: its nodes, their workers, and memory as bars.
 #
 # A notebook shows HTML where a terminal shows a repr. It is plain HTML without scripts, and all
-# names and addresses in it are escaped. Unlike the repr it asks the nodes, but it does not wait for
-# one that does not answer soon, and raises nothing.
+# names and addresses in it are escaped. Unlike the repr it sends requests to the nodes, but it does
+# not wait for slow nodes, and raises nothing.
 
 
-# How long a cell waits for the nodes. Higher: slow nodes are shown; lower: a cell ends sooner when
-# the cluster is in trouble.
+# How long a cell waits for the nodes. Higher: slow nodes are shown; lower: a cell ends sooner if
+# the cluster has problems.
 ANSWER_WAIT_S = 2.0
 _BAR = (
     '<div style="width:12em;height:.8em;border:1px solid currentColor;border-radius:3px;'
@@ -107,7 +107,7 @@ _FULL = 0.9
 
 
 def in_time(ask: Callable[[], Any]) -> Any:
-    """What `ask` returns; None if it raises, or takes longer than ANSWER_WAIT_S."""
+    """The result of `ask`; None if it raises, or takes longer than ANSWER_WAIT_S."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def work() -> None:
@@ -124,8 +124,8 @@ def in_time(ask: Callable[[], Any]) -> Any:
 
 
 def cluster_html(words: str, address: str | None, nodes: Sequence[Any] | None, here: str) -> str:
-    """words: what is known without asking. nodes: None if they have not answered. here: the id of
-    this process's node."""
+    """words: the description without requests. nodes: None if they have not answered. here: the id
+    of this process's node."""
     import html  # few programs show a cluster in a notebook
 
     title = "hoplite_mp.Cluster"

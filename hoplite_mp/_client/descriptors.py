@@ -1,8 +1,8 @@
-"""File descriptors of this library: given high numbers, and checked before each use.
+"""File descriptors of this library: moved to high numbers, and checked before each use.
 
-Code that makes daemons closes all descriptors, including ours, and the kernel then gives their
-numbers to that code's own files. So ours get high numbers, which are rarely closed or reused, and
-`Watched` knows whether its number still stands for the same file.
+Code that makes daemons closes all descriptors, including the library's, and the kernel then gives
+their numbers to that code's own files. So the library's descriptors get high numbers, which are
+rarely closed or reused, and `Watched` checks whether a number still refers to the same file.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ __all__ = [
     "lift_socket",
 ]
 
-# Our numbers begin here, or at half of the process's limit. Higher: less likely to be closed by
-# code that closes "all" numbers up to a limit of its own. Lower: a fork copies a smaller table.
+# The library's numbers begin here, or at half of the process's limit. Higher: less likely to be
+# closed by code that closes "all" numbers up to a limit of its own. Lower: a fork copies a smaller
+# table.
 NUMBER_MIN = 1000
 
 
@@ -50,8 +51,8 @@ def lift_socket(sock: socket.socket) -> socket.socket:
 
 
 def close_socket(sock: socket.socket, line: Watched) -> None:
-    """Ends the connection for the other side, even if a forked child has the socket, too. Leaves
-    the descriptor alone if its number belongs to another file by now."""
+    """Ends the connection for the other side, even if a forked child has the socket, too. Does not
+    close the descriptor if its number now belongs to another file."""
     if line.there():
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
@@ -70,11 +71,11 @@ class Watched:
         self.fd, self.device, self.number = fd, found.st_dev, found.st_ino
 
     def there(self) -> bool:
-        """Does the number still stand for the same file? Costs one system call."""
+        """Whether the number still refers to the same file. Costs one system call."""
         return _shm.same_file(self.fd, self.device, self.number)
 
     def close(self) -> None:
-        """Closes the descriptor, unless its number belongs to another file by now."""
+        """Closes the descriptor, unless its number now belongs to another file."""
         if self.there():
             with contextlib.suppress(OSError):
                 os.close(self.fd)
@@ -82,9 +83,9 @@ class Watched:
 
 def fill_standard_descriptors() -> None:
     """Opens /dev/null as standard input, output or error if the program has closed these. Otherwise
-    a file of ours would get such a number, and the supervisor puts its own in these places."""
+    a file of the library would get such a number, and the supervisor replaces these descriptors."""
     number = os.open(os.devnull, os.O_RDWR)
     while number <= 2:
-        os.set_inheritable(number, True)  # the supervisor is in the same need
+        os.set_inheritable(number, True)  # the supervisor needs them, too
         number = os.open(os.devnull, os.O_RDWR)
     os.close(number)

@@ -1,11 +1,10 @@
 """Reports failed tasks whose errors the program has not read, once, when the cluster ends. Failures
 of nested tasks are reported when the worker of the submitting task ends.
 
-A program that drops a Future, or never asks for its result, would otherwise not notice that the
+A program that drops a Future, or never requests its result, would otherwise not notice that the
 task has failed. A failure counts as read after `result`, `exception`, `await`, `get`, or the use of
-the Future as an argument. A
-Future that is alive when the cluster ends can still be read, so its failure is reported when the
-program ends.
+the Future as an argument. A Future that is alive when the cluster ends can still be read, so its
+failure is reported when the program ends.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ PAYLOADS_MAX = 64
 FAILURES_MAX = 100_000  # beyond this number the report says "more than"; each costs about 200 bytes
 NAMES_MAX = 10  # names of tasks in the report
 # Ended clusters whose failures can still be read. Beyond this number the earliest cluster's
-# failures are reported at once.
-# Higher: more memory in a program that opens many clusters and keeps failed Futures.
+# failures are reported at once. Higher: more memory in a program that opens many clusters and keeps
+# failed Futures.
 CLUSTERS_MAX = 16
 
 _log = logging.getLogger("hoplite_mp")
@@ -59,7 +58,7 @@ class Failures:
         self.closed = False  # later failures are caused by the end of the cluster
 
     def note(self, future: Settles) -> None:
-        """The task of this Future has failed."""
+        """Called when the task of this Future has failed."""
         if self.closed or _was_read(future):
             return
         if len(self._found) >= FAILURES_MAX:
@@ -92,7 +91,7 @@ class Failures:
         self._forget(oid)  # `note` may have run between the two steps
 
     def report(self) -> None:
-        """At the end of the cluster: logs the failures that can no longer be read. The others are
+        """At the end of the cluster: logs failures that can no longer be read. All others are
         logged when the program ends."""
         self.closed = True
         gone = {oid: one for oid, one in list(self._found.items()) if one[2]() is None}

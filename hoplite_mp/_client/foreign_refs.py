@@ -1,10 +1,10 @@
 """Refs that another engine carries as bytes: before pickling one, the node must hold the object.
 
 An object must be acquired for the process that loads the ref before the process that pickled it
-releases it. The engine may keep the bytes for long and load them late, often or never, while the
-process that pickled the ref may drop it at once, or end. So before the bytes are handed out, the
-node of this host takes a lease on the object for `ref_hold_s` of the front end (leases: Gray and
-Cheriton, SOSP 1989). Only processes that take part on behalf of an engine do that.
+releases it. The engine may keep the bytes for long, and load them late, often or never, while the
+process that pickled the ref may drop it at once, or end. So before the bytes are returned, the node
+of this host takes a lease on the object for `ref_hold_s` of the front end (leases: Gray and
+Cheriton, SOSP 1989). Only processes that take part on behalf of an engine do this.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["ForeignRefs", "enter_by_engine", "held_too_short"]
 
 
-# How many objects' last pickling is remembered. Higher: fewer round trips for processes that pickle
-# the same many refs repeatedly. Lower: less memory, some 200 bytes each.
+# The number of objects whose last pickling is remembered. Higher: fewer round trips for processes
+# that pickle the same many refs repeatedly. Lower: less memory, some 200 bytes each.
 REMEMBERED_MAX = 10_000
 
 
 class ForeignRefs:
-    """The leases that one process has asked its node for."""
+    """The leases that one process has requested from its node."""
 
     def __init__(
         self,
@@ -43,10 +43,9 @@ class ForeignRefs:
         passes_on: bool = False,
         now: Callable[[], float] = clock.monotonic,
     ) -> None:
-        """node: returns the number of this host's node. seconds: how long that holds an object
-        after a pickling. passes_on: this process loads refs only to
-        pass them on, so loading a ref to an object that is gone raises nothing here; the processes
-        that receive it get the error."""
+        """node: returns the number of this host's node. seconds: how long that node holds an object
+        after a pickling. passes_on: this process loads refs only to pass them on, so loading a ref
+        to an object that is gone raises nothing here; the receiving processes get the error."""
         self.passes_on = passes_on
         self._memory = memory
         self._node = node
@@ -66,7 +65,7 @@ class ForeignRefs:
             begun = self._now()
             told, seconds = self._held.get(oid, (begun, 0.0))
             if begun - told < seconds / 2:
-                # The node still holds it, and will read this request before the lease is over, so
+                # The node still holds it, and will read this request before the lease ends, so
                 # there is no need to wait for a reply.
                 memory.channel.tell(HoldForeign(oid, self._seconds))
             else:
@@ -95,7 +94,7 @@ def held_too_short(ref: ObjectRef[Any], node: int, seconds: float) -> ObjectLost
 
 
 # Module of an engine, which its processes have imported -> its front end. The front end's `enter()`
-# joins the cluster that the engine's driver has begun; False if there is none for this process.
+# joins the cluster of the engine's driver; False if there is none for this process.
 FRONT_ENDS = {"ray": "hoplite_mp.integrations.ray._driver"}
 
 
@@ -103,8 +102,8 @@ def enter_by_engine() -> bool:
     """Makes `current()` and refs among a task's arguments work in a process that another engine has
     started, for example a task of Ray.
 
-    Asks the engines that this process has loaded to bring it into a cluster; True if one did.
-    Raises the front end's error if joining that cluster failed."""
+    Asks the engines that this process has loaded to make it join a cluster; True if one did. Raises
+    the front end's error if joining failed."""
     for engine, front_end in FRONT_ENDS.items():
         if engine in sys.modules and importlib.import_module(front_end).enter():
             return True

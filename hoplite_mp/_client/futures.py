@@ -1,8 +1,8 @@
 """Future: a real `concurrent.futures.Future` over a header in shared memory.
 
-The header's state word is the truth, and a Future only reads it. What a standard Future creates at
-once (a condition, lists) is created here when it is first used; from then on the collector must
-look for this result.
+The header's state word is authoritative, and a Future only reads it. Objects that a standard Future
+creates at once (a condition, lists) are created here at their first use; from then on the collector
+must check this result.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["Future"]
 
 T = TypeVar("T")
-# Taken while a Future's condition is created and while a Future is completed, because one must see
-# the other. Reentrant, because the garbage collector may run inside, and what it drops (a map, for
-# example) may cancel other Futures.
+# Held while a Future's condition is created and while a Future is completed, because each must see
+# the effect of the other. Reentrant, because the garbage collector may run inside, and an object
+# that it drops (a map, for example) may cancel other Futures.
 _making = locks.rlock("client.making_conditions")
 
 
@@ -53,7 +53,7 @@ _PENDING, _FINISHED, _CANCELLED = "PENDING", "FINISHED", "CANCELLED_AND_NOTIFIED
 
 
 class _Lent(weakref.ref[Any]):
-    """A weak reference to an array in the store that `result` has returned; as long as the array
+    """A weak reference to an array in the store that `result` has returned. As long as the array
     lives, `result` returns it again. A strong reference would pin the array's bytes, so a list of
     Futures could fill the store."""
 
@@ -61,8 +61,8 @@ class _Lent(weakref.ref[Any]):
 
 
 class _Waiters(list[Any]):
-    """Who waits for a Future in `concurrent.futures.wait` or `as_completed`. In a worker: as long
-    as somebody does, the worker counts as blocked."""
+    """Waiters for a Future in `concurrent.futures.wait` or `as_completed`. As long as there are any
+    in a worker, the worker counts as blocked."""
 
     def __init__(self, waiting: WaitsPort) -> None:
         super().__init__()
@@ -78,9 +78,9 @@ class _Waiters(list[Any]):
 
 
 class _Condition(threading.Condition):
-    """The condition of a Future that is pending, with the Future's waiters and callbacks. It costs
-    few objects. A standard condition binds five methods of its lock, all of which the garbage
-    collector visits, and `concurrent.futures.wait` needs a condition for each of its Futures."""
+    """The condition of a pending Future, with the Future's waiters and callbacks. It costs few
+    objects: a standard condition binds five methods of its lock, all of which the garbage collector
+    visits, and `concurrent.futures.wait` needs a condition for each of its Futures."""
 
     def __init__(self, waiters: list[Any]) -> None:
         self._lock = locks.rlock("client.future")
@@ -90,7 +90,7 @@ class _Condition(threading.Condition):
 
     @property
     def _waiters(self) -> deque[Any]:
-        """The locks of the threads that wait; the caller has acquired the condition."""
+        """The locks of the waiting threads; the caller has acquired the condition."""
         if self._sleepers is None:
             self._sleepers = deque()
         return self._sleepers
@@ -112,8 +112,8 @@ class _Condition(threading.Condition):
 
 
 class _Settled(threading.Condition):
-    """The condition of every Future that was done before any code needed its condition. Nothing
-    about such a Future changes, so there is nothing to lock and nothing to wait for."""
+    """The condition of every Future that was done before its condition was needed. Such a Future
+    never changes, so there is nothing to lock and nothing to wait for."""
 
     def __enter__(self) -> bool:
         return True
@@ -138,7 +138,7 @@ class _Settled(threading.Condition):
 
 
 class _NoWaiters(list[Any]):
-    """The waiters of a Future that was done before it had any."""
+    """The waiters of a Future that was done before any waiter was added."""
 
     def append(self, waiter: Any) -> None:
         pass
@@ -152,10 +152,10 @@ _NO_WAITERS = _NoWaiters()
 
 
 class Future(NotAnArray, concurrent.futures.Future[T]):
-    """The result of a task that was submitted; a `concurrent.futures.Future`.
+    """The result of a submitted task; a `concurrent.futures.Future`.
 
-    `await future` gives its value, in any event loop. Dropping a Future cancels nothing. The logger
-    `hoplite_mp` reports failed tasks whose Future nobody has read when the cluster ends.
+    `await future` gives its value, in any event loop. Dropping a Future cancels nothing. When the
+    cluster ends, the logger `hoplite_mp` reports failed tasks whose Futures have not been read.
 
     Examples
     --------
@@ -181,12 +181,12 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         self._kept: memoryview | None = None  # the payload, kept when its cluster closed
         self._unkept = ""  # why it could not be kept
 
-    _reports = True  # a failure that nobody reads is reported at the end
+    _reports = True  # an unread failure is reported at the end
 
     @property
     def _is_unread(self) -> bool:
-        """Does this process still need the store to read the result? True if the result was not
-        fetched yet, or is an array that lies in the store."""
+        """Whether this process still needs the store to read the result. True if the result was not
+        fetched yet, or is an array in the store."""
         if self._error is not None:
             return False
         return self._value is _NOTHING or type(self._value) is _Lent
@@ -224,7 +224,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         return made
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        """Calls `fn(future)` when the task has ended; as of `concurrent.futures.Future`.
+        """Calls `fn(future)` when the task has ended, as in `concurrent.futures.Future`.
 
         Callbacks run one after another, in a thread of the library; `cancel` runs them before it
         returns.
@@ -263,7 +263,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         return made.callbacks
 
     def _get_snapshot(self) -> tuple[bool, bool, Any, BaseException | None]:
-        """(done, cancelled, value, error): as of the standard library's Future since Python
+        """(done, cancelled, value, error), as in the standard library's Future since Python
         3.15."""
         if not self.done():
             return False, False, None, None
@@ -272,8 +272,8 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         return True, False, *outcome(self)
 
     def _settle_if_done(self) -> None:
-        """Completes a Future that nobody watches yet, if its header is done. The submitter still
-        processes the completion later."""
+        """Completes a Future without waiters if its header is done. The submitter still processes
+        the completion later."""
         submitter, oid = self._submitter, self._oid
         if submitter.tasks.done(oid):
             client = submitter.client
@@ -286,7 +286,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
             self._tell()
 
     def _settle(self, cancelled: bool, failed: bool, error: BaseException | None = None) -> bool:
-        """Completes this Future, and wakes its waiters. True: the caller must then call `_tell`,
+        """Completes this Future, and wakes its waiters. If True, the caller must then call `_tell`
         for the callbacks. `error`: why there will never be a result."""
         with _making:
             if self._state is not _PENDING:
@@ -320,7 +320,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         for callback in callbacks:
             try:
                 callback(self)
-            except BaseException as error:  # SystemExit, say; the others are called nevertheless
+            except BaseException as error:  # SystemExit, say; call the others nevertheless
                 _log.exception("exception calling callback for %r", self)
                 if issubclass(type(error), KeyboardInterrupt) or is_interruption(error):
                     interrupt = error
@@ -331,7 +331,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
 
     @property
     def ref(self) -> ObjectRef[T]:
-        """The result as an object, valid at once, also after cancel and failure.
+        """The ref of the result, valid at once, also after cancellation and failure.
 
         Examples
         --------
@@ -354,7 +354,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         return self._state is not _PENDING or self._submitter.is_done(self._oid)
 
     def running(self) -> bool:
-        """Whether a worker runs the task now.
+        """Whether a worker is running the task now.
 
         Examples
         --------
@@ -388,17 +388,17 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         Parameters
         ----------
         force : bool, optional
-            True also interrupts a task that runs: the Future is cancelled at once, the worker gets
-            a KeyboardInterrupt and, if it has not ended after `Config.cancel_grace_s` seconds, is
-            killed and replaced. Tasks that this worker runs in place for the cancelled one are
-            interrupted too, and run again if they have retries left. Default: False, as in
-            the standard library. A call of an actor that runs is never interrupted:
-            `Actor.kill` ends the actor.
+            True also interrupts a running task: the Future is cancelled at once, the worker gets a
+            KeyboardInterrupt and, if the task has not ended after `Config.cancel_grace_s` seconds,
+            is killed and replaced. Tasks that this worker runs in place for the cancelled one are
+            interrupted too, and run again if they have retries left. Default: False, as in the
+            standard library. A running call of an actor is never interrupted: `Actor.kill` ends the
+            actor.
 
         Returns
         -------
         bool
-            False if the task runs (without `force`, or as a call of an actor) or has ended.
+            False if the task is running (without `force`, or as a call of an actor) or has ended.
 
         Examples
         --------
@@ -409,7 +409,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         >>> future.cancelled()
         True
         """
-        self._seen()  # the program has given up the result, so a failure is not reported
+        self._seen()  # the result is not wanted any more, so a failure is not reported
         if self.cancelled():
             return True
         if self._state is not _PENDING:
@@ -436,7 +436,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         HopliteTimeoutError
             The task has not ended in time.
         CancelledError
-            It was cancelled.
+            The task was cancelled.
         Exception
             Whatever the task raised; the remote traceback is its `__cause__`.
 
@@ -466,14 +466,14 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         Returns
         -------
         BaseException or None
-            None if it returned a value.
+            None if the task returned a value.
 
         Raises
         ------
         HopliteTimeoutError
             The task has not ended in time.
         CancelledError
-            It was cancelled.
+            The task was cancelled.
 
         Examples
         --------
@@ -527,14 +527,14 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         return value
 
     def _seen(self) -> None:
-        """The failure was read, or need not be."""
+        """Called when the failure was read, or need not be."""
         if self._reports:
             self._reports = False
             self._submitter.failures.read(self._oid)
 
     def __await__(self) -> Generator[Any, None, T]:
-        """The value, without blocking the event loop; cancelling the `await` cancels nothing
-        else. (`asyncio.wrap_future` and `run_in_executor` hand a cancellation on, as they do for
+        """The value, without blocking the event loop; cancelling the `await` cancels nothing else.
+        (`asyncio.wrap_future` and `run_in_executor` pass a cancellation on to the task, as for
         every executor.)"""
         from hoplite_mp._client.awaiting import result_of
 
@@ -548,7 +548,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         return f"<Future {self._submitter.memory.public_id(self._oid).hex()} {state}>"
 
     def _raised(self) -> str:
-        """ " raised ValueError" for a task that failed, if this process can tell without
+        """ " raised ValueError" for a failed task, if this process can find the error without
         waiting."""
         if self._error is not None:
             return f" raised {type(self._error).__name__}"

@@ -1,14 +1,14 @@
 """What new processes inherit: settings of multiprocessing, and arguments of initializers.
 
 multiprocessing is imported only after the host's processes have been started, so that no program
-waits for it. If the program has not imported it before, it has no authkey that anything could
-depend on yet, and is given the workers' key.
+waits for it. If the program has not imported it before, nothing can depend on its authkey yet, and
+it is given the workers' key.
 
 The standard library's locks, queues, pipes and shared values refuse to be pickled except while a
 process is spawned, because they are file descriptors, or names that live as long as the object. So
 the arguments of an initializer are pickled as if for a spawned process. Their descriptors are
-numbered and sent along with the request for the pool; each worker of the pool inherits them, also
-one that is started later.
+numbered and sent along with the request for the pool; each worker of the pool inherits them, even
+if it is started later.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ def inherited_settings_here() -> InheritedContext:
 
 
 def share_authkey(inherited_settings: InheritedContext) -> None:
-    """Gives this process the authkey that its workers have, if multiprocessing was not imported
-    before."""
+    """Gives this process its workers' authkey, if multiprocessing was not imported before."""
     if "multiprocessing.process" not in sys.modules:
         import multiprocessing.process
 
@@ -116,7 +115,7 @@ def receive(descriptors: list[int]) -> None:
 
 
 def forget() -> None:
-    """Closes them, once the initializer has its arguments."""
+    """Closes the inherited descriptors, once the initializer has its arguments."""
     while _here:
         os.close(_here.pop())
 

@@ -1,7 +1,7 @@
 """Starts a host (shared memory, sockets, the supervisor) and ends it.
 
 The driver creates the control memory itself, so it can submit before any other process runs. The
-supervisor receives everything as descriptors and values; no name is created anywhere.
+supervisor receives all resources as descriptors and values; no named file is created.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HostProcesses", "check_room_to_attach", "store_size"]
 
-# How large a host's store is: the limit of its objects, and the length of its sparse file.
+# The size of a host's store: the limit of its objects, and the length of its sparse file.
 #
 # Every process of a host maps the whole file, so its length counts against `ulimit -v` of each, and
 # against `ulimit -f`, although it costs no memory. Where such a limit is set, the store takes at
@@ -73,9 +73,9 @@ ADDRESSES, FILES = "address space (ulimit -v)", "file length (ulimit -f)"
 
 
 def store_size(memory: int | None) -> tuple[int, int]:
-    """(limit of the store, length of its file), in bytes. memory: the limit that the user asks for;
-    None: a third of what the host has, or less under an ulimit. ConfigError: no such store can be
-    made here."""
+    """(limit of the store, length of its file), in bytes. memory: the requested limit; None: a
+    third of the host's memory, or less under an ulimit. ConfigError: no such store can be made
+    here."""
     limit = memory or total_bytes() // 3
     if limit > MEMORY_MAX:
         raise ConfigError(f"memory={limit}: it must be at most {MEMORY_MAX} bytes (16 TiB)")
@@ -113,7 +113,7 @@ def _room() -> tuple[int, int, str]:
 
 
 def check_room_to_attach(control_fd: int, store_fd: int) -> None:
-    """ConfigError if a limit of this process is too small for the memory of a node that exists."""
+    """ConfigError if a limit of this process is too small for the memory of the existing node."""
     lengths = [os.fstat(fd).st_size for fd in (control_fd, store_fd)]
     for needed, left, which in (
         (sum(lengths), address_space_left(), ADDRESSES),
@@ -128,12 +128,12 @@ def check_room_to_attach(control_fd: int, store_fd: int) -> None:
 
 
 PROCESSES_BESIDE = 2  # processes other than workers that put small objects: driver and node
-SPANS_SHARE = 2  # spans are made smaller until those of all processes take at most 1/2 of the store
-# Descriptors in the process that starts a host: for each worker both ends of its line and of its
-# two output pipes; and all others, including those for a network.
+SPANS_SHARE = 2  # spans are halved until those of all processes take at most 1/2 of the store
+# Descriptors in the process that starts a host: for each worker both ends of its connection and of
+# its two output pipes; and all others, including those for a network.
 DESCRIPTORS_PER_WORKER, DESCRIPTORS_BESIDE = 6, 32
 PROCESSES_BESIDE_WORKERS = 3  # supervisor, node and manager
-THREADS_HERE = 2  # of the process that starts a host: for what workers print, and for completions
+THREADS_HERE = 2  # of the process that starts a host: for workers' output, and for completions
 BOOT_FILE = os.path.join("_supervisor", "boot.py")
 READ_BYTES = 1 << 16
 READER_PATIENCE_S = 1.0  # for the thread that prints, which the user's stdout may block
@@ -230,7 +230,7 @@ class HostProcesses:
             raise
 
     def _watch(self) -> None:
-        """Starts a thread that reads the node's output; where that ends, the node has ended."""
+        """Starts a thread that reads the node's output, which ends with the node."""
         self._output_line = Watched(self.output.fileno())
         self.lost = False
         self.ended = threading.Event()
@@ -295,8 +295,8 @@ class HostProcesses:
                 del data[: 4 + size]
 
     def _node_ended(self) -> None:
-        """Fails everything that is pending. Called by the thread that reads the output, so it also
-        runs if `end()` was interrupted half way."""
+        """Fails all pending objects. Called by the thread that reads the output, so it also runs if
+        `end()` was interrupted."""
         runtime = self.runtime
         try:
             if self._ending:
@@ -324,7 +324,7 @@ class HostProcesses:
 
     @property
     def removed(self) -> bool:
-        """Has `remove_node` made this host's node leave its cluster?"""
+        """Whether `remove_node` has made this host's node leave its cluster."""
         return self.runtime.client.removed
 
     def _why_removed(self) -> HopliteError:
@@ -366,11 +366,11 @@ class HostProcesses:
             self.runtime.tasks.wake_pool_all()
         try:
             with contextlib.suppress(OSError):
-                # If user code has closed the line, the supervisor notices it and ends everything.
+                # If user code has closed the connection, the supervisor ends everything.
                 if self._line.there():
                     self.supervisor.send(dump(Shutdown()))
             self._wait_gone()
-        finally:  # also after Ctrl-C: closes all lines, on which the processes end by themselves
+        finally:  # also after Ctrl-C: closes all connections, which ends the processes
             with contextlib.suppress(OSError):
                 if self.output.fileno() >= 0 and self._output_line.there():
                     self.output.shutdown(socket.SHUT_RDWR)
@@ -383,12 +383,12 @@ class HostProcesses:
 
     @property
     def given_up(self) -> bool:
-        """After `end`: has the cluster given up this host, although it lives?"""
+        """After `end`: whether the cluster has declared this host dead although it lives."""
         return self.process.returncode == GIVEN_UP
 
     @property
     def node_died(self) -> bool:
-        """After `end`: was the node killed, or has it failed?"""
+        """After `end`: whether the node was killed or has failed."""
         return self.process.returncode == NODE_DIED
 
     def _join_reader(self) -> None:
@@ -398,9 +398,9 @@ class HostProcesses:
     def _wait_gone(self) -> None:
         try:
             if clock.wait_for_process(self.process, self._config.shutdown_timeout_s) is None:
-                self._kill()  # its children die with it (PDEATHSIG)
+                self._kill()  # this also kills its children (PDEATHSIG)
                 self.process.wait()
-        except BaseException:  # after Ctrl-C nobody waits for the processes again
+        except BaseException:  # after Ctrl-C no thread waits for the processes again
             self._kill()
             raise
 
@@ -411,8 +411,8 @@ class HostProcesses:
 
 def _with_spans_that_fit(config: Config, limit: int, workers: int) -> Config:
     """Every process that puts needs a span of its own. In a small store spans are halved, down to a
-    minimum, until half of the store is left for large objects and for workers that stand in for
-    blocked ones. ConfigError if not even the smallest spans fit."""
+    minimum, until half of the store is left for large objects and for workers that replace blocked
+    ones. ConfigError if not even the smallest spans fit."""
     processes = workers + PROCESSES_BESIDE
     span, smallest = config.span_bytes, 2 * config.small_object_bytes_max
     while SPANS_SHARE * processes * span > limit and span // 2 >= max(smallest, SPAN_BYTES_MIN):
@@ -438,8 +438,8 @@ def _check_spill_dir(config: Config) -> None:
 
 
 def _check_descriptors(workers: int) -> None:
-    """ConfigError if this process may not open as many descriptors as the start needs. Descriptors
-    that are missing later only cause a delay, so they are not counted."""
+    """ConfigError if this process may not open as many descriptors as the start needs. Later
+    shortages only cause delays, so they are not counted."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = DESCRIPTORS_BESIDE + DESCRIPTORS_PER_WORKER * workers
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -500,7 +500,7 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
 
 def run_boot(command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
     """Executes that command; the new process has those descriptors under the same numbers. Ctrl-C
-    is blocked in it until boot.py ignores it, because Ctrl-C must not interrupt the imports."""
+    is blocked until boot.py ignores it, because it must not interrupt the imports."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(

@@ -1,7 +1,7 @@
 """The results of `map`, one after the other, while further tasks are sent.
 
 `map` is an iterator over Futures that are made as it advances, for threads and for event loops.
-Whatever ends it, tasks that have not begun are cancelled, and no Future is held longer than needed.
+However it ends, tasks that have not begun are cancelled, and no Future is held longer than needed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = ["MapRun", "Results", "bars_aside", "length_of", "open_bar"]
 # The bar of `map(progress=)`.
 #
 # The package tqdm draws bars in terminals and in notebooks. It is an optional dependency, imported
-# for the first bar. Workers' lines that come while a bar is shown are written above it.
+# for the first bar. Workers' lines that arrive while a bar is shown are written above it.
 
 
 _bars: weakref.WeakSet[Any] = weakref.WeakSet()  # tqdm sets `disable` when a bar is closed
 
 
 def open_bar(progress: bool | str, total: int | None) -> Any:
-    """A tqdm bar with a text before it; None if progress is False. ModuleNotFoundError if tqdm is
-    not installed."""
+    """A tqdm bar with a label; None if progress is False. ModuleNotFoundError if tqdm is not
+    installed."""
     if not isinstance(progress, (bool, str)):
         raise TypeError(f"progress={progress!r}: it must be True, False or a text")
     if progress is False:
@@ -66,7 +66,7 @@ def bars_aside(file: Any) -> Any:
 
 
 def length_of(iterables: Iterable[Any]) -> int | None:
-    """How many items zip() would give; None if that is unknown without reading them."""
+    """How many items zip() would yield; None if that is unknown without reading them."""
     lengths = []
     for one in iterables:
         try:
@@ -80,7 +80,7 @@ T = TypeVar("T")
 
 
 class MapRun:
-    """One call of map: the Futures in progress, and those that are still to be made."""
+    """One call of map: the Futures in progress, and the iterator that makes further ones."""
 
     def __init__(
         self,
@@ -94,9 +94,10 @@ class MapRun:
         catches: bool,
         chunked: bool,
     ) -> None:
-        """futures: each with the number of its items. timeout: in seconds, as the user gave it;
-        deadline: what it means. executor: kept alive. bar: a tqdm bar, or None. catches: exceptions
-        of items are results. chunked: the result of a Future is a list, of its items' results."""
+        """futures: each with the number of its items. timeout: in seconds, as given by the user,
+        for messages; deadline: the resulting time. executor: kept alive. bar: a tqdm bar, or None.
+        catches: exceptions of items are results. chunked: the result of a Future is a list of its
+        items' results."""
         self._more = futures
         self._timeout = timeout
         self._deadline = deadline
@@ -134,11 +135,11 @@ class MapRun:
                 self._ends.add(future)
 
     def __bool__(self) -> bool:
-        """Are any Futures in progress?"""
+        """Whether any Futures are in progress."""
         return bool(self._ahead or self._under_way)
 
     def next(self) -> Future[Any]:
-        """The next Future. It is done if completions are followed; otherwise it need not be."""
+        """The next Future. It is done if completions are followed; otherwise it may be pending."""
         if self._ends is None:
             return self._ahead.popleft()
         try:
@@ -152,7 +153,7 @@ class MapRun:
             raise self.late() from None
 
     async def next_in_loop(self) -> Future[Any]:
-        """The next Future, once it is done. Cancelling this call loses nothing."""
+        """The next Future, once it is done. Cancelling this call loses no Future."""
         if self._ends is None:
             from hoplite_mp._client.awaiting import ended
 
@@ -171,7 +172,7 @@ class MapRun:
             raise self.late() from None
 
     def _catch_up(self) -> None:
-        """Updates the bar with what is done by now."""
+        """Updates the bar with the tasks that are done by now."""
         assert self._ends is not None
         while (future := self._ends.take()) is not None:
             self._ended(future)
@@ -183,7 +184,7 @@ class MapRun:
         return future
 
     def result(self, future: Future[Any], result: Any) -> Any:
-        """The result of a Future that has succeeded, in which exceptions of items are in place."""
+        """The result of a successful Future, which contains exceptions of items in place."""
         if self.catches:
             del self._sizes[future]
             if self.chunked:
@@ -192,8 +193,8 @@ class MapRun:
         return result
 
     def instead(self, future: Future[Any], error: BaseException) -> Any:
-        """The result of a Future that has failed; raises the error unless it is the task's own, and
-        this map returns exceptions."""
+        """The result of a failed Future; raises the error unless it is the task's own, and this map
+        returns exceptions."""
         own = future._error
         if not self.catches or own is None:
             raise error
@@ -204,7 +205,7 @@ class MapRun:
         return [own] * count if self.chunked else own
 
     def late(self) -> HopliteTimeoutError:
-        """The error if the next result is not ready in time."""
+        """The error for a result that is not ready in time."""
         within = f"within the {self._timeout:g} s of map()"
         if self._ordered:
             return HopliteTimeoutError(f"the next result was not ready {within}")
@@ -295,7 +296,7 @@ def _read(future: Future[Any], run: MapRun) -> Any:
 
 
 def _not_an_end(error: StopAsyncIteration) -> RuntimeError:
-    """As PEP 479 does with StopIteration: a task must not end the `async for` loop in silence."""
+    """As PEP 479 does with StopIteration: a task must not end the `async for` loop silently."""
     made = RuntimeError("a task of map() raised StopAsyncIteration")
     made.__cause__ = error
     return made
@@ -304,9 +305,9 @@ def _not_an_end(error: StopAsyncIteration) -> RuntimeError:
 def _poppers(
     results: Generator[list[Any], None, None], turns: list[list[int]]
 ) -> Generator[Iterator[Any], None, None]:
-    """Yields for each chunk an iterator that removes items from the chunk as it gives them out, so
-    nothing here holds an item that the reader was given. No Python code runs for an item; the
-    iterator ends when the list in `turns` is used up or cleared."""
+    """Yields for each chunk an iterator that removes items from the chunk as it yields them, so
+    nothing here holds an item that the reader has. No Python code runs for an item; the iterator
+    ends when the list in `turns` is used up or cleared."""
     for chunk in results:
         chunk.reverse()
         turns[:] = [[-1] * len(chunk)]

@@ -1,8 +1,8 @@
 """One process's access to the store: put, get, and arrays made in place.
 
-`put` and `get` are serialisation, at most one copy, and a few words of shared memory; this file
-joins the three. Small objects involve no other process; the node is asked for big blocks, spilled
-objects and new spans.
+`put` and `get` consist of serialisation, at most one copy, and a few words of shared memory; this
+file joins the three. Small objects involve no other process; large blocks, spilled objects and new
+spans are requested from the node.
 """
 
 from __future__ import annotations
@@ -85,8 +85,7 @@ class PageMap:
             self.units.update(units)
 
     def serves(self, payload: int, nbytes: int) -> bool:
-        """Should a write there go through the mapping? The mapping is made when it begins to pay
-        off."""
+        """Whether a write there should go through the mapping, which is made once it pays off."""
         if nbytes < POPULATE_BYTES_MIN:
             return True
         units = _units(payload, nbytes)
@@ -104,7 +103,7 @@ def _units(payload: int, nbytes: int) -> range:
 
 
 def checked_order(order: str) -> Any:
-    """`order` as numpy takes it; ValueError for what is neither "C" nor "F"."""
+    """`order` as numpy takes it; ValueError for anything but "C" and "F"."""
     if order not in ("C", "F"):
         raise ValueError(f"order must be 'C' or 'F', not {order!r}")
     return order
@@ -132,7 +131,7 @@ WaitOne = Callable[[int, int], None]
 
 
 def whole(value: Any) -> int | None:
-    """An integer of any kind (numpy's, a 0-d array) as int; None for anything else, and for
+    """An integer of any type (numpy's, a 0-d array) as int; None for any other value, and for
     bool."""
     if isinstance(value, (bool, np.bool_)):
         return None
@@ -151,22 +150,22 @@ class Memory:
         self.config = config
         self.wait_one: WaitOne = lambda oid, deadline: None
         self.wait_moved: Callable[[int, int], bool] = lambda oid, deadline: True
-        # For large arrays that functions carry along.
+        # For large arrays that functions capture.
         self.scan: Callable[[], _serialize.Scan] | None = None
-        self.drain: Callable[[], None] = lambda: None  # drops what finished tasks have held
-        self.pending: Container[int] = ()  # results of this process that were not processed yet
+        self.drain: Callable[[], None] = lambda: None  # drops the objects that finished tasks held
+        self.pending: Container[int] = ()  # unprocessed results of this process
         self.ended: Callable[[int], None] = lambda oid: None  # processes one of these
         # Called when the failure of a task is read, or may be read by another process.
         self.failure_read: Callable[[int], None] = lambda oid: None
-        self.lost: BaseException | None = None  # why nothing that is pending will ever be done
-        # Waits until the thread that watches the node has set `lost`, or knows that it never will.
+        self.lost: BaseException | None = None  # why no pending object will ever be done
+        # Waits until the thread that watches the node has set `lost`, or never will.
         self.await_lost: Callable[[], None] = _nothing
         # The value of `client.printed` up to which lines were printed; the function that prints.
         self.printed = client.printed
         self.print_lines: Callable[[float | None], None] | None = None  # only in drivers
-        self.attached = 0  # how many refs were not unpickled by `decode`, but inside functions, say
+        self.attached = 0  # number of refs that were unpickled elsewhere than in `decode`
         self.inner: dict[int, list[ObjectRef[Any]]] = {}  # object of this process -> refs inside it
-        # Do tasks that raised SystemExit and the like fail with that exception, not a TaskError?
+        # Whether a task that raised SystemExit or the like fails with it, not with a TaskError.
         self.raises_exits = False
         self.mapped = PageMap(client)
         # Payloads of blocks that hold results of Groups' calls, which their owner may write.
@@ -180,21 +179,21 @@ class Memory:
             raise ClosedError(FORKED if self.client.forked else "this cluster is closed")
 
     def check_lost(self) -> None:
-        """As check(); if the node is gone, raises the error that says why."""
+        """Like check(); if the node is gone, raises the error that says why."""
         if self.lost is not None or not self.client.usable:
             self.check()
             raise self.lost_again()
 
     def lost_again(self) -> BaseException:
-        """A copy of the error that says why everything pending has failed, so that each raise has a
+        """A copy of the error with which all pending objects have failed, so that each raise has a
         traceback of its own."""
         assert self.lost is not None
         return type(self.lost)(*self.lost.args)
 
     def show_printed(self, deadline: int) -> None:
-        """Prints the output of workers so far, before a result is returned by that deadline. To be
-        called if `client.printed` has changed. Does nothing in an event loop, which it would
-        block."""
+        """Prints the workers' output so far, before a result is returned, at most until the
+        deadline. To be called if `client.printed` has changed. Does nothing in an event loop, which
+        it would block."""
         seen = self.client.printed
         if self.print_lines is not None:
             loops: Any = sys.modules.get("asyncio.events")
@@ -216,7 +215,7 @@ class Memory:
         return ids.pack_id(self.client.host_id, oid)
 
     def _named(self, oid: int) -> ObjectRef[Any]:
-        """The object as its ref is shown in messages."""
+        """The object's ref, for messages."""
         return ObjectRef(self.public_id(oid))
 
     def local_id(self, ref: ObjectRef[Any]) -> int:
@@ -282,17 +281,17 @@ class Memory:
         return ObjectRef(self.public_id(oid), hold)
 
     def put_error(self, encoded: _serialize.Encoded) -> ObjectRef[Any]:
-        """As `put_encoded`, for an error of up to `error_bytes_max`: does not wait for room, but
-        may use the reserve for errors. StoreFullError: there is none."""
+        """Like `put_encoded`, for an error of up to `error_bytes_max`: does not wait for space, but
+        may use the reserve for errors. StoreFullError: there is no space."""
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX or encoded.refs:
             return self.put_encoded(encoded)
         hold = self.client.put(self.write(encoded, error=True), encoded.nbytes, False)
         return ObjectRef(self.public_id(hold.oid), hold)
 
     def put_text(self, values: tuple[Any, ...], place: int) -> ObjectRef[Any]:
-        """Stores plain values, of which the one at `place` is a text, without waiting for room. If
-        there is none, not even in the reserve for errors, the text is cut until everything fits
-        beside the header, because an error that reports a full store must not need room itself."""
+        """Stores plain values, of which the one at `place` is a string, without waiting for space.
+        If there is none, not even in the reserve for errors, the string is cut until all values fit
+        beside the header, because an error that reports a full store must not need space itself."""
         encoded = _serialize.encode(values)
         if _shm.INLINE_BYTES_MAX < encoded.nbytes <= self.config.error_bytes_max:
             with contextlib.suppress(StoreFullError):
@@ -317,7 +316,7 @@ class Memory:
 
     def allocate(self, nbytes: int, written: bool = False, what: str = "put") -> _shm.Lease:
         """A LEASED block, which is returned to the node when the last reference to the Lease goes,
-        unless it has become an object. StoreFullError if there is no room for put_wait_s. written:
+        unless it has become an object. StoreFullError if there is no space for put_wait_s. written:
         the caller writes all pages at once and decides how to map them, so they are not mapped
         here."""
         lease: _shm.Lease | None
@@ -330,7 +329,7 @@ class Memory:
             deadline = clock.monotonic() + self.config.put_wait_s
             while lease is None:
                 self._ask(LeaseSpan(), nbytes, deadline, what)
-                # Spilling may have made room in older spans.
+                # Spilling may have made space in older spans.
                 lease = self.client.lease_small(nbytes)
                 if lease is None:
                     self.give_empty_spans()
@@ -346,8 +345,8 @@ class Memory:
         return lease
 
     def preallocate(self, nbytes: int) -> _shm.Lease | None:
-        """A block that may be needed later, in more than `small_object_bytes_max` bytes; None if
-        others need the room."""
+        """A block of more than `small_object_bytes_max` bytes that may be needed later; None if the
+        space is needed otherwise."""
         reply: Reply | _shm.Lease = self.channel.call(
             Lease(nbytes, preallocated=True), self.client.take_lease
         )
@@ -358,7 +357,7 @@ class Memory:
         return reply
 
     def allocate_error(self, nbytes: int) -> _shm.Lease:
-        """As `allocate`, for an error: does not wait for room, but may use the reserve for
+        """Like `allocate`, for an error: does not wait for space, but may use the reserve for
         errors."""
         if nbytes <= self.config.small_object_bytes_max:
             for look in (self.collect, self._ask_for_span):
@@ -375,15 +374,15 @@ class Memory:
         return reply
 
     def _ask_for_span(self) -> None:
-        """Adds a span to those of this process, if the store has one at once. Many small errors
-        then cost one request, not one each."""
+        """Adds a span to this process's spans, if the store has one at once. Many small errors then
+        cost one request instead of one each."""
         self.channel.call(LeaseSpan(error=True), self.client.take_span)
 
     def _ask(
         self, ask: Lease | LeaseSpan, nbytes: int, deadline: float, what: str
     ) -> _shm.Lease | None:
-        """Asks the node for a block, or for a span, which is added to those of this process. None
-        after a span was added, or if there is no room yet; the caller should then try again."""
+        """Requests a block from the node, or a span, which is added to this process's spans. None
+        after a span was added, or if there is no space yet; the caller should then try again."""
         take = self.client.take_lease if isinstance(ask, Lease) else self.client.take_span
         reply: Reply | _shm.Lease | None = self.channel.call(ask, take)
         if not isinstance(reply, Reply):
@@ -406,12 +405,12 @@ class Memory:
             raise
 
     def collect(self) -> None:
-        """Frees objects that nobody holds any more, and drops the refs inside them."""
+        """Frees objects without holders, and drops the refs inside them."""
         for oid in self.client.collect():
             self.inner.pop(oid, None)
 
     def delete(self, ref: ObjectRef[Any]) -> None:
-        """Deletes an object for all processes; waits if the node is spilling it at this moment."""
+        """Deletes an object for all processes; waits if the node is just spilling it."""
         oid = self.local_id(ref)
         if ids.unpack_id(ref._id)[0] != self.client.host_id:
             self.channel.tell(DropForeign(oid))
@@ -447,13 +446,13 @@ class Memory:
         return np.ndarray(dims, kind, buffer=block, offset=prefix, order=checked_order(order))
 
     def private_copy(self, part: memoryview) -> Any:
-        """A writable copy of a large buffer, in a block of the store, whose pages have been touched
-        already; in ordinary memory if the store has no room."""
+        """A writable copy of a large buffer, in a block of the store whose pages have been touched
+        already; in ordinary memory if the store has no space."""
         nbytes = part.nbytes
         if not self.client.usable:
             return bytearray(part)
         lease = self.channel.call(Lease(PREFIX_BIG + nbytes), self.client.take_lease)
-        if isinstance(lease, Reply):  # the store has no room
+        if isinstance(lease, Reply):  # the store has no space
             return bytearray(part)
         payload = lease.payload
         self.mapped.add(payload, PREFIX_BIG + nbytes)
@@ -462,8 +461,8 @@ class Memory:
         return memoryview(block)[PREFIX_BIG:]
 
     def block_of(self, array: Array) -> _shm.Block | None:
-        """The block that this array fills, if it is this process's own and not an object yet; else
-        None."""
+        """The block that this array fills, if it is this process's own and not an object yet;
+        otherwise None."""
         base: Any = array.base
         while type(base) is np.ndarray:
             base = base.base
@@ -478,12 +477,12 @@ class Memory:
 
     def block_to_publish(self, array: Array) -> _shm.Block | None:
         """The block that this array fills, if `put` may make it an object in place: an array made
-        by `empty`. A result of a Group's call is copied, because its owner may go on writing it."""
+        by `empty`. A result of a Group call is copied, because its owner may still write to it."""
         block = self.block_of(array)
         return None if block is None or block.payload in self.results else block
 
     def block_head(self, array: Array, block: _shm.Block) -> bytes | None:
-        """The payload's head, which precedes the array; None if it does not fit there."""
+        """The payload's head, for the bytes before the array; None if it does not fit there."""
         prefix = len(block) - array.nbytes
         order = "C" if array.flags.c_contiguous else "F"
         try:
@@ -540,7 +539,7 @@ class Memory:
                     return
                 if clock.monotonic_ns() >= deadline:
                     raise HopliteTimeoutError("the object is on its way from another host")
-                continue  # ask again, because now there may be no room for it, which a reply says
+                continue  # ask again: if there is no space for it now, the reply says so
             if deadline == 0 or clock.monotonic_ns() >= deadline:
                 raise HopliteTimeoutError("the object is being read back from the spill file")
             if clock.monotonic_ns() >= limit:
@@ -556,7 +555,7 @@ class Memory:
         failed = _serialize.payload_kind(mem) == _serialize.ERROR
         if failed:  # before `ended`, because another thread may be noting the failure of its Future
             self.failure_read(oid)
-        if oid in self.pending:  # release what its task has held now, not at the next `drain`
+        if oid in self.pending:  # release its task's holds now, not at the next `drain`
             self.ended(oid)
         if failed:
             raise self.failure(mem)
@@ -574,7 +573,7 @@ class Memory:
     def decode_value(
         self, mem: memoryview, what: str | Callable[[], str], writable: bool = False
     ) -> Any:
-        """As `_serialize.decode`. what: names the value in the error if its own code fails."""
+        """Like `_serialize.decode`. what: names the value in the error if its own code fails."""
         try:
             return _serialize.decode(mem, make_ref=self.make_ref, writable=writable)
         except BaseException as error:
@@ -596,8 +595,8 @@ class Memory:
         return self.not_loaded(error, what if isinstance(what, str) else what())
 
     def call_not_loaded(self, error: BaseException, what: str) -> BaseException:
-        """The error to raise for the function or the arguments of a call that could not be loaded.
-        The error of a ref's value, and what interrupts the call, are returned as they are."""
+        """The error to raise if the function or the arguments of a call could not be loaded. The
+        error of a ref's value, and interruptions of the call, are returned unchanged."""
         if isinstance(error, (KeyboardInterrupt, MemoryError)) or is_interruption(error):
             return error
         frame = _serialize.get_traceback(error)
@@ -631,10 +630,10 @@ class Memory:
         return self.failure(mem)
 
     def note_passed_on(self, refs: Iterable[ObjectRef[Any]]) -> None:
-        """Other processes may read these objects from now on, and with them the failures of their
-        tasks."""
+        """Called when other processes may from now on read these objects, and with them the
+        failures of their tasks."""
         for ref in refs:
-            with contextlib.suppress(ObjectLostError):  # it is gone, which its readers are to see
+            with contextlib.suppress(ObjectLostError):  # it is gone, as its readers will find
                 self.failure_read(self.local_id(ref))
 
     def failure(self, mem: memoryview) -> BaseException:

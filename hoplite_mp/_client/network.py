@@ -1,7 +1,7 @@
-"""What hosts in a LAN need: token, sockets, addresses, certificate; and nodes started over ssh.
+"""The network settings of a host in a LAN: token, sockets, certificate; nodes started over ssh.
 
-Mistakes in an address, a port or a token are found in the user's process, where they can be raised
-at once. The other processes receive descriptors and values, never names to resolve.
+Errors in an address, a port or a token are found in the user's process, where they can be raised at
+once. Other processes receive descriptors and values, never names to resolve.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class HostNetwork:
         stays: bool = False,
         standby: Sequence[str] = (),
     ) -> None:
-        """standby: with listen_at, where the standby is to be; with address, further addresses at
-        which the manager may be. stays: this process runs for the sake of its node, so drivers of
-        this host may attach to the node. AuthError, ConfigError: an argument is wrong."""
+        """standby: with listen_at, the place of the standby; with address, further addresses at
+        which the manager may be. stays: this process exists for its node, so drivers of this host
+        may attach to the node. AuthError, ConfigError: an argument is wrong."""
         if (listen_at is None) == (address is None):
             raise ConfigError("listen= starts a cluster, address= joins one: give one of them")
         self.config = config
@@ -141,7 +141,7 @@ class HostNetwork:
 
     def address_for(self, host: str) -> str:
         """The address at which that host can join: this host's address on the route to it, if its
-        name can be resolved here; else the first one that is advertised."""
+        name can be resolved here; otherwise the first advertised address."""
         name = host.rpartition("@")[2]
         own = parse_address(self.address)
         try:
@@ -204,13 +204,13 @@ def _ports(ports: Any) -> range:
 
 # Starts nodes on other hosts: `Cluster(hosts=[...])`, by default over the system's ssh.
 #
-# Nobody should need a second terminal. For each host this process runs Config.hosts_command once,
-# which runs `hoplite-mp join` there. The token is sent through the command's standard input, never
-# as an argument. The end of that input ends the node, so a broken connection leaves nothing behind.
+# For each host this process runs Config.hosts_command once, which runs `hoplite-mp join` there. The
+# token is sent through the command's standard input, never as an argument. The end of that input
+# ends the node, so a broken connection leaves nothing behind.
 
 
 POLL_S = 0.05
-END_PATIENCE_S = 5.0  # for processes that end by themselves when the cluster does
+END_PATIENCE_S = 5.0  # for processes that end with the cluster
 ERROR_BYTES_MAX = 4096  # how much of a host's error output is shown
 
 
@@ -219,8 +219,8 @@ class RemoteHosts:
     standard input; the end of that input ends its node."""
 
     def __init__(self, addresses: dict[str, str], command: str, token: str, tls: bool) -> None:
-        """addresses: for each host, the address that it joins. ConfigError: the command cannot be
-        run."""
+        """addresses: for each host, the address at which it joins. ConfigError: the command cannot
+        be run."""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._said: dict[str, IO[bytes]] = {}
         try:
@@ -258,7 +258,7 @@ class RemoteHosts:
             process.stdin.flush()
 
     def wait(self, joined: Callable[[], int], timeout_s: float) -> None:
-        """Waits until all these nodes have joined. NodeLostError: one could not, or not in time."""
+        """Waits until all these nodes have joined. NodeLostError: one has not, or not in time."""
         deadline = clock.monotonic() + timeout_s
         while joined() < len(self.processes):
             for host, process in self.processes.items():
@@ -302,7 +302,7 @@ class RemoteHosts:
 def checked_hosts(hosts: Any) -> list[str]:
     """The names as a list; ValueError if they are not valid."""
     given = hosts if isinstance(hosts, Iterable) and not isinstance(hosts, str) else [None]
-    # What begins with "-" would be an option of the command that reaches the host.
+    # A name that begins with "-" would be an option of the command that reaches the host.
     if not all(isinstance(host, str) and host and host[0] != "-" for host in given):
         raise ValueError(f'hosts={hosts!r}: it must be a list of names, such as ["a", "user@b"]')
     if len(set(hosts)) != len(list(hosts)):

@@ -1,8 +1,8 @@
-"""How a process enters a cluster: with a host of its own, or through the node that its host has.
+"""How a process enters a cluster: with a host of its own, or through its host's existing node.
 
 A process may start a cluster of one host, start one that others join, join one with a node of its
-own, or attach to the node that its host has in one already. All four ways lead to the same thing: a
-runtime that puts, gets and submits.
+own, or attach to its host's existing node. All four ways give it a runtime that puts, gets and
+submits.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def enter(
     stays: bool,
     standby: Sequence[str] = (),
 ) -> tuple[HostProcesses, HostNetwork | None]:
-    """Returns the host, and its network if there is one; arguments as of `Cluster`.
+    """Returns the host, and its network if there is one; arguments as for `Cluster`.
 
     attaches: use this host's node of the cluster, if there is one. joins: if there is none, start
-    one; without `joins`, raise NoNodeHere. stays: this process runs for the sake of its node, so
-    drivers of this host may attach to it. standby: with listen=, where the standby is to be; with
-    address=, further addresses at which the manager may be. If the cluster could not be joined,
-    raises the reason.
+    one; without `joins`, raise NoNodeHere. stays: this process exists for its node, so drivers of
+    this host may attach to it. standby: with listen=, the place of the standby; with address=,
+    further addresses at which the manager may be. If the cluster could not be joined, raises the
+    reason.
     """
     if address is None and listen is None:
         if (ports, token, tls) != (None, None, None):
@@ -94,7 +94,7 @@ def _enter_network(
     attaches: bool,
     joins: bool,
 ) -> tuple[HostProcesses, HostNetwork]:
-    """As `enter`, for a cluster with a network."""
+    """Like `enter`, for a cluster with a network."""
     if address is not None:
         workers = workers or 0
         if not workers and attaches:
@@ -117,8 +117,8 @@ def _enter_network(
 
 @contextlib.contextmanager
 def _warns_if_silent(address: str | None, timeout_s: float) -> Iterator[None]:
-    """Logs one warning if the body takes longer than SILENT_S and the address does not answer. With
-    a `timeout_s` as short as that, the error alone says so."""
+    """Logs one warning if the body takes longer than SILENT_S and the address does not answer. If
+    `timeout_s` is not longer than that, the error is enough."""
     if address is None or timeout_s <= SILENT_S:
         yield
         return

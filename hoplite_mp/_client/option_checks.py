@@ -1,5 +1,5 @@
-"""Checks the options `retry_exceptions=`, `retry_delay=` and `env=`, and brings them into the form
-that is sent; checks the names that users give to actors and Groups.
+"""Checks the options `retry_exceptions=`, `retry_delay=` and `env=`, and converts them for
+messages; checks the names that users give to actors and Groups.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def check_name(name: str, whose: str) -> None:
 
 
 def check_values(changes: dict[str, Any]) -> None:
-    """Checks those of these options that are given. TypeError, ValueError."""
+    """Checks the given options among these. TypeError, ValueError."""
     for name in ("detached", "get_if_exists"):
         if name in changes and not isinstance(changes[name], bool):
             raise TypeError(f"{name}={changes[name]!r}: it must be True or False")
@@ -92,7 +92,7 @@ def check_values(changes: dict[str, Any]) -> None:
 
 
 def _exceptions(given: Any) -> tuple[type[Exception], ...]:
-    """A class or a tuple or list of classes, as `except` takes them; returned as a tuple."""
+    """A class or a tuple or list of classes, as for `except`; returned as a tuple."""
     found = given if isinstance(given, (tuple, list)) else () if given is None else (given,)
     for one in found:
         if not (isinstance(one, type) and issubclass(one, Exception)):
@@ -123,7 +123,7 @@ def _retry_delay(given: Any) -> RetryDelay | None:
 
 
 def retry_pause(delay: RetryDelay | None, tries: int) -> float:
-    """Seconds from the end of a task's last try, the `tries`-th, to its next one. As
+    """Seconds from the end of a task's last try, the `tries`-th, to its next one. Equal to
     `Tasks.retry_pause`, which the node uses."""
     pause, factor, most = delay or (0.0, 1.0, 0.0)
     for _ in range(1, tries):
@@ -179,10 +179,10 @@ def refuse_unused(options: Any, call: str) -> None:
         )
 
 
-# Priorities of tasks: a task's level, and the order of tasks that wait for room.
+# Priorities of tasks: a task's level, and the order of tasks that wait for space.
 #
 # Tasks with a priority are posted to bags (cext/shm_bag.h) instead of the ordinary queues. A bag
-# has limited room; what does not fit waits in its process, the highest first.
+# has limited space; other tasks wait in their process, the highest priority first.
 
 
 NO_FLOOR: int = _tasks.NO_FLOOR
@@ -203,7 +203,7 @@ def rank_of(
     priority: int, inherited_priority: int, demand: Demand | None
 ) -> tuple[int, int] | None:
     """(priority, floor) of a task that is submitted now; None if it needs no rank. floor: the level
-    of the task that submits it, or NO_FLOOR."""
+    of the submitting task, or NO_FLOOR."""
     return (
         (priority, inherited_priority)
         if priority or inherited_priority > 0 or demand is not None
@@ -212,8 +212,8 @@ def rank_of(
 
 
 def level_of(rank: tuple[int, int]) -> int:
-    """The task's level: its priority, but at least the level of the task that submitted it, because
-    that task may be waiting for it."""
+    """The task's level: its priority, but at least the level of the task that submitted it, which
+    may be waiting for it."""
     return max(rank)
 
 
@@ -233,7 +233,7 @@ class Best:
     def append(self, pending: Pending) -> None:
         assert pending.rank is not None
         self._count += 1
-        # A task with a demand is only announced to the node and needs no room, so it goes first.
+        # A task with a demand is only announced to the node and needs no space, so it goes first.
         first = pending.demand is None
         key = (first, -level_of(pending.rank), -pending.rank[0], self._count)
         heapq.heappush(self._heap, (key, pending))

@@ -1,7 +1,7 @@
-"""What the submitter keeps for each task that is not done.
+"""The submitter's record of each unfinished task.
 
-A task that waits for its arguments, or for room in a queue, is listed in several places; all of
-them list this record.
+A task that waits for its arguments, or for space in a queue, is listed in several places, all of
+which list this record.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ class Settles(Protocol):
     _oid: int
     _kept: memoryview | None  # the payload, kept when its cluster closed
     _unkept: str  # why it could not be kept
-    _reports: bool  # a failure that nobody reads is reported at the end
+    _reports: bool  # an unread failure is reported at the end
 
     def cancelled(self) -> bool:
-        """Was the task cancelled?"""
+        """Whether the task was cancelled."""
 
     def _complete(self, cancelled: bool, failed: bool = False) -> None:
-        """The task has ended."""
+        """Called when the task has ended."""
 
     def _settle(self, cancelled: bool, failed: bool, error: BaseException | None = None) -> bool:
-        """The task has ended, or never will. True: the caller must then call `_tell`."""
+        """Called when the task has ended, or never will. If True, the caller must then call
+        `_tell`."""
 
     def _tell(self) -> None:
         """Calls the Future's callbacks."""
 
     @property
     def _is_unread(self) -> bool:
-        """Does this process still need the store to read the result?"""
+        """Whether this process still needs the store to read the result."""
 
 
 class Pending:
@@ -54,5 +55,5 @@ class Pending:
         self.needs: list[ObjectRef[Any]] = []  # all its dependencies
         # (priority, floor) of a task whose hint is in a bag
         self.rank: tuple[int, int] | None = None
-        # Resources that it needs: its node decides when it begins.
+        # Resources that the task needs: its node decides when it begins.
         self.demand: Demand | None = None

@@ -1,8 +1,8 @@
 """Interfaces of a process's submitter and membership, for the modules that both are built from.
 
 Futures, waits and watches are created by the submitter and call it in turn; actors, demands and
-descriptions are created by the membership and call that. They depend on these interfaces instead,
-so there are no circular imports.
+descriptions are created by the membership and call that. These modules depend on the interfaces, so
+there are no circular imports.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ class Collecting(Protocol):
     """The thread that processes completions when no call waits for them."""
 
     def arm(self) -> None:
-        """A waiter of the standard library begins."""
+        """Called when a waiter of the standard library is added."""
 
     def disarm(self) -> None:
-        """A waiter of the standard library ends."""
+        """Called when a waiter of the standard library is removed."""
 
     def start(self) -> None:
         """Starts the thread."""
 
     def notice(self) -> None:
-        """From now on, makes the thread look for completions from time to time."""
+        """From now on, makes the thread check for completions from time to time."""
 
     def look_again(self) -> None:
-        """Makes the thread check everything that is pending."""
+        """Makes the thread check all pending objects."""
 
     def call_back(self) -> None:
-        """Makes the thread call the callbacks of Futures that have ended."""
+        """Makes the thread call the callbacks of finished Futures."""
 
 
 class WaitsPort(Protocol):
@@ -60,19 +60,19 @@ class WaitsPort(Protocol):
         """In an actor: refuses a wait for a later call of the same actor."""
 
     def own_waits(self, oids: list[int], awaits: bool = False) -> AbstractContextManager[None]:
-        """Surrounds a wait. RuntimeError if it is for a later call of the actor that waits."""
+        """Surrounds a wait. RuntimeError if it is for a later call of the waiting actor."""
 
     def wait_done(self, oid: int, deadline: int) -> None:
         """Waits until the object is done; HopliteTimeoutError at the deadline."""
 
     def count_blocked(self, change: int) -> None:
-        """`change` more threads of this worker's task wait."""
+        """Adds `change` to the number of this worker's threads that wait inside a task."""
 
 
 class Submitting(Protocol):
     """Sends tasks and processes their completions, for one process."""
 
-    # Threads that read values which an event loop cannot read at once; made when first needed.
+    # Threads that read values which an event loop cannot read at once; made at their first use.
     readers: Any
 
     @property
@@ -105,22 +105,22 @@ class Submitting(Protocol):
 
     @property
     def wants_news(self) -> bool:
-        """Must completions be looked for although nobody waits?"""
+        """Whether completions must be processed although no call waits."""
 
     def begin_wait(self, oid: int, one: Any) -> None:
         """Adds a task or watch that waits for the object; called under the lock."""
 
     def release(self, oid: int) -> None:
-        """The object is done: notifies all that wait for it."""
+        """Called when the object is done: notifies all its waiters."""
 
     def end_waits(self, oid: int) -> None:
-        """Nobody waits for the object any more; called under the lock."""
+        """Called, under the lock, when nothing waits for the object any more."""
 
     def drain(self) -> None:
-        """Processes everything of this process that has become done."""
+        """Processes all completions of this process."""
 
     def look_at_all(self) -> None:
-        """As `drain`, but checks everything instead of the tables' news."""
+        """Like `drain`, but checks all pending objects instead of the tables' news."""
 
     def look_at_others(self) -> None:
         """Processes dependencies that other processes own."""
@@ -129,16 +129,16 @@ class Submitting(Protocol):
         """Wakes every waiter that was notified since the last call, once."""
 
     def call_back(self) -> None:
-        """Calls the callbacks of the Futures that have ended."""
+        """Calls the callbacks of finished Futures."""
 
     def is_done(self, oid: int) -> bool:
-        """Has the object's task ended?"""
+        """Whether the object's task has ended."""
 
     def cancel(self, oid: int, force: bool) -> bool:
-        """Cancels the task; False if it runs (without force) or has ended."""
+        """Cancels the task; False if it is running (without force) or has ended."""
 
     def forget_waiting(self) -> None:
-        """Drops what waits for arguments or for room in a queue, because it will not be sent."""
+        """Drops tasks that wait for arguments or for space in a queue: they will not be sent."""
 
 
 class MembershipPort(Protocol):

@@ -1,10 +1,10 @@
 """Prints workers' lines on the user's stdout and stderr; in a notebook below the right cell.
 
 A thread writes the lines, which arrive independently of results. A notebook's kernel shows output
-below the cell that the writing thread's context names, and a cell may end with a result before the
-lines that were printed earlier have arrived. So each cell hands its context over to the Printer
-when it begins, and when it ends it waits until everything that workers have printed so far is
-written. Only IPython's events and contextvars are used, nothing of a particular kernel.
+below the cell in the writing thread's context, and a cell may end with a result before earlier
+lines have arrived. So each cell passes its context to the Printer when it begins, and at its end
+waits until all lines printed so far are written. Only IPython's events and contextvars are used,
+nothing of a particular kernel.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Printer"]
 
-# How long the end of a cell waits for lines on their way. Higher: with a slow node more lines
-# appear below their own cell; lower: a cell ends sooner when the node hangs.
+# How long the end of a cell waits for lines in transit. Higher: with a slow node more lines appear
+# below their own cell; lower: a cell ends sooner when the node hangs.
 CELL_WAIT_S = 1.0
-# As CELL_WAIT_S, for a result whose timeout is over. Higher: more lines appear before a result that
-# is polled; lower: a poll takes less time while the output is slow.
+# As CELL_WAIT_S, for a result whose timeout has passed. Higher: more lines appear before a polled
+# result; lower: a poll takes less time while the output is slow.
 RESULT_WAIT_S = 0.02
 
 
@@ -42,7 +42,7 @@ class Printer:
         self._ask = ask
         self._numbers = itertools.count(1)
         self._awaited: dict[int, threading.Event] = {}
-        self._context: contextvars.Context | None = None  # of the cell that runs, or ran last
+        self._context: contextvars.Context | None = None  # of the current or latest cell
         self._events: Any = None
 
     def take(self, stream: int, label: str, line: bytes) -> None:
@@ -78,7 +78,7 @@ class Printer:
         self._context = contextvars.copy_context()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits until everything that workers printed before this call is written, at most
+        """Waits until all lines that workers printed before this call are written, at most
         CELL_WAIT_S. `timeout`: a shorter limit, but at least RESULT_WAIT_S."""
         limit = CELL_WAIT_S
         if timeout is not None:
@@ -92,14 +92,14 @@ class Printer:
             except Exception:  # closed, or its node is gone, so no more lines will come
                 event.set()
 
-        # In a thread, because `ask` blocks as long as the node does not read what it is sent.
+        # In a thread, because `ask` blocks as long as the node does not read its messages.
         with contextlib.suppress(RuntimeError):  # no thread can be started: do not wait for lines
             threading.Thread(target=ask, daemon=True, name="hoplite cell").start()
             event.wait(limit)
         self._awaited.pop(number, None)
 
     def end(self) -> None:
-        """No more lines will come. May be called in any thread."""
+        """Called, in any thread, when no more lines will arrive."""
         for event in list(self._awaited.values()):
             event.set()
         if self._events is not None:

@@ -1,10 +1,10 @@
-"""Promises: objects that stay pending until the process that made them keeps them, or dies.
+"""Promises: objects that stay pending until the process that made them fulfils them, or dies.
 
-Sometimes a process waits for something that another one will do at an unknown time. A promise is an
+With a promise, a process waits for an action of another process at an unknown time. A promise is an
 object that its maker has claimed. Any process on any host that holds it can wait for it as for
 every object; when its maker or its maker's host dies, it fails like every object that was being
-written. So a process that waits for a promise also learns of its maker's death. A process whose
-death others must notice makes a promise that it never keeps, its *life*.
+written. So a wait for a promise also ends with its maker's death. A process whose death others must
+notice makes a promise that it never fulfils, its *life*.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def promise(runtime: Runtime) -> ObjectRef[Any]:
 
 
 def keep(runtime: Runtime, promised: ObjectRef[Any], value: Any) -> None:
-    """Keeps a promise of this process: seals it with a small value without refs."""
+    """Fulfils a promise of this process: seals it with a small value without refs."""
     oid = runtime.memory.local_id(promised)
     runtime.submitter.store_result(oid, _serialize.encode(value), False)
 
 
 class PromiseLife:
-    """What other processes need in order to notice the death of this one."""
+    """The promise by which other processes notice the death of this one."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.process = os.urandom(PROCESS_BYTES)
@@ -52,7 +52,7 @@ class PromiseLife:
 
 
 def life_of(runtime: Runtime) -> PromiseLife:
-    """The Life of this process."""
+    """The PromiseLife of this process."""
     life: PromiseLife | None = runtime.life
     if life is None:
         with _lock:

@@ -1,9 +1,9 @@
-"""The hint queues of one process, and tasks that wait for room in them, or for their turn.
+"""The hint queues of one process, and tasks that wait for space in them, or for their turn.
 
 A queue is a ring of bounded length, so tasks whose hints do not fit wait here, in order. Calls of
 an actor keep their order: a call that waits for its arguments delays all later ones. Messages to
-the node are sent under the lock, which keeps their order: a message takes no lock (`Channel.tell`).
-A request that waits for its reply must not be made under the lock.
+the node are sent under the lock, which preserves their order: sending takes no lock
+(`Channel.tell`). A request that waits for its reply must not be made under the lock.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["HERE", "PLACE", "SHUT_DOWN", "Queues"]
 HERE = -1
 SHUT_DOWN = "cannot schedule new futures after shutdown: this executor takes no new tasks"
 POOL_ENDED = 4  # state of an actor's pool
-# Kept among a call's missing arguments until `_depend` has looked at all of them, so that the call
-# is not posted before.
+# Kept among a call's missing arguments until `_depend` has checked all of them, so that the call is
+# not posted earlier.
 PLACE = 0
 
 
@@ -46,15 +46,15 @@ class Queues:
         self.lock = lock
         self._pending = pending
         self._queues: dict[int, int] = {}  # pool -> queue
-        # How many pools this process has closed so far, and for each of them this number then. If a
-        # pool was closed since a task's queue was looked up, that queue may belong to another
-        # process by now, and lead to another pool.
+        # How many pools this process has closed so far, and for each closed pool the value at that
+        # time. If a pool was closed after a task's queue was looked up, that queue may by now
+        # belong to another process, and lead to another pool.
         self.closings = 0
         self._closed: dict[int, int] = {}
         self._bags: dict[int, int] = {}  # pool -> queue for tasks with a rank
         self.ranked = _tasks.Ranked(tasks)
         self._ordered: dict[int, int] = {}  # queue -> pool, for pools of actors
-        # Queue -> tasks that wait for room in its ring, or behind a call that is not ready.
+        # Queue -> tasks that wait for space in its ring, or behind a call that is not ready.
         self.overflow: dict[int, deque[Pending] | Best] = {}
 
     def of(self, pool: int) -> int:
@@ -83,7 +83,7 @@ class Queues:
             return {one[pool] for one in (self._queues, self._bags) if pool in one}
 
     def close(self, pool: int) -> None:
-        """Closes the queues to that pool, to which nothing more is sent."""
+        """Closes the queues to that pool, to which no more tasks are sent."""
         with self.lock:
             closed = [queues.pop(pool, None) for queues in (self._queues, self._bags)]
             # Only now: a thread that sees the new number must not find one of these queues.
@@ -111,14 +111,14 @@ class Queues:
                     del queues[pool]
 
     def has_room(self, queue: int) -> bool:
-        """True if no task waits for room or its turn in this queue."""
+        """True if no task waits for space or its turn in this queue."""
         return queue not in self.overflow
 
     def post_later(self, pending: Pending) -> None:
-        """Posts a task behind those that wait for room in the same queue."""
+        """Posts a task behind those that wait for space in the same queue."""
         with self.lock:
             if pending.queue in self._ordered and pending.needs:
-                self.post_overflow()  # `keep_place` has put it into the row already
+                self.post_overflow()  # `keep_place` has already queued it
                 return
             if pending.rank is not None:
                 if pending.queue not in self._bags.values():
@@ -132,7 +132,7 @@ class Queues:
             self.post_overflow()
 
     def post_overflow(self) -> None:
-        """Posts tasks for which there is room and whose turn has come."""
+        """Posts tasks for which there is space and whose turn has come."""
         with self.lock:
             for queue, tasks in list(self.overflow.items()):
                 posted = False
@@ -149,7 +149,7 @@ class Queues:
                     self.look_at_actor(self._ordered[queue])
 
     def _post(self, task: Pending) -> bool:
-        """Posts a task; False if there is no room now."""
+        """Posts a task; False if there is no space now."""
         if task.rank is None:
             return self._tasks.post(task.oid, task.queue)
         if task.demand is None:
@@ -160,8 +160,7 @@ class Queues:
     # -- actors --------------------------------------------------------------------------------
 
     def order(self, pool: int) -> None:
-        """Makes tasks for that pool, an actor's, be posted in the order in which they are
-        submitted."""
+        """Makes tasks for that pool, an actor's, be posted in the order of submission."""
         queue = self._queues.get(pool)
         if (
             queue is not None
@@ -174,18 +173,17 @@ class Queues:
             self._ordered[self.of(pool)] = pool
 
     def is_ordered(self, queue: int) -> bool:
-        """Does the queue lead to an actor?"""
+        """Whether the queue leads to an actor."""
         return queue in self._ordered
 
     def keep_place(self, pending: Pending) -> None:
-        """Puts a call into the row of its actor's calls before its arguments have been looked
-        at."""
+        """Queues a call behind its actor's earlier calls before its arguments have been checked."""
         with self.lock:
             pending.missing.add(PLACE)
             self.overflow.setdefault(pending.queue, deque()).append(pending)
 
     def look_at_actor(self, pool: int) -> None:
         """Called after a call was posted. If the actor had ended before, the node may not have seen
-        the call, so it is asked to fail it."""
+        the call, so it is asked to fail the call."""
         if self._tasks.pool_state(pool) == POOL_ENDED:
             self._memory.channel.tell(FailActorCalls(pool))

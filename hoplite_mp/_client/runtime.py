@@ -1,8 +1,7 @@
 """Runtime: one process's membership in a cluster, in drivers and workers alike.
 
-`Cluster` is only the public API; a Runtime is what that operates on: the store, the task table, the
-line to the node, and the identity of this process. `hoplite_mp.current()` finds the innermost open
-one.
+`Cluster` is only the public API over a Runtime, which has the store, the task table, the connection
+to the node, and the identity of this process. `hoplite_mp.current()` finds the innermost open one.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Runtime:
-    """Everything that a process needs to take part in a cluster."""
+    """The state that a process needs to take part in a cluster."""
 
     def __init__(
         self,
@@ -78,28 +77,27 @@ class Runtime:
         self.memory.drain = self.submitter.drain
         self.memory.failure_read = self.submitter.failures.read
         self.actors = ActorClient(self)
-        # In a worker of the common pool: runs this worker's tasks of rounds (`Cluster.run`). Called
-        # while a task in this worker waits for a round, so that two tasks that both wait for rounds
-        # do not wait for each other for ever.
+        # In a worker of the common pool: runs this worker's tasks of worker broadcasts
+        # (`Cluster.run`). Called while a task in this worker waits for a broadcast; otherwise two
+        # such tasks would wait for each other for ever.
         self.take_part: Callable[[], None] | None = None
         self.demands = Demands(self)
-        self.running = 0  # local id of the task with resources that runs here, if it runs alone
+        self.running = 0  # local id of the running task with resources, if it runs alone
         self.own_pool = 0  # the pool whose tasks may be run while waiting
         self.is_actor = False  # its own pool is that of one actor
-        # The Cluster over this runtime, made when first asked for. In a driver this is a weak
-        # reference that must be called, because the user's reference decides how long the Cluster
-        # lives.
+        # The Cluster over this runtime, made at its first use. In a driver this is a weak reference
+        # that must be called, because the user's reference determines the lifetime of the Cluster.
         self.face: Any = None
         # Set in processes that take part for another engine.
         self.foreign: ForeignRefs | None = None
-        self.dropped = False  # its Cluster was dropped; it ends when nothing is pending
+        self.dropped = False  # its Cluster was dropped; the runtime ends when nothing is pending
         self.setups: list[Any] = []  # initializers of pools; dropped when the cluster ends
         self.pool_sizes: dict[int, int] = {}
         self.newest_node = 0  # the highest number of a node that this process knows
         self.bound: dict[int, int] = {}  # number of a node -> the pool for tasks on that node
-        # Functions to call at the end of the task that runs, if only one runs at a time.
+        # Functions to call at the end of the running task, if only one runs at a time.
         self.process_leaves: list[Any] = []
-        self.life: Any = None  # see _client/promises.py; made when first asked for
+        self.life: Any = None  # see _client/promises.py; made at its first use
         with _stack_lock:
             _stack.append(self)
 
@@ -111,7 +109,7 @@ class Runtime:
             self.foreign = ForeignRefs(self.memory, number, ref_hold_s, passes_on)
 
     def replace(self, former: Runtime) -> None:
-        """Gives this runtime the former one's position in the order of opening."""
+        """Gives this runtime the position of `former` in the order of opening."""
         with _stack_lock:
             if former in _stack:
                 _stack.remove(self)
@@ -119,7 +117,7 @@ class Runtime:
 
     @property
     def is_over(self) -> bool:
-        """True if its node is gone, but an engine may bring this process back or into another
+        """Whether the node is gone, but an engine may let this process join again or join another
         cluster."""
         return self.foreign is not None and self.memory.lost is not None
 
@@ -137,7 +135,7 @@ class Runtime:
 
     @property
     def task_leaves(self) -> list[Any]:
-        """Functions to call at the end of the task that runs."""
+        """Functions to call at the end of the running task."""
         call = current_call.get()
         return self.process_leaves if call is None else call.leaves
 
@@ -170,7 +168,7 @@ class Runtime:
         slices: int,
         to: Sequence[int] = (),
     ) -> list[_shm.Hold]:
-        """Hands a collective to the node. Returns a hold on each result (one for each slice)."""
+        """Passes a collective to the node. Returns a hold on each result (one for each slice)."""
         self.memory.check_lost()
         named = len(sources) + (slices if slices > 1 else 0)
         if named > (most := self.config.collective_refs_max):
@@ -210,8 +208,8 @@ class Runtime:
         pending = self.submitter.pending.get(oid)
         if pending is not None:
             pending.future = future
-        # The operation may be done, or the node lost, before the Future was entered above; the
-        # thread that noticed it did not know the Future. So check now, after it was entered.
+        # The operation may have ended, or the node may have been lost, before the Future was
+        # entered above. The thread that noticed it did not know the Future, so check again now.
         if self.tasks.done(oid):
             future._complete(self.client.state(oid) in CANCELLED)
         elif self.memory.lost is not None:
@@ -219,7 +217,7 @@ class Runtime:
         return future
 
     def close(self) -> None:
-        """Leaves the cluster; memory that is mapped stays readable. The caller then calls
+        """Leaves the cluster; mapped memory stays readable. The caller then calls
         `Submitter.call_back_at_end`, without a lock."""
         error = ClosedError("the cluster was closed before this was done")
         if self.memory.lost is None:
@@ -251,8 +249,8 @@ class Runtime:
 
 def current_runtime() -> Runtime:
     """The innermost open Runtime of this process. If there is none, or the node of each is gone,
-    first lets an engine bring this process back or into another cluster. If no engine does, returns
-    a Runtime whose calls raise that its node is gone, or raises ClosedError if there is none."""
+    first lets an engine make this process join a cluster. If no engine does, returns a Runtime
+    whose calls raise that its node is gone, or raises ClosedError if there is none."""
     found = _innermost()
     if found is None or found.is_over:
         if enter_by_engine():
@@ -267,8 +265,8 @@ def current_runtime() -> Runtime:
 
 
 def _innermost() -> Runtime | None:
-    """The innermost Runtime that takes part in its cluster and is not hidden; if there is none,
-    the innermost one that an engine may bring back."""
+    """The innermost Runtime that takes part in its cluster and is not hidden; if there is none, the
+    innermost one for which an engine may find a new node."""
     over = None
     for runtime in reversed(_stack):
         if runtime.client.usable and not runtime.dropped and not runtime.hidden:
@@ -279,8 +277,7 @@ def _innermost() -> Runtime | None:
 
 
 def runtime_of(ref: ObjectRef[Any]) -> Runtime:
-    """The open Runtime to which this ref's hold belongs. ClosedError if it has been closed
-    since."""
+    """The open Runtime to which this ref's hold belongs. ClosedError if it has been closed."""
     host_id = getattr(ref._hold, "host_id", 0)
     for runtime in reversed(_stack):
         if runtime.client.usable and runtime.client.host_id == host_id:
@@ -325,7 +322,7 @@ def _contributors(ref: ObjectRef[Any]) -> tuple[int, ...] | None:
 
 
 def _entered(object_id: bytes) -> Memory | None:
-    """As `_owner`, but another engine may first bring this process into a cluster."""
+    """Like `_owner`, but another engine may first make this process join a cluster."""
     memory = _owner(object_id)
     host_id = int.from_bytes(object_id[:8], "little")
     if memory is not None and (memory.lost is None or memory.client.host_id == host_id):

@@ -1,8 +1,7 @@
-"""Streams as their reader sees them: an iterator of refs to items that a generator yields
-elsewhere.
+"""Streams on the reader's side: an iterator of refs to the items that a generator yields.
 
-The generator's task returns a *link*, an object that is pending at first; when it is done it names
-an item and the next link. A reader waits for its link, takes the item, and releases the link, which
+The generator's task returns a *link*, an object that is pending at first; a finished link names an
+item and the next link. A reader waits for its link, takes the item, and releases the link, which
 shows the generator's worker that the item was taken. When a link is lost with its process or host,
 the task is sent again and skips the items that were taken.
 """
@@ -31,26 +30,26 @@ if TYPE_CHECKING:
 __all__ = ["END", "ITEM", "RAISED", "Stream", "StreamPlan"]
 
 T = TypeVar("T")
-# The kinds of a link's value: an item and the next link; the end; the end, and an object that has
-# failed with the exception that the generator raised.
+# The kinds of a link's value: an item and the next link; the end; the end, with an object that has
+# failed with the generator's exception.
 ITEM, END, RAISED = 0, 1, 2
 _AGAIN: Any = object()
 _LOST = (STATE["FAILED"], STATE["DELETED"], *GONE)
 
 
 class StreamPlan(NamedTuple):
-    """What the generator's worker needs to know; the first argument of the generator's task."""
+    """The instructions for the generator's worker; the first argument of the generator's task."""
 
-    skip: int  # how many items are computed and not sent
+    skip: int  # how many items are computed but not sent
     buffersize: int | None
     bytes_max: int
     tries: int  # how often the generator's process has died so far
 
 
 class Stream(Generic[T]):
-    """An iterator of refs, one for each item that a generator yields in a worker meanwhile.
+    """An iterator of refs, one for each item of a generator that is running in a worker.
 
-    For `for` and `async for`. `close()`, or dropping it, closes the generator: `finally` runs.
+    For `for` and `async for`. Closing or dropping it closes the generator: `finally` blocks run.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Stream(Generic[T]):
         self._retries = retries
         self._buffersize = buffersize
         self._name = name
-        self._cluster = cluster  # kept alive: a Cluster that nobody holds ends
+        self._cluster = cluster  # kept alive, because a Cluster without references ends
         self._count = 0  # number of items taken
         self._tries = 0
         self._link: ObjectRef[Any] | None = None
@@ -102,7 +101,7 @@ class Stream(Generic[T]):
                     return item
 
     def _wait(self) -> None:
-        """Waits until `_look` has something to look at."""
+        """Waits until `_look` may find news."""
         waiting = self._runtime.submitter.waiting
         if self._task is not None:
             self._memory.check()
@@ -123,8 +122,8 @@ class Stream(Generic[T]):
                 if (other := self._not_an_end(error)) is not error:
                     raise other from error
                 raise
-            # Release what the task's result holds, so that from here on only this stream holds the
-            # links, and each is freed when it has been read.
+            # Release the holds of the task's result, so that from here on only this stream holds
+            # the links, and each is freed when it has been read.
             self._runtime.submitter.drain()
             self._memory.inner.pop(task._oid, None)
             return _AGAIN
@@ -163,8 +162,8 @@ class Stream(Generic[T]):
         return RuntimeError(f"{self._name}() has failed") if found is None else found
 
     def _not_an_end(self, error: BaseException) -> BaseException:
-        """The error to raise: a StopIteration of the task would end the `for` loop in silence, so
-        it becomes the cause of a RuntimeError, as in a generator (PEP 479)."""
+        """The error to raise: a StopIteration of the task would end the `for` loop silently, so it
+        becomes the cause of a RuntimeError, as in a generator (PEP 479)."""
         if not issubclass(type(error), (StopIteration, StopAsyncIteration)):
             return error
         made = RuntimeError(f"{self._name}() raised {type(error).__name__}")
@@ -173,7 +172,7 @@ class Stream(Generic[T]):
 
     def _read(self, link: ObjectRef[Any]) -> Any:
         """The value of a link. A single request to the node acquires holds on all objects of other
-        hosts that it names."""
+        hosts that the link names."""
         memory = self._memory
         mem = memory.payload(memory.local_id(link), FOREVER_NS)
         if _serialize.payload_kind(mem) == _serialize.ERROR:
@@ -232,13 +231,13 @@ class Stream(Generic[T]):
     # -- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Closes the generator: it ends at its next yield. Items that were taken stay."""
+        """Closes the generator, which ends at its next yield. Items that were taken remain."""
         if not self._closed:
             with _Alone(self._lock):
                 self._finish()
 
     async def aclose(self) -> None:
-        """As `close`, for `contextlib.aclosing`."""
+        """Like `close`, for `contextlib.aclosing`."""
         self.close()
 
     def _finish(self) -> None:
@@ -248,8 +247,8 @@ class Stream(Generic[T]):
         if task is not None:
             task._seen()
         if task is not None and self._memory.client.usable:
-            # This cancels a task that has not begun; one that has begun ends by itself, because
-            # nobody holds its link. No lock is taken here, because the garbage collector may call
+            # This cancels a task that has not begun. A task that has begun ends by itself, because
+            # its link has no holder. No lock is taken here, because the garbage collector may call
             # this anywhere.
             self._runtime.tasks.cancel(task._oid, False)
             self._runtime.submitter.collector.notice()

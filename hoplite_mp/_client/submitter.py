@@ -1,7 +1,7 @@
 """The submitter's side of tasks: sending, dependencies, completions.
 
-The truth about a task is its header, but its submitter must hold the arguments until the task is
-done, send the task when they are ready, take over refs inside its result, and notify all that wait.
+A task's state is in its header, but its submitter must hold the arguments until the task is done,
+send the task when they are ready, take over refs inside its result, and notify all waiters.
 Whichever comes first does so: the thread in `result()`, the next submit, or the collector.
 """
 
@@ -63,10 +63,10 @@ __all__ = ["Submitter", "last_resort", "run_here"]
 
 NODE_DECIDES = _tasks.RESOURCES_FLAG | FLAG_OWN_STACK  # a task that needs resources
 NAME_BYTES = 32
-HOLDS_OF_CALL = 2  # what a task without refs holds: the function, and what that carries
+HOLDS_OF_CALL = 2  # holds of a task without refs: the function, and its captured arrays
 # A failed dependency's error up to this size is kept for the next task that needs the dependency.
 FAILURE_BYTES_MAX = 64 << 10
-REFUGE_BYTES = 3 << 10  # for an error when there is little room: a block of one page
+REFUGE_BYTES = 3 << 10  # for an error when space is short: a block of one page
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -87,12 +87,12 @@ class Submitter:
         self.told: deque[Callable[[], None]] = deque()  # each wakes waiters that were notified
         self.ended_futures: deque[Settles] = deque()  # their callbacks have not been called yet
         self.readers: Any = None  # threads that read values for event loops
-        # Bucket in which this process is parked -> dependencies there that other processes own, and
-        # which therefore never appear in the done bitmaps of this process's own tables.
+        # Bucket in which this process is parked -> dependencies there that other processes own.
+        # These never appear in the done bitmaps of this process's own tables.
         self._others: dict[int, set[int]] = {}
         self._unread = Unread()
-        # The failed dependency that was read last, its error and the error's payload, because often
-        # many tasks need the same dependency.
+        # The failed dependency that was read last, its error and the error's payload: often many
+        # tasks need the same dependency.
         self._failed_dependency: tuple[int, BaseException, _serialize.Encoded] | None = None
         self.failures = Failures(memory.client, tasks, self.pending)
         self.waits_lock = locks.rlock("client.waits")
@@ -103,7 +103,7 @@ class Submitter:
         self.closed = False
         # Output owner (a driver's name) of tasks submitted here; 0: this host's driver.
         self.output_owner = 0
-        self.inherited_priority = NO_FLOOR  # level of the task that runs here
+        self.inherited_priority = NO_FLOOR  # level of the running task
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -124,9 +124,9 @@ class Submitter:
         demand: Demand | None = None,
         delay: RetryDelay | None = None,
     ) -> Future[Any]:
-        """holder: held until the task is done. refusal: an error with which it fails at once.
-        more_flags: see _client/functions.py. rank, demand: see _client/ports.py. delay: the
-        pauses before its retries."""
+        """holder: held until the task is done. refusal: an error with which the task fails at once.
+        more_flags: see _client/functions.py. rank, demand: see _client/ports.py. delay: the pauses
+        before the task's retries."""
         client, memory = self.client, self.memory
         if self.closed or memory.lost is not None or not client.usable:
             memory.check_lost()
@@ -191,9 +191,9 @@ class Submitter:
                 queues.look_at_actor(pool)
             hold.keep()
             if carried is not None or holder is not None or len(holds) > HOLDS_OF_CALL:
-                # The task may be all that holds an actor, so free what it holds soon after its end.
+                # The task may hold the last handle of an actor, so release its holds soon after.
                 self.collector.look_soon()
-        except BaseException:  # Ctrl-C, say: nobody gets this Future, so nobody needs the task
+        except BaseException:  # Ctrl-C, say: the caller gets no Future, so the task is not needed
             self.tasks.cancel(oid, False)
             self.drain()
             raise
@@ -208,7 +208,7 @@ class Submitter:
         in_order: bool,
         refusal: BaseException | None,
     ) -> None:
-        """Sends a task later, when its arguments are done and its queue has room; or fails it."""
+        """Sends a task later, when its arguments are done and its queue has space; or fails it."""
         if refusal is not None:
             self._fail(pending, refusal)
             self.drain()
@@ -222,7 +222,7 @@ class Submitter:
 
     @property
     def wants_news(self) -> bool:
-        """Must completions be looked for although nobody waits?"""
+        """Whether completions must be processed although no call waits."""
         return bool(self.queues.overflow or self.waits)
 
     # -- dependencies --------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class Submitter:
     def _depend(self, pending: Pending, refs: Sequence[ObjectRef[Any]]) -> None:
         lost: ObjectLostError | None = None
         done: list[int] = []
-        with self.waits_lock:  # so that nobody sends the task before all refs were looked at
+        with self.waits_lock:  # so that no thread sends the task before all refs were checked
             first = not self.waits
             pending.needs = list(refs)
             for ref in refs:
@@ -253,7 +253,7 @@ class Submitter:
         for oid in done:
             self.release(oid)
         self.collector.start()
-        # For later ones it sleeps on the event word already, which their completion changes.
+        # For later refs it already sleeps on the event word, which their completion changes.
         if first:
             self.collector.notice()
 
@@ -273,11 +273,12 @@ class Submitter:
             waiting.append(pending)
 
     def release(self, oid: int) -> None:
-        """The object is done: notifies all that wait for it. A thread that adds one later calls
-        this, too. Each step may be repeated: `look_at_all` repeats what Ctrl-C interrupted."""
+        """Called when the object is done: notifies all its waiters. A thread that adds a waiter
+        later calls this, too. Each step may be repeated: `look_at_all` repeats steps that Ctrl-C
+        interrupted."""
         seen: set[Pending | DoneCallback] = set()
         while True:
-            with self.waits_lock:  # remove the list only when everybody in it has been notified
+            with self.waits_lock:  # remove the list only when all entries have been notified
                 tasks = [one for one in self.waits.get(oid, ()) if one not in seen]
                 if not tasks:
                     self.end_waits(oid)
@@ -294,7 +295,7 @@ class Submitter:
                     self.send(pending)
 
     def end_waits(self, oid: int) -> None:
-        """Nobody waits for the object any more; called under the lock."""
+        """Called, under the lock, when nothing waits for the object any more."""
         if self.waits.pop(oid, None) is not None:
             bucket = self.tasks.bucket(oid)
             if oid in self._others.get(bucket, ()):
@@ -310,7 +311,7 @@ class Submitter:
                 self.told.popleft()()
 
     def send(self, pending: Pending) -> None:
-        """No argument is missing any more: posts the task, or fails it."""
+        """Called when all arguments are done: posts the task, or fails it."""
         if self.client.state(pending.oid) != STATE["WAITING"]:
             return  # sent already, or cancelled
         for ref in pending.needs:
@@ -323,7 +324,7 @@ class Submitter:
                     return
                 try:
                     error = self.memory.error(oid, FOREVER_NS)
-                except CancelledError:  # then this task is cancelled, too
+                except CancelledError:  # this task is cancelled, too
                     self.tasks.cancel(pending.oid, False)
                     return
                 except Exception as lost:
@@ -341,7 +342,7 @@ class Submitter:
     def _fail(
         self, pending: Pending, error: BaseException, encoded: _serialize.Encoded | None = None
     ) -> None:
-        """Fails a task that will not run, with that error."""
+        """Fails a task that will not run."""
         oid = pending.oid
         try:
             if not self.tasks.take(oid):
@@ -360,9 +361,9 @@ class Submitter:
         text: str | None,
         encoded: _serialize.Encoded | None = None,
     ) -> list[Any]:
-        """Finishes a task with an error, cut short if there is little room. `text`: its traceback,
-        if not the error's own. `encoded`: the error's payload, if there is one already. Returns
-        the refs inside it."""
+        """Finishes a task with an error, shortened if space is short. `text`: its traceback, if not
+        the error's own. `encoded`: the error's payload, if it exists already. Returns the refs
+        inside it."""
         if encoded is None:
             encoded = _serialize.encode_error(error, text)
         limit = min(encoded.nbytes, self.memory.config.error_bytes_max)
@@ -372,7 +373,7 @@ class Submitter:
             try:
                 taken = self.store_result(oid, encoded, True)
                 return list(encoded.refs) if taken else []
-            except BaseException as problem:  # no room, for example: try again with a shorter text
+            except BaseException as problem:  # no space, for example: try again with a shorter text
                 if self.client.state(oid) != STATE["CLAIMED"]:
                     raise
                 if not isinstance(problem, Exception):
@@ -417,7 +418,7 @@ class Submitter:
         return False
 
     def look_at_others(self) -> None:
-        """Processes dependencies that other processes own, in buckets that have had news."""
+        """Processes dependencies that other processes own, in buckets that have news."""
         for bucket in self.tasks.take_parked_news():
             for oid in list(self._others.get(bucket, ())):
                 if self.tasks.done(oid):
@@ -436,7 +437,7 @@ class Submitter:
         return pending
 
     def drain(self) -> None:
-        """Processes everything of this process that has become done."""
+        """Processes all completions of this process."""
         try:
             for oid in self.tasks.drain():
                 self._look_after(oid)
@@ -449,14 +450,14 @@ class Submitter:
             self.queues.post_overflow()
 
     def look_at_all(self) -> None:
-        """As drain(), but checks everything instead of the tables' news."""
+        """Like drain(), but checks all pending objects instead of the tables' news."""
         for oid in (*self.pending, *self.waits):
             if self.tasks.done(oid):
                 self._look_after(oid)
         self.wake_waiters()
 
     def ended(self, oid: int) -> None:
-        """As drain(), for one result that has just been read."""
+        """Like drain(), for one result that has just been read."""
         self._look_after(oid)
         self.wake_waiters()
 
@@ -467,7 +468,7 @@ class Submitter:
                 self._finish(pending)
             elif oid in self.waits:
                 self.release(oid)
-        except Exception as error:  # no room for inner refs, say: try it again later
+        except Exception as error:  # no space for inner refs, say: try again later
             full = isinstance(error, (StoreFullError, HopliteTimeoutError))
             _log.log(logging.DEBUG if full else logging.ERROR, "result %#x", oid, exc_info=True)
             self.collector.look_again()
@@ -514,16 +515,16 @@ class Submitter:
                 self.ended_futures.popleft()._tell()
 
     def keep_results(self, bytes_max: int) -> None:
-        """Before the end: keeps results readable that nobody has read yet."""
+        """Called before the end: keeps unread results readable."""
         keep_results(self.memory, self._unread.futures(), bytes_max)
 
     def abandon(self, error: BaseException) -> None:
-        """After the end: fails everything that is not finished, and calls the callbacks."""
+        """Called after the end: fails all unfinished objects, and calls the callbacks."""
         fail_pending(self, error)
         call_back(self)
 
     def fail_pending(self, error: BaseException) -> None:
-        """As `abandon`, but leaves the callbacks to `call_back_at_end`."""
+        """Like `abandon`, but leaves the callbacks to `call_back_at_end`."""
         fail_pending(self, error)
 
     def call_back_at_end(self) -> None:
@@ -531,7 +532,7 @@ class Submitter:
         call_back(self)
 
     def forget_waiting(self) -> None:
-        """Drops what waits for arguments, or for room in a queue, because it will not be sent."""
+        """Drops tasks that wait for arguments, or for space in a queue: they will not be sent."""
         with self.waits_lock:
             waiting = [one for tasks in self.waits.values() for one in tasks]
             self.waits.clear()
@@ -552,7 +553,7 @@ class Submitter:
         self.memory.check()
         pending = self.pending.get(oid)
         if force and pending is not None and self.queues.is_ordered(pending.queue):
-            # Interrupted anywhere but at an await, a call leaves its actor in an undefined state.
+            # Interruptions except at an await leave the call's actor in an undefined state.
             force = bool(self.tasks.task(oid)[3] & FLAG_ASYNC)
         outcome = self.tasks.cancel(oid, force)
         if outcome == 2:
@@ -562,7 +563,7 @@ class Submitter:
             # As in the standard library, callbacks are called before `cancel` returns.
             future = None if pending is None else pending.future
             if future is not None:
-                with contextlib.suppress(ValueError):  # there are none, or the collector calls them
+                with contextlib.suppress(ValueError):  # no callbacks, or the collector calls them
                     self.ended_futures.remove(future)
                     future._tell()
         return outcome != 0
@@ -581,8 +582,8 @@ NO_ROOM_EVEN_FOR_WORDS = "no room, even for details; raise memory="
 
 
 def last_resort(error: BaseException) -> _serialize.Encoded:
-    """Describes an error that found no room in a text that fits into the record. An error of this
-    library keeps its type, because `except` clauses look for that."""
+    """Describes an error for which there was no space in a text that fits into the record. An error
+    of this library keeps its type, for `except` clauses."""
     kind = type(error)
     if isinstance(error, HopliteError) and kind.__module__ == HopliteError.__module__:
         return _serialize.encode_error(kind(NO_ROOM_EVEN_FOR_WORDS), "")
@@ -593,7 +594,7 @@ def last_resort(error: BaseException) -> _serialize.Encoded:
 # Tasks of `Cluster(debug=True)`: each runs at the call, in the calling process.
 #
 # pdb, coverage and profilers see such a task as part of the program. Its result is stored as an
-# object, as any task's, so that it must pickle and is read-only. Its exception is raised as itself.
+# object, like any task's, so it must pickle and is read-only. Its exception is raised unchanged.
 
 
 def run_here(
@@ -606,7 +607,7 @@ def run_here(
     retries: int,
     delay: RetryDelay | None,
 ) -> Future[Any]:
-    """Runs the task, and returns its Future, which is done. retries: how often it is tried again
+    """Runs the task, and returns its finished Future. retries: how often the task is tried again
     after one of the exceptions of a FrozenFunction. delay: the pauses before these tries."""
     memory = submitter.memory
 
@@ -648,7 +649,7 @@ def _succeed(submitter: Submitter, encoded: _serialize.Encoded, copy: bool) -> F
 
 
 def _resolved(value: Any, get: Callable[[Any], Any]) -> Any:
-    """The argument with values in the place of refs and Futures, as a worker receives it."""
+    """The argument with values in place of refs and Futures, as a worker receives it."""
     kind = type(value)
     if kind is ByRef:
         return value.value

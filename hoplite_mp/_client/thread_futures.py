@@ -27,8 +27,8 @@ _PENDING, _RUNNING = "PENDING", "RUNNING"  # of the standard library
 
 
 def outcome(future: concurrent.futures.Future[Any]) -> tuple[Any, BaseException | None]:
-    """(value, error) of a Future that is done and was not cancelled. A value that cannot be read is
-    an error too: an exception raised here would leave the coroutine that awaits it pending."""
+    """(value, error) of a finished Future that was not cancelled. An error in reading the value is
+    returned, too: raised here, it would leave the coroutine that awaits the Future pending."""
     try:
         error = future.exception()
         return future.result() if error is None else None, error
@@ -65,7 +65,7 @@ class _AsyncioView:
 
 def for_asyncio(fn: Callable[[Any], object]) -> Callable[[Any], object]:
     """The done-callback to register for `fn`. That of `asyncio.wrap_future` gets an `_AsyncioView`,
-    because if reading the Future raises, the coroutine waits for ever."""
+    because an exception while it reads the Future would make its coroutine wait for ever."""
     if getattr(fn, "__module__", None) != "asyncio.futures":
         return fn
     return lambda future: fn(_AsyncioView(future))
@@ -79,29 +79,30 @@ class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
 
     def __init__(self, blocks: WaitsPort | None = None) -> None:
         """blocks: in a worker, its waits, so that the worker counts as blocked while its task waits
-        for this Future, if the thread that settles it does not count itself as blocked."""
+        for this Future; not given if the thread that settles it counts as blocked itself."""
         super().__init__()
         self._blocks = blocks
 
     @property
     def is_settled(self) -> bool:
-        """As `done`, but without a lock that an exception of a signal handler could leave held."""
+        """Like `done`, but without a lock that an exception of a signal handler could leave
+        held."""
         return self._state not in (_PENDING, _RUNNING)
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        """As of `concurrent.futures.Future`."""
+        """As in `concurrent.futures.Future`."""
         super().add_done_callback(for_asyncio(fn))
 
     def forget(self, callback: Callable[[Any], object]) -> None:
-        """Removes a done-callback that nobody needs any more."""
+        """Removes a done-callback that is no longer needed."""
         with self._condition, contextlib.suppress(ValueError):
             self._done_callbacks.remove(callback)  # type: ignore[attr-defined]
 
     def result(self, timeout: float | None = None) -> T:
-        """As of `concurrent.futures.Future`."""
+        """As in `concurrent.futures.Future`."""
         error = self.exception(timeout)
         try:
-            if error is not None:  # `result` of Python 3.11 takes an error that is false for none
+            if error is not None:  # `result` of Python 3.11 ignores an error that is false
                 raise error
             return super().result(0)
         finally:
@@ -109,12 +110,12 @@ class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
             self = error = None  # type: ignore[assignment]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """As of `concurrent.futures.Future`."""
+        """As in `concurrent.futures.Future`."""
         return super().exception(self._wait(timeout))
 
     def _wait(self, timeout: float | None) -> float | None:
-        """In a worker: waits, and counts as blocked after a while. Returns the timeout that is
-        left."""
+        """In a worker: waits, and counts as blocked after a while. Returns the remaining
+        timeout."""
         blocks = self._blocks
         if blocks is None or blocks.run_in_place is None or self.done():
             return timeout
@@ -133,21 +134,21 @@ class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
         return 0
 
     def _settles(self, timeout: float | None) -> bool:
-        """Waits until it is done, or cancelled; False at the timeout."""
+        """Waits until the Future is done, or cancelled; False at the timeout."""
         with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
             super().exception(timeout)
         return self.done()
 
     def patience_s(self, since: float) -> float | None:
-        """How many seconds an `await` that has begun at that time, on the monotonic clock, may go
-        on before it asks again; None: for ever. HopliteTimeoutError: no longer."""
+        """How many seconds an `await` that began at `since`, on the monotonic clock, may wait
+        before it calls this again; None: no limit. HopliteTimeoutError: the limit has passed."""
         return None
 
     def __reduce__(self) -> Any:
         raise TypeError("a Future of a Group does not pickle, and is no object; send its result()")
 
     def fill(self, call: Callable[..., T], args: Any, kwargs: Any) -> None:
-        """Makes the call, and stores its result or error. The Future must be running already, so
+        """Makes the call, and stores its result or error. The Future must already be running, so
         that it cannot be cancelled."""
         try:
             value = call(*args, **kwargs)

@@ -1,8 +1,8 @@
 """The user's side of a trace: a `with` block that leaves a file.
 
-The nodes record what happens; this module begins and ends the recording, reads the records and
-writes the timeline. A wrong path is found before the recording begins, and the timeline's file
-appears complete or not at all.
+The nodes record events; this module starts and ends the recording, reads the records and writes the
+timeline. A wrong path is found before the recording starts, and the timeline's file appears
+complete or not at all.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Trace:
     """One trace, which can be entered once."""
 
     def __init__(self, runtime: Runtime, path: str | os.PathLike[str]) -> None:
-        """OSError if no file can be created at `path`, which is tested by creating one beside
+        """OSError if no file can be created at `path`, which is tested by creating one next to
         it."""
         runtime.memory.check()
         self._runtime = runtime
@@ -142,14 +142,14 @@ class Trace:
 #
 # The format (Chrome trace events, JSON) needs processes with tracks on which events do not overlap,
 # and a single clock. Each node becomes such a process. Each of its workers has a track for its
-# tasks, which may nest but not overlap otherwise; all other events are spread over as many tracks
-# as it takes for none to overlap. Times of a node are shifted by the difference between its clock
-# and the driver's.
+# tasks, which may be nested but do not overlap otherwise; all other events are spread over as many
+# tracks as needed to avoid overlaps. Times of a node are shifted by the difference between its
+# clock and the driver's.
 #
 #   {"traceEvents": [...], "displayTimeUnit": "ms", "otherData": {what a reader must know}}
 
 
-# (driver host's time, how far the other clock is ahead, maximal error), in ns
+# (driver host's time, how far the node's clock is ahead, maximal error), in ns
 Clock: TypeAlias = tuple[int, int, int]
 TASK = KINDS_OF_EVENTS.index("task")
 TRACKS_OF_NODE = 1_000_000  # range of track numbers for each node
@@ -179,8 +179,8 @@ class TraceText:
     """Produces the text in pieces: `head`, `node` for each node, `tail`."""
 
     def __init__(self, begin_ns: int, end_ns: int) -> None:
-        """When the trace began and ended, by the driver's clock. Events that began earlier are cut
-        at the trace's beginning; their `began_before_us` says how much."""
+        """begin_ns, end_ns: the limits of the trace, by the driver's clock. Earlier events are cut
+        at the trace's beginning; their `began_before_us` is the length that was cut."""
         self._begin_ns = begin_ns
         self._end_ns = end_ns
         self._first = True
@@ -227,9 +227,9 @@ class TraceText:
                 yield self._line(event)
 
     def _place(self, event: dict[str, Any], clocks: list[Clock]) -> None:
-        """Converts an event's times to the driver's clock, relative to the trace's beginning. Its
-        begin and its end are shifted each by its own difference, so that consecutive events do not
-        overlap."""
+        """Converts an event's times to the driver's clock, relative to the trace's beginning. Begin
+        and end are shifted separately, each by the difference at its own time, so that consecutive
+        events do not overlap."""
         begin = event["ts"] - ahead_ns(clocks, event["ts"]) - self._begin_ns
         end = event.pop("end")
         end = max(begin, end - ahead_ns(clocks, end) - self._begin_ns)
@@ -243,7 +243,7 @@ class TraceText:
         return self._line(event if tid is None else event | {"tid": tid})
 
     def tail(self, lost: list[int], left: list[int], version: str) -> str:
-        """The end of the file. `lost`, `left`: nodes that have gone meanwhile, whose events are
+        """The end of the file. `lost`, `left`: nodes that have ended meanwhile, whose events are
         missing; `left` had no workers (nodes of programs)."""
         names = [f"h{number}" for number in lost]
         dropped = {name: count for name, count in self._dropped.items() if count}

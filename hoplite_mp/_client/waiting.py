@@ -1,9 +1,8 @@
-"""How a process waits for its objects; a worker runs the awaited tasks itself, or counts as
-blocked.
+"""How a process waits for objects; a worker runs the awaited tasks itself, or counts as blocked.
 
-A worker that only waited would be one worker less, and if all workers waited for tasks that they
-have submitted, nobody would run these. So a worker runs an awaited task in place if it can, and a
-worker that has waited for a while counts as blocked, whereupon the node starts a stand-in.
+If workers only waited, and all of them waited for tasks that they have submitted, no worker could
+run these tasks. So a worker runs an awaited task in place if it can, and a worker that has waited
+for a while counts as blocked, whereupon the node starts another one.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ TAKEN_POLLS = 32  # how many tasks that could not be run in place are tried agai
 
 
 class _Needed:
-    """What one wait of a worker needs, any of which it may run in place."""
+    """The objects that one wait of a worker needs, any of whose tasks it may run in place."""
 
     __slots__ = ("all", "ready", "taken")
 
     def __init__(self, everything: set[int]) -> None:
         self.all = everything
-        self.ready: list[int] = []  # have their arguments, and have not been tried yet
-        self.taken: deque[int] = deque()  # could not be run in place when they were tried
+        self.ready: list[int] = []  # tasks with arguments ready that were not tried yet
+        self.taken: deque[int] = deque()  # tasks that could not be run in place when tried
 
 
 class Waiting:
@@ -57,19 +56,19 @@ class Waiting:
         self._lock = locks.lock("client.blocked")
 
     def forbid(self, pool: int, places: int = 1) -> None:
-        """Called in an actor's process, which runs that pool's tasks, the actor's calls, at most
+        """Called in an actor's process, which runs the actor's calls (the tasks of `pool`), at most
         `places` at a time. From now on, a wait of a call for later calls of the actor is refused if
         it would never end."""
         self.own_calls = OwnCalls(self.tasks, pool, places)
 
     def own_waits(self, oids: list[int], awaits: bool = False) -> AbstractContextManager[None]:
-        """Surrounds a wait. RuntimeError if it is for a later call of the actor that waits."""
+        """Surrounds a wait. RuntimeError if it is for a later call of the waiting actor."""
         if self.own_calls is None:
             return contextlib.nullcontext()
         return self.own_calls.waits(oids, awaits)
 
     def wait_done(self, oid: int, deadline: int) -> None:
-        """Waits until the object is done. A worker meanwhile runs what it waits for, or counts as
+        """Waits until the object is done. A worker meanwhile runs needed tasks, or counts as
         blocked."""
         forever = deadline == FOREVER_NS
         needed: _Needed | None = None
@@ -90,7 +89,7 @@ class Waiting:
 
     def _find_needed(self, oid: int) -> _Needed:
         """Collects, once for each wait, the tasks of this process that this object needs, also
-        indirectly. Those that become ready later are added by `ready`."""
+        indirectly. `ready` adds those that become ready later."""
         needed = _Needed({oid})
         # Registered first, so that tasks that become ready meanwhile are added, too.
         self._needed.append(needed)
@@ -108,15 +107,15 @@ class Waiting:
         return needed
 
     def ready(self, oid: int) -> None:
-        """Called when a task of this process that had waited for its arguments was sent."""
+        """Called when a task of this process was sent after it had waited for its arguments."""
         for needed in self._needed:
             if oid in needed.all:
                 needed.ready.append(oid)
 
     def _run_needed(self, needed: _Needed) -> bool:
         """In a worker: runs the awaited task, or one that it needs, in place. False if none of them
-        can be run here now, mostly because others run them. Without this, workers that all wait for
-        tasks that they have submitted would leave nobody to run these."""
+        can be run here now, mostly because other workers run them. Without this, if all workers
+        waited for tasks that they have submitted, no worker could run these."""
         assert self.run_in_place is not None
         while needed.ready:
             oid = needed.ready.pop()
@@ -137,7 +136,7 @@ class Waiting:
 
     def wait_many(self, oids: list[int], need: int, deadline: int, news: bool = False) -> bool:
         """Waits until `need` of these are done; False at the deadline. `news`: also return True
-        when anything else has become done."""
+        when any other object has completed."""
         if need == len(oids) > ALL_AT_ONCE:  # each wake-up would cost a check of all of them
             parts = (oids[at : at + ALL_AT_ONCE] for at in range(0, need, ALL_AT_ONCE))
             return all(self.wait_many(part, len(part), deadline) for part in parts)
@@ -174,7 +173,7 @@ class Waiting:
                 self.count_blocked(-1)
 
     def wait_moved(self, oid: int, deadline: int) -> bool:
-        """Waits until the bytes of a done object are here; False at the deadline."""
+        """Waits until the bytes of a finished object are here; False at the deadline."""
         locks.waits("the bytes of an object")
         counted, blocked = self.run_in_place is None, False
         parked = self.tasks.park([oid])
@@ -201,10 +200,10 @@ class Waiting:
                 self.count_blocked(-1)
 
     def count_blocked(self, change: int) -> None:
-        """`change` more threads of this worker wait inside a task. While there are any, the worker
-        counts as blocked, and a stand-in may run."""
+        """Adds `change` to the number of this worker's threads that wait inside a task. While there
+        are any, the worker counts as blocked, and another worker may run in its place."""
         with self._lock:
-            # A forced cancel may come between a wait's note that it counts and its count.
+            # A forced cancel may interrupt a wait between the note that it counts and its count.
             self._blocked = max(0, self._blocked + change)
             if self.memory.client.usable:
                 self.tasks.set_blocked(self._blocked > 0)
@@ -220,5 +219,5 @@ class Waiting:
             if all(self.tasks.done(oid) for oid in oids):
                 self.submitter.look_at_all()  # the done bits of the last ones may not be set yet
                 if not self.submitter.pending.keys() - oids:
-                    break  # what is left cannot be processed now, because the store is full, say
+                    break  # the rest cannot be processed now, because the store is full, say
         return True
