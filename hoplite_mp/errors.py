@@ -1,7 +1,6 @@
 """Every error that hoplite_mp raises itself, and what causes each one.
 
 Each class derives from `HopliteError` and from the builtin that a caller would catch anyway, so
-`except TimeoutError` works without knowledge of this module. An exception raised by a task is none
 `except TimeoutError` works without knowledge of this module. An exception raised by a task keeps
 its own type. All errors can be sent between processes: they pickle with their args. The classes for
 lost workers and hosts are created at their first use (`LOST`), so never import them: write

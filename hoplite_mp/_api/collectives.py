@@ -521,9 +521,10 @@ class GroupCalls:
 
         Returns
         -------
-        Close it with `close()` or `with`; otherwise it closes at the end of the task, or of the
-        call of an actor, that made it. A Group made in an actor's constructor lives as long as the
-        actor.
+        Group
+            Close it with `close()` or `with`; otherwise it closes at the end of the task, or of the
+            call of an actor, that made it. One made in an actor's constructor lives as long as the
+            actor.
 
         Raises
         ------

@@ -458,9 +458,9 @@ class PoolCalls(TaskExecutor):
         Returns
         -------
         dict
+            By name, the indices on this host, from 0: ``{"gpu": [0, 1]}``. For a fraction, the
             index that it shares; an empty list for an amount without indices (the total is above
             1024 or not a whole number). {} if nothing was assigned, as in a driver.
-            whole number, or above 1024). {} where nothing was given, as in a driver.
 
         Examples
         --------

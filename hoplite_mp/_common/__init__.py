@@ -1,1 +1,1 @@
-"""What several packages need: ids, object states, dtypes, reductions, clocks, locks, limits."""
+"""Code that several packages share: ids, object states, reductions, clocks, locks, limits."""

@@ -1,9 +1,9 @@
-"""Allocates ranges for big blocks and spans in the store's address space.
+"""Allocates ranges for large blocks and spans in the store's address space.
 
 The store is one sparse file, which has plenty of address space but must not use much memory. The
-arena hands out ranges, prefers those whose pages are *warm* (touched before and not given back) in
-LIFO order, counts what is resident, and knows how much of it nobody has needed for a while. It is
-pure and touches no memory.
+arena prefers ranges whose pages are *warm* (touched before and not given back) in LIFO order. It
+counts resident bytes, including those that allocations have not needed for a while. It is pure and
+touches no memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Arena:
 
     def __init__(self, length: int, start: int = PAGE) -> None:
         self.length = length
-        self.used = 0  # bytes handed out
+        self.used = 0  # allocated bytes
         self.warm = 0  # bytes that are free but whose pages are still in memory
         self._end = start  # start of the space that was never used
         self._free: dict[int, tuple[int, bool]] = {}  # start -> (size, warm)
@@ -38,11 +38,11 @@ class Arena:
 
     @property
     def resident(self) -> int:
-        """Bytes that may be in memory: handed out, or free and warm."""
+        """Bytes that may be in memory: allocated, or free and warm."""
         return self.used + self.warm
 
     def size_of(self, start: int) -> int:
-        """The size of a range that is handed out."""
+        """The size of an allocated range."""
         return self._taken[start]
 
     def growth(self, nbytes: int, align: int = PAGE) -> int:
@@ -116,10 +116,10 @@ class Arena:
         return found
 
     def cool_unneeded(self) -> list[tuple[int, int]]:
-        """Turns as many warm bytes into cold ones as have been free and warm at each moment since
-        the last call: allocations had no use for them. Returns the ranges; the caller gives their
-        pages back to the system. Ranges that were freed the longest ago come first, and of the last
-        one the end is taken, because an allocation takes the beginning of a free range."""
+        """Turns warm bytes into cold ones: as many as have always been free and warm since the last
+        call, so that allocations did not need them. Returns the ranges; the caller gives their
+        pages back to the system. The ranges that were freed first come first, and of the last one
+        the end is taken, because an allocation takes the beginning of a free range."""
         left, found = self._unneeded, []
         for start in sorted(self._freed, key=self._freed.__getitem__):
             size, warm = self._free[start]

@@ -1,9 +1,9 @@
-"""The clock that deadlines are computed with, and the pause between two looks.
+"""The clock for deadlines, and the pause between two polls.
 
 Libraries that freeze time for tests replace `time.monotonic` and every module attribute that refers
 to it, and tests replace `time.sleep` by a mock. A deadline by such a clock would never pass, or
-would have passed already, because the compiled modules and the other processes of the host go by
-the clock of the system. Nobody replaces the functions of this module, except the simulation.
+would have passed already, because the compiled modules and the other processes of the host use the
+system's clock. Only the simulation replaces the functions of this module.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ POLL_MS_MAX = (1 << 31) - 1  # of poll(2), whose timeout is a C int
 
 
 def wait_for_process(process: subprocess.Popen[Any], seconds: float) -> int | None:
-    """Waits for the process and returns its exit code; None if it has not ended in time. Like
-    `Popen.wait`, whose timeout uses the clock that tests freeze, and which looks at intervals."""
+    """Waits for the process and returns its exit code; None if it has not ended in time. Unlike
+    this, `Popen.wait` uses the clock that tests freeze for its timeout, and polls at intervals."""
     if process.poll() is not None:
         return process.returncode
     try:
@@ -66,19 +66,19 @@ def wait_for_process(process: subprocess.Popen[Any], seconds: float) -> int | No
     return process.poll()
 
 
-# Timeouts as users give them, and the deadlines that waits are made with.
+# Timeouts of users, and the resulting deadlines of waits.
 #
-# All waits take a time of the monotonic clock, so that a wait in several steps does not begin anew
-# with each; and an error about it has to name the timeout that was asked for.
+# All waits take a time of the monotonic clock, so that the timeout of a wait in several steps does
+# not restart with each step. An error about the wait has to name the user's timeout.
 
 
 FOREVER_NS = 1 << 62
 
 
 class Deadline(int):
-    """A time of the monotonic clock in nanoseconds that knows the timeout it was made from."""
+    """A time of the monotonic clock in nanoseconds, with the timeout from which it was computed."""
 
-    within_s: float  # for the text of an error: what is left of it when a wait begins is less
+    within_s: float  # for error messages: the rest of it when a wait begins is shorter
 
 
 def deadline_ns(timeout: float | None) -> int:

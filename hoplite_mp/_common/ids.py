@@ -52,7 +52,7 @@ def pack_id(host: int, local: int) -> bytes:
 
 
 unpack_whole: Callable[[bytes], tuple[int, int]] = _PUBLIC.unpack
-"""As unpack_id, for bytes that are known to be an id: an ObjectRef's, say."""
+"""Like unpack_id, for bytes that are known to be an id: an ObjectRef's, say."""
 
 
 def unpack_id(public: bytes) -> tuple[int, int]:

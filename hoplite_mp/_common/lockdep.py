@@ -1,18 +1,18 @@
 """Checks the order in which threads take locks, as Linux's lockdep does.
 
 Locks are compared by name, not by object, because threads use the locks of different Futures in the
-same way. Each step from a lock that is held to one that is taken is an edge; an inversion is found
-when its second edge appears, even if no thread had to wait. The checker also reports locks out of
-the order of `Checker.order`, waits under locks that other threads need soon, messages under a lock
-that the handler of a reply takes, and user functions that are called under a lock.
+same way. A lock that is taken while another one is held is an edge; an inversion is found when its
+second edge appears, even if no thread had to wait. The checker also reports locks out of the order
+of `Checker.order`, waits under locks that other threads need soon, messages under a lock that the
+handler of a reply takes, and user functions that are called under a lock.
 
 A lock that a finalizer takes in the garbage collector is an edge of another kind: a finalizer may
-run under any lock, and no two threads run the collector at the same time. So a circle counts if at
-most one of its edges is of that kind, and such an edge alone breaks no order.
+run under any lock, and no two threads run the collector at the same time. So a cycle counts if at
+most one of its edges is of that kind, and such an edge alone does not violate the order.
 
 A signal handler may raise an exception between any two steps of Python, and `with` must then still
-release the lock. So locks are released by the code in C that they inherit, and what a thread holds
-is looked up when it takes the next one.
+release the lock. So locks are released by inherited C code, and the locks that a thread holds are
+determined when it takes the next one.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Checker:
 
     def __init__(self, order: Mapping[str, bool] | None = None, where: str = "1") -> None:
         """order: names of locks from the outermost to the innermost, each with whether its holder
-        may wait; None: any name is allowed, and only circles are reported. where: a directory for
+        may wait; None: any name is allowed, and only cycles are reported. where: a directory for
         findings, or "1"."""
         self.order = order
         self._rank = {} if order is None else {name: at for at, name in enumerate(order)}
@@ -134,7 +134,7 @@ class Checker:
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
-        """A forked child makes its locks anew, so it holds none."""
+        """A forked child creates its locks again, so it holds none."""
         self._local, self._collecting = _Thread(), 0
 
     def close(self) -> None:
@@ -174,12 +174,12 @@ class Checker:
         return held
 
     def before(self, lock: CheckedLock) -> None:
-        """The thread is about to take the lock, and may have to wait for it."""
+        """Called before the thread takes the lock, for which it may have to wait."""
         for held in self._held():
             self._edge(held, lock.name)
 
     def after(self, lock: CheckedLock) -> None:
-        """The thread has taken the lock."""
+        """Called when the thread has taken the lock."""
         collecting = self._collecting == threading.get_ident()
         self._local.held.append(HeldLock(lock, _stack(), collecting))
 
@@ -191,13 +191,13 @@ class Checker:
         return self._report((lock.name,) * 2, f"{lock.name} is taken twice\n{earlier}{now}")
 
     def sends(self, channel: str) -> None:
-        """The thread sends a message without a reply. The handlers of replies run under the lock
-        `channel`; none of them may take a lock that is held here."""
+        """Called when the thread sends a message without a reply. The handlers of replies run under
+        the lock `channel`; none of them may take a lock that is held here."""
         for held in self._held():
             self._edge(held, channel)
 
     def waits(self, what: str) -> None:
-        """The thread is about to wait for the node, or for an object."""
+        """Called when the thread is about to wait for the node, or for an object."""
         collecting = self._collecting == threading.get_ident()
         for held in self._held():
             name = held.lock.name
@@ -208,7 +208,7 @@ class Checker:
             self._report(("wait", name), found)
 
     def calls_user_code(self, what: str) -> None:
-        """The thread is about to call a function of the user, which may take any lock."""
+        """Called when the thread is about to call a user's function, which may take any lock."""
         for held in self._held():
             name = held.lock.name
             found = f"{what} called under {name}\n"
@@ -218,7 +218,7 @@ class Checker:
     # -- the graph -------------------------------------------------------------------------------
 
     def _edge(self, held: HeldLock, name: str) -> None:
-        """The thread takes a lock of this name while it holds another."""
+        """Called when the thread takes a lock of this name while it holds another."""
         pair = held.lock.name, name
         if pair in self._edges:
             return
@@ -248,7 +248,7 @@ class Checker:
 
     def _way(self, start: str, end: str, finalizer: bool) -> list[tuple[str, str]]:
         """The edges of a path from one lock to another. At most one edge is a finalizer's; none is
-        if `finalizer`, because then the edge that closes the circle is a finalizer's."""
+        if `finalizer`, because then the edge that closes the cycle is a finalizer's."""
         ways: list[tuple[str, bool, list[tuple[str, str]]]] = [(start, finalizer, [])]
         seen = {(start, finalizer)}
         while ways:
@@ -285,7 +285,7 @@ class Checker:
 
 
 def _stack() -> Stack:
-    """Where the library's code is, without this file."""
+    """The library's frames on the stack, without those of this file."""
     frame = sys._getframe(1)
     found: list[tuple[CodeType, int]] = []
     while frame is not None and len(found) < FRAMES_MAX:

@@ -36,8 +36,8 @@ __all__ = [
 
 # "" and "0": off; "1": findings are logged; a directory: they are also written into files there.
 DEBUG_VARIABLE = "HOPLITE_MP_DEBUG_LOCKS"
-# From the outermost to the innermost: name -> may its holder wait for the node, or for an object?
-# Such a wait may take long, and so does every wait for the lock.
+# From the outermost to the innermost: name -> whether its holder may wait for the node, or for an
+# object. Such a wait may take long, and so does every wait for the lock.
 ORDER: dict[str, bool] = {
     # a cluster's start and end
     "joblib.process": True,
@@ -102,7 +102,7 @@ def condition(name: str) -> threading.Condition:
 
 
 def _nothing(_: str) -> None:
-    """Stands for a check that is switched off."""
+    """Replaces a check that is switched off."""
 
 
 checker: Checker | None = None

@@ -1,9 +1,9 @@
-"""What this process tree may use: RAM, MemAvailable, CPUs, the limits of all enclosing cgroups, and
-those of the process itself (ulimit); and how messages show a number of bytes.
+"""The resources that this process tree may use: RAM, MemAvailable, CPUs, the limits of all
+enclosing cgroups and of the process itself (ulimit); and the format of byte counts in messages.
 
 A memfd has no limit of its own, so if a store grew too far, the kernel's out-of-memory killer would
-end processes. Therefore the node asks here before the store grows. Both versions of cgroups are
-read, from the process's own group up to the root, because a limit at any level applies.
+end processes. Therefore the node checks these limits before the store grows. Both versions of
+cgroups are read, from the process's own group up to the root, because a limit at any level applies.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def cgroup_limit() -> int:
 
 
 def cgroup_headroom() -> int:
-    """How much the tightest enclosing group still allows, in bytes.
+    """How much more memory the tightest enclosing group allows, in bytes.
 
     Page cache that the kernel can drop counts as usage. The part of it that the group reports as
     `inactive_file` is added back; because of the rest this number may be too low.
@@ -123,8 +123,8 @@ def cgroup_headroom() -> int:
 
 
 def _inactive_file(folder: Path) -> int:
-    """The inactive page cache of the group with its descendants, in bytes. Version 1 calls that
-    `total_inactive_file`, and lists that of the group alone as `inactive_file`."""
+    """The inactive page cache of the group with its descendants, in bytes. In version 1 this is
+    `total_inactive_file`, and `inactive_file` is only that of the group itself."""
     found: dict[str, int] = {}
     try:
         for line in (folder / "memory.stat").read_text().splitlines():
@@ -145,15 +145,15 @@ def total_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """What can be allocated now: the smaller of MemAvailable and the headroom of every enclosing
-    group, in bytes. A file that cannot be read, for example because no descriptor is left, counts
-    as no limit."""
+    """How much can be allocated now: the smaller of MemAvailable and the headroom of every
+    enclosing group, in bytes. A file that cannot be read, for example because no descriptor is
+    left, counts as no limit."""
     return min(_meminfo("MemAvailable"), cgroup_headroom())
 
 
 def address_space_left() -> int:
     """How much more address space this process may use (ulimit -v), in bytes; 2**60 if unlimited.
-    Without /proc, what is in use already counts as nothing."""
+    Without /proc, the address space in use counts as nothing."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft == resource.RLIM_INFINITY:
         return UNLIMITED
@@ -165,14 +165,15 @@ def address_space_left() -> int:
 
 
 def file_size_limit() -> int:
-    """How long a file that this process makes may be (ulimit -f), in bytes; 2**60 if unlimited. It
-    also applies to files in memory."""
+    """The longest file that this process may create (ulimit -f), in bytes; 2**60 if unlimited. The
+    limit also applies to files in memory."""
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return UNLIMITED if soft == resource.RLIM_INFINITY else min(soft, UNLIMITED)
 
 
 def cpu_quota() -> float:
-    """CPUs' worth of time that the tightest enclosing cgroup allows; inf if there is no limit."""
+    """The CPU time, in CPUs, that the tightest enclosing cgroup allows; inf if there is no
+    limit."""
     quotas = [float("inf")]
     first, second = _folders("cpu")
     for folder in first:
@@ -207,13 +208,13 @@ def processes_left() -> tuple[int, str]:
 
 
 def _is_privileged() -> bool:
-    """Has this process CAP_SYS_ADMIN or CAP_SYS_RESOURCE?"""
+    """Whether this process has CAP_SYS_ADMIN or CAP_SYS_RESOURCE."""
     found = _status(PROC / "self").get("CapEff", "0")
     return bool(int(found, 16) & PRIVILEGES)
 
 
 def _threads_of(user: int) -> int:
-    """The threads of all processes whose real user that is."""
+    """The number of threads of all processes with that real user."""
     count = 0
     for folder in PROC.glob("[0-9]*"):
         status = _status(folder)

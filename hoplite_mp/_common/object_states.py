@@ -1,9 +1,9 @@
-"""The numbers in an object's header (states, kinds, flags), the flags of a task, and the slots that
-are fixed.
+"""The numbers in an object's header (states, kinds, flags), the flags of a task, and the fixed
+slots.
 
-`cext/shm_layout.h` defines these numbers, and Python code in many packages compares them. A
-question about a header, such as "does it have a value?", is answered by a set of states, which has
-a name here and nowhere else. tests/cext/test_headers.py compares every number with the C header.
+`cext/shm_layout.h` defines these numbers, and Python code in many packages compares them. Each test
+of a header, such as whether it has a value, uses a set of states that is named here and nowhere
+else. tests/cext/test_headers.py compares every number with the C header.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Slots of processes, and kinds of processes.
 NODE_SLOT: Final = 0
 DRIVER_SLOT: Final = 1  # the process that has started the host
-FIRST_SLOT: Final = 2  # of the first one of its workers
+FIRST_SLOT: Final = 2  # of its first worker
 SLOTS_MAX: Final = 256  # of a host: the node, programs and workers together
 CLIENT_DRIVER: Final = 1
 CLIENT_WORKER: Final = 2
@@ -29,8 +29,8 @@ KIND_TASK: Final = 2
 KIND_OPERATION: Final = 3  # the result of a collective on objects, or of a call of a Group
 KIND_FOREIGN: Final = 4  # it stands for an object of another host
 KIND_STREAM: Final = 5  # a link of a stream
-KIND_LENT: Final = 6  # an array that its owner gives to others until a call of a Group is over
-FLAG_INLINE: Final = 1  # the payload lies in the task's record
+KIND_LENT: Final = 6  # an array that other members may read until a Group call is over
+FLAG_INLINE: Final = 1  # the payload is in the task's record
 FLAG_REFS: Final = 2  # the payload lists refs
 
 # Flags of a task. From CONCURRENCY_SHIFT up: how many such tasks one worker may run at a time.
@@ -44,18 +44,18 @@ CONCURRENCY_MAX: Final = 0xFFFF
 
 STATE = {name: number for number, name in enumerate(_shm.STATES)}
 
-# -- sets of states: of what is not done -----------------------------------------------------------
-UNCLAIMED = (STATE["WAITING"], STATE["QUEUED"])  # no process has begun to make it
+# -- sets of states: unfinished objects ------------------------------------------------------------
+UNCLAIMED = (STATE["WAITING"], STATE["QUEUED"])  # no process has begun to compute it
 PENDING = (*UNCLAIMED, STATE["CLAIMED"])  # its value is still to come
 UNWRITTEN = (STATE["CLAIMED"], STATE["ABORTED"])  # its claimant has not finished it
 UNFINISHED = (*UNCLAIMED, *UNWRITTEN)  # a task that waits, or that a process runs
 
-# -- of what has a payload -------------------------------------------------------------------------
+# -- objects with a payload ------------------------------------------------------------------------
 AWAY = (STATE["SPILLING"], STATE["SPILLED"])  # a value, but not in memory: it has to be requested
 VALUED = (STATE["SEALED"], *AWAY)  # a value, wherever it is
 STORED = (*VALUED, STATE["FAILED"])  # a value or an error
 
-# -- of what has none ------------------------------------------------------------------------------
+# -- objects without a payload ---------------------------------------------------------------------
 CANCELLED = (STATE["CANCELLED"], STATE["ABORTED"])  # or deleted while it ran: see is_cancelled
 UNWANTED = (*CANCELLED, STATE["DELETED"])  # the program has declared that it is not needed
 GONE = (STATE["FREE"], STATE["FREED"])  # no process holds it
@@ -64,6 +64,6 @@ VALUELESS = (*DROPPED, STATE["FAILED"])  # at most an error
 
 
 def is_cancelled(client: _shm.Client, oid: int, state: int) -> bool:
-    """Is the task cancelled? One that was deleted while it ran is ABORTED, too, but not
+    """Whether the task is cancelled. A task that was deleted while it ran is ABORTED, too, but not
     cancelled."""
     return state == STATE["CANCELLED"] or (state == STATE["ABORTED"] and not client.flags(oid)[1])

@@ -144,7 +144,7 @@ def operation_name(op: str | Callable[..., Any]) -> str:
 
 
 def is_function(op: Any) -> bool:
-    """Is this operator a function of the user, which folds values of any kind?"""
+    """Whether this operator is a user's function, which folds values of any kind."""
     return callable(op) and not isinstance(op, np.ufunc)
 
 

@@ -2,8 +2,8 @@
 
 A ref has two parts: sixteen bytes, and a *hold* that keeps the object alive. The hold is opaque
 here: `_client` makes it, its deallocation drops the ref, and this module only carries it. So a ref
-can be made, compared, hashed, printed and pickled in any process, with or without a cluster; what
-needs a cluster goes through `runtime_hooks`, which `_client` fills in.
+can be made, compared, hashed, printed and pickled in any process, with or without a cluster;
+operations that need a cluster go through `runtime_hooks`, which `_client` fills in.
 """
 
 from __future__ import annotations
@@ -36,22 +36,21 @@ CLIENT = "hoplite_mp._client.runtime"
 
 
 class RuntimeHooks:
-    """What a ref needs from the cluster of this process; the defaults are for a process without
-    one.
+    """The operations of a ref that need a cluster; the defaults are for a process without one.
 
-    A ref may be unpickled in a process that has loaded nothing else of this library, and then only
-    the client knows whether an engine brings this process into a cluster. So the defaults load the
-    client first.
+    A ref may be unpickled in a process that has loaded no other module of this library. Then only
+    the client can find out whether an engine makes this process join a cluster. So the defaults
+    load the client first.
     """
 
     __slots__ = ("attach", "attach_held", "awaited", "contributors", "hold_for", "words")
 
     contributors: Callable[[ObjectRef[Any]], tuple[int, ...] | None]
     attach: Callable[[bytes], object]
-    attach_held: Callable[[bytes, int, float], object]  # of bytes for which a node holds it
+    attach_held: Callable[[bytes, int, float], object]  # for bytes whose object a node holds
     hold_for: Callable[[ObjectRef[Any]], tuple[int, float] | None]  # (node, seconds)
     awaited: Callable[[ObjectRef[Any]], Generator[Any, None, Any]]
-    words: Callable[[ObjectRef[Any]], str]  # what this process knows of it; never raises
+    words: Callable[[ObjectRef[Any]], str]  # a description of the object; never raises
 
     def __init__(self) -> None:
         self.contributors = lambda ref: None
@@ -63,7 +62,7 @@ class RuntimeHooks:
 
 
 def _load_client() -> RuntimeHooks:
-    """The client puts its own functions into the hooks when it is loaded."""
+    """Loads the client, which puts its own functions into the hooks."""
     importlib.import_module(CLIENT)
     return runtime_hooks
 
@@ -87,9 +86,9 @@ class NotAnArray:
     """Base of classes that stand for a value that may be an array. Without it NumPy would treat a
     ref as a scalar, and `np.sum(ref)` would return the ref.
 
-    An array of dtype object can hold it, and compares it with `==` and `!=`. Every other use as an
-    array or a number raises TypeError. So do functions that copy it into such an array without
-    naming the dtype to it (np.full, np.append, np.where). `HOW`: how a user gets the value.
+    An array of dtype object can hold a ref, and compares it with `==` and `!=`. Every other use as
+    an array or a number raises TypeError. So do functions that copy it into such an array without
+    passing it the dtype (np.full, np.append, np.where). `HOW`: how a user gets the value.
     """
 
     __slots__ = ()
@@ -134,11 +133,10 @@ class ObjectRef(NotAnArray, Generic[T]):
     """The name of an object in the cluster.
 
     A ref is hashable, immutable, and equal to every ref of the same object. It is passed to tasks
-    in the place of the value. The object lives as long as any process holds a ref to it, whichever
-    process has put it. `await ref` gives the value. A ref that was pickled by anything but this
-    library does not keep the object alive while it is only bytes; inside `integrations.ray` and
-    `integrations.dask` the sender's node holds the object for `ref_hold_s` after
-    pickling.
+    in place of the value. The object lives as long as any process holds a ref to it, whichever
+    process has put it. `await ref` gives the value. A ref that was pickled by other code than this
+    library does not keep the object alive while it exists only as bytes; with `integrations.ray`
+    and `integrations.dask` the sender's node holds the object for `ref_hold_s` after pickling.
 
     Examples
     --------
@@ -173,12 +171,12 @@ class ObjectRef(NotAnArray, Generic[T]):
 
     @property
     def contributors(self) -> tuple[int, ...] | None:
-        """Which sources went into this reduction; None until it is ready, and for other objects.
+        """The sources of this reduction's result; None until it is ready, and for other objects.
 
         Returns
         -------
         tuple of int, or None
-            Sorted indices into the refs that `reduce` or `allreduce` was given.
+            Sorted indices into the refs that were passed to `reduce` or `allreduce`.
 
         Examples
         --------
@@ -200,7 +198,7 @@ class ObjectRef(NotAnArray, Generic[T]):
         return hash(self._id)
 
     def __repr__(self) -> str:
-        """With the kind of the object, its size and where it is, as far as this process knows."""
+        """Shows the object's kind, size and location, as far as this process knows them."""
         words = runtime_hooks.words(self)
         return f"ObjectRef({self.id}: {words})" if words else str(self)
 
@@ -220,7 +218,7 @@ class ObjectRef(NotAnArray, Generic[T]):
         return self
 
     def __reduce__(self) -> tuple[Callable[..., ObjectRef[Any]], tuple[Any, ...]]:
-        # Only foreign picklers come here; our own writes an index into the payload's list of refs.
+        # Only foreign picklers call this; our own writes an index into the payload's list of refs.
         hold = self._hold
         held = hold if type(hold) is ForwardedHold else runtime_hooks.hold_for(self)
         return named(self) if held is None else (_attach_held, (self._id, *held))
@@ -232,8 +230,8 @@ _set_hold = ObjectRef.__dict__["_hold"].__set__
 
 
 class ForwardedHold(NamedTuple):
-    """In place of a hold, in a process that passes a ref on and is in no cluster. It is pickled
-    again with the ref, for the process that needs to know how long a node holds the object."""
+    """Replaces a hold in a process that forwards a ref without being in a cluster. It is pickled
+    again with the ref, for the process that must know how long a node holds the object."""
 
     node: int
     seconds: float
@@ -245,13 +243,13 @@ def named(ref: ObjectRef[Any]) -> tuple[Callable[[bytes], ObjectRef[Any]], tuple
 
 
 def _attach(object_id: bytes) -> ObjectRef[Any]:
-    """Rebuilds a ref from the bytes of a foreign pickler; it gets a hold of its own if it still
-    can."""
+    """Unpickles a ref from the bytes of a foreign pickler, with a hold if the object still
+    exists."""
     return ObjectRef(object_id, runtime_hooks.attach(object_id))
 
 
 def _attach_held(object_id: bytes, node: int, seconds: float) -> ObjectRef[Any]:
-    """The same, for bytes for which that node has held the object. ObjectLostError: it is gone."""
+    """Like `_attach`, if that node has held the object. ObjectLostError: the object is gone."""
     hold = runtime_hooks.attach_held(object_id, node, seconds)
     return ObjectRef(object_id, ForwardedHold(node, seconds) if hold is None else hold)
 
@@ -269,7 +267,7 @@ class ByRef(Generic[T]):
 
 
 def by_ref(x: T) -> ByRef[T]:
-    """Hands `x` to a task with the refs inside it unresolved.
+    """Passes `x` to a task with the refs inside it unresolved.
 
     Parameters
     ----------

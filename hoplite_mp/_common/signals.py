@@ -1,7 +1,6 @@
-"""Signals: one asks this process to end, and a handler of another one may raise an exception.
+"""Signals: requests to end this process, and exceptions that signal handlers raise.
 
-The process is to end properly, after what it is doing now, and the wait for the signal must not be
-able to hang.
+The process must end properly, after its current work, and the wait for the signal must never hang.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ __all__ = ["StopRequest", "is_interruption"]
 
 class StopRequest:
     """A signal's request that this process end. It raises no exception, except inside `breaks`,
-    where code may be given up half way.
+    where code may be interrupted anywhere.
 
     It is not a threading.Event, because a signal's handler must not set one: the handler runs in
-    the thread that waits, which may hold the event's lock at that moment, and would wait for
+    the waiting thread, which may hold the event's lock at that moment, and would wait for
     itself."""
 
     def __init__(self) -> None:
@@ -66,11 +65,11 @@ class StopRequest:
             self._breaks = False
 
 
-# Which exceptions a signal handler has raised.
+# Recognises exceptions that a signal handler has raised.
 #
-# Python runs signal handlers between any two steps of the main thread, so what a handler raises (a
-# timeout, say) comes out of whatever step was running. A call that reports errors of its arguments
-# to other members must not take that for one, nor a pickler for a value that it cannot write.
+# Python runs signal handlers between any two steps of the main thread, so a handler's exception (a
+# timeout, say) is raised by whatever step was running. A call that reports errors of its arguments
+# to other members must not mistake it for one, nor a pickler for the error of a value.
 
 
 # As `error.__traceback__`, for exceptions whose class refuses or redefines the attribute.
@@ -81,9 +80,9 @@ PACKAGE = (
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Has a signal handler raised it? A handler is recognised in the traceback by its arguments,
-    the signal's number and the frame that was interrupted. Handlers without Python code, and those
-    that have deleted their arguments, are not."""
+    """Whether a signal handler has raised the error. A handler is recognised in the traceback by
+    its arguments, the signal's number and the interrupted frame. Handlers without Python code, and
+    those that have deleted their arguments, are not recognised."""
     step = _traceback_of(error)
     while step is not None:
         for one, other in pairwise(_arguments(step.tb_frame)):

@@ -1,4 +1,4 @@
-"""The rule by which bulk bytes move, without moving any: the twin of the compiled engine.
+"""A model of the rule by which the compiled engine moves bulk bytes; it moves none itself.
 
 Code that plans or simulates transfers must follow the same rule as the engine. There is one rule:
 *a block moves when the watermarks of its inputs have passed it*. `cext/engine_*.c` applies it to
@@ -10,8 +10,8 @@ compares them.
             gets only the beginning
     fold    computes the next block of its cell, as soon as all sources have come that far
 
-Where blocks end is fixed by the size of a cell (`block_bytes_for`, `goal`), so the watermarks that
-a cell can ever show do not depend on time; only when it shows them does.
+The ends of blocks are fixed by the size of a cell (`block_bytes_for`, `goal`), so the possible
+watermarks of a cell do not depend on time; only the moments at which they appear do.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["TransferModel", "block_bytes_for", "fold_goal", "goal", "serve_goal"
 
 LINE_BYTES = 64
 BLOCK_BYTES_LEAST = 16 * 1024
-"""A frame costs some microseconds however short it is."""
+"""A frame takes some microseconds, however short it is."""
 BLOCKS_WANTED = 8
-"""Of a cell, so that hosts in a row work at the same time."""
+"""In a cell, so that all hosts of a chain work at the same time."""
 FOLD_BYTES_MAX = 256 * 1024
-"""A step of a fold: so long no socket is looked at."""
+"""Bytes of a step of a fold, during which no socket is polled."""
 
 
 def block_bytes_for(nbytes: int, block_bytes_max: int) -> int:
@@ -40,17 +40,17 @@ def block_bytes_for(nbytes: int, block_bytes_max: int) -> int:
 
 
 def goal(nbytes: int, watermark: int, block_bytes: int) -> int:
-    """Where the block ends that holds byte `watermark`; the last one ends with the cell."""
+    """The end of the block that holds byte `watermark`; the last block ends with the cell."""
     return min(nbytes, (watermark // block_bytes + 1) * block_bytes)
 
 
 def serve_goal(nbytes: int, watermark: int, block_bytes: int, end: int) -> int:
-    """The same for a reader that wants that cell's bytes up to `end`: it gets no more."""
+    """Like `goal`, for a reader that wants that cell's bytes up to `end`."""
     return min(end, goal(nbytes, watermark, block_bytes))
 
 
 def fold_goal(nbytes: int, watermark: int, block_bytes: int) -> int:
-    """Where the step of a fold ends that begins at `watermark`."""
+    """The end of the step of a fold that begins at `watermark`."""
     return goal(nbytes, watermark, min(block_bytes, FOLD_BYTES_MAX))
 
 
@@ -60,14 +60,14 @@ class _Cell:
     watermark: int
     block_bytes: int
     source: Hashable = None
-    """The cell that it pulls; None: it pulls nothing."""
+    """The cell from which it pulls, or None."""
     sources: tuple[tuple[Hashable, int], ...] = ()
     """The cells that it folds, and the bytes of an element of each."""
     item_bytes: int = 1
 
 
 class TransferModel:
-    """Cells by name, what fills them, and the steps that follow."""
+    """Cells by name, their pulls and folds, and the resulting steps."""
 
     def __init__(self) -> None:
         self._cells: dict[Hashable, _Cell] = {}
@@ -75,7 +75,7 @@ class TransferModel:
     def cell(
         self, name: Hashable, nbytes: int, filled: int = 0, block_bytes_max: int = 256 * 1024
     ) -> None:
-        """Adds a cell; `block_bytes_max` is that of the engine where it lies."""
+        """Adds a cell; `block_bytes_max` is that of the cell's engine."""
         if name in self._cells:
             raise ValueError(f"there is a cell {name!r}")
         if not 0 <= filled <= nbytes:
@@ -83,7 +83,7 @@ class TransferModel:
         self._cells[name] = _Cell(nbytes, filled, block_bytes_for(nbytes, block_bytes_max))
 
     def pull(self, name: Hashable, source: Hashable) -> None:
-        """Fills a cell from another, which need not be there yet. Replaces an earlier pull."""
+        """Fills a cell from another, which need not exist yet. Replaces an earlier pull."""
         cell = self._cells[name]
         if cell.sources:
             raise ValueError(f"a fold fills {name!r}")
@@ -104,12 +104,12 @@ class TransferModel:
         cell.item_bytes = item_bytes
 
     def watermark(self, name: Hashable) -> int:
-        """How far the cell has come."""
+        """The number of bytes of the cell that are valid."""
         return self._cells[name].watermark
 
     def contributors(self, name: Hashable) -> object:
-        """What the cell is made of: a tree of names, with folds as tuples in the order of their
-        sources."""
+        """The origin of the cell's bytes: a tree of names, with folds as tuples in the order of
+        their sources."""
         cell = self._cells[name]
         if cell.source is not None:
             return self.contributors(cell.source)
@@ -118,7 +118,7 @@ class TransferModel:
         return name
 
     def advance(self) -> list[tuple[Hashable, int]]:
-        """Makes one step of every cell that can, all at the same moment; returns (cell,
+        """Makes one step of every cell that can make one, all simultaneously; returns (cell,
         watermark)."""
         steps = [(name, self._next(cell)) for name, cell in self._cells.items()]
         made = [(name, end) for name, end in steps if end > self._cells[name].watermark]
@@ -127,7 +127,7 @@ class TransferModel:
         return made
 
     def run(self) -> list[tuple[Hashable, int]]:
-        """Makes and returns all steps, until nothing can move any more."""
+        """Makes and returns all steps, until no cell can make one any more."""
         trace: list[tuple[Hashable, int]] = []
         while steps := self.advance():
             trace += steps
