@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.node_harness import NodeHarness
 from tests.support.node_losses import LossNetwork
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
@@ -18,3 +19,17 @@ def network() -> Iterator[LossNetwork]:
     made = LossNetwork(4)
     yield made
     made.close()
+
+
+@pytest.fixture
+def make_node() -> Iterator[Callable[..., NodeHarness]]:
+    """Makes nodes as `NodeHarness` does; they are closed after the test."""
+    made: list[NodeHarness] = []
+
+    def make(*about: Any, **options: Any) -> NodeHarness:
+        made.append(NodeHarness(*about, **options))
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.close()

@@ -2,89 +2,141 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import msgspec
+import numpy as np
 import pytest
 
 from hoplite_mp._common import ids
-from hoplite_mp._node.collectives.chunked_reduce import ChunkedReduce
-from hoplite_mp._node.collectives.operations import Operations, placed
+from hoplite_mp._common.object_states import STATE
+from hoplite_mp._node.collectives import operations
 from hoplite_mp._node.objects.remote_objects import MEMORY_POLL_S
 from hoplite_mp._protocol import messages as m
+from hoplite_mp._protocol.local import Collective
+from hoplite_mp._protocol.peers import Described
+from tests.support.node_harness import member
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.node_harness import NodeHarness
+
+SLOT = 2
+OWNER = member(2).host_id
+MIB = 1 << 20
+BLOCK_BYTES = MIB + 4096  # of an array of 1 MiB, with its head
 
 
-@pytest.mark.parametrize("epoch", [1, 2, None])
-def test_a_run_of_an_earlier_plan_is_dropped(epoch: int | None) -> None:
-    """The operation was planned again, or dropped, while a thread folded by the earlier plan."""
-    operation = SimpleNamespace(epoch=epoch, execution=None, chunked_reduce=None)
-    sent: list[Any] = []
-    room: Any = SimpleNamespace(
-        operations={} if epoch is None else {7: operation},
-        client=SimpleNamespace(number=0),
-        send=sent.append,
-    )
-    execution: Any = mock.Mock()
-    Operations._ran(room, 7, 1, execution, None)
-    assert (operation.execution is execution) == (epoch == 1) == bool(sent)
-    assert execution.drop.called == (epoch != 1)
+@pytest.fixture
+def node(make_node: Callable[..., NodeHarness]) -> NodeHarness:
+    return make_node(alone=True, workers=1)
 
 
-@pytest.mark.parametrize("runs", [True, False])
-def test_what_a_thread_writes_into_is_freed_when_it_has_ended(runs: bool) -> None:
-    """The operation is planned again between two chunks, or while a thread folds one."""
-    chunked: Any = mock.Mock(spec=ChunkedReduce)
-    old: Any = SimpleNamespace(operation=7, epoch=1)
-    operation: Any = SimpleNamespace(
-        number=7, epoch=1, execution=None, chunked_reduce=chunked, plan=None if runs else old,
-        planned_ns=1,
-    )  # fmt: skip
-    room: Any = mock.Mock(spec=Operations)
-    room.configure_mock(
-        operations={7: operation},
-        client=SimpleNamespace(number=0),
-        plan_runner=None,
-        loop=SimpleNamespace(now_ns=lambda: 2, now=lambda: 0.0),
-        config=SimpleNamespace(put_wait_s=1.0),
-    )
-    room._drop_chunked = lambda one: Operations._drop_chunked(room, one)
-    stripes = (m.Stripe(0, 0, m.SHARES),)
-    source = (ids.pack_id(1000, 7),)
-    plan = m.ExecuteReduce(
-        7, 2, (0,), (0,), stripes, "fold", "reduce", "sum", 0, source, (0,), (0,)
-    )  # fmt: skip
-    Operations._planned(room, plan)
-    assert operation.chunked_reduce is None
-    assert chunked.drop.called != runs
-    Operations._ran(room, 7, 1, chunked, None)
-    assert chunked.drop.called
-    assert operation.plan.epoch == 2
+@pytest.fixture
+def cluster_node(make_node: Callable[..., NodeHarness]) -> NodeHarness:
+    return make_node([member(1), member(2)], workers=1)
 
 
-def test_a_plan_without_memory_is_not_tried_in_each_turn() -> None:
+class Sum:
+    """A process asks for the sum of arrays of 1 MiB; the test is the manager."""
+
+    def __init__(self, node: NodeHarness, sources: int) -> None:
+        self.node = node
+        self.process = node.process(SLOT)
+        self.sources = [self.process.put(np.full(MIB // 8, one + 1.0)) for one in range(sources)]
+        self.result = self.process.draft()
+        at = [hold.oid for hold in self.sources]
+        node.ask(SLOT, Collective([self.result.oid], at, "reduce", "sum", sources, None, False), 0)
+        (self.request,) = node.reports
+
+    def plan(self, epoch: int) -> None:
+        """A thread folds the next sources at once; the node hears of its end when time passes."""
+        every = tuple(range(len(self.sources)))
+        at = (0,) * len(every)
+        number, objects = self.request.operation, self.request.sources
+        whole = (m.Stripe(0, 0, m.SHARES),)
+        self.node.from_manager(
+            m.ExecuteReduce(
+                number, epoch, every, every, whole, "any", "reduce", "sum", 0, objects, at, (0,)
+            )
+        )
+
+    def folded(self) -> list[int]:
+        """Epochs of the plans whose results are complete."""
+        self.node.loop.pass_time(0.0)
+        return [one.epoch for one in self.node.reports if isinstance(one, m.StripesComplete)]
+
+    def blocks(self) -> int:
+        """How many blocks the operation uses, besides its sources."""
+        self.node.store.take_returns()
+        states = [self.node.node.state(hold.oid) for hold in self.sources]
+        return len(self.node.store.leases) - states.count(STATE["SEALED"])
+
+    def commit(self) -> Any:
+        """The result as the process reads it."""
+        self.node.from_manager(m.Commit(self.request.operation, 1, (0, 1)))
+        return self.process.value(self.result.oid)
+
+
+@pytest.mark.parametrize("then", ["nothing", "planned again", "forgotten"])
+def test_end_of_a_fold_by_an_earlier_plan_is_ignored(node: NodeHarness, then: str) -> None:
+    total = Sum(node, 2)
+    total.plan(1)
+    if then == "planned again":
+        total.plan(2)
+    elif then == "forgotten":
+        node.from_manager(m.Forget(total.request.operation))
+    assert total.folded() == {"nothing": [1], "planned again": [2], "forgotten": []}[then]
+    assert total.blocks() == (then != "forgotten")
+    if then != "forgotten":
+        assert total.commit()[0] == 1 + 2
+
+
+@pytest.mark.parametrize("folds", [True, False])
+def test_block_of_an_earlier_plan_is_freed_after_its_thread_has_ended(
+    node: NodeHarness, folds: bool
+) -> None:
+    """The operation is planned again while a thread folds a chunk, or between two chunks."""
+    node.store.limit = 4 * BLOCK_BYTES  # a chunk pins half of that
+    total = Sum(node, 6)
+    total.plan(1)
+    if not folds:
+        assert total.folded() == []
+    assert total.blocks() == 1
+    total.plan(2)
+    assert total.blocks() == 1 + folds
+    while not total.folded():
+        node.poll()
+    assert total.folded() == [2]
+    assert total.blocks() == 1
+    assert total.commit()[0] == sum(range(7))
+
+
+def test_plan_without_room_is_not_tried_in_each_turn(
+    node: NodeHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Seed 1837668: each attempt spilled one object to restore another. That woke processes, these
     the node, and the node tried again: a hundred thousand times a second."""
-    tried: list[float] = []
-    now = 100.0
-    operation: Any = SimpleNamespace(plan=object(), try_again_at=0.0, space_deadline=110.0)
-    room: Any = mock.Mock(spec=Operations)
-    room.configure_mock(
-        operations={7: operation}, loop=SimpleNamespace(now=lambda: now), store=mock.Mock()
-    )
-
-    def execute(one: Any) -> None:
-        tried.append(now)
-        Operations._no_memory(room, one, "no memory")
-
-    room.execute = execute
+    attempts = mock.Mock(wraps=operations.prepare)
+    monkeypatch.setattr(operations, "prepare", attempts)
+    total = Sum(node, 2)
+    node.store.limit = 0
+    begin = node.loop.now()
+    total.plan(1)
     for _ in range(50):
-        again = Operations.execute_again(room)
-        assert again is not None
-        now = max(now + 0.001, min(again, now + 0.007))  # other things happen meanwhile
-    assert len(tried) == pytest.approx((now - 100) / MEMORY_POLL_S, abs=1)
-    operation.plan = None
-    assert Operations.execute_again(room) is None
+        node.poll()
+        node.loop.pass_time(0.004)
+    tried = attempts.call_count
+    assert tried == pytest.approx((node.loop.now() - begin) / MEMORY_POLL_S, abs=2)
+    node.store.limit = 4 * BLOCK_BYTES
+    node.loop.pass_time(MEMORY_POLL_S)
+    node.poll()
+    assert total.folded() == [1]
+    node.loop.pass_time(10 * MEMORY_POLL_S)
+    node.poll()
+    assert attempts.call_count == tried + 1
 
 
 class Counted(int):
@@ -104,44 +156,43 @@ def compared() -> type[Counted]:
     return Counted
 
 
-def test_sources_that_are_to_be_made_again_are_found_in_one_pass(compared: type[Counted]) -> None:
+def test_lost_sources_are_found_in_one_pass(
+    cluster_node: NodeHarness, compared: type[Counted]
+) -> None:
     """A host was lost that held thousands of them; each of them is given twice."""
-    sources = [compared(100 + index) for index in range(200)] * 2
-    ask: Any = mock.Mock(sources=sources, results=[7], to=[], kind="reduce", op="sum", num=400)
-    ask.deadline_s, ask.reproducible = None, False
-    operation: Any = SimpleNamespace(number=7, ask=ask, waiting={}, slot=1)
-    room: Any = mock.Mock(spec=Operations)
-    room.configure_mock(
-        client=SimpleNamespace(number=0, host_id=1000),
-        plan_runner=None,
-        imports=SimpleNamespace(public=lambda oid: ids.pack_id(1000, oid)),
-        remote_objects=SimpleNamespace(needs_making=lambda oid: True),
-        _deadline_s=lambda operation: None,
-    )
-    (request,) = Operations._request(room, operation)
+    node = cluster_node
+    process, holds = node.process(SLOT), []
+    node.parts.imports.ask([ids.pack_id(OWNER, 1 << 33 | one) for one in range(200)], holds.extend)
+    for _, asked in node.taken():
+        node.receive(OWNER, Described(asked.object, asked.number, "ready", 8, holders=(1,)))
+    node.lose(1)
+    sources = [compared(hold.oid) for hold in holds] * 2
+    result = process.draft()
+    assert node.node_tasks.take(result.oid)
+    node.reports.clear()
+    compared.compared = 0
+    ask = Collective([result.oid], [*sources], "reduce", "sum", 400, None, False)
+    node.parts.operations.begin(ask, SLOT)
+    (request,) = node.reports
     assert isinstance(request, m.ReduceRequested)
     assert request.ready == ()
-    assert operation.waiting == {100 + index: [index, 200 + index] for index in range(200)}
     assert compared.compared < 20 * len(sources)
 
 
-def test_places_of_an_alltoall_are_looked_up_and_not_searched(compared: type[Counted]) -> None:
+def test_places_of_an_alltoall_are_looked_up_and_not_searched(
+    cluster_node: NodeHarness, compared: type[Counted]
+) -> None:
     """Every other column stays on the node that asks, which is no other node."""
+    node = cluster_node
+    process = node.process(SLOT)
     columns = 400
+    holds = [process.put(column) for column in range(columns)]
     destinations = tuple(compared(index % 2) for index in range(columns))
-    kept: list[Any] = []
-    executor: Any = SimpleNamespace(
-        links=SimpleNamespace(
-            peers=SimpleNamespace(
-                by_number={1: SimpleNamespace(member=SimpleNamespace(host_id=1001))}
-            )
-        ),
-        imports=SimpleNamespace(public=lambda oid: ids.pack_id(1000, oid)),
-        replicas=SimpleNamespace(say=kept.append),
-    )
-    ask: Any = SimpleNamespace(kind="alltoall", sources=range(columns))
-    commit: Any = SimpleNamespace(contributors=tuple(range(columns)), destinations=destinations)
-    placed(executor, ask, commit)
-    assert {one.hosts for one in kept} == {(1001,)}
-    assert [one.object for one in kept] == [ids.pack_id(1000, at) for at in range(1, columns, 2)]
+    ask = Collective([], [hold.oid for hold in holds], "alltoall", "sum", columns, None, False)
+    commit = m.Commit(1, 1, tuple(range(columns)))
+    msgspec.structs.force_setattr(commit, "destinations", destinations)
+    compared.compared = 0
+    operations.placed(node.cluster.plan_executor, ask, commit)
     assert compared.compared < 20 * columns
+    copies = [node.parts.exports.copies_of(hold.oid) for hold in holds]
+    assert copies == [(), (1,)] * (columns // 2)

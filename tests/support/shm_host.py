@@ -34,8 +34,12 @@ OFF_TABLES, TABLE_BYTES = OFF_QUEUES + QUEUES * QUEUE_BYTES, 192 + 6 * 512
 OFF_HEADERS = (OFF_TABLES + TABLES * TABLE_BYTES + 4095) & ~4095
 
 
-class ShmHost:
-    """Slot 0, and what makes further slots in this process or in forked ones."""
+class HostMemory:
+    """Both memories of a host: slot 0, and what makes further slots in this process or in forked
+    ones. Subclasses add the store."""
+
+    store: Store
+    length = 1 << 30  # bytes of the store's memory
 
     def __init__(
         self,
@@ -51,34 +55,17 @@ class ShmHost:
             os.memfd_create("store"),
             os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC),
         )
-        length = 1 << 30
         _shm.create(
-            self.fds[0], self.fds[1], host_id, length, cores, spin_us, small_max, span_bytes
+            self.fds[0], self.fds[1], host_id, self.length, cores, spin_us, small_max, span_bytes
         )
-        self.node = _shm.NodeClient(self.fds[0], self.fds[1], NODE, self.fds[2])
-        self.node_tasks = _tasks.Tasks(self.node)
-        config = Config(
+        self.host_id = host_id
+        self.config = Config(
             span_bytes=span_bytes,
             small_object_bytes_max=small_max,
             spill_dir=tempfile.gettempdir(),
         )
-        self.loop = ManualLoop()
-        self.node_events: Any = UnhandledEvents()
-        self.trace_events = TraceEvents(self.loop, self.node_events)
-        self.store = Store(
-            self.node,
-            config,
-            length // 2,
-            self.fds[1],
-            self.loop,
-            SpillFile(config.spill_dir, config.spill_bytes_max),
-            self.trace_events,
-            self.node_events,
-        )
-        self.results = ResultWriter(self.node, self.node_tasks, self.store, config)
-        self.sweeper = Sweeper(self.results, self.node_events)
-        self.node.open_pool(POOL, 1)
-        self.queue = self.node_tasks.open_queue(POOL)
+        self.node = _shm.NodeClient(self.fds[0], self.fds[1], NODE, self.fds[2])
+        self.node_tasks = _tasks.Tasks(self.node)
 
     def client(self, slot: int = 0) -> _shm.Client:
         """A client of this process in a slot that is registered, or in a fresh one."""
@@ -97,17 +84,6 @@ class ShmHost:
         assert start is not None
         client.add_span(start)
         return start
-
-    def sweep(self, slot: int) -> None:
-        """What the node does when the process of that slot has ended by SIGKILL."""
-        self.sweeper.sweep(slot, None, -9)
-        self.post_queued()
-
-    def post_queued(self) -> None:
-        """The dead one may have taken hints with it: all queued tasks are announced again."""
-        for header in self.node.scan():
-            if header["state"] == "QUEUED":
-                self.node_tasks.post(header["id"], self.queue)
 
     def word(self, offset: int, size: int = 8) -> int:
         """A word of the control memory."""
@@ -136,6 +112,42 @@ class ShmHost:
             os.close(fd)
 
 
+class ShmHost(HostMemory):
+    """Both memories with a store, a sweeper and an open pool, and no other component."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        config = self.config
+        self.loop = ManualLoop()
+        self.node_events: Any = UnhandledEvents()
+        self.trace_events = TraceEvents(self.loop, self.node_events)
+        self.store = Store(
+            self.node,
+            config,
+            self.length // 2,
+            self.fds[1],
+            self.loop,
+            SpillFile(config.spill_dir, config.spill_bytes_max),
+            self.trace_events,
+            self.node_events,
+        )
+        self.results = ResultWriter(self.node, self.node_tasks, self.store, config)
+        self.sweeper = Sweeper(self.results, self.node_events)
+        self.node.open_pool(POOL, 1)
+        self.queue = self.node_tasks.open_queue(POOL)
+
+    def sweep(self, slot: int) -> None:
+        """What the node does when the process of that slot has ended by SIGKILL."""
+        self.sweeper.sweep(slot, None, -9)
+        self.post_queued()
+
+    def post_queued(self) -> None:
+        """The dead one may have taken hints with it: all queued tasks are announced again."""
+        for header in self.node.scan():
+            if header["state"] == "QUEUED":
+                self.node_tasks.post(header["id"], self.queue)
+
+
 def kept_waiting(*pids: int) -> float:
     """Seconds in which threads of this process, or of others, could run and had no processor: what
     is left of a time without them is the same whatever else the machine does."""
@@ -158,7 +170,7 @@ SLICE_S = 0.5
 class Party:
     """A client slot with its tasks and a queue."""
 
-    def __init__(self, host: ShmHost, slot: int = 0) -> None:
+    def __init__(self, host: HostMemory, slot: int = 0) -> None:
         self.client = host.client(slot)
         self.slot = self.client.slot
         self.tasks = _tasks.Tasks(self.client)

@@ -1,0 +1,603 @@
+"""One node, or several, built by the construction code of the shipped node on ports of the test.
+
+`NodeHarness` is a whole node: its memory, all its components, and their handlers. Only the ports
+are stand-ins. Time passes when the test says so, and what the node does to its surroundings is
+recorded: replies to processes, requests for processes, messages to the manager and to other nodes.
+Every message in either direction is encoded and decoded, so an illegal one fails the test.
+`HarnessNetwork` joins several such nodes by lines that deliver when the test says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from collections import deque
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hoplite_mp import _serialize, _shm, _tasks
+from hoplite_mp._common.object_states import (
+    CLIENT_WORKER,
+    DRIVER_SLOT,
+    FIRST_SLOT,
+    KIND_OPERATION,
+    KIND_TASK,
+    STATE,
+)
+from hoplite_mp._node.io.spill_file import SpillFile
+from hoplite_mp._node.output.output import Output
+from hoplite_mp._node.ports import NodePorts
+from hoplite_mp._node.runtime.cluster_node import ClusterNode
+from hoplite_mp._node.runtime.node import HostNode
+from hoplite_mp._node.runtime.node_events import ClusterNodeEvents, NodeEvents
+from hoplite_mp._protocol.codec import Decoder, encode, manager_decoder
+from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._protocol.local import Reply, Request, Start
+from hoplite_mp._protocol.messages import Member, MembersChanged, NodeAdmitted
+from hoplite_mp._protocol.peers import PeerMessage
+from hoplite_mp._protocol.secret import Secret
+from hoplite_mp._protocol.spawning import Exited, InheritedContext, LanStart, Spawn, StartStandby
+from hoplite_mp._simulation.virtual.host_ports import NoDoor, NoStacks
+from hoplite_mp._transport.conversation import Admission
+from tests.support.node_ports import ManualLoop
+from tests.support.shm_host import HostMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from hoplite_mp._transport.addresses import Address, Endpoint
+
+CLUSTER = b"c" * 16
+LAN = LanStart(
+    key=Secret(b"k" * 32),
+    host_id=0,
+    host="h",
+    peer_fd=-1,
+    addresses=["10.0.0.1:1"],
+    ports=(1, 2, 1),
+    handshake_timeout_s=5.0,
+    pending_handshakes_max=8,
+    connect_timeout_s=5.0,
+    heartbeat_interval_s=0.2,
+    heartbeat_timeout_s=1.5,
+    tls=False,
+    cluster=CLUSTER,
+)
+FIRST_PID = 1000  # of the process in slot 0
+_descriptors = itertools.count(1 << 20)  # numbers that no real descriptor has
+
+
+def member(number: int, workers: int = 4, **about: Any) -> Member:
+    """A node of another host; its host id and its address contain its number."""
+    about = {"host": f"host{number}", "addresses": (f"10.0.0.{number}:1",), **about}
+    return Member(number, 1, 1000 + number, workers, **about)
+
+
+class RecordedLines:
+    """See `ClientSocketsPort`. A process has a line once the test has added one."""
+
+    def __init__(self) -> None:
+        self.by_slot: dict[int, Any] = {}
+        self.replies: list[tuple[int, Reply]] = []
+
+    def serve(self, events: Any) -> None: ...
+
+    def add(self, slot: int, line: Any) -> None:
+        self.by_slot[slot] = line
+
+    def forget(self, slot: int) -> None:
+        self.by_slot.pop(slot, None)
+
+    def reply(self, slot: int, reply: Reply) -> None:
+        if slot in self.by_slot:
+            msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=Reply)
+            self.replies.append((slot, reply))
+
+    def replier(self, slot: int) -> Callable[[Reply], None]:
+        line = self.by_slot.get(slot)
+
+        def reply(found: Reply) -> None:
+            if line is not None and self.by_slot.get(slot) is line:
+                self.reply(slot, found)
+
+        return reply
+
+
+class RecordedProcesses:
+    """See `ProcessesPort`. `refusal`: why no process can be started."""
+
+    def __init__(self) -> None:
+        self.spawned: list[Spawn] = []
+        self.killed: list[int] = []
+        self.interrupted: list[int] = []
+        self.standbys: list[StartStandby] = []
+        self.refusal = ""
+
+    def spawn(self, ask: Spawn, descriptors: list[int]) -> str:
+        if not self.refusal:
+            self.spawned.append(ask)
+        return self.refusal
+
+    def kill(self, pid: int) -> None:
+        self.killed.append(pid)
+
+    def interrupt(self, pid: int) -> None:
+        self.interrupted.append(pid)
+
+    def start_standby(self, ask: StartStandby, address: Address) -> None:
+        self.standbys.append(ask)
+
+    def close(self, descriptors: list[int]) -> None:
+        while descriptors:
+            os.close(descriptors.pop())
+
+
+class RecordedEngine:
+    """See `EnginePort`. Cells and links are numbers, nothing moves, and calls are recorded; `found`
+    are the events that the node reads next."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.found: list[tuple[Any, ...]] = []
+        self._descriptor = next(_descriptors)
+        self._cells = itertools.count(1)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def connect(self, fd: int, peer: int) -> int:
+        self.calls.append(("connect", peer))
+        return peer
+
+    def counters(self, link: int) -> tuple[int, int, int, int]:
+        return 0, 0, 0, 0
+
+    def cell(self, *about: Any) -> int:
+        cell = next(self._cells)
+        self.calls.append(("cell", cell, *about))
+        return cell
+
+    def watermark(self, cell: int) -> int:
+        return 0
+
+    def events(self) -> list[tuple[Any, ...]]:
+        found, self.found = self.found, []
+        return found
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *about: self.calls.append((name, *about))
+
+
+class HarnessStream:
+    """See `ByteStream`: what the node writes is decoded and passed on, message by message."""
+
+    bytes_received = bytes_sent = 0
+    certificate_sha256 = failure = None
+    buffered = wants_read = wants_write = False
+
+    def __init__(self, decoder: Decoder[Any], sent: Callable[[Any], object]) -> None:
+        self.closed = False
+        self.incoming: bytes | None = b""
+        self._decoder = decoder
+        self._sent = sent
+        self._descriptor = next(_descriptors)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def read(self, nbytes_max: int = 0) -> bytes | None:
+        data = self.incoming
+        if data is not None:
+            self.incoming = b""
+        return data
+
+    def write(self, data: bytes) -> None:
+        for message in self._decoder.feed(data):
+            self._sent(message)
+
+    def flush(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class HarnessCall:
+    """See `OutgoingConnection`: it is established at once, or cannot be."""
+
+    deadline = float("inf")
+    starved = False
+
+    def __init__(self, found: Admission | Exception) -> None:
+        self._found = found
+        self._descriptor = next(_descriptors)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def turn(self, now: float) -> Admission | None:
+        return self.wait()
+
+    def wait(self) -> Admission:
+        if isinstance(self._found, Exception):
+            raise self._found
+        return self._found
+
+
+class HarnessConnections:
+    """See `Connections`. Calls of role "peer" reach every member; `reaches`: whether an address of
+    another host answers; `lent`: the ports that are lent now."""
+
+    def __init__(self, node: NodeHarness) -> None:
+        self.node = node
+        self.reaches = True
+        self.lent: list[HarnessPort] = []
+
+    def call(
+        self, endpoints: Sequence[Endpoint], *, role: str, host_id: int | None = None, **about: Any
+    ) -> HarnessCall:
+        assert role == "peer"
+        assert host_id is not None
+        stream: Any = HarnessStream(
+            Decoder(PeerMessage), lambda message: self.node.network_send(host_id, message)
+        )
+        peer = Introduction(host_id, {})
+        return HarnessCall(Admission(stream, role, CLUSTER, peer, "10.0.0.9"))
+
+    def listen(self, *about: Any) -> str:
+        return "10.0.0.1"
+
+    def is_reached(self, endpoints: Sequence[Endpoint]) -> bool:
+        return self.reaches
+
+    def lend(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool]) -> HarnessPort:
+        self.lent.append(HarnessPort(self, 7000 + len(self.lent)))
+        return self.lent[-1]
+
+    def own_addresses(self) -> Collection[str]:
+        return ["10.0.0.1"]
+
+
+class HarnessPort:
+    """See `LentPort`."""
+
+    def __init__(self, connections: HarnessConnections, port: int) -> None:
+        self.port = port
+        self._lent = connections.lent
+
+    def close(self) -> None:
+        self._lent.remove(self)
+
+
+class HarnessProcess:
+    """A process of the host: a client slot with a line to the node. It does what a test says."""
+
+    def __init__(self, node: NodeHarness, slot: int = 0, pool: int = 0) -> None:
+        self.node = node
+        self.slot = slot or node.node.register(0, CLIENT_WORKER, pool)
+        node.connect(self.slot)
+        self.client = node.client(self.slot)
+        self.tasks = _tasks.Tasks(self.client)
+        self._queues: dict[int, int] = {}
+
+    def put(self, value: Any) -> Any:
+        """A hold on a new object."""
+        encoded = _serialize.encode(value)
+        at = self._write(encoded)
+        oid = self.client.publish(at, encoded.nbytes, bool(encoded.refs))
+        return self.client.hold(oid, False)
+
+    def draft(self) -> Any:
+        """A hold on the header of a result of a collective, which the node will claim."""
+        hold = self.client.draft(KIND_OPERATION)
+        hold.keep()
+        return hold
+
+    def finish(self, oid: int, value: Any) -> None:
+        """The result of a task that this process has claimed, or the exception that it raised."""
+        failed = isinstance(value, Exception)
+        encoded = _serialize.encode_error(value, "") if failed else _serialize.encode(value)
+        self.client.bind(oid, self._write(encoded), encoded.nbytes, bool(encoded.refs))
+        assert self.tasks.finish(oid, failed)
+
+    def _write(self, encoded: Any) -> int:
+        """A block with these bytes."""
+        at = self.node.store.lease(encoded.nbytes, self.slot)
+        assert at is not None
+        self.client.write(at, encoded.head, encoded.buffers, encoded.offsets)
+        return at
+
+    def value(self, oid: int) -> Any:
+        """What the process reads: a value, an exception, or the name of the header's state."""
+        got = self.client.view(oid)
+        if isinstance(got, int):
+            return _shm.STATES[got]
+        mem = memoryview(got)
+        if _serialize.payload_kind(mem) == _serialize.ERROR:
+            return _serialize.decode_error(mem, lambda i: None)  # type: ignore[arg-type,return-value]
+        return _serialize.decode(mem, make_ref=lambda i: None, writable=True)  # type: ignore[arg-type,return-value]
+
+    def submit(
+        self,
+        pool: int = 0,
+        *,
+        ready: bool = True,
+        retries: int = 0,
+        timeout_ns: int = 0,
+        flags: int = 0,
+        delay: tuple[float, float, float] | None = None,
+    ) -> Any:
+        """A hold on a task; without `ready` it waits for its arguments."""
+        if pool not in self._queues:
+            self._queues[pool] = self.tasks.open_queue(pool)
+        oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, pool)
+        hold = self.client.hold(oid, False)
+        if delay is not None:
+            self.tasks.set_retry_delay(oid, *delay)
+            flags |= _tasks.DELAYED_FLAG
+        queue = self._queues[pool]
+        self.tasks.submit(oid, 0, b"", 0, retries, timeout_ns, flags, b"f", queue, ready)
+        return hold
+
+    def next(self, pool: int = 0) -> int:
+        """Claims a task; 0: there is none."""
+        return self.tasks.next(pool, 0)
+
+
+class NodeHarness(HostMemory):
+    """One node that has joined its cluster. Its parts have the names of the shipped ones: `parts`
+    are its `Components`, `cluster` its `ClusterNode`."""
+
+    def __init__(
+        self,
+        others: Iterable[Member] = (),
+        *,
+        number: int = 0,
+        host_id: int = 77,
+        workers: int = 0,
+        alone: bool = False,
+        joined: bool = True,
+        tls: bool = False,
+        engine: Any = None,
+        network: HarnessNetwork | None = None,
+        **config: Any,
+    ) -> None:
+        """others: the other members. workers: of the common pool at the start; they are in the
+        slots from FIRST_SLOT on. alone: the node of a cluster of one host. joined: whether the
+        manager has let the node in. engine: in place of a `RecordedEngine`. network: its other
+        nodes take what this one sends; without it messages are recorded in `sent`. config: fields
+        of `Config` that differ."""
+        super().__init__(host_id=host_id)
+        self.config = replace(self.config, **config)
+        self.loop = ManualLoop()
+        self.lines = RecordedLines()
+        self.processes = RecordedProcesses()
+        self.connections = HarnessConnections(self)
+        self.engine = RecordedEngine() if engine is None else engine
+        self.sent: list[tuple[int, Any]] = []  # messages to other nodes, with their host ids
+        self.reports: list[Any] = []  # messages to the manager
+        self.network = network
+        self._requests = itertools.count(1)
+        self._peer_decoder = msgspec.msgpack.Decoder(PeerMessage)
+        self.node.set_number(number)
+        manager: Any = HarnessStream(manager_decoder(), self.reported)
+        self._output_sockets = socket.socketpair()
+        self.node_events = NodeEvents() if alone else ClusterNodeEvents()
+        output = Output(
+            self._output_sockets[1],
+            self.config,
+            host_id,
+            lambda: self.node.number,
+            self.loop,
+            self.config.output_wait_s,
+            self.node_events,
+        )
+        ports: Any = NodePorts(
+            self.loop,
+            self.lines,
+            self.processes,
+            lambda workers: NoStacks(),
+            SpillFile(self.config.spill_dir, self.config.spill_bytes_max),
+            f"host{number}",
+            manager,
+            self.connections,  # type: ignore[arg-type]
+            self.engine,
+            NoDoor(),
+        )
+        lan = None if alone else msgspec.structs.replace(LAN, host_id=host_id, tls=tls)
+        self.host_node = HostNode(
+            self._start(workers, lan),
+            self.config,
+            ports,
+            self.node,
+            self.node_tasks,
+            output,
+            self.node_events,
+        )
+        self.parts = self.host_node.components
+        self.store = self.parts.store
+        self.host_node.begin(FIRST_PID, "the driver")
+        if joined and not alone:
+            own = Member(number, 0, host_id, workers)
+            self.from_manager(NodeAdmitted(number, 0, (own,), number + 1))
+            self.join(*others)
+        self.reports.clear()
+
+    def _start(self, workers: int, lan: LanStart | None) -> Start:
+        settings = InheritedContext(
+            pid=1, authkey=b"", argv=[], faulthandler=False, start_method=""
+        )
+        control, store, event = self.fds
+        slots = range(FIRST_SLOT, FIRST_SLOT + workers)
+        return Start(
+            sys_path=[],
+            control_fd=control,
+            store_fd=store,
+            event_fd=event,
+            supervisor_fd=-1,
+            rpc_fd=-1,
+            output_fd=-1,
+            driver_pid=FIRST_PID + DRIVER_SLOT,
+            workers=workers,
+            cores=2,
+            memory_bytes=self.length // 2,
+            config=asdict(self.config),
+            host_id=self.host_id,
+            inherited_settings=settings,
+            lan=lan,
+            first_workers=[(slot, -1, -1, -1) for slot in slots],
+        )
+
+    @property
+    def cluster(self) -> ClusterNode:
+        assert isinstance(self.host_node.other_hosts, ClusterNode)
+        return self.host_node.other_hosts
+
+    @property
+    def number(self) -> int:
+        return self.node.number
+
+    def poll(self) -> None:
+        """One turn of the node, after words in shared memory have changed."""
+        self.host_node.poll()
+
+    # -- the manager ---------------------------------------------------------------------------
+
+    def from_manager(self, message: Any) -> None:
+        """The manager sends this; the node reads it at once."""
+        channel = self.parts.management.channel
+        assert channel is not None
+        channel.stream.incoming = encode(message)  # type: ignore[attr-defined]
+        channel.ready()
+
+    def reported(self, message: Any) -> None:
+        """The node has sent this to the manager."""
+        self.reports.append(message)
+
+    def join(self, *members: Member) -> None:
+        """The manager announces members; what the node tells them at once is not recorded."""
+        if members:
+            self.from_manager(MembersChanged(members, ()))
+            self.sent.clear()
+
+    def lose(self, *numbers: int, left: tuple[int, ...] = ()) -> None:
+        """The manager announces that these nodes are gone."""
+        self.from_manager(MembersChanged((), numbers, left))
+
+    # -- other nodes ---------------------------------------------------------------------------
+
+    def network_send(self, host_id: int, message: Any) -> None:
+        """The node has sent this to another one."""
+        if self.network is None:
+            self.sent.append((host_id, message))
+        else:
+            self.network.send(self.host_id, host_id, message)
+
+    def receive(self, host_id: int, message: Any) -> None:
+        """A message of another node arrives. An error of its handler fails the test."""
+        message = self._peer_decoder.decode(msgspec.msgpack.encode(message))
+        self.cluster._peer_handlers[type(message)](host_id, message)
+
+    def taken(self) -> list[tuple[int, Any]]:
+        """(host id, message) of all that was sent since this was asked last."""
+        found, self.sent = self.sent, []
+        return found
+
+    # -- processes of this host ----------------------------------------------------------------
+
+    def process(self, slot: int = 0, pool: int = 0) -> HarnessProcess:
+        """A process that has that slot already, or gets another one."""
+        return HarnessProcess(self, slot, pool)
+
+    def connect(self, slot: int) -> None:
+        """The process in that slot, perhaps a new one, has a line."""
+        self.lines.add(slot, object())
+
+    def ask(self, slot: int, ask: Any, number: int | None = None, seen: int = 0) -> int:
+        """A request of the process in that slot arrives; returns its number. number: 0 for a
+        request without a reply. seen: the last reply that the process has read."""
+        number = next(self._requests) if number is None else number
+        packet = msgspec.msgpack.encode(Request(number, seen, ask))
+        self.host_node.request(slot, msgspec.msgpack.decode(packet, type=Request), [])
+        return number
+
+    def replies(self) -> list[tuple[int, Reply]]:
+        """(slot, reply) of all replies since this was asked last."""
+        found, self.lines.replies = self.lines.replies, []
+        return found
+
+    def answer(self, slot: int, ask: Any) -> Reply:
+        """The one reply to a request that is answered at once."""
+        number = self.ask(slot, ask)
+        ((to, reply),) = self.replies()
+        assert (to, reply.number) == (slot, number)
+        return reply
+
+    def worker_started(self, slot: int) -> int:
+        """The supervisor has started the worker of that slot; returns its pid."""
+        self.parts.workers.spawned(slot, FIRST_PID + slot)
+        return FIRST_PID + slot
+
+    def worker_exited(self, slot: int, code: int = -9) -> None:
+        """The supervisor reports the end of the worker of that slot."""
+        self.host_node.worker_exited(Exited(slot, FIRST_PID + slot, code))
+
+    def close(self) -> None:
+        for end in self._output_sockets:
+            end.close()
+        super().close()
+
+
+class HarnessNetwork:
+    """Nodes with numbers from 0 on, and lines between them. A message waits in its line until it is
+    delivered."""
+
+    node_class = NodeHarness
+
+    def __init__(self, size: int) -> None:
+        self.lines: dict[tuple[int, int], deque[bytes]] = {}
+        self.dead: set[int] = set()  # host ids
+        self.stopped: set[tuple[int, int]] = set()  # lines that deliver nothing now
+        self.by_host_id: dict[int, Any] = {}
+        self.nodes = [self.make(number) for number in range(size)]
+        for node in self.nodes:
+            self.by_host_id[node.host_id] = node
+        for node in self.nodes:
+            node.join(*(member(one.number, 2) for one in self.nodes if one is not node))
+        self.lines.clear()
+
+    def make(self, number: int) -> Any:
+        return self.node_class(number=number, host_id=1000 + number, network=self)
+
+    @property
+    def living(self) -> list[Any]:
+        return [node for node in self.nodes if node.host_id not in self.dead]
+
+    def send(self, source: int, target: int, message: Any) -> None:
+        self.lines.setdefault((source, target), deque()).append(msgspec.msgpack.encode(message))
+
+    def deliver(self, source: int, target: int) -> bool:
+        """The oldest message of one line arrives; False: the line is empty or stopped."""
+        line = self.lines.get((source, target))
+        if not line or (source, target) in self.stopped:
+            return False
+        packet = line.popleft()
+        if source not in self.dead and target not in self.dead:
+            message = msgspec.msgpack.decode(packet, type=PeerMessage)
+            self.by_host_id[target].receive(source, message)
+        return True
+
+    def pump(self) -> None:
+        """Turns and deliveries until nothing is under way."""
+        while True:
+            for node in self.living:
+                node.poll()
+            if not any([self.deliver(*line) for line in list(self.lines)]):
+                return
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
