@@ -3,82 +3,62 @@
 from __future__ import annotations
 
 import contextlib
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
-
-import pytest
+from typing import TYPE_CHECKING
 
 from hoplite_mp import _tasks
-from hoplite_mp._common.object_states import FLAG_COPY, FLAG_HERE
-from hoplite_mp._node.tasks.hints import Hints
-from tests.support.shm_host import KIND_TASK, POOL, STATE, ShmHost
+from hoplite_mp._common.object_states import DRIVER_SLOT, FIRST_SLOT, FLAG_COPY, FLAG_HERE
+from tests.support.node_harness import member
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+
+    from tests.support.node_harness import NodeHarness
+
+PEER = member(1).host_id
 
 
-@pytest.fixture(name="host")
-def fixture_host() -> Iterator[ShmHost]:
-    made = ShmHost()
-    yield made
-    made.close()
-
-
-def test_tasks_without_a_priority_go_in_order_whatever_was_in_their_records(host: ShmHost) -> None:
-    context: Any = SimpleNamespace(loop=host.loop, client=host.node, tasks=host.node_tasks)
-    hints = Hints(context, inbound_tasks={})  # type: ignore[arg-type]
-    sender, worker = host.client(), _tasks.Tasks(host.client())
-    tasks, ranked = _tasks.Tasks(sender), _tasks.Ranked(_tasks.Tasks(sender))
-    queue, holds, sent = tasks.open_queue(POOL), [], []
-    for priority in (-1, 5, 7):
-        oid = sender.new(KIND_TASK, STATE["WAITING"], 0, POOL)
-        holds.append(sender.hold(oid, False))
-        tasks.submit(oid, 0, b"", 0, 0, 0, FLAG_COPY, b"t", queue, False)
-        ranked.rank(oid, priority, _tasks.NO_FLOOR)  # of a task of before
-        assert hints.post(oid, here=False)
-        sent.append(oid)
-    assert [worker.next(POOL, 0) for _ in range(4)] == [*sent, 0]
-
-
-@pytest.mark.parametrize("may_leave", [True, False])
-def test_a_task_is_bound_to_this_host_by_its_submitter_or_as_another_hosts(
-    host: ShmHost, may_leave: bool
+def test_tasks_without_a_priority_go_in_order_whatever_was_in_their_records(
+    make_node: Callable[..., NodeHarness],
 ) -> None:
-    context: Any = SimpleNamespace(loop=host.loop, client=host.node, tasks=host.node_tasks)
-    inbound_tasks: set[int] = set()
-    hints = Hints(context, inbound_tasks)  # type: ignore[arg-type]
-    events: Any = SimpleNamespace(may_leave=lambda: may_leave)
-    hints.events = events
-    sender = host.client()
-    tasks = _tasks.Tasks(sender)
-    queue, found, holds = tasks.open_queue(POOL), [], []
-    for flags in (0, FLAG_COPY, FLAG_HERE, FLAG_HERE | FLAG_COPY, FLAG_COPY):
-        oid = sender.new(KIND_TASK, STATE["WAITING"], 0, POOL)
-        holds.append(sender.hold(oid, False))
-        tasks.submit(oid, 0, b"", 0, 0, 0, flags, b"t", queue, False)
-        found.append(oid)
-    inbound_tasks.add(found[-1])
-    bound = [False, False, True, True, True] if may_leave else [True] * 5
-    assert [hints.is_bound(oid) for oid in found] == bound
+    node = make_node(alone=True, workers=1)
+    sender, worker = node.process(DRIVER_SLOT), node.process(FIRST_SLOT)
+    ranked, sent = _tasks.Ranked(sender.tasks), []
+    for priority in (-1, 5, 7):
+        sent.append(sender.submit(flags=FLAG_COPY, ready=False))
+        ranked.rank(sent[-1].oid, priority, _tasks.NO_FLOOR)  # of a task of before
+        assert node.parts.workers.post(sent[-1].oid, here=False)
+    assert [worker.next() for _ in range(4)] == [*(hold.oid for hold in sent), 0]
 
 
-def test_a_host_whose_queues_are_all_taken(host: ShmHost) -> None:
-    """The task is announced when one is free again; the node had died of it."""
-    context: Any = SimpleNamespace(loop=host.loop, client=host.node, tasks=host.node_tasks)
-    hints = Hints(context, inbound_tasks={})  # type: ignore[arg-type]
-    sender, worker = host.client(), _tasks.Tasks(host.client())
-    tasks = _tasks.Tasks(sender)
-    queue = tasks.open_queue(POOL)
-    oid = sender.new(KIND_TASK, STATE["WAITING"], 0, POOL)
-    hold = sender.hold(oid, False)
-    tasks.submit(oid, 0, b"", 0, 0, 0, FLAG_COPY, b"t", queue, False)
+def test_task_is_bound_to_its_host_by_its_submitter_or_as_another_hosts(
+    make_node: Callable[..., NodeHarness],
+) -> None:
+    alone, one_of_two = make_node(alone=True), make_node([member(1)])
+    inbound = one_of_two.run_task(PEER)
+    assert one_of_two.parts.workers.is_bound(inbound)
+    for node in (alone, one_of_two):
+        sender = node.process(DRIVER_SLOT)
+        holds = [
+            sender.submit(flags=flags, ready=False)
+            for flags in (0, FLAG_COPY, FLAG_HERE, FLAG_HERE | FLAG_COPY)
+        ]
+        bound = [node.parts.workers.is_bound(hold.oid) for hold in holds]
+        assert bound == ([False, False, True, True] if node is one_of_two else [True] * 4)
+
+
+def test_host_whose_queues_are_all_taken_announces_the_task_later(
+    make_node: Callable[..., NodeHarness],
+) -> None:
+    """When a queue is free again; the node had died of it."""
+    node = make_node(alone=True, workers=1)
+    sender, worker = node.process(DRIVER_SLOT), node.process(FIRST_SLOT)
+    task = sender.submit(flags=FLAG_COPY, ready=False)
     taken = []
     with contextlib.suppress(MemoryError):
         while True:
-            taken.append(tasks.open_queue(POOL))
-    hints.announce(oid, here=False)
-    assert worker.next(POOL, 0) == 0
-    tasks.close_queue(taken.pop())
-    host.loop.pass_time(1.0)
-    assert worker.next(POOL, 0) == oid
-    del hold
+            taken.append(sender.tasks.open_queue(0))
+    node.parts.workers.announce(task.oid, here=False)
+    assert worker.next() == 0
+    sender.tasks.close_queue(taken.pop())
+    node.loop.pass_time(1.0)
+    assert worker.next() == task.oid

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hoplite_mp import _serialize, _shm, _tasks
+from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import (
     CLIENT_WORKER,
     DRIVER_SLOT,
     FIRST_SLOT,
+    FLAG_COPY,
     KIND_OPERATION,
     KIND_TASK,
     STATE,
@@ -34,10 +36,11 @@ from hoplite_mp._node.runtime.cluster_node import ClusterNode
 from hoplite_mp._node.runtime.node import HostNode
 from hoplite_mp._node.runtime.node_events import ClusterNodeEvents, NodeEvents
 from hoplite_mp._protocol.codec import Decoder, encode, manager_decoder
+from hoplite_mp._protocol.fields import NO_OBJECT
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.local import Reply, Request, Start
 from hoplite_mp._protocol.messages import Member, MembersChanged, NodeAdmitted
-from hoplite_mp._protocol.peers import PeerMessage
+from hoplite_mp._protocol.peers import Acquire, Described, PeerMessage, RunTask
 from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._protocol.spawning import Exited, InheritedContext, LanStart, Spawn, StartStandby
 from hoplite_mp._simulation.virtual.host_ports import NoDoor, NoStacks
@@ -74,6 +77,39 @@ def member(number: int, workers: int = 4, **about: Any) -> Member:
     """A node of another host; its host id and its address contain its number."""
     about = {"host": f"host{number}", "addresses": (f"10.0.0.{number}:1",), **about}
     return Member(number, 1, 1000 + number, workers, **about)
+
+
+class PlayedLoop(ManualLoop):
+    """A loop whose time is that of the compiled modules, too. What these wake is recorded: the
+    offsets of words in the control memory; `sleeps`: what is done in place of a sleep."""
+
+    def __init__(self) -> None:
+        self.woken: list[int] = []
+        self.sleeps: Callable[[int], object] = lambda word: None
+        self.control_addresses: list[int] = []
+        _tasks.play(self._sleep, self._wake)
+        super().__init__()
+
+    @property
+    def time(self) -> float:
+        return self._time
+
+    @time.setter
+    def time(self, now: float) -> None:
+        self._time = now
+        _tasks.play_at(round(now * 1e9))
+
+    def _offset(self, word: int) -> int:
+        return min(word - at for at in self.control_addresses if word >= at)
+
+    def _sleep(self, word: int, ns: int) -> None:
+        self.sleeps(self._offset(word))
+
+    def _wake(self, word: int) -> None:
+        self.woken.append(self._offset(word))
+
+    def close(self) -> None:
+        _tasks.play(None, None)
 
 
 class RecordedLines:
@@ -280,6 +316,8 @@ class HarnessProcess:
         self.slot = slot or node.node.register(0, CLIENT_WORKER, pool)
         node.connect(self.slot)
         self.client = node.client(self.slot)
+        if isinstance(node.loop, PlayedLoop):
+            node.loop.control_addresses.append(self.client.control_address)
         self.tasks = _tasks.Tasks(self.client)
         self._queues: dict[int, int] = {}
 
@@ -360,6 +398,7 @@ class NodeHarness(HostMemory):
         workers: int = 0,
         alone: bool = False,
         joined: bool = True,
+        played: bool = False,
         tls: bool = False,
         engine: Any = None,
         network: HarnessNetwork | None = None,
@@ -367,12 +406,14 @@ class NodeHarness(HostMemory):
     ) -> None:
         """others: the other members. workers: of the common pool at the start; they are in the
         slots from FIRST_SLOT on. alone: the node of a cluster of one host. joined: whether the
-        manager has let the node in. engine: in place of a `RecordedEngine`. network: its other
+        manager has let the node in. played: the loop's time is that of the memory, too. engine: in place of a `RecordedEngine`. network: its other
         nodes take what this one sends; without it messages are recorded in `sent`. config: fields
         of `Config` that differ."""
         super().__init__(host_id=host_id)
         self.config = replace(self.config, **config)
-        self.loop = ManualLoop()
+        self.loop = PlayedLoop() if played else ManualLoop()
+        if isinstance(self.loop, PlayedLoop):
+            self.loop.control_addresses.append(self.node.control_address)
         self.lines = RecordedLines()
         self.processes = RecordedProcesses()
         self.connections = HarnessConnections(self)
@@ -421,9 +462,7 @@ class NodeHarness(HostMemory):
         self.store = self.parts.store
         self.host_node.begin(FIRST_PID, "the driver")
         if joined and not alone:
-            own = Member(number, 0, host_id, workers)
-            self.from_manager(NodeAdmitted(number, 0, (own,), number + 1))
-            self.join(*others)
+            self.admit(*others)
         self.reports.clear()
 
     def _start(self, workers: int, lan: LanStart | None) -> Start:
@@ -477,6 +516,12 @@ class NodeHarness(HostMemory):
         """The node has sent this to the manager."""
         self.reports.append(message)
 
+    def admit(self, *others: Member) -> None:
+        """The manager lets the node in, beside these others."""
+        own = Member(self.number, 0, self.host_id, self.host_node.start.workers)
+        self.from_manager(NodeAdmitted(self.number, 0, (own,), self.number + 1))
+        self.join(*others)
+
     def join(self, *members: Member) -> None:
         """The manager announces members; what the node tells them at once is not recorded."""
         if members:
@@ -505,6 +550,25 @@ class NodeHarness(HostMemory):
         """(host id, message) of all that was sent since this was asked last."""
         found, self.sent = self.sent, []
         return found
+
+    def describe(self, value: Any) -> None:
+        """Owners answer the node's questions about their objects: each has this value."""
+        payload = _serialize.encode(value).tobytes()
+        questions, self.sent = self.sent, []
+        for host_id, one in questions:
+            if isinstance(one, Acquire):
+                about = Described(one.object, one.number, "ready", len(payload), payload)
+                self.receive(host_id, about)
+            else:
+                self.sent.append((host_id, one))
+
+    def run_task(self, host_id: int, number: int = 1, **about: Any) -> int:
+        """A task of another node arrives with its function; returns its local id."""
+        task, function = ids.pack_id(host_id, number << 33), ids.pack_id(host_id, 1 << 33 | 1)
+        about = {"retries": 0, "timeout_ns": 0, "flags": FLAG_COPY, "name": b"f", **about}
+        self.receive(host_id, RunTask(task, function, args=b"", args_object=NO_OBJECT, **about))
+        self.describe("the function")
+        return self.parts.imports.local(task)
 
     # -- processes of this host ----------------------------------------------------------------
 
@@ -546,6 +610,8 @@ class NodeHarness(HostMemory):
         self.host_node.worker_exited(Exited(slot, FIRST_PID + slot, code))
 
     def close(self) -> None:
+        if isinstance(self.loop, PlayedLoop):
+            self.loop.close()
         for end in self._output_sockets:
             end.close()
         super().close()
