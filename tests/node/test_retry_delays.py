@@ -2,118 +2,113 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp import _tasks
 from hoplite_mp._client.option_checks import retry_pause
-from hoplite_mp._node.tasks.retry_delays import RetryDelays
-from tests.support.shm_host import KIND_TASK, POOL, STATE, Party, ShmHost
+from hoplite_mp._common.object_states import DRIVER_SLOT, STATE
+from hoplite_mp._protocol.local import (
+    SETUP_FAILED,
+    ClosePool,
+    OpenPool,
+    SetupFailed,
+    TryAgain,
+)
+from hoplite_mp.errors import WorkerLostError
+from tests.support.node_harness import HarnessProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+
+    from tests.support.node_harness import NodeHarness
 
 TRIES = 6
 
 
-class World:
-    """The component, on a host whose pool is open."""
-
-    def __init__(self, host: ShmHost) -> None:
-        self.host = host
-        self.party = Party(host)
-        self.worker = Party(host)
-        self.announced: list[int] = []
-        self.failed: list[int] = []
-        self.pool = SimpleNamespace(closing=False, broken="", setup_text="", host_lost=False)
-        workers: Any = SimpleNamespace(
-            pools={POOL: self.pool},
-            events=SimpleNamespace(may_leave=lambda: False),
-            is_bound=lambda oid: False,
-            announce=self.announce,
-            fail=lambda oid, *_: self.failed.append(oid),
-            fail_closed=self.failed.append,
-        )
-        resources: Any = SimpleNamespace(take_back=lambda oid: ())
-        context: Any = SimpleNamespace(loop=host.loop, client=host.node, tasks=host.node_tasks)
-        self.delays = RetryDelays(context, workers, set(), resources)  # type: ignore[arg-type]
-
-    def announce(self, oid: int, here: bool) -> None:
-        self.announced.append(oid)
-        assert self.host.node_tasks.post(oid, self.host.queue)
-
-    def task(self, *delay: float) -> int:
-        party = self.party
-        oid: int = party.client.new(KIND_TASK, STATE["WAITING"], 0, POOL)
-        party.tasks.set_retry_delay(oid, *delay)
-        flags = _tasks.DELAYED_FLAG
-        party.tasks.submit(oid, 0, b"", 0, TRIES, 0, flags, b"t", party.queue, True)
-        return oid
-
-    def try_again(self, oid: int) -> None:
-        """A try of the task, and its end; the task has a retry left."""
-        assert self.worker.tasks.next(POOL, 0) == oid
-        assert self.host.node.requeue(oid, self.worker.slot)
-        assert self.host.node.state(oid) == STATE["WAITING"]
-        self.delays.begin(oid)
+@pytest.fixture
+def node(make_node: Callable[..., NodeHarness]) -> NodeHarness:
+    return make_node(alone=True)
 
 
-@pytest.fixture(name="world")
-def fixture_world(host: ShmHost) -> World:
-    return World(host)
+@pytest.fixture
+def driver(node: NodeHarness) -> HarnessProcess:
+    return node.process(DRIVER_SLOT)
 
 
-@pytest.fixture(name="host")
-def fixture_host() -> Iterator[ShmHost]:
-    made = ShmHost()
-    yield made
-    made.close()
+@pytest.fixture
+def pool(node: NodeHarness, driver: HarnessProcess) -> int:
+    """Its number; it has two workers and an initializer."""
+    setup = driver.put("the initializer")
+    return int(node.answer(DRIVER_SLOT, OpenPool(2, 0, setup.oid)).value)
+
+
+@pytest.fixture
+def worker(node: NodeHarness, pool: int) -> HarnessProcess:
+    slot, _ = (ask.slot for ask in node.processes.spawned)
+    node.worker_started(slot)
+    return node.process(slot)
+
+
+def try_in_vain(node: NodeHarness, worker: HarnessProcess, pool: int, oid: int) -> None:
+    """The worker runs the task, which fails and has a retry left."""
+    assert worker.next(pool) == oid
+    assert node.answer(worker.slot, TryAgain(oid)).value
 
 
 @pytest.mark.parametrize("delay", [(1.0, 1.0, 1.0), (0.5, 2.0, 3.0), (2.0, 1e30, 1e6)])
 def test_pauses_grow_by_the_factor_up_to_the_longest(
-    world: World, delay: tuple[float, float, float]
+    node: NodeHarness,
+    driver: HarnessProcess,
+    worker: HarnessProcess,
+    pool: int,
+    delay: tuple[float, float, float],
 ) -> None:
-    oid, loop = world.task(*delay), world.host.loop
+    oid = driver.submit(pool, retries=TRIES, delay=delay).oid
     for tries in range(1, TRIES):
-        world.try_again(oid)
-        pause = world.host.node_tasks.retry_pause(oid)
+        try_in_vain(node, worker, pool, oid)
+        assert node.node.state(oid) == STATE["WAITING"]
+        pause = node.node_tasks.retry_pause(oid)
         assert pause == pytest.approx(min(delay[0] * delay[1] ** (tries - 1), delay[2]), 1e-6)
         assert pause == pytest.approx(retry_pause(delay, tries), 1e-6)
-        assert world.delays.waiting() == {oid: pytest.approx(pause)}
-        loop.pass_time(pause * 0.999)
-        assert world.announced == [oid] * (tries - 1)
-        assert not world.worker.tasks.claim(oid), "no worker can begin it before"
-        loop.pass_time(pause * 0.002)
-        assert world.announced == [oid] * tries
-        assert not world.delays.waiting()
-        assert world.host.node.objects() == 0, "its result is not there yet"
+        assert node.parts.delays.waiting() == {oid: pytest.approx(pause)}
+        node.loop.pass_time(pause * 0.999)
+        assert worker.next(pool) == 0
+        assert not worker.tasks.claim(oid), "no worker can begin it before"
+        node.loop.pass_time(pause * 0.002)
+        assert node.node.state(oid) == STATE["QUEUED"]
+        assert not node.parts.delays.waiting()
+        assert node.node.objects() == 1, "besides the initializer: its result is not there yet"
 
 
 @pytest.mark.parametrize("event", ["cancelled", "closed", "forgotten", "broken"])
-def test_end_of_a_task_or_its_pool_ends_the_delay(world: World, event: str) -> None:
-    oid = world.task(5.0, 1.0, 5.0)
-    world.try_again(oid)
+def test_end_of_a_task_or_its_pool_ends_the_delay(
+    node: NodeHarness, driver: HarnessProcess, worker: HarnessProcess, pool: int, event: str
+) -> None:
+    hold = driver.submit(pool, retries=TRIES, delay=(5.0, 1.0, 5.0))
+    try_in_vain(node, worker, pool, hold.oid)
     if event == "cancelled":
-        assert world.party.tasks.cancel(oid) == 1
-        assert not world.delays.waiting()
-    elif event == "closed":
-        world.pool.closing = True
+        assert driver.tasks.cancel(hold.oid) == 1
+        assert not node.parts.delays.waiting()
     elif event == "broken":
-        world.pool.broken = "its initializer raised"
+        other = node.processes.spawned[1].slot
+        node.ask(other, SetupFailed("it raised", ""))
+        node.worker_exited(other, SETUP_FAILED)
     else:
-        world.delays.workers.pools.clear()
-        world.delays.pool_forgotten(POOL)
-        assert world.failed == [oid]
-    world.host.loop.pass_time(6.0)
-    assert not world.announced
-    assert world.failed == ([] if event == "cancelled" else [oid])
+        node.ask(DRIVER_SLOT, ClosePool(pool, kill=False), 0)
+        if event == "forgotten":
+            for ask in node.processes.spawned:
+                node.worker_exited(ask.slot, 0)
+            assert isinstance(driver.value(hold.oid), WorkerLostError)
+    node.loop.pass_time(6.0)
+    assert node.node.state(hold.oid) != STATE["QUEUED"]
+    if event != "cancelled":
+        assert isinstance(driver.value(hold.oid), WorkerLostError)
 
 
-def test_task_without_a_delay_is_queued_again_at_once(world: World) -> None:
-    oid = world.party.task()
-    assert world.worker.tasks.next(POOL, 0) == oid
-    assert world.host.node.requeue(oid, world.worker.slot)
-    assert world.host.node.state(oid) == STATE["QUEUED"]
+def test_task_without_a_delay_is_queued_again_at_once(
+    node: NodeHarness, driver: HarnessProcess, worker: HarnessProcess, pool: int
+) -> None:
+    hold = driver.submit(pool, retries=1)
+    try_in_vain(node, worker, pool, hold.oid)
+    assert worker.next(pool) == hold.oid
