@@ -2,132 +2,110 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-from unittest import mock
+from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp._common.object_states import KIND_OPERATION, KIND_TASK, NODE_SLOT
-from hoplite_mp._node.roster import Roster
-from hoplite_mp._node.tasks.draining import POLL_S, Draining
-from hoplite_mp._protocol.messages import Member
-from hoplite_mp._protocol.peers import Leaving
-from tests.support.node_ports import ManualLoop
+from hoplite_mp._common.object_states import DRIVER_SLOT, FIRST_SLOT
+from hoplite_mp._node.tasks.draining import POLL_S
+from hoplite_mp._protocol.messages import NodeLeaving
+from hoplite_mp._protocol.peers import Evacuated, Leaving, RemoveNode
+from tests.support.node_harness import member
 
-NUMBER, OTHER = 3, 11
-DRIVER, WORKER = 1, 2
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
+    from tests.support.node_harness import NodeHarness
 
-class World:
-    """A node beside one other, with the headers that a test puts there."""
-
-    def __init__(self) -> None:
-        self.loop = ManualLoop()
-        self.headers: list[dict[str, Any]] = []
-        self.sent: dict[int, int] = {}  # tasks, and when they were sent
-        self.inbound_tasks: Any = mock.MagicMock(by_task={}, recall_all=lambda host_id: None)
-        self.inbound_oids: set[int] = set()
-        self.inbound_tasks.__contains__.side_effect = self.inbound_oids.__contains__
-        self.imported: dict[int, None] = {}
-        self.told: list[tuple[int, Any]] = []
-        self.left: list[Any] = []
-        roster = Roster()
-        roster.add(Member(1, 1, OTHER, 4))
-        host: Any = SimpleNamespace(
-            loop=self.loop,
-            client=SimpleNamespace(number=NUMBER, scan=lambda: self.headers),
-            tasks=SimpleNamespace(submitted_ns=self.sent.__getitem__),
-            store=None,
-            remote_objects=None,
-            imports=SimpleNamespace(by_oid=self.imported),
-            roster=roster,
-            send_peer=lambda host_id, message: self.told.append((host_id, message)),
-        )
-        workers: Any = SimpleNamespace(all={WORKER: None})
-        self.standing = True
-        events: Any = SimpleNamespace(leaves_now=lambda: None, drained=self.drained)
-        self.draining = Draining(host, self.inbound_tasks, workers, events)
-
-    def drained(self) -> bool:
-        if self.standing:
-            self.left.append(NUMBER)
-        return self.standing
-
-    def add(self, state: str, kind: int = KIND_TASK, owner: int = DRIVER) -> dict[str, Any]:
-        header = {"id": len(self.headers), "kind": kind, "state": state, "owner": owner}
-        self.headers.append(header)
-        self.sent[header["id"]] = self.loop.now_ns()
-        return header
-
-    def begin(self) -> None:
-        self.draining.begin()
-        assert self.told == [(OTHER, Leaving())]
-        self.draining.evacuated(OTHER)
-
-    def has_left(self) -> bool:
-        self.loop.pass_time(2 * POLL_S)
-        return self.left == [NUMBER]
+OTHER = member(1).host_id
 
 
-def test_a_node_that_was_not_let_in_leaves_when_it_is() -> None:
+@pytest.fixture
+def node(make_node: Callable[..., NodeHarness]) -> NodeHarness:
+    return make_node([member(1, 0)], number=3, workers=1, played=True)
+
+
+def begin(node: NodeHarness) -> None:
+    """The node leaves, and the other one needs nothing of it."""
+    node.receive(OTHER, RemoveNode())
+    assert (OTHER, Leaving()) in node.taken()
+    node.receive(OTHER, Evacuated())
+
+
+def has_left(node: NodeHarness) -> bool:
+    node.poll()
+    node.loop.pass_time(2 * POLL_S)
+    return node.reports == [NodeLeaving(3, 0)]
+
+
+def test_node_that_was_not_let_in_leaves_when_it_is(make_node: Callable[..., NodeHarness]) -> None:
     """The manager died after it had told the others of this node, one of which removes it."""
-    world = World()
-    world.standing = False
-    world.begin()
-    world.draining.evacuated(OTHER)
-    world.loop.pass_time(3 * POLL_S)
-    assert world.left == []
-    world.standing = True
-    world.loop.pass_time(2 * POLL_S)
-    assert world.left == [NUMBER]
+    node = make_node(number=3, workers=1, joined=False)
+    node.receive(OTHER, RemoveNode())
+    node.loop.pass_time(3 * POLL_S)
+    assert node.reports == []
+    node.admit()
+    assert has_left(node)
 
 
-def test_the_others_need_something_first() -> None:
-    world = World()
-    world.draining.begin()
-    assert not world.has_left()
-    world.draining.evacuated(OTHER)
-    assert world.has_left()
+def test_node_leaves_after_the_others_have_taken_what_they_need(node: NodeHarness) -> None:
+    node.receive(OTHER, RemoveNode())
+    assert not has_left(node)
+    node.receive(OTHER, Evacuated())
+    assert has_left(node)
 
 
 @pytest.mark.parametrize("runs_here", [True, False])
-def test_a_task_that_has_gone_back_to_its_owner_is_not_waited_for(runs_here: bool) -> None:
+def test_task_that_has_gone_back_to_its_owner_is_not_waited_for(
+    node: NodeHarness, runs_here: bool
+) -> None:
     """Its header stays for those who hold its result here, and it may run for hours elsewhere."""
-    world = World()
-    task = world.add("CLAIMED", owner=NODE_SLOT)
-    world.imported[task["id"]] = None
+    oid = node.run_task(OTHER)
+    reader, worker = node.process(), node.process(FIRST_SLOT)
+    hold = reader.client.hold(oid)
     if runs_here:
-        world.inbound_oids.add(task["id"])
-    world.begin()
-    assert world.has_left() is not runs_here
+        assert worker.next() == oid
+    begin(node)
+    node.describe("a result")
+    assert has_left(node) is not runs_here
+    del hold
 
 
 @pytest.mark.parametrize("state", ["WAITING", "QUEUED", "CLAIMED"])
-def test_tasks_of_its_processes_end_first(state: str) -> None:
-    world = World()
-    task = world.add(state)
-    world.begin()
-    assert not world.has_left()
-    task["state"] = "SEALED"
-    assert world.has_left()
+def test_tasks_of_its_processes_end_first(node: NodeHarness, state: str) -> None:
+    driver, worker = node.process(DRIVER_SLOT), node.process(FIRST_SLOT)
+    hold = driver.submit(ready=state != "WAITING")
+    if state == "CLAIMED":
+        assert worker.next() == hold.oid
+    begin(node)
+    assert not has_left(node)
+    if state == "CLAIMED":
+        worker.finish(hold.oid, "done")
+    else:
+        driver.tasks.cancel(hold.oid)
+    assert has_left(node)
 
 
-def test_tasks_that_are_done_and_what_is_no_task_keep_nobody() -> None:
-    world = World()
-    for owner in (DRIVER, WORKER, NODE_SLOT):
-        world.add("SEALED", owner=owner)
-        world.add("CLAIMED", KIND_OPERATION, owner)
-    world.begin()
-    assert world.has_left()
+def test_tasks_that_are_done_and_what_is_no_task_keep_nobody(node: NodeHarness) -> None:
+    driver, worker = node.process(DRIVER_SLOT), node.process(FIRST_SLOT)
+    holds = [driver.submit(), driver.draft(), worker.draft()]
+    worker.finish(worker.next(), "done")
+    begin(node)
+    assert has_left(node)
+    del holds
 
 
-@pytest.mark.parametrize(("owner", "waits"), [(DRIVER, False), (WORKER, True), (NODE_SLOT, True)])
-def test_what_a_driver_sends_after_that_goes_with_it(owner: int, waits: bool) -> None:
-    world = World()
-    world.inbound_tasks.by_task[b"t"] = None
-    world.begin()
-    world.loop.pass_time(1.0)
-    world.add("QUEUED", owner=owner)
-    world.inbound_tasks.by_task.clear()
-    assert world.has_left() is not waits
+@pytest.mark.parametrize(("slot", "waits"), [(DRIVER_SLOT, False), (FIRST_SLOT, True)])
+def test_what_a_driver_sends_after_that_goes_with_it(
+    node: NodeHarness, slot: int, waits: bool
+) -> None:
+    """Unlike what a worker sends, which some task may wait for."""
+    worker = node.process(FIRST_SLOT)
+    oid = node.run_task(OTHER)
+    assert worker.next() == oid
+    begin(node)
+    node.loop.pass_time(1.0)
+    late = node.process(slot).submit()
+    worker.finish(oid, "done")
+    assert has_left(node) is not waits
+    del late
