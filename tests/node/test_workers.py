@@ -2,186 +2,139 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hoplite_mp import _tasks
-from hoplite_mp._node.tasks.pools import STUCK_PATIENCE_S, SURPLUS_PATIENCE_S, Pool, WorkerInfo
-from hoplite_mp._node.tasks.workers import INTERRUPT_AGAIN_S, POLL_AGAIN_S, Workers
-from hoplite_mp.config import Config
-from tests.support.shm_host import POOL, Party, ShmHost
+from hoplite_mp._common.object_states import CLIENT_WORKER, DRIVER_SLOT, FIRST_SLOT
+from hoplite_mp._node.tasks.pools import STUCK_PATIENCE_S, SURPLUS_PATIENCE_S
+from hoplite_mp._node.tasks.workers import INTERRUPT_AGAIN_S, POLL_AGAIN_S
+from hoplite_mp._protocol.local import AddWorkers, ClosePool, Interrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+
+    from tests.support.node_harness import HarnessProcess, NodeHarness
 
 GRACE_S = 2.0
-IDLE = {
-    "blocked": 0, "tasks_done": 0, "tasks_failed": 0, "running": 0, "deadline_ns": 0,
-    "deadline_id": 0,
-}  # fmt: skip
-
-
-class World:
-    """The component, on a host whose workers do what a test says."""
-
-    def __init__(self, host: ShmHost) -> None:
-        self.loop = host.loop
-        self.infos: dict[int, dict[str, int]] = {}
-        self.killed: list[int] = []
-        self.interrupted: list[int] = []
-        context: Any = SimpleNamespace(
-            loop=self.loop,
-            client=SimpleNamespace(
-                client_info=self.info,
-                worker_info=self.asked,
-                register=lambda slot, kind, pool: -1,
-            ),
-            tasks=host.node_tasks,
-            config=Config(cancel_grace_s=GRACE_S),
-            results=None,
-        )
-        processes: Any = SimpleNamespace(
-            kill=self.killed.append, interrupt=self.interrupted.append, spawn=None
-        )
-        events: Any = SimpleNamespace(workers_are=lambda count: None)
-        nobody: Any = None
-        self.workers = Workers(context, processes, nobody, nobody, events)
-        self.pool = self.workers.pools[POOL] = Pool(POOL, 0, 1)
-
-    def info(self, slot: int) -> dict[str, int]:
-        return IDLE | self.infos.get(slot, {})
-
-    def asked(self, slot: int) -> tuple[int, bool, int, int]:
-        """As _shm.NodeClient.worker_info."""
-        info = self.info(slot)
-        worked = bool(info["tasks_done"] or info["tasks_failed"] or info["running"])
-        return info["blocked"], worked, info["deadline_ns"], info["deadline_id"]
-
-    def add(self, slot: int) -> WorkerInfo:
-        worker = WorkerInfo(slot, POOL, pid=1000 + slot)
-        self.pool.workers[slot] = self.workers.all[slot] = worker
-        self.pool.target += 1
-        return worker
-
-    def timers(self) -> list[float]:
-        return sorted(at for at, *_ in self.loop.timers)
 
 
 @pytest.fixture
-def host() -> Iterator[ShmHost]:
-    made = ShmHost()
-    yield made
-    made.close()
+def node(make_node: Callable[..., NodeHarness]) -> NodeHarness:
+    return make_node(alone=True, workers=1, cancel_grace_s=GRACE_S, blocked_workers_max=0)
 
 
-def test_each_deadline_is_met(host: ShmHost) -> None:
+def timers(node: NodeHarness) -> list[float]:
+    return sorted(at for at, *_ in node.loop.timers)
+
+
+def test_each_deadline_is_met(node: NodeHarness) -> None:
     """Also a later one that is set when the one before has passed, and an earlier one at once."""
-    world = World(host)
-    world.add(5)
-    begun = world.loop.time
+    pid = node.worker_started(FIRST_SLOT)
+    worker = _tasks.Beside(node.process(FIRST_SLOT).tasks)
+    begun = node.loop.time
     for due, passes in ((5.0, 0.0), (3.0, 4.0), (9.0, 0.0), (8.0, 8.5)):
-        world.infos[5] = {"deadline_ns": round((begun + due) * 1e9)}
-        world.workers.poll()
-        assert any(abs(at - begun - due) < 0.001 for at in world.timers())
-        world.loop.pass_to(max(world.loop.time, begun + passes))
-    assert not world.killed
-    world.loop.pass_to(begun + 10.0)
-    world.workers.poll()
-    assert world.killed == [1005]
+        worker.deadline(1 << 33, round((begun + due) * 1e9))
+        node.poll()
+        assert any(abs(at - begun - due) < 0.001 for at in timers(node))
+        node.loop.pass_to(max(node.loop.time, begun + passes))
+    assert not node.processes.killed
+    node.loop.pass_to(begun + 10.0)
+    node.poll()
+    assert node.processes.killed == [pid]
 
 
 @pytest.mark.parametrize("blocked", [False, True])
-def test_a_surplus_and_a_standstill_are_looked_at_again_soon(host: ShmHost, blocked: bool) -> None:
+def test_surplus_and_standstill_are_looked_at_again_soon(node: NodeHarness, blocked: bool) -> None:
     """Not at once: that would be again and again."""
     assert min(SURPLUS_PATIENCE_S, STUCK_PATIENCE_S) > POLL_AGAIN_S
-    world = World(host)
-    world.add(5)
-    world.workers.config = Config(blocked_workers_max=0)
     if blocked:
-        world.infos[5] = {"blocked": 1}
+        node.process(FIRST_SLOT).tasks.set_blocked(True)
     else:
-        world.pool.target = 0
-    world.workers.poll()
-    (at,) = world.timers()
-    assert at == pytest.approx(world.loop.time + POLL_AGAIN_S, abs=1e-6)
+        node.parts.workers.pools[0].target = 0
+    node.poll()
+    (at,) = timers(node)
+    assert at == pytest.approx(node.loop.time + POLL_AGAIN_S, abs=1e-6)
 
 
-def test_where_no_slot_is_left_no_worker_is_started(host: ShmHost) -> None:
-    world = World(host)
-    assert world.workers.start_one(world.pool, {}) == -1
-    assert not world.pool.workers
+def test_worker_without_a_slot_is_not_started(node: NodeHarness) -> None:
+    while node.node.register(0, CLIENT_WORKER, 0) >= 0:
+        pass
+    reply = node.answer(DRIVER_SLOT, AddWorkers(1, 0))
+    assert "has reached its limit" in reply.error
+    assert not node.processes.spawned
+
+
+def abort(node: NodeHarness, worker: HarnessProcess) -> int:
+    """A task of the worker is cancelled while it runs; returns its id."""
+    driver = node.process(DRIVER_SLOT)
+    task = driver.submit()
+    assert worker.next() == task.oid
+    driver.tasks.cancel(task.oid, True)
+    node.ask(DRIVER_SLOT, Interrupt(task.oid, worker.slot), 0)
+    return int(task.oid)
 
 
 @pytest.mark.parametrize("then", ["runs", "ended", "replaced"])
-def test_a_worker_is_killed_only_for_a_task_that_goes_on(host: ShmHost, then: str) -> None:
-    world = World(host)
-    slot, oid = 5, 77
-    worker = world.add(slot)
-    running = {oid: True}
-    world.workers.tasks = SimpleNamespace(  # type: ignore[assignment]
-        claimant=lambda oid: slot, aborted=running.__getitem__
+def test_worker_is_killed_only_for_a_task_that_goes_on(node: NodeHarness, then: str) -> None:
+    pid, worker, processes = (
+        node.worker_started(FIRST_SLOT),
+        node.process(FIRST_SLOT),
+        node.processes,
     )
-    world.workers.interrupt(oid, slot)
-    assert world.interrupted == [worker.pid]
-    world.loop.pass_time(INTERRUPT_AGAIN_S * 7)
-    assert world.interrupted == [worker.pid] * 4  # at once, and after 1, 3 and 7 of these times
+    oid = abort(node, worker)
+    assert processes.interrupted == [pid]
+    node.loop.pass_time(INTERRUPT_AGAIN_S * 7)
+    assert processes.interrupted == [pid] * 4  # at once, and after 1, 3 and 7 of these times
     if then == "ended":
-        running[oid] = False
+        assert worker.tasks.settle(oid)
     elif then == "replaced":
-        world.add(slot)
-    told = len(world.interrupted)
-    world.loop.pass_time(GRACE_S)
-    assert world.killed == ([worker.pid] if then == "runs" else [])
-    assert (len(world.interrupted) > told) == (then == "runs")
+        node.worker_exited(FIRST_SLOT)
+        (spawned,) = processes.spawned
+        node.worker_started(spawned.slot)
+    told = len(processes.interrupted)
+    node.loop.pass_time(GRACE_S)
+    assert processes.killed == ([pid] if then == "runs" else [])
+    assert (len(processes.interrupted) > told) == (then == "runs")
 
 
-def test_a_task_whose_worker_has_no_number_yet_is_interrupted_when_it_has(host: ShmHost) -> None:
-    world = World(host)
-    worker = world.add(5)
-    pid, worker.pid = worker.pid, 0
-    world.workers.tasks = SimpleNamespace(  # type: ignore[assignment]
-        claimant=lambda oid: 5, aborted=lambda oid: True, set_pid=lambda slot, pid: None
-    )
-    world.workers.interrupt(77, 5)
-    assert not world.interrupted
-    world.workers.spawned(5, pid)
-    world.loop.pass_time(INTERRUPT_AGAIN_S)
-    assert world.interrupted == [pid]
+def test_task_whose_worker_has_no_pid_yet_is_interrupted_when_it_has(node: NodeHarness) -> None:
+    abort(node, node.process(FIRST_SLOT))
+    assert not node.processes.interrupted
+    pid = node.worker_started(FIRST_SLOT)
+    node.loop.pass_time(INTERRUPT_AGAIN_S)
+    assert node.processes.interrupted == [pid]
 
 
 @pytest.mark.parametrize("event", ["another waits", "promoted", "replaced", "closed"])
-def test_stand_in_that_sleeps_for_tasks_is_woken_at_once(host: ShmHost, event: str) -> None:
+def test_stand_in_that_sleeps_for_tasks_is_woken_at_once(
+    make_node: Callable[..., NodeHarness], event: str
+) -> None:
     """On the word on which it sleeps: nothing ends its sleep but that wake-up."""
-    world, parties = World(host), [Party(host), Party(host)]
-    world.workers.client = host.node  # type: ignore[assignment]
-    slept, woken = [], []
-    own, stand_in = parties
-    for one in parties:
-        world.add(one.slot)
-    worker = world.workers.all[stand_in.slot]
-    worker.stands_in, world.pool.target = True, 1
-    host.node.set_stands_in(stand_in.slot, True)
+    node = make_node(alone=True, workers=2, played=True)
+    workers, slept = node.parts.workers, []
+    pool = workers.pools[0]
+    own, stand_in = (node.process(slot) for slot in (FIRST_SLOT, FIRST_SLOT + 1))
+    worker = workers.all[stand_in.slot]
+    worker.stands_in, pool.target = True, 1
+    node.node.set_stands_in(stand_in.slot, True)
 
-    def sleep(word: int, ns: int) -> None:
-        slept.append(word - stand_in.client.control_address)
+    def sleep(word: int) -> None:
+        slept.append(word)
+        node.loop.woken.clear()
         if event == "another waits":
             own.tasks.set_blocked(True)
-            world.workers.poll()
+            node.poll()
         elif event == "promoted":
-            world.workers.all[own.slot].retiring = True
-            world.workers.start_missing(world.pool)
+            workers.all[own.slot].retiring = True
+            workers.start_missing(pool)
         elif event == "closed":
-            world.workers.outbound_tasks = SimpleNamespace(close_remote=lambda *_: None)  # type: ignore[assignment]
-            world.workers.close(POOL, False)
+            node.ask(DRIVER_SLOT, ClosePool(0, kill=False), 0)
         else:
-            world.workers.replace(worker)
+            workers.replace(worker)
 
-    _tasks.play(sleep, lambda word: woken.append(word - host.node.control_address))
-    try:
-        stand_in.tasks.next(POOL, 60 * 10**9)
-    finally:
-        _tasks.play(None, None)
-    assert slept[0] in woken
+    node.loop.sleeps = sleep
+    stand_in.tasks.next(0, 60 * 10**9)
+    assert slept[0] in node.loop.woken
     assert worker.stands_in == (event != "promoted")
