@@ -2,106 +2,107 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hoplite_mp._node.objects.leases import SLACK_S, Deadlines, ForeignLeases
-from hoplite_mp._protocol.local import HoldForeign, Reply, Request
-from tests.support.node_ports import ManualLoop
+from hoplite_mp._common.object_states import DRIVER_SLOT, STATE
+from hoplite_mp._node.objects.leases import SLACK_S, Deadlines
+from hoplite_mp._protocol.local import HoldForeign
+from tests.support.node_harness import NodeHarness
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SECONDS = 600.0
-SLOT = 3
 
 
-class World:
-    """A node's clock, its timers, and a store in which some objects are there."""
+class Leases:
+    """Objects that no process holds any more, but perhaps another engine carries refs to them."""
 
-    def __init__(self, *objects: int) -> None:
-        self.loop = ManualLoop(1000.0)
-        self.objects = {*objects}
-        self.replies: list[Any] = []
-        self.asked = 0
-        self.room = ForeignLeases(self.hold, self.loop, self.reply)
+    def __init__(self, node: NodeHarness, count: int) -> None:
+        self.node, self.loop = node, node.loop
+        self.process = node.process(DRIVER_SLOT)
+        self.holds = [self.process.put("value") for _ in range(count)]
+        self.oids = [hold.oid for hold in self.holds]
 
-    def hold(self, oid: int) -> object:
-        self.asked += 1
-        return object() if oid in self.objects else None
-
-    def reply(self, slot: int, reply: Reply) -> None:
-        assert slot == SLOT
-        self.replies.append((reply.number, reply.value))
-
-    def pickled(self, oid: int, number: int = 0) -> None:
-        self.room.asked(SLOT, Request(number, 0, HoldForeign(oid, SECONDS)))
-
-    def pass_to(self, time: float) -> None:
-        self.loop.pass_to(time)
+    def pickled(self, index: int, number: int | None = 0) -> list[Any]:
+        """A ref is pickled; returns the replies."""
+        self.node.ask(DRIVER_SLOT, HoldForeign(self.oids[index], SECONDS), number)
+        return [reply.value for _, reply in self.node.replies()]
 
     @property
     def held(self) -> set[int]:
-        return {*self.room.holds}
+        """Objects that are still there, after the process has let go of all."""
+        self.holds.clear()
+        self.process.client.collect()
+        self.node.poll()
+        alive = [self.node.node.state(oid) == STATE["SEALED"] for oid in self.oids]
+        return {index for index, lives in enumerate(alive) if lives}
 
 
-def test_it_is_held_for_the_time_and_no_longer() -> None:
-    world = World(1, 2)
-    world.pickled(1, 7)
-    assert world.replies == [(7, SECONDS)]
-    world.pass_to(1000 + SECONDS - 0.001)
-    assert world.held == {1}
-    world.pass_to(1000 + SECONDS + 2 * SLACK_S)
-    assert world.held == set()
-    assert not world.loop.timers  # nothing is looked at when nothing is held
+@pytest.fixture
+def leases(make_node: Callable[..., NodeHarness]) -> Leases:
+    return Leases(make_node(alone=True), 3)
 
 
-def test_many_picklings_are_one_hold_until_the_latest_end() -> None:
-    world = World(1)
-    for time in range(1000, 3000, 100):
-        world.pass_to(time)
-        world.pickled(1)
-    assert world.asked == 1
-    assert world.replies == []  # nobody waited for one
-    assert len(world.loop.timers) == 1
-    world.pass_to(2900 + SECONDS - 0.001)
-    assert world.held == {1}
-    world.pass_to(2900 + SECONDS + 2 * SLACK_S)
-    assert world.held == set()
+def test_object_is_held_for_the_time_and_no_longer(leases: Leases) -> None:
+    assert leases.pickled(1, None) == [SECONDS]
+    leases.loop.pass_time(SECONDS - 0.001)
+    assert leases.held == {1}
+    leases.loop.pass_time(3 * SLACK_S)
+    assert leases.held == set()
+    assert not leases.loop.timers  # nothing is looked at when nothing is held
 
 
-def test_what_is_gone_is_not_held() -> None:
-    world = World(1)
-    world.pickled(2, 5)
-    assert world.replies == [(5, 0.0)]
-    assert not world.held
-    assert not world.loop.timers
+def test_many_picklings_are_one_hold_until_the_latest_end(leases: Leases) -> None:
+    for _ in range(20):
+        leases.loop.pass_time(100.0)
+        assert leases.pickled(1) == []  # nobody waits for a reply
+    assert len(leases.loop.timers) == 1
+    leases.loop.pass_time(SECONDS - 0.001)
+    assert leases.held == {1}
+    leases.loop.pass_time(3 * SLACK_S)
+    assert leases.held == set()
 
 
-def test_one_pickled_again_after_its_time_is_held_again() -> None:
-    world = World(1)
-    world.pickled(1)
-    world.pass_to(2000)
-    assert not world.held
-    world.pickled(1)
-    assert world.asked == 2
-    assert world.held == {1}
+def test_object_that_is_gone_is_not_held(leases: Leases) -> None:
+    assert leases.held == set()
+    assert leases.pickled(2, None) == [0.0]
+    assert not leases.loop.timers
+
+
+def test_object_that_is_pickled_again_after_its_time_is_held_again(leases: Leases) -> None:
+    leases.pickled(1)
+    leases.loop.pass_time(1000.0)
+    leases.pickled(1)
+    assert leases.held == {1}
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 300)), max_size=60))
-def test_as_a_table_of_latest_picklings_says(steps: list[tuple[int, int]]) -> None:
-    """Each object is held as long as its latest pickling demands, and not much longer."""
-    world = World(*range(5))
-    latest: dict[int, float] = {}
-    for oid, pause in steps:
-        world.pass_to(world.loop.time + pause)
-        world.pickled(oid)
-        latest[oid] = world.loop.time
-        must = {one for one, at in latest.items() if world.loop.time < at + SECONDS}
-        may = {one for one, at in latest.items() if world.loop.time <= at + SECONDS + 2 * SLACK_S}
-        assert must <= world.held <= may
-    world.pass_to(world.loop.time + SECONDS + 2 * SLACK_S)
-    assert not world.held
-    assert not world.loop.timers
+def test_objects_are_held_as_a_table_of_latest_picklings_says(steps: list[tuple[int, int]]) -> None:
+    """Each as long as its latest pickling demands, and not much longer."""
+    with contextlib.closing(NodeHarness(alone=True)) as node:
+        leases = Leases(node, 5)
+        latest: dict[int, float] = {}
+        for index, pause in steps:
+            leases.loop.pass_time(pause)
+            leases.pickled(index)
+            latest[index] = leases.loop.time
+        now = leases.loop.time
+        while latest:
+            must = {one for one, at in latest.items() if now < at + SECONDS}
+            may = {one for one, at in latest.items() if now <= at + SECONDS + 2 * SLACK_S}
+            assert must <= leases.held <= may
+            if not may:
+                break
+            leases.loop.pass_time(50.0)
+            now = leases.loop.time
+        assert leases.held == set()
+        assert not leases.loop.timers
 
 
 def test_the_heap_has_one_entry_for_each_key() -> None:
