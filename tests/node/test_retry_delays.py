@@ -16,12 +16,11 @@ from hoplite_mp._protocol.local import (
     TryAgain,
 )
 from hoplite_mp.errors import WorkerLostError
-from tests.support.node_harness import HarnessProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.node_harness import NodeHarness
+    from tests.support.node_harness import HarnessProcess, NodeHarness
 
 TRIES = 6
 
