@@ -81,7 +81,7 @@ class TaskError(HopliteError, RuntimeError):
 
     Either the exception does not pickle, or it is a SystemExit, KeyboardInterrupt or GeneratorExit,
     which would end the program that reads the result. The latter three are the `__cause__`
-    (`hoplite_mp.Executor` raises them as the standard pool does). All other exceptions are raised
+    (`hoplite_mp.Executor` raises them as the standard pool does). Other exceptions are raised
     unchanged.
 
     Examples

@@ -443,8 +443,7 @@ class ActorCalls:
         get_if_exists : bool
             True: if the name is taken, the result is a handle of the actor with that name.
         detached : bool
-            True: the actor needs no handles; it lives until it is closed or killed or the cluster
-            ends.
+            True: the actor needs no handles; it lives until it or the cluster is ended.
         restarts : int
             How often the constructor runs again after the death of the process, on another host if
             the actor's host is gone. Calls that had not begun run after that; the call that was

@@ -78,7 +78,7 @@ def connect(*args: Any, **kwargs: Any) -> Connecting:
     Parameters
     ----------
     *args, **kwargs
-        Those of `Cluster`.
+        As for `Cluster`.
 
     Returns
     -------

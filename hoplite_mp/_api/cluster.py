@@ -115,7 +115,7 @@ class Cluster(
     -----
     Leaving `with` waits for all submitted tasks. Leaving it by an exception cancels waiting tasks,
     interrupts running ones, and kills those that have not ended after `Config.cancel_grace_s`.
-    Calls of actors are not interrupted: they may end within that time, or are killed without their
+    Calls of actors are not interrupted: they end within that time, or are killed without their
     `finally`.
 
     Examples
@@ -309,14 +309,12 @@ class Cluster(
             How many items a stream may be ahead of its reader. Default: as many as fit into
             `Config.stream_bytes_max` bytes.
         priority : int, optional
-            Of the tasks that are ready, those of higher priority begin first, also before those of
-            other programs. A task that another task submits has at least the priority of that task.
-            Default: 0.
+            Ready tasks of higher priority begin first, also before tasks of other programs. A
+            nested task has at least the priority of its parent. Default: 0.
         resources : dict, optional
             A task with ``{"gpu": 1}`` runs where that amount is free, and holds it while it runs;
             `assigned` says which units. Each worker of `executor` and `spmd`, and an actor's
-            process, holds its units for life; its CUDA_VISIBLE_DEVICES names its "gpu". Default:
-            none.
+            process, holds its units for life; CUDA_VISIBLE_DEVICES names its "gpu". Default: none.
         env : dict, optional
             For `executor`, `actor` and `spmd`: changes of the environment of their processes, made
             before anything is imported there; a value of None removes the variable. Such a process
@@ -370,7 +368,7 @@ class HiddenCluster(Cluster):
 
 
 class _View(Cluster):
-    """What options() returns. Its `shutdown` is that of its cluster."""
+    """The result of options(); its `shutdown` ends the cluster that it is a view of."""
 
     _base: Cluster
 
@@ -420,8 +418,9 @@ def current() -> Cluster:
     Returns
     -------
     Cluster
-        Inside a task, the cluster that runs the task; elsewhere the latest opened one that is still
-        open. The clusters inside `hoplite_mp.Executor` and inside the joblib backend do not count.
+        Inside a task, the cluster that runs the task; elsewhere the most recently opened one that
+        is still open. The clusters inside `hoplite_mp.Executor` and inside the joblib backend do
+        not count.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Collectives on refs, and joining a Group: checks the arguments, and passes the request on.
 
-Errors that can be found at the call are raised there; the planner decides everything else while the
-operation runs.
+Errors that can be found at the call are raised there; the planner decides the rest during the
+operation.
 """
 
 from __future__ import annotations

@@ -44,8 +44,7 @@ __all__ = ["MapCalls", "Options", "Sized", "TaskExecutor"]
 # map: one function over many arguments, for every executor.
 #
 # `Cluster`, its views, `c.executor(...)` and `hoplite_mp.Executor` map in the same way: arguments
-# are split into chunks, each chunk is a task, and results are returned in order or as they
-# complete.
+# are split into chunks, each chunk is a task, and results are returned in order or as completed.
 
 
 T = TypeVar("T")
@@ -110,8 +109,7 @@ class MapCalls:
         Returns
         -------
         iterator
-            Over the results, for `for` and `async for`. Closing it cancels tasks that have not
-            begun.
+            Over the results, for `for` and `async for`. Closing it cancels waiting tasks.
 
         Raises
         ------
@@ -200,8 +198,7 @@ class Sized:
 
     @property
     def _max_workers(self) -> int:
-        """The size of the executor's own pool, or the number of all nodes' common workers; at least
-        1."""
+        """The size of the executor's own pool, or the number of all common workers; at least 1."""
         runtime = self._runtime
         known = runtime.pool_sizes.get(self._pool)
         if known is None:
@@ -344,7 +341,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
             runs in the event loop of its worker.
         *args, **kwargs
             A ref or Future among the arguments, or inside a list, tuple, dict or set, is replaced
-            by its value, for which the task waits. Arrays passed by value belong to the task,
+            by its value, for which the task waits. Arrays passed by value are the task's own,
             writable.
 
         Returns
@@ -454,7 +451,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         return {**changes, "node": numbers}
 
     def _bound(self, numbers: tuple[int, ...]) -> int:
-        """The pool for tasks bound to these nodes: the executor's own, because all its workers are
+        """The pool for tasks bound to these nodes: the executor's own, whose workers are all
         there."""
         return self._pool
 
@@ -474,8 +471,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         return [oid for oid, task in submitter.pending.copy().items() if task.queue in queues]
 
     def _cancel_pending(self, force: bool) -> None:
-        """Cancels tasks, waiting ones first, because an interrupted worker would begin one of
-        them."""
+        """Cancels tasks, waiting ones first, because an interrupted worker would begin one."""
         for forced in (False, True)[: 1 + force]:
             for oid in self._pending():
                 self._runtime.submitter.cancel(oid, forced)

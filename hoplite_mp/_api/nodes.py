@@ -1,7 +1,7 @@
 """The nodes of a cluster as users see them, and their counters.
 
-Replies of the node contain numbers; this module converts them to the objects and names of the
-public API.
+Replies of the node contain numbers; this module converts them to the public API's objects and
+names.
 """
 
 from __future__ import annotations

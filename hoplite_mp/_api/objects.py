@@ -157,8 +157,7 @@ class ObjectCalls:
         CancelledError
             The task was cancelled.
         ObjectLostError
-            The object was deleted, or every process that held it died and it cannot be
-            reconstructed.
+            The object was deleted, or its holders died and it cannot be reconstructed.
         ReduceError
             Too few sources of the reduction succeeded.
         ValueError

@@ -123,8 +123,7 @@ class ClusterShutdown:
         self._end()
 
     def _abort(self) -> None:
-        """Cancels waiting tasks, interrupts running ones, and kills those that do not end in
-        time."""
+        """Cancels waiting tasks, interrupts running ones, and kills those that take too long."""
         self._closed = True
         submitter = self._runtime.submitter
         with contextlib.suppress(Exception):

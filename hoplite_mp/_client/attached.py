@@ -52,7 +52,7 @@ _log = logging.getLogger("hoplite_mp")
 def attach(network: HostNetwork, config: Config) -> AttachedHost | None:
     """Attaches to this host's node of that cluster; None if there is none, or it has no free slot.
 
-    Raises AuthError, ManagerLostError and ProtocolError, as joining with an own node does.
+    Raises AuthError, ManagerLostError and ProtocolError, like joining with a node of its own.
     """
     if not anybody():
         return None

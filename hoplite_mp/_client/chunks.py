@@ -65,8 +65,7 @@ class Items:
 
 
 class Chunks:
-    """Iterates over (Future, number of items), sending each task when the next pair is
-    requested."""
+    """Iterates over (Future, number of items), sending each task on demand."""
 
     def __init__(
         self, items: Items, send: Callable[..., Future[Any]], size: int, size_max: int

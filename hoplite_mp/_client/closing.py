@@ -36,7 +36,7 @@ __all__ = ["Completion", "Unread", "call_back", "fail_pending", "keep_results", 
 
 
 ALIGN = 64  # alignment of buffers in a payload, and so of private memory that holds one
-UNREAD_MIN = 1024  # Futures in the list before those that were read are removed
+UNREAD_MIN = 1024  # length of the list at which read Futures are removed from it
 
 
 class Unread(deque["weakref.ref[Settles]"]):

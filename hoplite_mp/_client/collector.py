@@ -52,7 +52,7 @@ class Collector:
         self._thread = 0  # its ident; 0: not started
 
     def arm(self) -> None:
-        """Called when a waiter of the standard library is added; completions must then be
+        """Called when a waiter of the standard library is added; then completions must be
         checked."""
         with self._lock:
             self._armed += 1

@@ -120,7 +120,7 @@ class Completions(Generic[T]):
             return
         submitter.memory.check()
         self._submitters[submitter] = None
-        # The watch has only a weak reference to this object, which may be dropped before all items
+        # The watch has only a weak reference to this object, which may be dropped before the items
         # are done.
         begin(submitter, _Awaited(oid, weakref.ref(self), number, submitter))
 
@@ -241,7 +241,7 @@ class Completions(Generic[T]):
                 if not counted:
                     until = min(until, clock.monotonic_ns() + BLOCKED_AFTER_NS)
                 if tasks.wait_event(seen, until, True) == _tasks.CLOSING:
-                    self._wait_in_queue()  # the thread that ends the cluster notifies everybody
+                    self._wait_in_queue()  # the thread that ends the cluster notifies all waiters
                     return
                 if not counted and clock.monotonic_ns() >= until:
                     counted = blocked = True
@@ -290,7 +290,7 @@ class Completions(Generic[T]):
         self._loops[waiter] = inbox
         handle = None if left is None else inbox.loop.call_later(left, inbox.hand_over, waiter)
         try:
-            if self._look():  # an item came before the waiter was registered
+            if self._look():  # an item arrived before the waiter was registered
                 return
             with contextlib.ExitStack() as stack:
                 stack.enter_context(self._own_waits(submitters, True))

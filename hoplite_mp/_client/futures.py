@@ -392,7 +392,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
             KeyboardInterrupt and, if the task has not ended after `Config.cancel_grace_s` seconds,
             is killed and replaced. Tasks that this worker runs in place for the cancelled one are
             interrupted too, and run again if they have retries left. Default: False, as in the
-            standard library. A running call of an actor is never interrupted: `Actor.kill` ends the
+            standard library. Running calls of actors are never interrupted; `Actor.kill` ends an
             actor.
 
         Returns

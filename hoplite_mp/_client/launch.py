@@ -74,8 +74,8 @@ ADDRESSES, FILES = "address space (ulimit -v)", "file length (ulimit -f)"
 
 def store_size(memory: int | None) -> tuple[int, int]:
     """(limit of the store, length of its file), in bytes. memory: the requested limit; None: a
-    third of the host's memory, or less under an ulimit. ConfigError: no such store can be made
-    here."""
+    third of the host's memory, or less under an ulimit. ConfigError: such a store cannot be
+    made."""
     limit = memory or total_bytes() // 3
     if limit > MEMORY_MAX:
         raise ConfigError(f"memory={limit}: it must be at most {MEMORY_MAX} bytes (16 TiB)")

@@ -37,8 +37,7 @@ _bars: weakref.WeakSet[Any] = weakref.WeakSet()  # tqdm sets `disable` when a ba
 
 
 def open_bar(progress: bool | str, total: int | None) -> Any:
-    """A tqdm bar with a label; None if progress is False. ModuleNotFoundError if tqdm is not
-    installed."""
+    """A tqdm bar with a label; None if progress is False. ModuleNotFoundError without tqdm."""
     if not isinstance(progress, (bool, str)):
         raise TypeError(f"progress={progress!r}: it must be True, False or a text")
     if progress is False:
@@ -222,7 +221,7 @@ class MapRun:
         if bar is not None:
             bar.close()
         for future in (*self._ahead, *self._under_way):
-            future._seen()  # nobody will read the failure of a running task
+            future._seen()  # the failure of a running task will not be read
             future.cancel()
         self._ahead.clear()
         self._under_way.clear()

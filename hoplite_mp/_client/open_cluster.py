@@ -1,7 +1,7 @@
 """How a process enters a cluster: with a host of its own, or through its host's existing node.
 
 A process may start a cluster of one host, start one that others join, join one with a node of its
-own, or attach to its host's existing node. All four ways give it a runtime that puts, gets and
+own, or attach to its host's existing node. The result is always a runtime that puts, gets and
 submits.
 """
 
@@ -56,8 +56,7 @@ def enter(
     attaches: use this host's node of the cluster, if there is one. joins: if there is none, start
     one; without `joins`, raise NoNodeHere. stays: this process exists for its node, so drivers of
     this host may attach to it. standby: with listen=, the place of the standby; with address=,
-    further addresses at which the manager may be. If the cluster could not be joined, raises the
-    reason.
+    further addresses at which the manager may be. If joining fails, raises the reason.
     """
     if address is None and listen is None:
         if (ports, token, tls) != (None, None, None):

@@ -30,7 +30,7 @@ class Settles(Protocol):
         """Called when the task has ended."""
 
     def _settle(self, cancelled: bool, failed: bool, error: BaseException | None = None) -> bool:
-        """Called when the task has ended, or never will. If True, the caller must then call
+        """Called when the task has ended, or never will. True: the caller must then call
         `_tell`."""
 
     def _tell(self) -> None:

@@ -1,6 +1,6 @@
 """Promises: objects that stay pending until the process that made them fulfils them, or dies.
 
-With a promise, a process waits for an action of another process at an unknown time. A promise is an
+A process may have to wait for an action of another process at an unknown time. A promise is an
 object that its maker has claimed. Any process on any host that holds it can wait for it as for
 every object; when its maker or its maker's host dies, it fails like every object that was being
 written. So a wait for a promise also ends with its maker's death. A process whose death others must

@@ -274,8 +274,7 @@ class Submitter:
 
     def release(self, oid: int) -> None:
         """Called when the object is done: notifies all its waiters. A thread that adds a waiter
-        later calls this, too. Each step may be repeated: `look_at_all` repeats steps that Ctrl-C
-        interrupted."""
+        later calls this, too. Each step may be repeated: `look_at_all` repeats interrupted ones."""
         seen: set[Pending | DoneCallback] = set()
         while True:
             with self.waits_lock:  # remove the list only when all entries have been notified

@@ -85,8 +85,7 @@ class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
 
     @property
     def is_settled(self) -> bool:
-        """Like `done`, but without a lock that an exception of a signal handler could leave
-        held."""
+        """Like `done`, without a lock that an exception of a signal handler could leave held."""
         return self._state not in (_PENDING, _RUNNING)
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
@@ -114,8 +113,8 @@ class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
         return super().exception(self._wait(timeout))
 
     def _wait(self, timeout: float | None) -> float | None:
-        """In a worker: waits, and counts as blocked after a while. Returns the remaining
-        timeout."""
+        """In a worker: waits, and counts as blocked after a while. Returns the timeout that is
+        left."""
         blocks = self._blocks
         if blocks is None or blocks.run_in_place is None or self.done():
             return timeout

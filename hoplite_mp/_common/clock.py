@@ -78,7 +78,7 @@ FOREVER_NS = 1 << 62
 class Deadline(int):
     """A time of the monotonic clock in nanoseconds, with the timeout from which it was computed."""
 
-    within_s: float  # for error messages: the rest of it when a wait begins is shorter
+    within_s: float  # for error messages; the time left when a wait begins is shorter
 
 
 def deadline_ns(timeout: float | None) -> int:

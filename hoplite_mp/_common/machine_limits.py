@@ -172,8 +172,7 @@ def file_size_limit() -> int:
 
 
 def cpu_quota() -> float:
-    """The CPU time, in CPUs, that the tightest enclosing cgroup allows; inf if there is no
-    limit."""
+    """The CPU time, in CPUs, that the tightest enclosing cgroup allows; inf if unlimited."""
     quotas = [float("inf")]
     first, second = _folders("cpu")
     for folder in first:

@@ -1,5 +1,4 @@
-"""The numbers in an object's header (states, kinds, flags), the flags of a task, and the fixed
-slots.
+"""The numbers in an object's header (states, kinds, flags), flags of tasks, and the fixed slots.
 
 `cext/shm_layout.h` defines these numbers, and Python code in many packages compares them. Each test
 of a header, such as whether it has a value, uses a set of states that is named here and nowhere

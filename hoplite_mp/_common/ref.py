@@ -243,8 +243,7 @@ def named(ref: ObjectRef[Any]) -> tuple[Callable[[bytes], ObjectRef[Any]], tuple
 
 
 def _attach(object_id: bytes) -> ObjectRef[Any]:
-    """Unpickles a ref from the bytes of a foreign pickler, with a hold if the object still
-    exists."""
+    """Unpickles a ref from the bytes of a foreign pickler, with a hold if the object exists."""
     return ObjectRef(object_id, runtime_hooks.attach(object_id))
 
 

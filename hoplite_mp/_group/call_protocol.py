@@ -244,8 +244,7 @@ class CallProtocol:
 
     def _stored(self, part: tuple[str, str, int, Any]) -> tuple[str, str, int, Any]:
         """The part with refs in place of values that need pickle, so that the leader, which reads
-        all parts, unpickles only its own values; also in place of arrays that others read in
-        place."""
+        all parts, unpickles only its own values; also in place of arrays that are read in place."""
         kind, op, root, values = part
         if kind == MISTAKE:
             return part
@@ -382,7 +381,7 @@ class CallProtocol:
             _serialize.drop_traceback(error)  # its frames refer to the parts
             failed = mask_of(ranks), error_kind(error), mistake_words(str(error)), None
             committed = self._memory.put_text(failed, 2)
-        # Held from before the commit, because the others read it even if this member leaves then.
+        # Held from before the commit, because other members read it even if this one leaves.
         self._result, led = committed, self._result
         self._led = call
         self._board.commit(call, self._memory.local_id(committed))

@@ -53,7 +53,7 @@ class Group(GroupCollectives, GroupMessages):
     ------
     ValueError
         On every rank: the ranks' kinds of call, ops, roots, shapes or dtypes differ. On one rank:
-        its `out` does not fit. Then the call is over, its result is lost on that rank, and the next
+        its `out` does not fit. Then the call is over, its result is lost on that rank; the next
         call works.
     TypeError
         On every rank: a value cannot be reduced, or does not pickle.
@@ -187,8 +187,7 @@ class Group(GroupCollectives, GroupMessages):
         Parameters
         ----------
         color : int or None
-            Ranks with the same color form one Group. None: the call is made, but no Group is
-            joined.
+            Ranks with the same color form one Group. None: this rank joins no Group.
         key : int, optional
             The new ranks are ordered by key, then by rank in this Group. Default: 0.
 
@@ -264,8 +263,7 @@ class Group(GroupCollectives, GroupMessages):
         Returns
         -------
         numpy.ndarray
-            Of this shape and dtype; its memory is freed with the last view of it, and outlives the
-            Group.
+            Of this shape and dtype; its memory outlives the Group, and is freed with the last view.
 
         Raises
         ------
@@ -323,7 +321,7 @@ class Group(GroupCollectives, GroupMessages):
                 self._wake_all()
             if self._background is not None:  # not waited for by its own calls' done-callbacks
                 self._background.end(wait=not self._background.is_here())
-            if not self._left:  # else a call in the background has ended the membership meanwhile
+            if not self._left:  # otherwise a background call has ended the membership meanwhile
                 self._depart(failed)
         finally:
             self._leaving_in = 0
@@ -351,7 +349,7 @@ class Group(GroupCollectives, GroupMessages):
     def _tell_node(self) -> None:
         """Returns when the node has registered that this rank leaves, and holds its objects that
         other ranks still read."""
-        if self._leave_sent:  # the reply was not read; that of a later request comes after it
+        if self._leave_sent:  # the reply was not read; later replies come after it
             self._member.why_not()
             return
         leave = GroupLeave(self.name, self._member.generation, self.rank, self._member.calls or 0)

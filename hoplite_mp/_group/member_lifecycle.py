@@ -39,8 +39,7 @@ class GroupMembership:
         self.timeout = timeout
         self.calls: int | None = None  # the number of the next call
         self._first = locks.lock("group.first_call")  # guards the change of `calls` from None
-        # Replies of other hosts take longer than a spin, and the node needs this core to serve
-        # them.
+        # Replies of other hosts take longer than a spin, and the node needs this core.
         self._spins = not self.has_hosts
         self.closed = False
         self.gave_up = ""  # why this member has left, if a call has ended its membership
@@ -83,7 +82,7 @@ class GroupMembership:
         self.wait(self.admitted, until, lambda: self.not_full(limit))
         first = self.admitted() - 1
         with self._first:
-            if self.calls is None:  # else another thread has made the first call meanwhile
+            if self.calls is None:  # otherwise another thread has made the first call meanwhile
                 self.calls = first
             return self.calls
 
@@ -141,7 +140,7 @@ class GroupMembership:
         counts: bool = True,
     ) -> None:
         """Waits until the condition holds. A worker that waits long counts as blocked, unless
-        `counts` is False because its task goes on in another thread."""
+        `counts` is False because its task continues in another thread."""
         blocked = False
         in_worker = counts and self.runtime.submitter.waiting.run_in_place is not None
         blocked_at = clock.monotonic_ns() + BLOCKED_AFTER_NS

@@ -143,8 +143,7 @@ class Inbox:
 
     @property
     def ended(self) -> tuple[int, ...]:
-        """For each rank, the number of its former members that have ended and all of whose messages
-        were listed."""
+        """For each rank, the number of its ended members whose messages were all listed."""
         return self._ended
 
     def first(self, receive: Receive) -> Arrived | None:
@@ -155,7 +154,7 @@ class Inbox:
 
     def _match(self) -> None:
         for receive in self._receives:
-            if receive.found is not None:  # Ctrl-C may have come between the last two lines
+            if receive.found is not None:  # Ctrl-C may have occurred between the last two lines
                 self._arrived.pop(receive.found.number, None)
         for receive in self._receives:
             if receive.found is None and not receive.cancelled:

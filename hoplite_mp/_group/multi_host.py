@@ -112,8 +112,7 @@ class OverlappedCopy:
             self._ranges = []
 
     def _round(self) -> tuple[list[tuple[int, int]], list[int]]:
-        """Copies the next bytes of each section; returns (their ranges, the new positions in the
-        sections)."""
+        """Copies the next bytes of each section; returns (their ranges, the new positions)."""
         ranges, now, offset = [], [], self._offset
         for begin, end in zip(self._at, self._ends, strict=True):
             upto = min(begin + self._step, end)
@@ -282,7 +281,7 @@ class MultiHost:
         (before, preallocated), self._preallocated = self._preallocated, (nbytes, None)
         if preallocated is not None and before == nbytes:
             return preallocated
-        preallocated = None  # first, because the space waited for may be that of this block
+        preallocated = None  # first, because the wait may be for the space of this block
         return self._memory.allocate(nbytes)
 
     def _next_block(self, parts: Sequence[Any]) -> None:

@@ -263,8 +263,7 @@ class Condition(Handle):
         return found
 
     def _waiting(self, timeout: float | None, number: int) -> Steps[bool]:
-        """First registers for notifications, so that one that arrives after the release of the lock
-        is not missed."""
+        """First registers for notifications, to miss none after the release of the lock."""
         _, deadline = waits(True, timeout)
         ticket, lock = self._ticket(), self._lock
         released: Future[Any] | None = None
@@ -320,8 +319,7 @@ class Barrier(Handle):
     When as many calls of `wait` have arrived as there are parties, all of them return, and the next
     call begins a new round. If a call times out, or its process or host dies while it waits, the
     barrier is broken: all calls raise `threading.BrokenBarrierError` until `reset()`. An
-    interrupted or cancelled call leaves the round; the other calls wait for another one in its
-    place.
+    interrupted or cancelled call leaves the round; the others wait for another call instead.
 
     Parameters
     ----------
@@ -331,7 +329,7 @@ class Barrier(Handle):
         Run by one of the calls when all have arrived, before any returns. If it raises an
         exception, the barrier is broken. It is pickled with the handle.
     timeout : float, optional
-        Default of `wait(timeout=)`, in seconds. Default: no limit.
+        Seconds; the default timeout of `wait`. Default: no limit.
     name, node, detached
         As for `Queue`.
 

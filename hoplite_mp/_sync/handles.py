@@ -34,8 +34,7 @@ __all__ = ["Handle", "Read", "Until", "run", "run_async"]
 #
 # Each method of a queue or a lock is a few calls of an actor with a wait between them, and each of
 # these may be interrupted, by Ctrl-C or by a cancelled `await`. The method is written once, as a
-# generator that yields the objects that it waits for: `run` blocks for these, `run_async` awaits
-# them.
+# generator that yields the awaited objects: `run` blocks for them, `run_async` awaits them.
 
 
 T = TypeVar("T")
@@ -120,7 +119,7 @@ async def run_async(steps: Generator[Future[Any] | Until | Read, Any, T]) -> T:
 
 
 H = TypeVar("H", bound="Handle")
-KNOWN_MAX = 4096  # most actors that a process remembers to have sent its life to
+KNOWN_MAX = 4096  # most actors that a process remembers as having its life
 
 
 class Handle:
@@ -132,8 +131,7 @@ class Handle:
     _actor: Actor
 
     def _make(self, args: tuple[Any, ...], name: str | None, node: Any, detached: bool) -> None:
-        """Makes an actor; if the name is taken, this becomes a handle of the actor with that
-        name."""
+        """Makes an actor; if the name is taken, this becomes a handle of its actor."""
         options = {"node": node, "name": name, "detached": detached, "get_if_exists": bool(name)}
         given = {key: value for key, value in options.items() if value is not None}
         self._actor = current().options(**given).actor(self._served, *args)

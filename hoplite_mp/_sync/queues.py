@@ -55,8 +55,8 @@ class Queue(Handle, Generic[T]):
     Parameters
     ----------
     maxsize : int, optional
-        Most items in the queue; 0: no limit. Default: that of the existing queue of this name; for
-        a new queue, no limit.
+        Most items in the queue; 0: no limit. Default: the limit of an existing queue of this
+        name; otherwise no limit.
     name : str, optional
         `Queue(name="jobs")` is the same queue in every process of the cluster; the first call makes
         it. A later call with another `maxsize` raises ValueError; its `node` and `detached` have no

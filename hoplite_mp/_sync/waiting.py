@@ -9,7 +9,7 @@ Invariants of a queue: no call waits for an item while there is one that is not 
 getter; no call waits for space while there is some. An item leaves the table only as the answer to
 a call (or with `end(at_once=True)`), so no item of the table is lost with a process that dies.
 While a cancellable call may still return its item, no other call takes a later item.
-Invariant of permits: free + held = the permits at the beginning + those released beyond them.
+Invariant of permits: free + held = initial permits + permits released beyond these.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 Ticket: TypeAlias = "tuple[bytes, int]"
-Tickets: TypeAlias = "OrderedDict[Ticket, Any]"  # in the order in which they came
+Tickets: TypeAlias = "OrderedDict[Ticket, Any]"  # in the order of arrival
 
 
 class CallAnswer(enum.IntEnum):

@@ -30,8 +30,7 @@ def _no_refs(object_id: bytes) -> ObjectRef[Any]:
 
 
 def warm_up() -> None:
-    """Runs in the template: does the one-time work of the first `get`, so that every worker
-    inherits it."""
+    """Runs in the template: does the one-time work of a first `get`, for all workers to inherit."""
     for kind in ("f4", "f8", "i8", "u1"):
         data = _serialize.encode(np.zeros(2, kind)).tobytes()
         for writable in (False, True):

@@ -372,8 +372,7 @@ class Worker:
         return function, args, kwargs, again
 
     def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
-        """(function, args) that run a generator to its end; the user's function returns the
-        generator."""
+        """(function, args) that run the generator that the user's function returns to its end."""
         source = StreamSource(self, oid, StreamPlan(*args[0]), self.tasks.task(oid)[4])
         return source.run, (function, args[1:])
 
@@ -519,7 +518,7 @@ class Worker:
         return encoded.tobytes()
 
     def store_block(self, oid: int, array: Any, block: Any) -> bool:
-        """Makes the block of an array of c.empty() the result, without copying; False if that is
+        """Makes the block of an array of c.empty() the result, without a copy; False if
         impossible."""
         head = self.memory.block_head(array, block)
         if head is None:
