@@ -1,15 +1,15 @@
-"""Backups: a second host keeps what an actor is restarted from after the loss of its host.
+"""Backups: a second host keeps the data to restart an actor after the loss of its host.
 
-An actor with restarts left must outlive its host. Its node tells one other host, its *backup*, what
-the actor was made from and the latest checkpoint of its process; the backup holds these objects
-with all that they name. This is primary-backup replication. When the actor's host is lost, the
-manager names the backup as the owner of the actor's identity
+An actor with restarts left must survive the loss of its host. Its node sends the actor's
+constructor data and the latest checkpoint of its process to one other host, the *backup*, which
+holds these objects with all objects that they name. This is primary-backup replication. When the
+actor's host is lost, the manager names the backup as the owner of the actor's identity
 (_node/objects/ownership_transfer.py), and the backup restarts the actor
 (_node/actors/actor_failover.py).
 
 Invariant: a backup that its actor's host has lost contact with is replaced only after the manager
-has declared it gone. Otherwise a host that is cut off could go on with states that its former
-backup, which has restarted the actor meanwhile, has never seen (a split brain).
+has declared the backup gone. Otherwise a host that is cut off could continue with states unknown to
+its former backup, which has restarted the actor meanwhile (a split brain).
 
 The backup has no header of the identity while the actor's host lives, so it keeps no actor alive.
 """
@@ -49,22 +49,22 @@ class ActorBackup:
     """An actor of another host that this host can restart."""
 
     host_id: int  # id of the actor's host
-    number: int  # of the actor's node
+    number: int  # number of the actor's node
     what: KeepActor
     holds: list[Any] = field(default_factory=list)
-    before: ActorBackup | None = None  # the last whole one, kept until this one is whole
+    before: ActorBackup | None = None  # the last complete backup, kept until this one is complete
     whole: bool = False  # all objects that `what` names are here
 
 
 class ActorBackupsEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def sought(self, host_id: int, identity: bytes) -> None:
-        """That host asks for an actor whose host is lost."""
+        """The host asks for an actor whose host is lost."""
 
 
 class ActorBackups:
-    """The backups of this node's actors on other hosts, and this node as a backup for others."""
+    """The backups of this node's actors on other hosts, and this host's backups of their actors."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class ActorBackups:
         # Identity -> number of the latest KeepActor, and actions that wait for its answer.
         self.asked: dict[int, tuple[int, list[Callable[[], None]]]] = {}
         # Identity -> number of a backup that this node has lost contact with, until the manager has
-        # declared it gone.
+        # declared the backup gone.
         self.unsure: dict[int, int] = {}
-        # Identities of actors that have no backup, because no message can carry what it needs.
+        # Identities of actors without a backup, because their data does not fit into a message.
         self.unkept: set[int] = set()
         self.kept: dict[bytes, ActorBackup] = {}  # by identity
         self._last = 0
@@ -99,8 +99,8 @@ class ActorBackups:
     # -- actors of this host -------------------------------------------------------------------
 
     def keep(self, actor: ActorRecord, done: Callable[[], None] | None = None) -> None:
-        """Sends what the actor is restarted from to its backup, because it has begun or changed.
-        `done` is called when the backup has all that it can get, or if there can be no backup."""
+        """Sends the data for a restart to the actor's backup, after the actor began or changed.
+        `done` is called when the backup has all available data, or if there can be no backup."""
         _, waiting = self.asked.pop(actor.identity, (0, []))
         if done is not None:
             waiting.append(done)
@@ -114,21 +114,21 @@ class ActorBackups:
             return
         message = self._message(actor)
         if message is None:
-            if before is not None:  # what that one keeps is older, so it must not begin the actor
+            if before is not None:  # the old backup has older data and must not begin it
                 self._drop(before, actor)
             _call(waiting)
             return
         if (
             before is not None and before != host_id
-        ):  # when the new backup has all, drop the old one
+        ):  # when the new backup is complete, drop the old one
             waiting.append(lambda: self._drop(before, actor))
         self.at[actor.identity] = host_id
         self.asked[actor.identity] = (message.number, waiting)
         self.send(host_id, message)
 
     def _message(self, actor: ActorRecord) -> KeepActor | None:
-        """What the actor's backup is told, with a new number. None: a part of it is too large for a
-        message, so the actor has no backup; the log says so once."""
+        """The message to the actor's backup, with a new number. None: a part of it is too large for
+        a message, so the actor has no backup; this is logged once."""
         if actor.identity in self.unkept:
             return None
         self._last += 1
@@ -163,8 +163,8 @@ class ActorBackups:
             return None
 
     def _backup_of(self, actor: ActorRecord) -> int | None:
-        """The id of its backup's host: the present one, or else the next node by number on which
-        the actor may run. None: there is none."""
+        """The host id of the actor's backup: the present one, or else the next node by number on
+        which the actor may run. None if there is no such node."""
         wanted = actor.wanted
         if not wanted.restarts or actor.ended is not None or actor.closed:
             return None
@@ -184,7 +184,7 @@ class ActorBackups:
         return able[0].host_id if able else None
 
     def ended(self, actor: ActorRecord) -> None:
-        """The actor will not be restarted, so its backup drops what it keeps for it."""
+        """The actor will not be restarted, so its backup drops its data."""
         self.unsure.pop(actor.identity, None)
         self.unkept.discard(actor.identity)
         host_id = self.at.pop(actor.identity, None)
@@ -194,7 +194,7 @@ class ActorBackups:
         _call(waiting)
 
     def _drop(self, host_id: int, actor: ActorRecord) -> None:
-        """Tells a host that it is not the actor's backup any more."""
+        """Notifies a host that it is no longer the actor's backup."""
         lives = actor.identity in self.actors.by_identity and actor.ended is None
         self.send(host_id, DropActor(self.actors.public(actor.identity), ended=not lives))
 
@@ -227,8 +227,8 @@ class ActorBackups:
         if backup is not None and backup.host_id == host_id:
             del self.kept[message.identity]
             if message.ended and backup.what.name:
-                # This node may have reported the name to a manager that was new when the actor
-                # ended, and that the actor's own node has told nothing of it.
+                # This node may have claimed the name from a manager that was new when the actor
+                # ended, and that has no report from the actor's own node.
                 self.release_name(backup)
 
     def _take(self, host_id: int, message: KeepActor) -> None:
@@ -244,7 +244,7 @@ class ActorBackups:
         named = [one for one in (message.setup, message.state) if one != NO_OBJECT]
 
         def done() -> None:
-            # Some are missing if fetches have failed, as when the actor's host has died meanwhile.
+            # Objects are missing if fetches have failed, e.g. because the actor's host has died.
             if all(self.with_payload(one) for one in named):
                 backup.before, backup.whole = None, True
             self.send(host_id, ActorKept(message.number))
@@ -252,8 +252,8 @@ class ActorBackups:
         self.bring(backup.holds, done).bring(named)
 
     def number_of(self, identity: bytes, host_id: int) -> int | None:
-        """The number of the newest KeepActor of an actor of that host whose objects are all here.
-        None: this node is not the actor's backup; 0: nothing is complete."""
+        """The number of the newest complete KeepActor of an actor of the host, whose objects are
+        all here. None: this node is not the actor's backup; 0: no KeepActor is complete."""
         backup = self.kept.get(identity)
         if backup is None or backup.host_id != host_id:
             return None
@@ -263,7 +263,7 @@ class ActorBackups:
 
     def report(self) -> Iterator[NodeToManager]:
         """For a new manager: the names of actors whose host may have been lost together with the
-        former manager. Whether they move here is decided later."""
+        former manager. Whether these actors move here is decided later."""
         for identity, backup in self.kept.items():
             there = self.roster.number_of(backup.host_id) is not None
             if backup.what.name and (there or self.owners.is_open(backup.host_id)):
@@ -271,8 +271,9 @@ class ActorBackups:
                 yield ActorNameClaimed(0, backup.number, name, identity, True, by_backup=True)
 
     def release_name(self, backup: ActorBackup) -> None:
-        """Releases the name of an actor that will not be restarted, or has none any more. The lost
-        host may have told this backup so, and not the manager, which was just being replaced."""
+        """Releases the name of an actor that will not be restarted, or has no name any more. The
+        lost host may have reported that to this backup, but not to the manager, which was just
+        replaced."""
         what = backup.what
         self.send_manager(ActorNameReleased(self.client.number, what.name, what.identity))
 
@@ -280,8 +281,8 @@ class ActorBackups:
 
     def peer_lost(self, member: Member) -> None:
         """A host is gone: makes headers for the identities of its actors that this node can
-        restart. It is called before this node reports its orphan inventory, which then contains
-        them."""
+        restart. Called before this node reports its orphan inventory, which then contains these
+        headers."""
         imports = self.imports
         for identity, backup in self.kept.items():
             if backup.host_id != member.host_id:
@@ -299,13 +300,13 @@ class ActorBackups:
                 imports.answer(one)
 
     def backup_peer_lost(self, member: Member) -> None:
-        """Notes which actors have a backup on a host that this node has lost contact with."""
+        """Records which actors have a backup on a host that this node has lost contact with."""
         for identity in [one for one, at in self.at.items() if at == member.host_id]:
             del self.at[identity]
             self.unsure[identity] = member.node
 
     def are_gone(self, numbers: Collection[int]) -> None:
-        """The manager has declared these nodes gone: actors whose backups they were get others."""
+        """The manager has declared these nodes gone: replaces the backups that they held."""
         for identity in [one for one, number in self.unsure.items() if number in numbers]:
             del self.unsure[identity]
             actor = self.actors.by_identity.get(identity)
@@ -313,8 +314,8 @@ class ActorBackups:
                 self.keep(actor)
 
     def take_over(self, object_id: bytes, owner: int) -> ActorBackup | None:
-        """An object, which may be an identity, has a new owner. Returns what the actor is restarted
-        from, if this host is that owner."""
+        """An object, which may be an identity, has a new owner. If that is this host, returns the
+        actor's backup."""
         backup = self.kept.get(object_id)
         if backup is None or (owner != self.client.host_id and backup.host_id == owner):
             return None
@@ -322,7 +323,7 @@ class ActorBackups:
         return backup if owner == self.client.host_id else None
 
     def with_payload(self, object_id: bytes) -> int:
-        """The local id of an object whose value is here; 0: it is not, or has failed."""
+        """The local id of an object whose value is here; 0 if it is not here or has failed."""
         oid = self.imports.local(object_id)
         if not oid or oid in self.remote_objects or self.client.hold(oid) is None:
             return 0
@@ -331,7 +332,7 @@ class ActorBackups:
 
 class BackupFetch:
     """A fetch of objects of any host, with all objects that they name, directly or indirectly.
-    `done` is called when everything that can be had is here; `holds` keeps it."""
+    `done` is called when all available objects are here; `holds` keeps them."""
 
     def __init__(self, host: HostContext, holds: list[Any], done: Callable[[], None]) -> None:
         self.loop = host.loop
@@ -371,18 +372,18 @@ class BackupFetch:
         if remote_objects.want(oid, here):
             return
         if self.store.impossible(remote_objects.by_oid[oid].nbytes):
-            self._one_less()  # it never fits here, so it is left out
+            self._one_less()  # it can never fit here, so it is left out
             return
 
         def again() -> None:
             self._bring_bytes(oid)
             self._one_less()
 
-        self.loop.call_later(MEMORY_POLL_S, again)  # no room now
+        self.loop.call_later(MEMORY_POLL_S, again)  # the store is full now
 
     def _bring_named(self, oid: int) -> None:
-        """Fetches what an object names. A pending object is skipped, because what it will name is
-        not known yet; its readers fetch that later."""
+        """Fetches the objects that an object names. A pending object is skipped, because the
+        objects that it will name are not known yet; its readers fetch those later."""
         client = self.client
         got = client.view(oid)
         if isinstance(got, int) and oid not in self.remote_objects and self.store.restore(oid):

@@ -1,11 +1,10 @@
-"""Actors that restart on this host because their host is lost, and requests that wait for that.
+"""Actors that restart on this host after the loss of their host, and requests that wait for that.
 
 When an actor's host is lost, the manager names one of the hosts that can restart the actor as the
-new owner of its identity (_planner/owners.py). That host starts a process from what it has kept
-(_node/actors/actor_backup.py), and calls of all hosts go there from then on. Other hosts may
+new owner of its identity (_planner/owners.py). That host starts a process from its backup
+(_node/actors/actor_backup.py), and from then on receives the calls of all hosts. Other hosts may
 receive the manager's message before this one does, and already send requests about the actor. Such
-a request waits until this host has received the message as well, and has everything that the actor
-restarts from.
+a request waits until this host has received the message as well, and has all data for the restart.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ __all__ = ["ActorFailover"]
 
 
 class ActorFailover:
-    """Actors whose identities this host has taken over, or may be about to."""
+    """Actors whose identities this host has taken over, or may soon take over."""
 
     def __init__(
         self,
@@ -62,21 +61,21 @@ class ActorFailover:
         self.inbound_tasks = inbound_tasks
         self.owners = owners
         self.beginning: set[bytes] = set()  # identities of actors whose state is being fetched
-        # Identity -> actions to run as soon as it is known whether that actor is here.
+        # Identity -> actions to run as soon as it is known whether the actor is here.
         self.waiting: dict[bytes, list[Callable[[], None]]] = {}
 
     # -- requests about actors that may be here ------------------------------------------------
 
     def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
-        """Calls `action` as soon as it is known whether that actor is here; usually at once."""
+        """Calls `action` as soon as it is known whether the actor is here; usually at once."""
         if self._is_open(identity):
             self.waiting.setdefault(identity, []).append(action)
         else:
             action()
 
     def _is_open(self, identity: bytes) -> bool:
-        """Whether the actor's host was lost, and the actor's new host is unknown; or whether it is
-        just being restarted here."""
+        """Whether the actor's host was lost and its new host is unknown, or the actor is just being
+        restarted here."""
         if identity in self.beginning:
             return True
         one = self.imports.by_object.get(identity)
@@ -90,7 +89,7 @@ class ActorFailover:
                 action()
 
     def sought(self, host_id: int, identity: bytes) -> None:
-        """Another host asks where to send calls to that actor."""
+        """Another host asks where to send calls to the actor."""
         self.when_known(identity, lambda: self._found(host_id, identity))
 
     def _found(self, host_id: int, identity: bytes) -> None:
@@ -109,8 +108,8 @@ class ActorFailover:
         self.remote_actors.moved(one)
 
     def ownerless(self, one: ImportRecord) -> None:
-        """Nobody is the new owner of an object, which may be an actor's identity: the actor is not
-        restarted, although this host may be able to."""
+        """An object, which may be an actor's identity, gets no new owner: the actor is not
+        restarted, although this host may be able to restart it."""
         backup = self.backups.kept.get(one.object)
         if backup is not None and backup.host_id == one.owner:
             del self.backups.kept[one.object]
@@ -125,8 +124,8 @@ class ActorFailover:
         return bool({*self.client.inspect(identity)["refs"]} - {NODE_SLOT})
 
     def _begin(self, one: ImportRecord, backup: ActorBackup) -> None:
-        """Restarts the actor from the newest state that is complete here. If none is, it restarts
-        after as much as possible has been fetched."""
+        """Restarts the actor from the newest state that is complete here. If no state is complete,
+        first fetches as much as possible."""
         what = backup.what
         named = [each for each in (what.setup, what.state) if each != NO_OBJECT]
         full = all(self.backups.with_payload(each) for each in named)
@@ -146,7 +145,7 @@ class ActorFailover:
         self.backups.bring(backup.holds, here).bring(named)
 
     def _begin_again(self, one: ImportRecord, backup: ActorBackup) -> None:
-        """Makes this the actor's host, and starts its process."""
+        """Makes this host the actor's host, and starts its process."""
         what, actors, workers = backup.what, self.actors, self.workers
         setup = self.backups.with_payload(what.setup)
         state = self.backups.with_payload(what.state) if what.state != NO_OBJECT else 0
@@ -166,7 +165,7 @@ class ActorFailover:
         pool = self.remote_actors.give_up(one.oid) or workers.open_bound(NODE_SLOT, 0)
         if pool is None:
             self.backups.release_name(backup)
-            return  # `_found` answers callers that it is gone
+            return  # `_found` tells callers that it is gone
         self.outbound_tasks.forget_pool(pool)
         actor = ActorRecord(
             one.oid,

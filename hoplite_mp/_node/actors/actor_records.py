@@ -1,7 +1,7 @@
-"""Records of actors, and of the processes or nodes that have asked for one.
+"""Records of actors, and of the processes or nodes that have requested one.
 
 Opening an actor takes several messages with the manager and other nodes, and a restart on another
-host needs what the actor was made from. These records keep that meanwhile.
+host needs the actor's constructor data. These records keep that state.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ENDED = "its actor has ended"  # why a pool starts no process
 
 
 class Asker(Protocol):
-    """A process or node that has asked for an actor, and waits for the answer."""
+    """A process or node that has requested an actor, and waits for the answer."""
 
     def granted(self, hold: Any) -> None:
         """Answers with the identity; `hold` is kept until the asker has one of its own."""
@@ -46,12 +46,12 @@ class Asker(Protocol):
 
 @dataclass(slots=True)
 class Client:
-    """A process of this host that has asked for an actor."""
+    """A process of this host that has requested an actor."""
 
     slot: int
     number: int
     reply: Callable[[Reply], None]  # reaches the process that was in the slot then, or nobody
-    # Keeps a hold for that process until it has one of its own; False: the process is gone.
+    # Keeps a hold for the process until it has its own; False: the process has ended.
     keep: Callable[[Any], bool]
 
     def granted(self, hold: Any) -> None:
@@ -67,8 +67,8 @@ class Client:
 
 
 class WantedActor(NamedTuple):
-    """An actor that is to begin: the fields of BeginActor after its number, with local ids in the
-    place of cluster-wide ones."""
+    """An actor that is to begin: the fields of BeginActor after its number, with local ids in place
+    of cluster-wide ones."""
 
     setup: int
     about: bytes
@@ -80,7 +80,7 @@ class WantedActor(NamedTuple):
     output_owner: int
     places: tuple[int, ...] = ()  # numbers of the nodes to which it is bound
     env: Environment = ()
-    demand: Demand = ()  # resources that it keeps for life
+    demand: Demand = ()  # lifelong resources
     only_now: bool = False  # refuse the actor if it would have to wait for them
 
 
@@ -90,25 +90,25 @@ class ActorRecord:
 
     identity: int
     pool: int
-    name: str  # as long as the actor has this name in the cluster; else ""
+    name: str  # while the actor has this name in the cluster; afterwards ""
     class_name: str
     restarts_left: int
     wanted: WantedActor  # what it was made from
-    label: str = ""  # the same name, kept for messages after it was released
+    label: str = ""  # the same name, kept for messages after its release
     restarts: int = 0
     hold: Any = None  # the node's own hold on the identity, if the actor is detached
     state: Any = None  # a hold on the latest checkpoint of its process
-    # The error payload that every call raises from now on; None: the actor lives.
+    # The error payload that every call raises from now on; None while the actor lives.
     ended: bytes | None = None
     begun: bool = field(default=False)  # its present process has made its object
-    # Kill it as soon as no process holds the identity, because the maker's `with` block has raised.
+    # Kill it as soon as no process holds the identity, because its `with` block has raised.
     killed_unheld: bool = False
-    closed: bool = False  # by a process of its own host, so no other host begins it again
-    calls_done: int = 0  # by processes that have ended
+    closed: bool = False  # by a process of its own host, so no other host restarts it
+    calls_done: int = 0  # by its processes that have ended
 
     @property
     def title(self) -> str:
-        """How error messages name the actor."""
+        """The actor's name in error messages."""
         return (
             f"actor {self.label!r} ({self.class_name})"
             if self.label
@@ -116,7 +116,7 @@ class ActorRecord:
         )
 
     def loss(self, process: str, how: str) -> errors.ActorLostError:
-        """The error of its calls after that process has ended."""
+        """The error of its calls after the process has ended."""
         used = self.restarts
         if self.ended is not None:
             then = ""  # the actor had ended before its process
@@ -141,12 +141,12 @@ class Opening:
     identity: int = 0
     holds: list[Any] = field(default_factory=list)
     asked: Any = None
-    refusal: str = ""  # why the actor did not begin; told once the manager has freed its name
-    gone: bool = False  # it did not begin because this node leaves
+    refusal: str = ""  # why the actor did not begin; reported once the manager has freed its name
+    gone: bool = False  # it did not begin because this node is leaving
 
 
 def taken_words(name: str) -> str:
-    """The text of the error if another actor has that name."""
+    """The error text if another actor has the name."""
     return (
         f"there is an actor named {name!r} already: choose another name, find it with get_actor(), "
         "or use options(get_if_exists=True)"
@@ -154,6 +154,6 @@ def taken_words(name: str) -> str:
 
 
 def ended_calls(client: _shm.NodeClient, slot: int) -> int:
-    """How many calls the process in that slot has finished."""
+    """How many calls the process in the slot has finished."""
     info = client.client_info(slot)
     return int(info["tasks_done"] + info["tasks_failed"])

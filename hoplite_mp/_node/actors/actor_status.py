@@ -1,7 +1,7 @@
 """Descriptions of this host's actors for users: their state, and the calls that wait for them.
 
-`status`, `top` and `dump` show actors, and a trace has a track for each. This file collects what
-they show, and changes nothing.
+`status`, `top` and `dump` show actors, and a trace has a track for each. This file only collects
+their data.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["actors_here", "calls_from_here", "track_name"]
 
 
 def actors_here(actors: LocalActors) -> Iterator[dict[str, Any]]:
-    """Describes each actor of this host, with its calls that wait, run and are done as far as this
-    host knows."""
+    """Describes each actor of this host, with the number of waiting, running and finished calls
+    that this host knows of."""
     waiting = actors.client.queued_counts()
     for actor in list(actors.by_identity.values()):
         pool = actors.workers.pools.get(actor.pool)

@@ -2,11 +2,11 @@
 
 An actor is a pool of one worker that makes an object before it takes its first call, and an
 *identity*: an object in the node's own table, whose holders are counted like those of any object.
-Handles, and calls that have not ended, hold the identity, on any host. When it has no holder left,
-the pool is closed.
+Handles and running calls hold the identity, on any host. When it has no holder left, the pool is
+closed.
 
 Invariant: the number of an actor's pool is not reused before the identity is gone, so a process
-that holds a handle may submit to that number without asking.
+that holds a handle may submit to that number without a request.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ POOL_OPEN, POOL_CLOSING, POOL_ENDED = 1, 2, 4
 
 
 class LocalActorsEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def output_owner_of(self, slot: int) -> int:
-        """The driver that gets the output of an actor that the process in that slot begins."""
+        """The driver that gets the output of an actor begun by the process in the slot."""
 
     def keep_granted(self, slot: int, number: int, hold: Any) -> None:
-        """Keeps a hold for the process in that slot until it has one of its own."""
+        """Keeps a hold for the process in the slot until it has one of its own."""
 
     def remote_begin(self, asker: Asker, wanted: WantedActor, node: int) -> None:
         """Begins an actor on another node."""
@@ -69,19 +69,19 @@ class LocalActorsEvents(Protocol):
         """Ends an actor of another host."""
 
     def remote_restarts(self, asker: Client, identity: int) -> None:
-        """Answers how often an actor of another host was restarted."""
+        """Answers with the number of restarts of an actor of another host."""
 
     def remote_bind(self, slot: int, number: int, ask: BindActor) -> None:
         """Opens a pool here for calls to an actor of another host."""
 
     def remote_fail_calls(self, pool: int) -> None:
-        """Fails calls that are queued for an actor of another host, if that has ended."""
+        """Fails calls that are queued for an actor of another host, if the actor has ended."""
 
     def remote_freed(self, oid: int) -> None:
         """No process here holds an object, perhaps the identity of an actor of another host."""
 
     def keep_backup(self, actor: ActorRecord, done: Callable[[], None] | None) -> None:
-        """Sends the actor's backup what a restart needs; `done`: see ActorBackups.keep."""
+        """Sends the data for a restart to the actor's backup; `done`: see ActorBackups.keep."""
 
     def has_ended(self, actor: ActorRecord) -> None:
         """The actor will not be restarted."""
@@ -113,7 +113,7 @@ class LocalActors:
         self.by_pool: dict[int, ActorRecord] = {}
         self.by_identity: dict[int, ActorRecord] = {}
         self.openings: dict[int, Opening] = {}  # by number of the request to the manager
-        self.leaving = False  # this node leaves the cluster when all calls made so far have ended
+        self.leaving = False  # this node leaves the cluster when all pending calls have ended
         self._requests = 0
 
     # -- requests of clients -------------------------------------------------------------------
@@ -153,7 +153,7 @@ class LocalActors:
             self.events.remote_begin(asker, wanted, ask.node)
 
     def begin(self, asker: Asker, wanted: WantedActor) -> None:
-        """Begins an actor on this host, unless another one has its name."""
+        """Begins an actor on this host, unless another actor has its name."""
         if self.leaving:
             asker.refused(self._why_leaving(), True)
             return
@@ -193,7 +193,7 @@ class LocalActors:
         self.send_manager(opening.asked)
 
     def name_held(self, message: ActorNameHeld) -> None:
-        """The manager answers which actor has a name."""
+        """The manager reports which actor has a name."""
         opening = self.openings.pop(message.request, None)
         if opening is None:
             return
@@ -212,13 +212,13 @@ class LocalActors:
                 opening.asker.refused(taken_words(wanted.name))
 
     def _discard(self, opening: Opening) -> None:
-        """Gives up an identity that no actor was made for."""
+        """Gives up an identity for which no actor was made."""
         if opening.identity:
             self.results.store_value(opening.identity, _serialize.encode(None), False)
             opening.holds.clear()
 
     def report(self) -> Iterator[NodeToManager]:
-        """What a new manager must know of actors."""
+        """The state of actors that a new manager must know."""
         for actor in self.by_identity.values():
             if actor.name:
                 identity, moves = self.public(actor.identity), actor.wanted.restarts > 0
@@ -254,8 +254,8 @@ class LocalActors:
         self.keep(actor)
 
     def _refuse(self, opening: Opening, wanted: WantedActor) -> None:
-        """Tells the asker why its actor does not begin. If it has a name, the manager frees that
-        first: the asker's next claim, by way of another node, could overtake the release."""
+        """Tells the asker why its actor does not begin. If the actor has a name, the manager frees
+        it first: otherwise the asker's next claim, through another node, could arrive too early."""
         name, why = wanted.name, self._why_leaving() if self.leaving else self.workers.why_none
         self._release_name(name, opening.identity)
         self._discard(opening)
@@ -295,8 +295,8 @@ class LocalActors:
         )
 
     def end_here(self, identity: int, kill: bool, unheld: bool = False, far: bool = False) -> bool:
-        """Ends an actor of this host; False: it is none. far: another host asks for it, and says so
-        again if the actor moves."""
+        """Ends an actor of this host; False: not an actor. far: another host requests this, and
+        repeats the request if the actor moves."""
         actor = self.of(identity)
         if actor is not None and unheld:
             actor.killed_unheld = True
@@ -321,8 +321,8 @@ class LocalActors:
             self.client.open_pool(actor.pool, POOL_CLOSING)
             self.tasks.wake_pool(actor.pool)
             if far:
-                self.keep(actor)  # tells the backup that the actor has no name and is not detached
-            else:  # nobody could tell the backup if this host were lost
+                self.keep(actor)  # the backup records that it is nameless and not detached
+            else:  # nobody could inform the backup if this host were lost
                 actor.closed = True
                 self.events.has_ended(actor)
 
@@ -338,7 +338,7 @@ class LocalActors:
         self.events.remote_bind(slot, request.number, request.ask)  # type: ignore[arg-type]
 
     def refuse_calls(self, pool: int) -> None:
-        """Fails calls that were queued for an actor after it ended."""
+        """Fails calls that were queued for an actor after its end."""
         actor = self.by_pool.get(pool)
         if actor is not None and actor.ended is not None:
             self._fail_queued(actor)
@@ -357,7 +357,7 @@ class LocalActors:
 
     def begins(self, slot: int, request: Request) -> None:
         """The process has made its object. If it began with a checkpoint, it takes calls only after
-        the backup has that checkpoint, too."""
+        the backup has that checkpoint as well."""
         actor = self._of_worker(slot)
         asker = self.asker(slot, request)
 
@@ -371,7 +371,7 @@ class LocalActors:
             go_on()
 
     def backlog(self, slot: int, request: Request) -> None:
-        """The process has begun the calls of its backlog that it was told of."""
+        """The process has begun all calls of its announced backlog."""
         self.reply(slot, Reply(request.number, self._backlog(self._of_worker(slot))))
 
     def _backlog(self, actor: ActorRecord | None) -> list[int]:
@@ -420,16 +420,16 @@ class LocalActors:
     # -- ends and restarts ---------------------------------------------------------------------
 
     def leave(self) -> None:
-        """This node leaves the cluster: no new calls or actors are accepted, names are released."""
+        """This node is leaving the cluster: new calls and actors are refused, names released."""
         self.leaving = True
         for actor in self.by_pool.values():
             self._forget_name(actor)
             if actor.ended is None and self.tasks.pool_state(actor.pool) == POOL_OPEN:
                 self.client.open_pool(actor.pool, POOL_LEAVING)
-                self.keep(actor)  # tells the backup that the actor has no name
+                self.keep(actor)  # the backup records that it has no name
 
     def has_left(self) -> None:
-        """All calls have ended, and this node goes: no other host begins its actors again."""
+        """All calls have ended, and this node leaves: no other host restarts its actors."""
         for actor in self.by_pool.values():
             if actor.ended is None:
                 self.end_with(actor, errors.ActorLostError(f"{actor.title}: {self._why_leaving()}"))
@@ -438,7 +438,7 @@ class LocalActors:
         return f"node h{self.client.number} is leaving the cluster"
 
     def died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
-        """An actor's process has ended, and its call is settled: it is restarted, or ends."""
+        """An actor's process has ended, and its call is settled: the actor restarts or ends."""
         actor = self.by_pool.get(pool.number)
         if actor is None:  # the identity is gone, so no call is left
             pool.broken = ENDED
@@ -456,7 +456,7 @@ class LocalActors:
         self._fail_queued(actor)
 
     def lost_call(self, worker: WorkerInfo, how: str) -> Exception | None:
-        """The error of a call during which its actor's process ended; None: it was no actor."""
+        """The error of a call during which its actor's process ended; None if not an actor."""
         actor = self.by_pool.get(worker.pool)
         return None if actor is None else self.loss(actor, worker, how)
 
@@ -464,7 +464,7 @@ class LocalActors:
         return actor.loss(f"worker {worker.slot}@h{self.client.number}", how)
 
     def freed(self, oid: int) -> None:
-        """No process holds an object any more; if it was an identity, its actor ends."""
+        """No process holds the object any more; if it is an identity, its actor ends."""
         actor = self.by_identity.pop(oid, None)
         if actor is None:
             self.events.remote_freed(oid)
@@ -479,8 +479,8 @@ class LocalActors:
 
     def _end_with_payload(self, actor: ActorRecord, payload: bytes) -> None:
         """Ends the actor; every call raises this error from now on. The pool's state is set before
-        queued calls are failed, because a process that posts a call later sees the state, and asks
-        the node to fail it."""
+        queued calls are failed: a process that posts a call later sees the state, and asks the node
+        to fail the call."""
         actor.ended = payload
         self._forget_name(actor)
         self.events.has_ended(actor)
@@ -492,7 +492,7 @@ class LocalActors:
         self.fail_all(actor.pool, actor.ended)
 
     def fail_all(self, pool: int, payload: bytes) -> None:
-        """Fails all queued calls with that error."""
+        """Fails all queued calls with the error."""
         error = _serialize.Encoded(payload, [], [], len(payload), [])
         for oid in self.client.queued_in(pool):
             if self.client.take_over(oid, NODE_SLOT):

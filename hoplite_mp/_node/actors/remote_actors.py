@@ -1,8 +1,8 @@
 """Actors across hosts: beginning and calling actors of other hosts, and serving other hosts.
 
 An actor's identity is an object of its host's node, so handles travel as refs do. For calls from
-this host the node keeps a pool without workers, whose tasks are all delegated to the actor's pool
-on its host, in their order. It also begins actors here for other hosts.
+this host the node keeps a pool without workers; all its tasks are delegated, in order, to the
+actor's pool on its host. The node also begins actors here for other hosts.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 __all__ = ["RemoteActors"]
 
 NO_IDENTITY = bytes(ids.ID_BYTES)
-# How many calls are sent to an actor of another host beyond the one that runs. Higher: no pause
-# between calls over a network of high latency. Lower: fewer may have begun when that host is lost.
+# How many calls are sent to an actor of another host beyond the running one. Higher: no pause
+# between calls over a high-latency network. Lower: fewer may have begun when that host is lost.
 ACTOR_AHEAD_CALLS = 64
 NO_BACKUP = "its host is gone, and no other one could begin it again"
 
 
 @dataclass(slots=True)
 class RemoteAsker:
-    """Another node that has asked for an actor on this host."""
+    """Another node that has requested an actor on this host."""
 
     far: RemoteActors
     host_id: int
@@ -88,16 +88,16 @@ class Bound:
 
     @property
     def ahead(self) -> int:
-        """How many calls are sent beyond the one that runs. When the host is lost, calls that were
-        sent may have begun and must fail; so without retries a restartable actor gets one at a
-        time, and the others are run after its restart."""
+        """How many calls are sent beyond the running one. When the host is lost, calls that were
+        sent may have begun and must fail. So a restartable actor without retries gets one call at a
+        time, and the remaining calls run after its restart."""
         return 0 if self.moves and not self.retries else ACTOR_AHEAD_CALLS
 
 
 @dataclass(slots=True)
 class Closing:
-    """An actor of another host that a process here has closed. `calls`: those made before, which
-    must be sent before the message that ends the actor."""
+    """An actor of another host that a process here has closed. `calls`: earlier calls, which must
+    be sent before the message that ends the actor."""
 
     host_id: int
     identity: bytes
@@ -105,10 +105,10 @@ class Closing:
 
 
 class RemoteActorsEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
-        """Calls `action` as soon as it is known whether that actor is on this host."""
+        """Calls `action` as soon as it is known whether the actor is on this host."""
 
 
 class RemoteActors:
@@ -137,9 +137,9 @@ class RemoteActors:
         self.inbound_tasks = inbound_tasks
         self.owners = owners
         self.events = events
-        # Identity of an actor whose host is lost -> processes that ask for its number of restarts.
+        # Identity of an actor whose host is lost -> processes that request its number of restarts.
         self.counting: dict[int, list[Client]] = {}
-        # Identities of actors that a process here has ended -> whether by kill.
+        # Identities of actors that a process here has ended -> whether it killed them.
         self.ends: dict[int, bool] = {}
         # (host id, number of its request) -> hold on the identity until that host has its own.
         self.given: dict[tuple[int, int], Any] = {}
@@ -197,7 +197,7 @@ class RemoteActors:
         self.imports.ask([message.identity], done)
 
     def bind(self, slot: int, number: int, ask: BindActor) -> None:
-        """Answers with the pool of this host for calls to that actor, which it opens if needed."""
+        """Answers with the pool of this host for calls to the actor, opening it if needed."""
         identity = ask.identity
         actor = self.actors.of(identity)
         pool = self.by_identity.get(identity) if actor is None else actor.pool
@@ -252,7 +252,7 @@ class RemoteActors:
                     self.send(one.host_id, EndActorThere(one.identity, False))
 
     def _moves(self, one: Closing) -> bool:
-        """Whether the calls that wait for that actor can go to another host after a restart."""
+        """Whether calls that wait for the actor can go to another host after a restart."""
         found = self.imports.by_object.get(one.identity)
         pool = None if found is None else self.by_identity.get(found.oid)
         return pool is not None and self.bound[pool].ended is None and self.bound[pool].moves
@@ -267,7 +267,7 @@ class RemoteActors:
         def told(answer: Answer | None) -> None:
             if answer is not None:
                 asker.answer(answer.message.restarts)
-            elif self.owners.is_open(owner):  # its new host is asked once that is known
+            elif self.owners.is_open(owner):  # its new host is asked as soon as it is known
                 self.counting.setdefault(identity, []).append(asker)
             else:
                 asker.answer(0)
@@ -275,14 +275,14 @@ class RemoteActors:
         self.questions.ask(owner, lambda number: RestartsAsked(number, object_id), told)
 
     def fail_calls(self, pool: int) -> None:
-        """A call was posted to a pool whose actor may have ended: fails it in that case."""
+        """A call was posted to a pool whose actor may have ended; if so, fails the call."""
         bound = self.bound.get(pool)
         if bound is not None and bound.ended is not None:
             self.actors.fail_all(pool, bound.ended)
 
     def lost(self, pool: int, why: str) -> bool:
         """Ends a pool whose actor's host is gone, unless the actor can restart on another host.
-        False: the pool stands for no actor."""
+        False: the pool does not belong to a remote actor."""
         bound = self.bound.get(pool)
         if bound is None:
             return False
@@ -303,8 +303,8 @@ class RemoteActors:
     # -- actors whose host was lost --------------------------------------------------------------
 
     def moved(self, one: ImportRecord) -> None:
-        """An object, which may be an identity, has a new owner, which restarts the actor if it
-        can."""
+        """An object, which may be an identity, has a new owner, which restarts the actor if
+        possible."""
         waits = [other for other in self.closing if other.identity == one.object]
         if not waits and self.ends.get(one.oid) is False and one.oid in self.by_identity:
             calls = self.client.queued_in(self.by_identity[one.oid], True)  # to be tried again
@@ -319,13 +319,13 @@ class RemoteActors:
             self._is_there(one, bool(waits))
 
     def _is_here(self, one: ImportRecord, closes: bool) -> None:
-        """This host is the new owner: it has restarted the actor, or no host can."""
+        """This host is the new owner: the actor has restarted here, or no host can restart it."""
         if self._ends(one, closes):
             self.actors.end_here(one.oid, self.ends[one.oid])
         self.ownerless(one)
 
     def ownerless(self, one: ImportRecord) -> None:
-        """No other host is the owner, so no other one will restart the actor."""
+        """There is no other owner, so no other host will restart the actor."""
         actor = self.actors.by_identity.get(one.oid)
         for client in self.counting.pop(one.oid, ()):
             client.answer(actor.restarts if actor else 0)
@@ -349,7 +349,7 @@ class RemoteActors:
         return one.oid in self.ends and (self.ends[one.oid] or not closes)
 
     def _seek(self, pool: int, bound: Bound) -> None:
-        """Asks the new owner of the identity for the pool to which calls shall be sent."""
+        """Asks the new owner of the identity for the pool that takes the calls."""
         one = self.imports.by_oid.get(bound.identity)
         if one is None:
             return
@@ -384,13 +384,13 @@ class RemoteActors:
         return pool
 
     def leaves(self, host_id: int) -> None:
-        """A host leaves the cluster: calls made so far are still sent there, new ones refused."""
+        """A host is leaving: earlier calls are still sent there, new ones are refused."""
         for pool, bound in self.bound.items():
             if bound.host_id == host_id and bound.ended is None:
                 self.client.open_pool(pool, POOL_LEAVING)
 
     def has_calls(self, host_id: int) -> bool:
-        """Whether calls to actors of that host have not ended."""
+        """Whether calls to actors of the host are still pending."""
         under_way = map(self.tasks.pool_of, self.outbound_tasks.where)
         pools = {pool for pool, bound in self.bound.items() if bound.host_id == host_id}
         return not pools.isdisjoint(under_way) or any(
@@ -408,7 +408,7 @@ class RemoteActors:
     # -- for other hosts -------------------------------------------------------------------------
 
     def asked(self, host_id: int, message: BeginActor) -> None:
-        """Another node asks for an actor on this host."""
+        """Another node requests an actor on this host."""
         asker = RemoteAsker(self, host_id, message.number)
         if self.roster.leaves:
             asker.refused(f"node h{self.client.number} is leaving the cluster", True)
@@ -463,7 +463,7 @@ class RemoteActors:
         self.send(host_id, RestartsTold(message.number, actor.restarts if actor else 0))
 
     def peer_lost(self, member: Member) -> None:
-        """Drops closings of a lost host's actors that cannot restart, and holds for that host."""
+        """Drops closings of the lost host's actors that cannot restart, and holds for the host."""
         self.closing = [
             one for one in self.closing if one.host_id != member.host_id or self._moves(one)
         ]

@@ -1,6 +1,6 @@
 """The counters of a node, for `stats()` and `c.nodes`, and the request for those of all nodes.
 
-Every node keeps its own counters, so a process that wants them all asks through its node.
+Every node keeps its own counters, so a process requests the counters of all through its node.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Counters:
         self._more.append(counts)
 
     def own(self) -> dict[str, int]:
-        """The counts since this node's start, and the sizes of now. What can be freed is freed
+        """The counts since this node's start, and the present sizes. Unneeded memory is freed
         first, so that it is not counted."""
         client, store, workers, sweeper = self.client, self.store, self.workers, self.sweeper
         store.events.make_room()

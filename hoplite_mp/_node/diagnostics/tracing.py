@@ -1,12 +1,12 @@
 """Traces of the whole cluster: begun and ended on every node, with the nodes' clocks compared.
 
-The process that traces sends requests to its own node only. That node informs the others, including
-those that join later, and passes on what they have recorded, a piece at a time, so that no process
-holds all of it in memory. Clocks are compared at the beginning and at the end: the answer to a
-message gives the other clock to within half of the round trip, as in Cristian's algorithm (1989);
-of several answers the one with the shortest round trip is used.
+The tracing process sends requests to its own node only. That node informs the other nodes,
+including those that join later, and passes on their recorded events, a piece at a time, so that no
+process holds all of them in memory. Clocks are compared at the beginning and at the end: the answer
+to a message gives the other clock to within half of the round trip, as in Cristian's algorithm
+(1989); of several answers the one with the shortest round trip is used.
 
-Only one trace at a time runs in a cluster, because two would halve the room of each, and a second
+Only one trace at a time runs in a cluster, because two would halve the space of each, and a second
 one is usually a mistake. A trace ends with the process that began it, or with that process's host.
 """
 
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Clock", "Recording", "Tracing", "best_clock"]
 
-# What this node records for a trace: the tasks that its processes have run, and its own notes.
+# What this node records for a trace: the tasks of its processes, and its own events.
 #
 # Processes write 64 bytes for each task into rings in shared memory. This file copies them into the
 # node when a ring fills up, when its process has ended, and at the end of the trace. The events
-# stay packed, because a node that traces a hundred thousand tasks a second cannot afford a Python
-# object for each.
+# stay packed, because a Python object for each would be too expensive at a hundred thousand tasks a
+# second.
 
 
 RUNNING, DONE, FAILED, CANCELLED, LOST, TIMEOUT = range(len(OUTCOMES_OF_EVENTS))
@@ -73,8 +73,8 @@ class Recording:
     def __init__(
         self, host: HostContext, track_name: Callable[[int, WorkerInfo | None], str]
     ) -> None:
-        """track_name: returns the name of the track for the process in that slot, or "" if it has
-        no track of its own. It is called with the worker, too, if its process has ended."""
+        """track_name: returns the name of the track for the process in the slot, or "" if the
+        process has no track of its own. If the process has ended, it also gets the worker."""
         self.loop = host.loop
         self.trace_events = host.trace_events
         self.client = host.client
@@ -99,7 +99,7 @@ class Recording:
         self.on = True
 
     def running(self, slot: int) -> bytes:
-        """The tasks that a process runs at present, as EVENTs; maintained even without a trace."""
+        """The tasks that a process is running, as EVENTs; maintained even without a trace."""
         return self._trace.open(slot)
 
     def poll(self) -> None:
@@ -153,8 +153,8 @@ class Recording:
         return found
 
     def _outcome(self, slot: int, oid: int) -> int:
-        """The outcome of a task that is still on its process's stack; its result may be sealed
-        already. RUNNING is 0, so that the caller replaces it by its own outcome."""
+        """The outcome of a task that is still on its process's stack; its result may already be
+        sealed. RUNNING is 0, so the caller replaces it with its own outcome."""
         header = self.client.inspect(oid)
         if header["id"] != oid:
             return DONE
@@ -167,7 +167,7 @@ class Recording:
         """Ends the recording; returns the size of the document in bytes."""
         if self.on:
             # Read the stacks before the rings. A task that leaves its stack from now on is in the
-            # ring, so it may be seen twice, but is never missed.
+            # ring, so it may be read twice, but is never missed.
             opened = {slot: self._trace.open(slot) for slot in self.clients}
             self._trace.stop()
             self.on = False
@@ -209,16 +209,16 @@ class Recording:
 # Messages to each node for one comparison of clocks. Higher: closer to the shortest possible round
 # trip. Lower: a trace begins and ends sooner (each message takes some 0.3 ms in a LAN).
 CLOCK_ROUNDS = 8
-# How long nodes may take to pack up to trace_events_max events. Higher: slow nodes are in the file.
-# Lower: a node that hangs delays the end of the trace for a shorter time.
+# How long nodes may take to pack up to trace_events_max events. Higher: slow nodes are included.
+# Lower: an unresponsive node delays the end of the trace less.
 END_PATIENCE_S = 5.0
 
 Clock = tuple[int, int, int]  # (local time, how far the other clock is ahead, maximal error), in ns
 
 
 def best_clock(known: Clock | None, asked_ns: int, came_ns: int, there_ns: int) -> Clock:
-    """The more precise of two comparisons: the known one, and the one that a new answer gives.
-    asked_ns, came_ns: local times of question and answer. there_ns: the other clock's time."""
+    """The more precise of two comparisons: the known one, and that of a new answer. asked_ns,
+    came_ns: local times of question and answer. there_ns: the other clock's time."""
     trip = max(0, came_ns - asked_ns)
     middle = asked_ns + trip // 2
     error = (trip + 1) // 2
@@ -233,7 +233,7 @@ class _Owned:
 
     trace: int
     slot: int
-    host_ids: set[int] = field(default_factory=set)  # hosts of the other nodes that record
+    host_ids: set[int] = field(default_factory=set)  # hosts of the other recording nodes
     # Number of a node -> its host's id; filled when the trace has ended.
     nodes: dict[int, int] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)  # numbers of nodes whose recording is lost
@@ -254,7 +254,7 @@ class Tracing:
         self.questions = host.questions
         self.recording = recording
         self.owned: _Owned | None = None  # set if a process of this host has begun the trace
-        self.trace = 0  # number of the trace, whoever began it; 0: there is none
+        self.trace = 0  # number of the trace, whoever began it; 0 if there is none
         self.owner = 0  # id of the host where it was begun
 
     # -- requests of a process of this host -----------------------------------------------------
@@ -288,7 +288,7 @@ class Tracing:
 
     def end(self, slot: int, request: Request) -> None:
         """Ends a trace; replies with the size of each node's document, the comparisons of clocks,
-        and the nodes that are missing."""
+        and the missing nodes."""
         owned = self.owned
         say = self._speaker(slot, request)
         if owned is None or owned.trace != request.ask.trace:  # type: ignore[union-attr]
@@ -336,7 +336,7 @@ class Tracing:
             )
 
     def drop(self, slot: int, request: Request) -> None:
-        """Discards a trace that has been read or is not wanted any more."""
+        """Discards a trace that has been read or is no longer wanted."""
         owned = self.owned
         say = self._speaker(slot, request)
         if owned is None or owned.trace != request.ask.trace:  # type: ignore[union-attr]
@@ -345,14 +345,14 @@ class Tracing:
             self._end(owned, lambda: say(None))
 
     def forget_client(self, slot: int) -> None:
-        """Ends the trace that a process had begun, because the process has ended."""
+        """Ends the trace of a process that has ended."""
         if self.owned is not None and self.owned.slot == slot:
             self._end(self.owned, _nothing)
 
     # -- requests of other nodes ----------------------------------------------------------------
 
     def asked(self, host_id: int, message: TraceAsked) -> None:
-        """Another host's node asks for a step of its trace: "begin", "end" or "drop"."""
+        """Another host's node requests a step of its trace: "begin", "end" or "drop"."""
         value, error = 0, ""
         if message.step == "begin":
             error = self._start(message.trace, host_id)
@@ -365,7 +365,7 @@ class Tracing:
         self.send_peer(host_id, LookTold(message.number, value, error=error))
 
     def read(self, host_id: int, message: TraceRead) -> None:
-        """Sends another host a piece of what was recorded here."""
+        """Sends another host a piece of the document of this node."""
         right = message.trace == self.trace and host_id == self.owner
         data = self._piece(message.offset) if right else b""
         self.send_peer(host_id, LookTold(message.number, data=data))
@@ -392,8 +392,8 @@ class Tracing:
         self._ask(owned, [host_id], "begin", begun)
 
     def peer_lost(self, member: Member) -> None:
-        """A node is gone. If it owned the trace, that is discarded here; if this node owns it, what
-        the other one had recorded is lost."""
+        """A node is gone. If it owned the trace, the trace is discarded here; if this node owns the
+        trace, the other node's part is lost."""
         if member.host_id == self.owner and self.owned is None:
             self._drop()
         if self.owned is not None and member.host_id in self.owned.host_ids:
@@ -419,7 +419,7 @@ class Tracing:
         self.recording.drop()
 
     def _end(self, owned: _Owned, done: Callable[[], None]) -> None:
-        """Discards a trace everywhere, and calls `done` when all living nodes know."""
+        """Discards a trace everywhere, and calls `done` when all living nodes have done so."""
         self._ask(owned, owned.host_ids, "drop", lambda found: done())
         self._drop()
 
@@ -448,7 +448,7 @@ class Tracing:
         self.questions.ask_all(host_ids, make, done, END_PATIENCE_S)
 
     def _speaker(self, slot: int, request: Request) -> Callable[[Any], None]:
-        """A function that replies to that request, unless its process has died in the meantime."""
+        """A function that replies to the request, unless its process has died in the meantime."""
         reply = self.replier(slot)
         return lambda value: reply(Reply(request.number, value))
 
@@ -476,4 +476,4 @@ class Tracing:
 
 
 def _nothing() -> None:
-    """In place of a reply, when the process that has begun the trace has ended."""
+    """Replaces a reply when the process that began the trace has ended."""

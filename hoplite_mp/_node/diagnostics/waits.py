@@ -1,7 +1,7 @@
-"""Reports what every process on this host waits for and who must act; used to diagnose hangs.
+"""Reports what every process on this host waits for and who must act, to diagnose hangs.
 
 Each wait in this library has an owner, and each component of the node knows its own part. This file
-collects the answers of all components, bounded in number, without changing anything.
+collects the reports of all components, limited in number, and changes nothing.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
 
 __all__ = ["WAITS_MAX", "WaitReports"]
 
-# How many entries of one kind (waiting tasks, say) an answer lists; of the rest it gives only the
-# count. Higher: a longer answer, 0.1 ms of the node's time for each ten entries.
+# How many entries of one kind (e.g. waiting tasks) an answer lists; the rest are only counted.
+# Higher: a longer answer, 0.1 ms of the node's time for each ten entries.
 WAITS_MAX = 100
 NEEDS_MAX = 5  # how many missing objects are listed for one task or collective
 # How long nodes may take to answer, including the stacks of their workers. Higher: slow nodes are
-# included. Lower: a node that does not answer is reported sooner.
+# included. Lower: an unresponsive node is reported sooner.
 DUMP_PATIENCE_S = 3.0
-# Kinds that other components add, if those components exist.
+# Kinds that other components add, if they exist.
 MORE = ("transfers", "groups", "actors", "actor calls")
 
 
 class WaitReports:
-    """Collects the waits of this host, and those of all hosts when a process of this host asks."""
+    """Collects the waits of this host, and those of all hosts at the request of a process."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class WaitReports:
         self.delays = delays
         self.stacks = stacks
         self._more: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {}
-        # Client slot that has asked -> node -> its answer.
+        # Slot of the requesting client -> node -> the node's answer.
         self.dumps: dict[int, dict[int, bytes]] = {}
 
     def add(self, kind: str, gather: Callable[[], Iterable[dict[str, Any]]]) -> None:
-        """Registers a component that knows of waits of some kind."""
+        """Registers a component that reports waits of some kind."""
         self._more[kind] = gather
 
     # -- requests -------------------------------------------------------------------------------
@@ -159,8 +159,8 @@ class WaitReports:
     # -- collecting -----------------------------------------------------------------------------
 
     def gather(self) -> dict[str, Any]:
-        """All waits as plain values: of each kind the first WAITS_MAX entries, and the number of
-        all."""
+        """All waits as plain values: the first WAITS_MAX entries of each kind, and the total
+        number."""
         return {
             "node": self.client.number,
             "host": hostname(),
@@ -174,8 +174,8 @@ class WaitReports:
         }
 
     def _unclaimed(self) -> dict[str, Any]:
-        """Tasks that wait for their arguments, and those that are queued; tasks that wait for their
-        next try count as queued."""
+        """Tasks that wait for their arguments, and queued tasks; tasks that wait for their next try
+        count as queued."""
         delayed = self.delays.waiting()
         waiting, count = self.tasks.unfinished(STATE["WAITING"], WAITS_MAX + len(delayed))
         queued, more = self.tasks.unfinished(STATE["QUEUED"], WAITS_MAX)
@@ -200,7 +200,7 @@ class WaitReports:
         return self.imports.public(oid).hex()
 
     def _waiting(self, oid: int) -> dict[str, Any]:
-        """A task that is not queued yet because some of its arguments are not there."""
+        """A task that is not queued yet because some of its arguments are missing."""
         found = self._task(oid, self.tasks.submitted_ns(oid))
         missing = []
         try:
@@ -208,7 +208,7 @@ class WaitReports:
                 where = self.where(need)
                 if where:
                     missing.append({"id": need.hex(), "where": where})
-        except (ValueError, IndexError):  # the task's record is being written now
+        except (ValueError, IndexError):  # the task's record is just being written
             pass
         owner = self.client.inspect(oid)["owner"]
         found["by"] = self.process(owner)
@@ -291,7 +291,7 @@ class WaitReports:
             }
 
     def _processes(self) -> Iterable[dict[str, Any]]:
-        """Processes that sleep until something is done."""
+        """Processes that sleep until an object is done."""
         for slot in list(self.clients):
             info = self.client.client_info(slot)
             oid = info["waiting_id"]
@@ -312,7 +312,7 @@ class WaitReports:
     # -- descriptions in words ------------------------------------------------------------------
 
     def process(self, slot: int) -> str:
-        """Describes a process of this host for people."""
+        """Describes a process of this host for users."""
         if slot == NODE_SLOT:
             return "the node"
         pid = self.tasks.pid(slot)
@@ -323,7 +323,7 @@ class WaitReports:
         return f"worker {slot} (pid {pid})"
 
     def _seconds(self, since_ns: int) -> float | None:
-        """The seconds since then; None if the time is not known."""
+        """The seconds since then; None if the time is unknown."""
         return None if not since_ns else round((self.loop.now_ns() - since_ns) / 1e9, 3)
 
     def _peer(self, host_id: int) -> str:
@@ -331,7 +331,7 @@ class WaitReports:
         return "a host that is gone" if number is None else f"h{number}"
 
     def where(self, object_id: bytes) -> str:
-        """Describes where an object is that is not ready; "" if the object is ready."""
+        """Describes the location of an object that is not ready; "" if the object is ready."""
         oid = self.imports.local(object_id) or None
         if oid is None:
             host_id, _ = ids.unpack_id(object_id)

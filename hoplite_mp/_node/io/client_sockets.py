@@ -1,7 +1,7 @@
 """The sockets between this node and the processes of its host, one for each client slot.
 
-A process sends its node requests as packets over a socket (its line) and receives replies over it.
-The end of the line means that the process has ended or makes no more requests.
+A process sends requests to its node as packets over a socket (its connection) and receives replies
+over it. A closed connection means that the process has ended or makes no more requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientSockets"]
 
-# Room for the descriptors that come with a request. They are received close-on-exec.
+# Space for the descriptors that come with a request. They are received close-on-exec.
 GIVEN_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
 CUT_OFF = "the node has too many open files for what came with it: raise `ulimit -n`"
 RECEIVE = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
@@ -38,18 +38,18 @@ class ClientSocketsEvents(Protocol):
     """The component that serves the requests."""
 
     def request(self, slot: int, request: Request, given: list[int]) -> None:
-        """Serves a request. given: descriptors that came with it; those that remain in the list are
-        closed afterwards."""
+        """Serves a request. given: its descriptors; those that remain in the list are closed
+        afterwards."""
 
     def line_ended(self, slot: int) -> None:
-        """That process makes no more requests."""
+        """The process makes no more requests."""
 
     def refuse_collective(self, ask: object, why: str) -> None:
         """Fails the results of a collective, whose request has no reply and could not be served."""
 
 
 class ClientSockets:
-    """All lines of one host. `by_slot` has those over which replies can be sent."""
+    """All connections of one host. `by_slot` has those over which replies can be sent."""
 
     _events: ClientSocketsEvents
 
@@ -57,7 +57,7 @@ class ClientSockets:
         self.by_slot: dict[int, socket.socket] = {}
         self._loop = loop
         self._decoder = msgspec.msgpack.Decoder(Request)
-        self._packet = memoryview(bytearray(PACKET_BYTES_MAX))  # the buffer for received packets
+        self._packet = memoryview(bytearray(PACKET_BYTES_MAX))  # buffer for received packets
         self._encode = msgspec.msgpack.Encoder().encode
 
     def serve(self, events: ClientSocketsEvents) -> None:
@@ -69,7 +69,7 @@ class ClientSockets:
         self._loop.watch(sock.fileno(), lambda: self._ready(slot, sock))
 
     def forget(self, slot: int) -> None:
-        """Closes the line of a client that is gone or makes no more requests."""
+        """Closes the connection of a client that has ended or makes no more requests."""
         sock = self.by_slot.pop(slot, None)
         if sock is not None:
             self._loop.unwatch(sock.fileno())
@@ -84,15 +84,15 @@ class ClientSockets:
             if len(packet) > PACKET_BYTES_MAX:
                 raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
             sock.send(packet)
-        except OSError as error:  # else the process has died, which its line will report
+        except OSError as error:  # otherwise the process has died, which its connection reports
             if error.errno == errno.EMSGSIZE:
                 why = f"the node's answer does not fit into a packet: {len(packet)} bytes"
                 with contextlib.suppress(OSError):
                     sock.send(self._encode(Reply(reply.number, None, why)))
 
     def replier(self, slot: int) -> Callable[[Reply], None]:
-        """A function that sends a reply later: to the process that is in that slot now, or to none
-        if that process is not there any more."""
+        """A function that sends a reply later: to the process that is in the slot now, or to nobody
+        if that process has ended."""
         line = self.by_slot.get(slot)
 
         def reply(found: Reply) -> None:
@@ -118,14 +118,14 @@ class ClientSockets:
             if flags & socket.MSG_CTRUNC:
                 raise OSError(errno.EMFILE, CUT_OFF)
             self._events.request(slot, self._decoder.decode(data), given)
-        except Exception as error:  # one client's mistake must not end the host
+        except Exception as error:  # one client's error must not end the host
             _log.exception("a request of client %d", slot)
             self._refuse(slot, data, f"{type(error).__name__}: {error}")
-        for fd in given:  # descriptors that nobody has taken
+        for fd in given:  # descriptors that the handler has not taken
             os.close(fd)
 
     def _refuse(self, slot: int, data: memoryview, why: str) -> None:
-        """Tells the process that waits for the reply of a request that it could not be served."""
+        """Informs the process that waits for the reply of a request that it could not be served."""
         try:
             number, _, ask = msgspec.msgpack.decode(data)
             if number:
@@ -133,4 +133,4 @@ class ClientSockets:
             elif ask and ask[0] == "Collective":
                 self._events.refuse_collective(ask[1], why)
         except (msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError):
-            _log.error("client %d cannot be told", slot)  # the packet is not a request at all
+            _log.error("client %d cannot be told", slot)  # the packet is not a request

@@ -1,7 +1,7 @@
 """One control connection in the node's loop: decodes incoming messages, sends outgoing frames.
 
-The manager and all peers are served alike, by frames over a stream that never blocks. A channel
-reports its end exactly once, whichever side noticed it first.
+The manager and all peers use the same frames over a non-blocking stream. A channel reports its end
+exactly once, whichever side detects it first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Traffic:
 
 
 class ControlChannel:
-    """A stream that the loop watches. `ended` is called once, with the reason."""
+    """A stream in the loop. `ended` is called once, with the reason."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class ControlChannel:
         shared: bool = False,
         traffic: Traffic | None = None,
     ) -> None:
-        """shared: another thread also writes to the stream (`beat`). traffic:
-        counts the channel's bytes."""
+        """shared: another thread also writes to the stream (`beat`). traffic: counts the channel's
+        bytes."""
         self._traffic = Traffic() if traffic is None else traffic
         self._loop = loop
         self._decoder = decoder
@@ -58,7 +58,7 @@ class ControlChannel:
         self._ended = ended
         self.stream = stream
         self.open = True
-        self.received: Callable[[], None] | None = None  # called when anything arrives, even a beat
+        self.received: Callable[[], None] | None = None  # called on any arrival, even a heartbeat
         self._lock: AbstractContextManager[object] = (
             locks.lock("node.wire") if shared else contextlib.nullcontext()
         )
@@ -70,9 +70,9 @@ class ControlChannel:
         self._take, self._ended = take, ended
 
     def send(self, frame: bytes) -> bool:
-        """Queues the frame and sends what the connection takes; False if it has ended. A channel
-        whose queue is full is closed at once. A connection that breaks here is reported later by
-        the loop, after the last messages of the other side."""
+        """Queues the frame and sends as much as the connection accepts; False if the connection has
+        ended. A channel whose queue is full is closed at once. If the connection breaks here, the
+        loop reports that later, after the last messages of the other side."""
         if not self.open:
             return False
         try:
@@ -86,22 +86,22 @@ class ControlChannel:
         return True
 
     def beat(self, frame: bytes) -> None:
-        """As `send`, from another thread. If the connection breaks here, the loop notices that when
+        """As `send`, from another thread. If the connection breaks here, the loop detects that when
         it next uses the connection."""
         with self._lock:
             if self.open:
-                # If bytes are queued already, they are as good as a beat.
+                # Bytes that are already queued serve as a heartbeat.
                 if not self.stream.wants_write:
                     self.stream.write(frame)
                 self.stream.flush()
 
     @property
     def sending(self) -> bool:
-        """Is something that was sent still queued here?"""
+        """Whether sent data is still queued here."""
         return self.stream.wants_write
 
     def ready(self) -> None:
-        """The stream can be read or written."""
+        """The stream is readable or writable."""
         flushed = self._flush()
         with self._lock:
             data = self.stream.read()
@@ -122,7 +122,7 @@ class ControlChannel:
             self.close(str(error))
 
     def drain(self) -> None:
-        """The other side has ended: handles all that it has sent, until the end."""
+        """The other side has ended: handles all of its messages, until the end."""
         while self.open:
             self.ready()
 

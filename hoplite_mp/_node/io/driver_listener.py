@@ -1,8 +1,8 @@
 """Lets programs of this host find its node and attach: a socket named by the cluster's id.
 
-A driver finds the node by the name that `Rendezvous` keeps, and proves that it has the token, as a
-node on the network does. It receives a line, both memories and the node's eventfd over a
-connection. When that connection or the driver's process ends, the driver no longer reads the
+A driver finds the node through the name in `Rendezvous`, and proves that it has the token, as a
+node on the network does. Over this connection it receives a socket for requests, both memories and
+the node's eventfd. When the connection or the driver's process ends, the driver no longer reads the
 memories.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DriverListener"]
 
-# How often to retry taking the cluster's name while another node of this host has it. Lower: more
+# How often to retry to take the cluster's name while another node of this host has it. Lower: more
 # system calls. Higher: after that node has ended, drivers find no node for longer.
 NAME_AGAIN_S = 2.0
 _log = logging.getLogger("hoplite_mp")
@@ -69,13 +69,13 @@ class DriverListener:
         sock = admission.stream.detach()
         try:
             self._attach(drivers, sock)
-        except OSError as error:  # the driver has gone again, or no descriptor is left
+        except OSError as error:  # the driver has ended, or no descriptor is left
             _log.info("a driver could not be attached: %s", error)
             sock.close()
 
     def _attach(self, drivers: AttachedDrivers, life: socket.socket) -> None:
-        """Gives a slot, a line, a socket for output and both memories to a driver that has proved
-        that it has the token; or sends it the reason why it is not attached."""
+        """Gives a slot, a connection, a socket for output and both memories to a driver that has
+        proved that it has the token; otherwise sends it the reason of the refusal."""
         pid, uid = peer_of(life)
         slot, generation, name, reason = -1, 0, 0, ""
         if uid != os.geteuid():
@@ -129,10 +129,10 @@ class DriverListener:
         drivers.gone(slot)
 
     def _ended(self, drivers: AttachedDrivers, slot: int, process: int) -> None:
-        """The driver's process has ended, although a child of it may keep its sockets open."""
+        """The driver's process has ended, although its child may keep the sockets open."""
         poll = select.poll()
         poll.register(process, select.POLLIN)
-        if poll.poll(0):  # else the event was for an earlier descriptor of the same number
+        if poll.poll(0):  # otherwise the event was for an earlier descriptor of the same number
             drivers.gone(slot)
 
     def _close(self, life: socket.socket, process: int, output: socket.socket) -> None:

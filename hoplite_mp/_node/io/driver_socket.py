@@ -1,7 +1,7 @@
 """The socket over which one of this host's drivers receives the output of workers.
 
-A driver reads when it likes, so frames wait here in a queue. Each sender is told how many of its
-bytes the driver has taken, and bounds how many of them wait.
+A driver reads at its own pace, so frames wait here in a queue. Each sender is notified of how many
+of its bytes the driver has read, and limits the number of bytes that wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DriverSocket", "OutputLine", "Socket", "frames"]
 
-Socket = socket.socket  # for components that pass one on to a DriverSocket
+Socket = socket.socket  # for components that pass a socket on to a DriverSocket
 
 LENGTH_BYTES = 4
 
@@ -38,7 +38,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def frames(stream: int, label: str, lines: list[bytes]) -> bytes:
-    """Lines as the driver reads them: each a length followed by an encoded OutputLine."""
+    """Encodes lines for the driver: each is a length followed by an encoded OutputLine."""
     found: list[bytes] = []
     for line in lines:
         data = _encode(OutputLine(stream, label, line))
@@ -47,13 +47,13 @@ def frames(stream: int, label: str, lines: list[bytes]) -> bytes:
 
 
 class DriverSocket:
-    """A send queue without a limit of its own; each sender bounds the bytes that it has in it."""
+    """A send queue without its own limit; each sender limits its queued bytes."""
 
     def __init__(self, sock: socket.socket, loop: LoopPort) -> None:
         sock.setblocking(False)
         self.sock = sock
         self.loop = loop
-        # (data, bytes that it counts for its sender, function to call when the data is taken).
+        # (data, its bytes on the sender's account, function to call when the data is read)
         self.backlog: deque[tuple[memoryview, int, Callable[[int], None]]] = deque()
         self.broken = False
         self._sending = False
@@ -67,9 +67,9 @@ class DriverSocket:
         self.send()
 
     def send(self) -> None:
-        """Sends as much as the driver takes now; the loop calls again for the rest."""
+        """Sends as much as the driver accepts now; the loop calls again for the rest."""
         if self._sending:
-            return  # a `taken` function has queued something
+            return  # a `taken` function has queued more data
         self._sending = True
         try:
             while told := self._send():
@@ -83,8 +83,8 @@ class DriverSocket:
             self._close()
 
     def ready(self) -> None:
-        """Called by the loop when the socket can be written or the driver has hung up. A hang-up
-        would be reported in every turn, so the socket is unwatched then."""
+        """Called by the loop when the socket is writable or the driver has hung up. A hang-up would
+        be reported in every turn, so the socket is then unwatched."""
         if not self.backlog and not self.broken:
             look = select.poll()
             look.register(self.sock, 0)
@@ -94,8 +94,8 @@ class DriverSocket:
         self.send()
 
     def end(self) -> None:
-        """Closes the socket after the last byte, or when the driver is gone, because no more data
-        will be queued."""
+        """No more data will be queued: closes the socket after the last byte, or when the driver is
+        gone."""
         self._ends = True
         if not self.backlog:
             self._close()

@@ -32,12 +32,12 @@ class EpollLoop:
         self._epoll = select.epoll()
         self._ready: dict[int, Callable[[], None]] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        # Counts timers, so that of two timers with the same time the earlier one is called first.
+        # Counts timers: of two timers with the same time, the one that was added first runs first.
         self._timer = 0
         # Results of threads, to be handled in the loop.
         self._finished: deque[Callable[[], None]] = deque()
-        # An eventfd by which threads wake the loop. Made now, because later no descriptor may be
-        # left.
+        # An eventfd by which threads wake the loop. Created now, because descriptors may run out
+        # later.
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.watch(self._wake, self._finish)
 
@@ -49,8 +49,8 @@ class EpollLoop:
         events = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
         known = fd in self._ready
         self._ready[fd] = ready
-        # Epoll may have dropped a descriptor that is still in `_ready`, because that was closed
-        # without `unwatch`; or it may still have one that is not, because a duplicate is open.
+        # Epoll may have dropped a descriptor that is still in `_ready`, closed without `unwatch`;
+        # or it still has one that is not in `_ready`, because a duplicate is open.
         with contextlib.suppress(FileNotFoundError if known else FileExistsError):
             (self._epoll.modify if known else self._epoll.register)(fd, events)
             return
@@ -58,7 +58,7 @@ class EpollLoop:
 
     def unwatch(self, fd: int) -> None:
         self._ready.pop(fd, None)
-        with contextlib.suppress(OSError, ValueError):  # it was closed, or is not watched any more
+        with contextlib.suppress(OSError, ValueError):  # closed, or not watched any more
             self._epoll.unregister(fd)
 
     def wait(self, seconds: float | None) -> list[int]:
@@ -101,7 +101,7 @@ class EpollLoop:
 
         try:
             threading.Thread(target=run, name="hoplite_mp work", daemon=True).start()
-        except RuntimeError:  # the system has no thread left for this user: the loop waits for it
+        except RuntimeError:  # no thread is left for this user: the loop waits for it
             run()
 
     def repeat_in_thread(

@@ -1,9 +1,9 @@
 """A port of this host that forwards connections to a port of another host.
 
-Two hosts may be unable to reach each other although a third one reaches both. The third lends them
-a port: the kernel forwards what arrives there (splice), byte for byte, in both directions. Both
-ends prove the token to each other, and use TLS if the cluster does, so that under TLS the host in
-the middle need not be trusted. Each connection costs it two threads and six descriptors.
+Two hosts may be unable to reach each other although both can reach a third host. That host lends
+them a port: its kernel forwards the incoming bytes (splice) in both directions. Both ends prove to
+each other that they have the token, and use TLS if the cluster does; then the host in the middle
+need not be trusted. Each connection costs it two threads and six descriptors.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Forward", "reach"]
 
-# How long to wait for one address of the target host, as for any call (_transport/caller.py).
+# Timeout for one address of the target host, as for any call (_transport/caller.py).
 ARRIVE_S = 2.0
-# Connections that one port forwards at a time; a peer needs three. Higher: callers that connect
-# without purpose cost more threads.
-CONNECTIONS_MAX = 64
-# Buffer in the kernel between the two sockets, for each direction. Higher: fewer wake-ups of the
+# Concurrent connections of one port; a peer needs three. Higher: superfluous connections cost more
 # threads.
+CONNECTIONS_MAX = 64
+# Kernel buffer between the two sockets, for each direction. Higher: fewer wake-ups of the threads.
 PIPE_BYTES = 1 << 20
-# Pause after accept has failed, because without descriptors or memory it would fail again at once.
+# Pause after accept has failed: without descriptors or memory it would fail again at once.
 AGAIN_S = 0.1
 
 _log = logging.getLogger("hoplite_mp")
@@ -42,7 +41,7 @@ _log = logging.getLogger("hoplite_mp")
 
 def reach(endpoints: Sequence[Endpoint]) -> socket.socket | None:
     """A blocking connection to the first of these addresses that answers; None if none does. Waits
-    up to ARRIVE_S for each."""
+    up to ARRIVE_S for each address."""
     for endpoint in endpoints:
         try:
             sock = socket.socket(endpoint.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -61,7 +60,7 @@ def reach(endpoints: Sequence[Endpoint]) -> socket.socket | None:
 
 
 class Forward:
-    """One lent port. It, and its connections, stay open until `close`."""
+    """One lent port. The port and its connections stay open until `close`."""
 
     def __init__(
         self,
@@ -69,8 +68,8 @@ class Forward:
         endpoints: Sequence[Endpoint],
         welcome: Callable[[str], bool],
     ) -> None:
-        """listener: as `listen` returns it; this object takes it over. endpoints: of the target
-        host. welcome: whether a caller with that address may use the port; called in a thread."""
+        """listener: from `listen`; this object takes it over. endpoints: of the target host.
+        welcome: whether a caller with the given address may use the port; called in a thread."""
         self.port = bound_address(listener).port
         self._listener = listener
         self._endpoints = endpoints
@@ -92,7 +91,7 @@ class Forward:
 
     @property
     def connections(self) -> int:
-        """How many connections are open now."""
+        """The number of open connections."""
         return len(self._callers)
 
     def _begin(self, work: Callable[..., None], *args: object) -> threading.Thread:
@@ -155,7 +154,7 @@ def _pour(source: socket.socket, sink: socket.socket) -> None:
     directions."""
     try:
         come, go = os.pipe2(os.O_CLOEXEC)
-    except OSError:  # no descriptor is left: end the other direction, too, or its thread waits
+    except OSError:  # no descriptor is left: also end the other direction, or its thread waits
         _shut(source)
         _shut(sink)
         return

@@ -1,7 +1,7 @@
 """Worker processes of this host: started by the supervisor, stopped by signals; their stacks.
 
-It implements ProcessesPort (_node/ports.py). The supervisor forks a worker. The worker's line
-to the node and its output pipes are made here, and their other ends are sent to the supervisor.
+Implements ProcessesPort (_node/ports.py). The supervisor forks a worker. The worker's connection to
+the node and its output pipes are made here, and their other ends are sent to the supervisor.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class SupervisedProcesses:
         connect: Callable[[int, socket.socket, int, int, int], None],
         leave: Callable[[], None],
     ) -> None:
-        """connect: takes a new worker's slot, line, the reading ends of its pipes, and the output
-        owner of its output. leave: called when the supervisor is gone."""
+        """connect: takes a new worker's slot, connection, the read ends of its pipes, and the
+        output owner of its output. leave: called when the supervisor has ended."""
         self._supervisor = supervisor
         self._connect = connect
         self._leave = leave
@@ -97,13 +97,13 @@ class SupervisedProcesses:
 
 
 def open_for_reading(fd: int) -> None:
-    """Makes `read` return at once from now on."""
+    """Makes `read` non-blocking from now on."""
     os.set_blocking(fd, False)
 
 
 def read(fd: int, nbytes_max: int) -> bytes | None:
-    """What is there, at most so many bytes; b"": nobody can write into the pipe any more; None:
-    nothing is there now."""
+    """Up to `nbytes_max` available bytes; b"": nobody can write into the pipe any more; None: no
+    bytes are available now."""
     try:
         return os.read(fd, nbytes_max)
     except BlockingIOError:
@@ -117,15 +117,14 @@ def close(fd: int) -> None:
 
 # The stacks of this host's workers: requested by a signal, read from a file of each worker.
 #
-# Only the process of a task that hangs knows where the task is, and its interpreter may never run a
-# signal handler written in Python. So each worker registers a handler of `faulthandler`, written in
-# C, which writes into an unnamed file (memfd). The code here finds that file among the worker's
-# descriptors. A worker whose user code has removed the handler is not signalled, because the signal
-# would kill it.
+# Only the process of a hanging task knows where the task is, and its interpreter may never run a
+# signal handler written in Python. So each worker registers the C handler of `faulthandler`, which
+# writes into an unnamed file (memfd). The node finds that file among the worker's descriptors. A
+# worker whose user code has removed the handler gets no signal, because the signal would kill it.
 
 
 # How long workers may take to write their stacks. Higher: workers of a loaded host are included.
-# Lower: a stopped worker delays the answer for a shorter time.
+# Lower: a stopped worker delays the answer less.
 STACKS_PATIENCE_S = 1.0
 POLL_S = 0.02
 STACK_CHARS_MAX = 8000  # per worker; deep recursion would fill more
@@ -140,7 +139,7 @@ class WorkerStacks:
         self.workers = workers
 
     def ask(self, done: Callable[[list[dict[str, Any]]], None]) -> None:
-        """`done` gets each worker's stacks as text."""
+        """Requests all stacks; `done` gets each worker's stacks as text."""
         workers = [(slot, worker.pid) for slot, worker in self.workers.all.items()]
         idle = {slot for slot, pid in workers if pid and not self.tasks.running(slot)}
         files: dict[int, str] = {}
@@ -178,7 +177,7 @@ class WorkerStacks:
 
 
 def _file_of(pid: int) -> str:
-    """The path to a worker's stacks file; "" if there is none that this process may open."""
+    """The path to a worker's stacks file; "" if this process can open no such file."""
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
@@ -188,7 +187,7 @@ def _file_of(pid: int) -> str:
 
 
 def _handled(pid: int) -> bool:
-    """Does that process have a handler for the signal?"""
+    """Whether the process has a handler for the signal."""
     with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status") as status:
         for line in status:
             if line.startswith("SigCgt:"):
@@ -211,17 +210,17 @@ def _read(path: str) -> str:
     return "it has ended"
 
 
-# What components ask the operating system of this host without waiting for anything.
+# Non-blocking operating system queries of components.
 #
-# Components reach the operating system only through `io/`, so that all system calls are in one
+# Components use the operating system only through `io/`, so that all system calls are in one
 # folder.
 
 
-BLOCKS_UNIT = 512  # of st_blocks, whatever a file system's blocks are
+BLOCKS_UNIT = 512  # of st_blocks, whatever the block size of the file system
 
 
 def hostname() -> str:
-    """The name of this host, as people know it."""
+    """The name of this host for users."""
     return socket.gethostname()
 
 

@@ -1,7 +1,7 @@
 """Connections with other hosts over TCP: TLS, if it is on, and a handshake that proves the token.
 
-It implements the port Connections (_node/ports.py) for one process, and keeps what components need
-not know: the token, whether TLS is on, the listening sockets.
+Implements the port Connections (_node/ports.py), and hides from components the token, whether TLS
+is on, and the listening sockets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TcpConnections:
     def __init__(self, loop: LoopPort, start: LanStart) -> None:
         self._loop = loop
         self._start = start
-        self._address = ""  # the address of this host at which others connect
+        self._address = ""  # the address at which other hosts connect to this host
 
     def call(
         self,
@@ -100,9 +100,9 @@ class TcpConnections:
 
 # Listening sockets in the node's loop; each admitted connection goes to the handler of its role.
 #
-# Other nodes connect over TCP, drivers of this host over a UNIX socket. All of them are strangers
-# until the handshake has proved that they have the token, and those that take too long for it must
-# be disconnected by a timer.
+# Other nodes connect over TCP, drivers of this host over a UNIX socket. They are all untrusted
+# until the handshake has proved that they have the token. Peers that take too long for it must be
+# disconnected by a timer.
 
 
 def open_listener(
@@ -114,7 +114,7 @@ def open_listener(
     mine: Introduction,
     roles: Mapping[str, Callable[[Admission], None]],
 ) -> Listener:
-    """Starts admitting connections. certificate: None without TLS. roles: role -> function that
+    """Starts to admit connections. certificate: None without TLS. roles: role -> function that
     takes the connection; any other role is refused."""
     listener = Listener(
         listening_socket,

@@ -1,8 +1,8 @@
 """Data links under TLS: two one-way connections, each driven by a Python thread.
 
 OpenSSL's state of a connection may be used by one thread at a time, so a link that sends and
-receives concurrently has two connections. The threads only move bytes: the engine decides block by
-block which frame is next and where received bytes belong, directly from and into shared memory.
+receives concurrently has two connections. The threads only move bytes, from and to shared memory:
+the engine decides block by block which frame is next and where received bytes belong.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 __all__ = ["TlsLink"]
 
-# If a frame is there within this time after the one before was sent, it has waited for that one, so
-# the link was backlogged.
+# If a frame is available within this time after the last one was sent, it has been waiting for that
+# one, so the link was backlogged.
 GAP_NS = 2_000_000
 POLL_S = 1.0  # how often an idle thread checks whether its link is still open
 _log = logging.getLogger("hoplite_mp")
 
 
 class TlsLink:
-    """One link of the engine. Frames wait until the connection for sending is there."""
+    """One link of the engine. Frames wait until its sending connection is open."""
 
     def __init__(self, engine: EnginePort, number: int, answers: int = 0) -> None:
-        """answers: the link of the other node that this one answers; 0: this side has begun."""
+        """answers: the link of the other node that this one answers; 0: this side began."""
         self.engine = engine
         self.number = number
         self.answers = answers
         self.driver: Driver = engine.drive(number)
         self.link = self.driver.link
         self.receiving = False
-        # Time in which there was always another frame to send. `EnginePort.counters` gives the same
-        # for sockets that the engine itself uses.
+        # Time during which another frame was always waiting. `EnginePort.counters` has the same
+        # figure for sockets that the engine itself uses.
         self.backlogged_ns = 0
         self._open = True
         self._sockets: list[socket.socket] = []
@@ -56,8 +56,8 @@ class TlsLink:
         self._begin(sock, self._send, "send")
 
     def receive_over(self, sock: socket.socket) -> None:
-        """Receives over this connection, which the other side has opened. Only once, because a
-        second stream would not continue the first."""
+        """Receives over this connection, which the other side has opened. Only called once, because
+        a second stream would not continue the first."""
         assert not self.receiving
         self.receiving = True
         self._begin(sock, self._receive, "receive")
@@ -77,14 +77,14 @@ class TlsLink:
         )
         try:
             thread.start()
-        except RuntimeError as error:  # the system has no thread left for this user
+        except RuntimeError as error:  # no thread is left for this user
             _log.error("%s for node h%d: %s", name, self.number, error)
             sock.close()
             self._end()
 
     def _send(self, sock: socket.socket) -> None:
         driver = self.driver
-        since = 0  # when the frame before was sent
+        since = 0  # when the last frame was sent
         try:
             while self._open:
                 frame = driver.next_frame(POLL_S)
@@ -134,16 +134,16 @@ class TlsLink:
         """Ends both threads."""
         self._end()
         for sock in self._sockets:
-            # Not SSLSocket's own shutdown(): it removes the TLS state first, so that a thread in
-            # the middle of sendall() would send the rest in the clear.
+            # Not SSLSocket's own shutdown(): it removes the TLS state first, so a thread inside
+            # sendall() would send the rest unencrypted.
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _has_ended(sock: socket.socket) -> bool:
     """Whether the other side, which never sends on this connection, has closed it. Without this
-    check the end would go unnoticed until the next frame, while this node waits for the answers to
-    its last requests."""
+    check the closure would go undetected until the next frame, while this node waits for the
+    answers to its last requests."""
     sock.setblocking(False)
     try:
         return not sock.recv(1)

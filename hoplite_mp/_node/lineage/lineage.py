@@ -1,17 +1,17 @@
-"""Lineage of the results of this host's tasks: what must be kept so that they can be reconstructed.
+"""Lineage of the results of this host's tasks: the objects needed to reconstruct a lost result.
 
-A result that only another host held is lost with that host, and is then computed again from its
-task, as in Ray. The task's record names its function and its arguments as long as somebody holds
-the result, but does not keep these objects alive; an entry of this file does. It holds the
-function, arguments that travelled by value, and results that were arguments. If a result can be
-reconstructed itself and only lineage holds it, its header is kept and its bytes are dropped (it is
-absent, see _node/objects/remote_objects.py), so that a chain of steps costs about one KiB for each
-step. Objects that were put, and those of other owners, are not held, so they are freed with their
-last ref, as always.
+A result that only another host held is lost with that host, and is then computed again by its task,
+as in Ray. The task's record names its function and its arguments as long as the result has a
+holder, but does not keep these objects alive; a lineage entry does. It holds the function,
+arguments that were passed by value, and results that were arguments. If a result can itself be
+reconstructed and only lineage holds it, its header is kept and its bytes are dropped (it is absent,
+see _node/objects/remote_objects.py), so that a chain of steps costs about one KiB for each step.
+Objects from `put`, and those of other owners, are not held, so they are freed with their last ref,
+as always.
 
 An entry is made as soon as the result turns out to be on another host, or a worker of this host
 leases a block for a big result. The task is still claimed then, so its submitter still holds all
-that the entry needs. The entry is dropped when the result is gone, or to make room for newer ones.
+objects that the entry needs. The entry is dropped when the result is gone or space is short.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Lineage", "LineageEntry"]
 
-# How often entries are checked for objects that nobody wants any more. Higher: memory of
-# intermediate results is freed later. Lower: more checks (a few us for each entry).
+# How often entries are checked for unwanted objects. Higher: memory of intermediate results is
+# freed later. Lower: more checks (a few us for each entry).
 POLL_S = 0.25
 # With many entries, checks take at most about 1/20 of the node's time.
 POLL_SHARE = 20
 # When the store is full, a check is made at once, but not more often than this.
 FULL_POLL_S = 0.05
-# What an entry costs besides the objects that it holds: header, record, and memory of this process.
+# The cost of an entry besides its held objects: header, record, and memory of this process.
 ENTRY_BYTES = 1024
 # The bytes of results up to this size are kept, because dropping them would save little.
 SMALL_BYTES_MAX = 4096
@@ -49,13 +49,13 @@ SMALL_BYTES_MAX = 4096
 
 @dataclass(slots=True)
 class LineageEntry:
-    """What one result can be reconstructed from."""
+    """The data for the reconstruction of one result."""
 
     oid: int
     held: tuple[int, ...]
     spent: int = 0  # how many of the retries that were left after the first run are used up
-    demand: Demand = ()  # resources that it needs
-    closed: bool = False  # the pool of its task is forgotten, and its number may be another one's
+    demand: Demand = ()  # resources of the task
+    closed: bool = False  # the pool of its task is forgotten, and its number may be reused
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Lineage:
     # -- what is kept --------------------------------------------------------------------------
 
     def keep(self, oid: int) -> None:
-        """Makes an entry for a task that is not done yet, and whose result may be lost later."""
+        """Makes an entry for an unfinished task whose result may be lost later."""
         if oid in self.entries or not self.bytes_max:
             return
         header = self.client.inspect(oid)
@@ -139,13 +139,13 @@ class Lineage:
         return True
 
     def close_pool(self, number: int) -> None:
-        """A pool is forgotten, and tasks that have run in it are not run again."""
+        """A pool is forgotten; tasks that ran in it are not run again."""
         for oid, entry in self.entries.items():
             if self.tasks.pool_of(oid) == number:
                 entry.closed = True
 
     def retries(self, oid: int) -> int:
-        """How often the task may still be run again; 0 if it has no entry."""
+        """How many more times the task may be run; 0 if it has no entry."""
         entry = self.entries.get(oid)
         return (
             0
@@ -154,8 +154,8 @@ class Lineage:
         )
 
     def arguments(self, oid: int, read: bool = False) -> list[bytes]:
-        """Ids of the refs among a task's arguments, from its record. `read`: only of those whose
-        values the task needs, as far as that is known (see serial.read_dependencies)."""
+        """Ids of the refs among a task's arguments, from its record. `read`: only refs whose values
+        the task is known to need (see serial.read_dependencies)."""
         _, args_oid, args, *_ = self.tasks.task(oid)
         got: Any = self.client.view(args_oid) if args_oid else args
         if isinstance(got, int):
@@ -168,7 +168,7 @@ class Lineage:
     # -- what is dropped -----------------------------------------------------------------------
 
     def _forget(self, oid: int) -> None:
-        """Drops an entry, and those of results that only this entry has held."""
+        """Drops an entry, and the entries of results that only this entry has held."""
         self._let_go = True
         ahead = [oid]
         while ahead:
@@ -211,17 +211,17 @@ class Lineage:
         self._sweep_later(max(POLL_S, POLL_SHARE * took))
 
     def make_room(self) -> None:
-        """Drops at once what nobody wants. It is called when the store is full, and before its use
-        is counted."""
+        """Immediately drops unwanted objects. Called when the store is full, and before its use is
+        measured."""
         if self.entries and self.loop.now() - self._swept_at >= FULL_POLL_S:
             self.sweep()
 
     def sweep(self) -> float:
-        """Drops entries of results that are gone, and bytes that nobody else wants. Returns how
-        long that took."""
+        """Drops entries of results that are gone, and bytes that nobody else wants. Returns the
+        time that this took."""
         begun = self.loop.now()
-        # The objects that were dropped before are collected by now, so spans of dead clients may be
-        # empty.
+        # Objects that were dropped earlier have been collected by now, so spans of dead clients may
+        # be empty.
         if self._let_go:
             self._let_go = False
             self.results.store.sweep_spans()

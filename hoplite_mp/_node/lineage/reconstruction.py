@@ -1,11 +1,11 @@
-"""Reconstruction: lost results are computed again from their tasks when somebody asks for them.
+"""Reconstruction: lost results are computed again by their tasks when they are requested.
 
-A task's result is absent (_node/objects/remote_objects.py) when it is done but no living host is
-known to hold it. When somebody asks for it, its task is run again as a task of the node's own, in
-the same pool, with the arguments that its record names; absent arguments are reconstructed first.
-This is lineage reconstruction as in Ray. The object then gets the value that this run returns, or
-the exception that it raises. Each run counts against the task's retries. An absent object of
-another owner is requested from that owner.
+A task's result is absent (_node/objects/remote_objects.py) when it is done but has no known living
+holder. When it is requested, its task is run again as a task of the node's own, in the same pool,
+with the arguments in its record; absent arguments are reconstructed first. This is lineage
+reconstruction as in Ray. The object then gets the value that this run returns, or the exception
+that it raises. Each run counts against the task's retries. An absent object of another owner is
+requested from that owner.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ __all__ = ["Reconstruction", "ReplicaQuery"]
 #
 # A task that is run again may return another value, and no reader may see parts of both. The owner
 # of a lost result may not know yet that a host has a copy, so it asks all hosts while the task runs
-# again. A host that has the whole value reports it once more. A host that has a part of it, or is
-# about to fetch it, gives that up and asks the owner anew. So when all hosts have answered, no
-# trace is left of a first value that no host has reported. A host that only this one has lost
-# contact with may still be alive and have the value, so this node waits for the manager's verdict.
+# again. A host that has the whole value reports that once more. A host that has a part of it, or is
+# about to fetch it, discards that and asks the owner anew. So when all hosts have answered, no
+# trace is left of a first value that no host has reported. A host with which only this node has
+# lost contact may still be alive and have the value, so this node waits for the manager's verdict.
 
 
 class ReplicaQuery:
-    """The questions of this node to others, and its answers to theirs."""
+    """This node's questions to other nodes, and its answers to theirs."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class ReplicaQuery:
         doubtful: Callable[[], bool],
     ) -> None:
         """host_ids: returns the ids of all other living hosts. doubtful: whether this node has lost
-        contact with a host about which the manager has not decided yet."""
+        contact with a host whose fate the manager has not decided yet."""
         self.imports = imports
         self.remote_objects = remote_objects
         self.client = imports.client
@@ -88,7 +88,7 @@ class ReplicaQuery:
         return number
 
     def flush(self) -> None:
-        """Begins the round: one message to each host about all objects that were added."""
+        """Starts the round: one message to each host about all added objects."""
         if self._objects:
             objects, self._objects = tuple(self._objects), []
             number, self._round = self._round, self._round + 1
@@ -100,13 +100,13 @@ class ReplicaQuery:
             )
 
     def answered(self, number: int) -> bool:
-        """Whether each host has answered that round, or has died."""
+        """Whether each host has answered the round, or has died."""
         return number < self._round and number not in self._open and not self.doubtful()
 
     # -- answers of this node ------------------------------------------------------------------
 
     def asked(self, host_id: int, message: CopiesAsked) -> None:
-        """Answers the owner of these objects, which knows no host that has them."""
+        """Answers the owner of these objects, which knows no holder of them."""
         for object_id in message.objects:
             for one in self.imports.all_of(object_id):
                 if one.oid in self.remote_objects and not self.remote_objects.absent(one.oid):
@@ -116,8 +116,8 @@ class ReplicaQuery:
         self.send(host_id, CopiesTold(message.number))
 
 
-# Interval and number of requests to the owner about one object, because the owner may notice a
-# death later than this host. Their product must exceed the time in which a silent host is given up.
+# Interval and number of requests to the owner about one object, because the owner may detect a
+# death later than this host. Their product must exceed the time until a silent host is lost.
 ASK_S = 0.05
 ASKS_MAX = 400
 # How many fetches from known copies may fail before the value is reconstructed.
@@ -130,8 +130,8 @@ class _Run:
 
     target: int  # the object that gets the value
     needs: set[int] = field(default_factory=set)  # arguments that are absent
-    read: set[int] = field(default_factory=set)  # arguments whose values the task surely reads
-    holds: list[Any] = field(default_factory=list)  # on what the task names, once all of it is here
+    read: set[int] = field(default_factory=set)  # arguments whose values the task certainly reads
+    holds: list[Any] = field(default_factory=list)  # on the objects that the task names
     oid: int = 0  # the header of the second run; 0: it has not been submitted
     posted: bool = False
     question: int = 0  # number of the replica query about the first value
@@ -156,8 +156,8 @@ class Reconstruction:
         copies_of: Callable[[int], tuple[int, ...]],
         take_resources: Callable[[int, Demand], None],
     ) -> None:
-        """send: as in Peers; False: that host is gone. copies_of: numbers of other nodes that have
-        a copy of an object of this host.
+        """send: as in Peers; False: the host is gone. copies_of: numbers of other nodes that have a
+        copy of an object of this host.
         take_resources: called with a run that needs resources, to post it when it gets them."""
         self.results = results
         self.client = results.client
@@ -182,7 +182,7 @@ class Reconstruction:
     # -- the maker of remote objects -----------------------------------------------------------
 
     def why_not(self, oid: int, remote: RemoteObject) -> str:
-        """Why the value cannot be found or reconstructed; "": it can."""
+        """Why the value cannot be found or reconstructed; "" if it can."""
         one = self.imports.by_oid.get(oid)
         if self.copies_of(oid) or oid in self.by_run:
             return ""
@@ -195,7 +195,7 @@ class Reconstruction:
         )
 
     def _not_again(self, oid: int) -> str:
-        """Why the task is not run again; "": it can be."""
+        """Why the task is not run again; "" if it can be run."""
         header = self.client.inspect(oid)
         if header["kind"] != KIND_TASK:
             return _NOT_KEPT
@@ -214,13 +214,13 @@ class Reconstruction:
         return f"how {name}() was called is no longer known (lineage_bytes_max={limit})"
 
     def make(self, oid: int, remote: RemoteObject) -> None:
-        """Begins a reconstruction in a later turn, because chains of lost results may be too long
-        for recursion."""
+        """Begins a reconstruction in a later turn of the loop, because chains of lost results may
+        be too long for recursion."""
         self._new.append(oid)
         self.loop.call_later(0.0, self.poll)
 
     def forget(self, oid: int) -> None:
-        """Ends a reconstruction that nobody wants any more."""
+        """Ends a reconstruction that is no longer needed."""
         run = self.runs.pop(oid, None)
         if run is not None:
             self._end(run)
@@ -234,12 +234,12 @@ class Reconstruction:
     # -- polling -------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Begins the reconstructions that were asked for, and continues those under way."""
+        """Begins the requested reconstructions, and continues those under way."""
         while self._new:
             oid = self._new.popleft()
             if self.remote_objects.absent(oid):
                 self._begin(oid)
-        # The latest run first, because its target is usually an argument of an earlier run.
+        # Latest run first, because its target is usually an argument of an earlier run.
         for run in reversed(list(self.runs.values())):
             if run.oid:
                 self._go_on(run)
@@ -270,7 +270,7 @@ class Reconstruction:
             self._fail(oid, "its owner names no node from which it can be had")
         elif remote.asked == 1:
             self._ask(oid, one)
-        else:  # the last answer did not help: the owner has not noticed the death of a holder yet
+        else:  # the owner has not yet detected the death of a holder
             self.loop.call_later(ASK_S, lambda: self._ask(oid, one))
 
     def _ask(self, oid: int, one: ImportRecord) -> None:
@@ -377,11 +377,11 @@ class Reconstruction:
 
     def _post(self, run: _Run) -> None:
         run.posted = self.hints.post(run.oid, bool(self.tasks.task(run.oid)[3] & FLAG_HERE))
-        if not run.posted:  # there is no room for the hint
+        if not run.posted:  # the hint queue is full
             self.loop.call_later(ASK_S, self.poll)
 
     def _go_on(self, run: _Run) -> None:
-        """Continues a run that was submitted."""
+        """Continues a submitted run."""
         state = self.client.state(run.oid)
         if not run.posted:
             self._post(run)
@@ -397,8 +397,8 @@ class Reconstruction:
             self._fail(run.target, "its task was cancelled while it was run again")
 
     def _no_room(self, run: _Run) -> None:
-        """The new value cannot be brought here, so readers raise the error of a task whose result
-        has no room."""
+        """The new value does not fit on this host, so readers raise the error of a task whose
+        result does not fit."""
         if self.runs.get(run.target) is run:
             name = f"the result of {self.client.task_name(run.target)}(), which was made again"
             error = StoreFullError(f"{name}: {self.results.store.full_message()}")
@@ -414,7 +414,7 @@ class Reconstruction:
             return
         mem = memoryview(got)
         error = _serialize.payload_kind(mem) == _serialize.ERROR
-        # A submitter takes over the refs in a result only once, and does that for the first run.
+        # A submitter takes over the refs in a result only once, which it did for the first run.
         if not error and _serialize.read_refs(mem):
             self._fail(oid, "run again, its task gave refs, which a lost result cannot hold")
             return
@@ -443,7 +443,7 @@ class Reconstruction:
         return True
 
     def _count(self, run: _Run) -> None:
-        """Updates the retries that are spent: a run that was itself retried has used several."""
+        """Updates the number of used retries: a run that was itself retried has used several."""
         entry = self.lineage.entries.get(run.target)
         if entry is not None:
             left = self.client.inspect(run.oid)["retries_left"]

@@ -1,10 +1,10 @@
 """Recovery of values that were lost with a host: builds its four components, and is their
 interface.
 
-`lineage` keeps what results of this host's tasks were made from, `reconstruction` computes them
-again when somebody asks for them, `replica_query` asks all hosts for the first value before a
-second one is used, and `ownership_transfer` finds new owners for objects whose owner is dead. Other
-components of the node mostly use this file alone.
+`lineage` keeps the inputs of results of this host's tasks, `reconstruction` computes lost results
+again on request, `replica_query` asks all hosts for the first value before a second one is used,
+and `ownership_transfer` finds new owners for objects whose owner is dead. Other components of the
+node mostly use only this file.
 """
 
 from __future__ import annotations
@@ -109,19 +109,19 @@ class Recovery:
 
     def keep(self, oid: int) -> None:
         """Makes a lineage entry for a task, unless the task is a second run, a call of an actor, or
-        was sent by another host, which keeps an entry itself."""
+        a task of another host, which keeps an entry itself."""
         again = self.reconstruction.hints.may_run_again(oid)
         if again and oid not in self.inbound_tasks and oid not in self.reconstruction.by_run:
             self.lineage.keep(oid)
 
     def leases(self, slot: int) -> None:
-        """The process in that slot asks for a block, which may become the result of its task."""
+        """The process in the slot requests a block, which may become the result of its task."""
         running = self.tasks.running(slot)
         if running and self.roster.by_host_id:
             self.keep(running)
 
     def target_of(self, oid: int) -> bytes:
-        """The lost result that this task reconstructs; b"": none."""
+        """The lost result that this task reconstructs; b"" if none."""
         inbound_task, run = self.inbound_tasks.by_oid.get(oid), self.reconstruction.by_run.get(oid)
         if inbound_task is not None:
             return inbound_task.target
@@ -139,21 +139,20 @@ class Recovery:
     # -- deaths --------------------------------------------------------------------------------
 
     def peer_lost(self, member: Member) -> None:
-        """A host is gone. It must be called before any component releases what it had from
-        there."""
+        """A host is gone. Must be called before any component releases objects of that host."""
         self.owners.begin(member.host_id, member.node)
 
     def came(self, host_id: int) -> None:
-        """A host whose loss may have begun here is a member; all other components know that
-        already."""
+        """A host that this node may have considered lost is a member; all other components have
+        already been informed."""
         self.owners.back(host_id)
 
     def report(self, number: int) -> None:
-        """The manager knows of that node's death as well, and waits for this node's report."""
+        """The manager knows of the node's death as well, and waits for this node's report."""
         self.owners.report(number)
 
     def released(self, peer: int, message: Release) -> None:
-        """Another host has released an object of this one, and its own copy with it."""
+        """Another host has released an object of this host, together with its own copy."""
         self.owners.released(peer, message)
         number = self._number_of(peer)
         if number is not None and not message.keeps:

@@ -1,7 +1,7 @@
-"""The context that all components of a node are built from: ports, shared memory, table of objects.
+"""The context from which all components of a node are built: ports, shared memory, object table.
 
-Components are built one after the other, each from this and from the components below it. It
-takes what it needs from here in its constructor, and keeps no reference to the whole.
+Components are built one after the other, each from this context and the components below it. A
+constructor takes the parts that it needs from the context, and keeps no reference to it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["HostContext"]
 @dataclass(frozen=True, slots=True)
 class HostContext:
     """The context of one host. `client` is the node's own slot; `client.number` is the node's
-    number in its cluster, 0 until the manager has let it in."""
+    number in its cluster, 0 until the manager has admitted it."""
 
     config: Config
     loop: LoopPort
@@ -48,11 +48,11 @@ class HostContext:
     questions: Questions
     # Sends a message to the manager.
     send_manager: Callable[[Any], None]
-    # Sends a message to the node of the host with that id; False: there is none.
+    # Sends a message to the node of the host with this id; False if there is none.
     send_peer: Callable[[int, PeerMessage], bool]
-    # Lines to the processes of this host, by slot.
+    # Connections to the processes of this host, by slot.
     clients: Mapping[int, Any]
-    # Answers the process in that slot.
+    # Answers the process in the slot.
     reply: Callable[[int, Reply], None]
     # A function for an answer that is sent later: it reaches the process that is in the slot now,
     # or nobody if that process has ended meanwhile.

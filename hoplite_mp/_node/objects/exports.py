@@ -2,10 +2,10 @@
 
 The owner of an object counts which hosts hold it, one entry for each import, and keeps the object
 with a hold of its own. When a pending object is done, every importer is notified: with the payload
-if that is small and at hand, else with the nodes that have the bytes. Replicas
-(_node/objects/replicas.py) do not count: when nobody in the cluster holds the object any more,
-their nodes are asked to release them. As long as there are replicas, this file polls whether its
-own hold is the only one left. That is stable, because from then on a process can only get a hold
+if that is small and at hand, otherwise with the nodes that have the bytes. Replicas
+(_node/objects/replicas.py) do not count: when nobody in the cluster holds the object any more, the
+owner asks their nodes to release them. While there are replicas, this file polls whether its own
+hold is the only one left. That is stable, because from then on a process can only get a hold
 through this node.
 """
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 __all__ = ["KEPT_POLL_S", "Exports"]
 
-# How often replicas are checked for whether somebody still holds the object. Higher: memory of
-# unwanted replicas is freed later. Lower: more checks (a few us for each such object).
+# How often this node checks whether replicated objects are still held. Higher: memory of unwanted
+# replicas is freed later. Lower: more checks (a few us for each such object).
 KEPT_POLL_S = 0.25
 NO_BUCKET = -1  # for objects whose completion no process announces: polled in each turn
 
 
 @dataclass(slots=True)
 class Export:
-    """One object that other hosts hold, or of which other nodes keep replicas."""
+    """An object that other hosts hold, or of which other nodes keep replicas."""
 
     oid: int
     object: bytes
@@ -52,11 +52,11 @@ class Export:
 
 
 class ExportsEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def extra_holds(self, oid: int) -> int:
-        """How many holds the node has on the object although no process may want it: for lineage,
-        and for the host whose task's result it is."""
+        """How many holds of the node on the object do not show that a process wants it: holds for
+        lineage, and for the host whose task's result it is."""
 
 
 class Exports:
@@ -84,8 +84,8 @@ class Exports:
         # The local id of an object that this host owns; 0: another host owns it.
         self.own: Callable[[bytes], int] = results.made_here
         self.exports: dict[int, Export] = {}
-        self._copied: dict[int, Export] = {}  # those with replicas, which are polled
-        # Objects that are not done, by the bucket in which a process announces that one is.
+        self._copied: dict[int, Export] = {}  # exports with replicas, which are polled
+        # Objects that are not done, by the bucket in which a process announces their completion.
         self._watched: dict[int, set[int]] = {}
         # Absent object -> imports that wait for it: (host id, object, number of the import).
         self.again: dict[int, dict[tuple[int, bytes, int], None]] = {}
@@ -96,8 +96,8 @@ class Exports:
             self.send(peer, Described(message.object, message.number, "gone"))
 
     def count(self, object_id: bytes, peer: int, number: int) -> bool:
-        """Counts the import `number` of the host `peer`, and describes the object to it. False: the
-        object is gone."""
+        """Counts the import `number` of the host `peer`, and describes the object to that host.
+        False: the object is gone."""
         export = self._export(object_id)
         if export is None:
             return False
@@ -117,7 +117,7 @@ class Exports:
         return export
 
     def release(self, peer: int, message: Release) -> bool:
-        """No process of that host holds the object any more. False: the import was not counted
+        """No process of the host holds the object any more. False: the import was not counted
         here."""
         export = self.exports.get(self.own(message.object))
         if export is None:
@@ -131,7 +131,7 @@ class Exports:
         return True
 
     def make_again(self, peer: int, message: Reconstruct) -> None:
-        """Another host asks for an object of this host of which it knows no living holder."""
+        """Another host asks for an object of this host without a known living holder."""
         oid = self.own(message.object)
         if self.remote_objects.needs_making(oid):
             asks = self.again.setdefault(oid, {})
@@ -142,13 +142,13 @@ class Exports:
             self.send(peer, Described(message.object, message.number, "gone"))
 
     def drop(self, object_id: bytes) -> None:
-        """Deletes an object of this host, because a process of another host has done so."""
+        """Deletes an object of this host, because a process of another host has deleted it."""
         oid = self.own(object_id)
         if oid:
             self.client.delete(oid)
 
     def peer_lost(self, member: Member) -> None:
-        """Forgets the imports and replicas of a host that is gone."""
+        """Forgets the imports and replicas of a lost host."""
         for export in list(self.exports.values()):
             export.importers = {one for one in export.importers if one[0] != member.host_id}
             export.copies.discard(member.host_id)
@@ -168,7 +168,7 @@ class Exports:
             self.send(peer, DropReplica(message.object))
 
     def lend(self, object_id: bytes, hosts: Iterable[int]) -> bool:
-        """The hosts with these ids keep replicas of an object of this host; False: it is gone."""
+        """The hosts with these ids keep replicas of an object of this host; False if it is gone."""
         export = self._export(object_id)
         if export is None:
             return False
@@ -202,12 +202,12 @@ class Exports:
             self.loop.call_later(KEPT_POLL_S, self._poll_copies)
 
     def only_ours(self, oid: int) -> bool:
-        """Whether only one hold of the node keeps the object, besides the holds of lineage and of
-        the host whose task's result it is."""
+        """Whether only one hold of the node keeps the object, not counting the holds for lineage
+        and for the host whose task's result it is."""
         return self.holds_only(oid, 1)
 
     def holds_only(self, oid: int, more: int) -> bool:
-        """As `only_ours`, for so many holds."""
+        """As `only_ours`, for this number of holds."""
         ours = more + self.events.extra_holds(oid)
         counts = self.client.private_counts(oid)
         return counts[0] == ours and self.client.inspect(oid)["refs"] == [NODE_SLOT]
@@ -229,7 +229,7 @@ class Exports:
         self.tasks.unpark([bucket for bucket in buckets if bucket != NO_BUCKET])
 
     def poll(self) -> None:
-        """Describes objects that have become done to the hosts that wait for them."""
+        """Describes objects that are now done to the hosts that wait for them."""
         found: list[int] = []
         for bucket in (NO_BUCKET, *self.tasks.take_parked_news()):
             found += [oid for oid in self._watched.get(bucket, ()) if self.tasks.done(oid)]

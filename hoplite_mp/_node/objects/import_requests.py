@@ -1,7 +1,7 @@
-"""Requests of processes for objects of other hosts: where they are, and holds on them.
+"""Requests of processes for objects of other hosts: their locations, and holds on them.
 
-A process takes a hold of its own after it has read the reply. Until the process has confirmed that,
-the node keeps a hold for it.
+A process takes a hold of its own after it has read the reply. Until the process has confirmed this,
+the node keeps a hold on its behalf.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ImportRequests:
         }
 
     def import_(self, slot: int, request: Request) -> None:
-        """A process asks for objects; `granted` keeps them until the process has its own holds."""
+        """A process requests objects; `granted` keeps them until the process has its own holds."""
         line = self.lines.get(slot)
         objects = request.ask.objects  # type: ignore[union-attr]
 
@@ -59,15 +59,15 @@ class ImportRequests:
         self.imports.ask(objects, done)
 
     def imported(self, slot: int, request: Request) -> None:
-        """The process has its own holds on all objects of replies up to that number."""
+        """The process has its own holds on all objects of replies up to this number."""
         number = request.ask.number  # type: ignore[union-attr]
         granted = self.granted.get(slot, {})
-        # A process that Ctrl-C has interrupted may never confirm some of the earlier replies.
+        # A process that was interrupted by Ctrl-C may never confirm some of the earlier replies.
         for old in [old for old in granted if old <= number]:
             del granted[old]
 
     def keep_granted(self, slot: int, number: int, hold: Any) -> None:
-        """Keeps a hold that another component grants in the reply of that number."""
+        """Keeps a hold that another component grants in the reply with this number."""
         self.granted.setdefault(slot, {})[number] = [hold]
 
     def drop_foreign(self, slot: int, request: Request) -> None:
@@ -77,8 +77,8 @@ class ImportRequests:
 
 # Which nodes hold an object: requests of processes here, answered by the object's owner.
 #
-# The owner knows who holds the whole value. Processes of other hosts ask it through their node; if
-# the owner dies meanwhile, their node answers with what it knows itself.
+# The owner knows which nodes hold the whole value. Processes of other hosts ask it through their
+# node; if the owner dies meanwhile, their node answers from its own records.
 
 
 class Locations:
@@ -112,7 +112,7 @@ class Locations:
             self.questions.ask(one.owner, functools.partial(LocateReplicas, one.object), told)
 
     def holders(self, oid: int) -> tuple[int, ...]:
-        """Numbers of the nodes that hold the whole value, as far as this node knows."""
+        """Numbers of the nodes that are known to hold the whole value."""
         remote = self.remote_objects.by_oid.get(oid)
         here = (self.client.number,) if self.client.state(oid) in VALUED else ()
         found = here if remote is None else remote.holders

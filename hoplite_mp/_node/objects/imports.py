@@ -2,7 +2,7 @@
 
 A ref to another host's object becomes a header of this host, which the node claims until the
 object's owner has described the object; from then on every process uses it like any other. The
-owner gets one message (Acquire) when the first process here holds the object, and one (Release)
+owner gets an Acquire message when the first process here holds the object, and a Release message
 when the last process has released it.
 """
 
@@ -36,30 +36,30 @@ class ImportRecord:
     owner: int
     number: int
     oid: int
-    hold: Any  # the node's own, until the processes that asked for the object have theirs
+    hold: Any  # the node's own hold, until the requesting processes have theirs
     described: bool = False
     asks: bool = False  # the manager was asked who owns it, because that host is not known here
-    kept: bool = False  # as a replica: a hold of the node keeps it even if no process does
+    kept: bool = False  # as a replica: the node holds it even if no process does
     moved: int = -1  # number of the node after whose death a new owner was named
-    runs_here: bool = False  # the result of the owner's task, whose value a worker here will write
+    runs_here: bool = False  # the result of the owner's task, which a worker here will write
     waiting: list[Callable[[], None]] = field(default_factory=list)
-    # All headers here that stand for the same object, in one shared list. The object's id leads to
-    # the first one; the others stay as long as they are held.
+    # All headers here of the same object, in one shared list. The object's id maps to the first
+    # one; the other headers stay as long as they are held.
     same: list[ImportRecord] = field(default_factory=list, repr=False)
 
 
 class ImportsEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def nobody_named(self, oid: int) -> None:
         """The owner knows no holder of an object whose known holders have all died."""
 
     def ask_for_owner(self, one: ImportRecord) -> bool:
-        """Asks who owns an import whose owner is gone; False: there cannot be a new one."""
+        """Asks for the owner of an import whose owner is gone; False: it gets no new owner."""
 
     def result_held(self, oid: int) -> None:
-        """The owner counts from now on that processes here hold an object that the node may keep
-        for the owner as well: the result of its task."""
+        """The owner now counts the holds of processes here on an object that the node may also keep
+        for the owner: the result of its task."""
 
 
 class Imports:
@@ -76,16 +76,16 @@ class Imports:
         self.events = events
         self.client = results.client
         self.remote_objects = remote_objects
-        self.send = send  # to the node of the host with this id; False: there is none
+        self.send = send  # to the node of the host with this id; False if there is none
         self.by_object: dict[bytes, ImportRecord] = {}
         self.by_oid: dict[int, ImportRecord] = {}
         self._next = 1
         results.local, results.headers = self.local, self.headers
 
     def ask(self, objects: list[bytes], done: Callable[[list[Any]], None], holder: int = 0) -> None:
-        """Calls `done` with a hold on each object's header here (None: it is gone), as soon as all
-        owners have confirmed that they keep the objects as long as these holds live. holder: the id
-        of a host that keeps its own objects during that time in any case."""
+        """Calls `done` with a hold on each object's header here (None if it is gone), as soon as
+        all owners have confirmed that they keep the objects as long as these holds live. holder:
+        the id of a host that keeps its own objects during that time in any case."""
         found = [self._hold(one, holder) for one in objects]
         open_ = {id(one): one for one, _ in found if one is not None and not one.described}
         left = len(open_)
@@ -110,7 +110,7 @@ class Imports:
         if known is not None:
             hold = self.client.hold(known.oid)
             if hold is not None:
-                # A replica or the result of a task of the owner, which does not count them here.
+                # A replica, or the result of a task of the owner, which does not count this host.
                 if not known.number and known.owner not in (self.client.host_id, holder):
                     self._acquire(known)
                     self.events.result_held(known.oid)
@@ -128,7 +128,7 @@ class Imports:
         return one
 
     def lead(self, one: ImportRecord) -> None:
-        """Makes this header the one to which the object's id leads."""
+        """Maps the object's id to this header."""
         one.same = self.by_object.get(one.object, one).same
         self.by_object[one.object] = self.by_oid[one.oid] = one
         if one in one.same:
@@ -136,7 +136,7 @@ class Imports:
         one.same.insert(0, one)
 
     def all_of(self, object_id: bytes) -> list[ImportRecord]:
-        """All headers here that stand for that object."""
+        """All headers here of the object."""
         one = self.by_object.get(object_id)
         return [] if one is None else [*one.same]
 
@@ -161,7 +161,7 @@ class Imports:
 
     def release_kept(self, oid: int, *, keeps: bool) -> bool:
         """No process here holds the object any more, but the node has a header of it: notifies the
-        owner. keeps: it is that of a whole replica. False: the owner did not count this import."""
+        owner. keeps: it is a complete replica's. False: the owner did not count this import."""
         one = self.by_oid.get(oid)
         if one is None or not one.number or not one.described:
             return False
@@ -170,19 +170,19 @@ class Imports:
         return True
 
     def adopt(self, object_id: bytes, oid: int) -> None:
-        """Another host's task, which runs here, has this header: the id of the task's result leads
-        to it from now on. An earlier header here for the same result gets its value from the owner,
-        as on other hosts."""
+        """This header belongs to a task of another host that runs here: from now on the id of the
+        task's result maps to it. An earlier header of the same result here gets its value from the
+        owner, as on other hosts."""
         owner = ids.unpack_id(object_id)[0]
         self.lead(ImportRecord(object_id, owner, 0, oid, None, True, runs_here=True))
 
     def follow_owner(self, oid: int) -> None:
         """A task that was to run here goes back to its owner. Processes of this host hold its
-        result, and learn from the owner what becomes of it, as they do of other imports."""
+        result; they get it from the owner, as they do other imports."""
         one = self.by_oid[oid]
         one.runs_here = False
-        # Also if the owner counts this host already: it may have said before that the object is
-        # gone, which did not matter while the task was here, and says it again.
+        # Even if the owner already counts this host: it may have reported that the object is gone,
+        # which was irrelevant while the task was here, and reports that again.
         self._acquire(one)
 
     def public(self, oid: int) -> bytes:
@@ -191,7 +191,7 @@ class Imports:
         return ids.pack_id(self.client.host_id, oid) if one is None else one.object
 
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
-        """The payload of that object, if this host has it under another header than `oid`. That
+        """The payload of the object, if this host has it under another header than `oid`. That
         happens if a process held a ref to a task's result when the task was sent here."""
         one = self.by_object.get(object_id)
         if one is None or one.oid == oid:
@@ -202,8 +202,8 @@ class Imports:
         return None if isinstance(got, int) else memoryview(got)
 
     def own(self, object_id: bytes) -> int:
-        """The local id of an object that this host owns, because it was made here or taken over.
-        0: another host owns it."""
+        """The local id of an object that this host owns, because it was made here or taken over. 0:
+        another host owns it."""
         host_id, oid = ids.unpack_id(object_id)
         if host_id == self.client.host_id:
             return oid
@@ -211,7 +211,7 @@ class Imports:
         return one.oid if one is not None and one.owner == self.client.host_id else 0
 
     def local(self, object_id: bytes) -> int:
-        """The local id of an object of any host; 0: it has no header here."""
+        """The local id of an object of any host; 0 if it has no header here."""
         host_id, oid = ids.unpack_id(object_id)
         if host_id == self.client.host_id:
             return oid
@@ -219,7 +219,7 @@ class Imports:
         return 0 if one is None else one.oid
 
     def headers(self, object_id: bytes) -> list[int]:
-        """The ids of all headers here that stand for an object of any host."""
+        """The ids of all headers here of an object of any host."""
         own = self.own(object_id)
         others = [one.oid for one in self.all_of(object_id)]
         return [own, *others] if own and own not in others else others
@@ -229,7 +229,7 @@ class Imports:
         return self.client.state(one.oid) in VALUED and one.oid not in self.remote_objects
 
     def owner_of(self, object_id: bytes) -> int:
-        """The host id of the object's owner, as far as this node knows."""
+        """The host id of the object's last known owner."""
         one = self.by_object.get(object_id)
         return ids.unpack_id(object_id)[0] if one is None else one.owner
 
@@ -279,8 +279,8 @@ class Imports:
             )
 
     def store(self, one: ImportRecord, payload: bytes, failed: bool) -> bool:
-        """Writes the value into a CLAIMED header. False: there is no memory for it now. An error
-        without memory is replaced by a short one."""
+        """Writes the value into a CLAIMED header. False: it does not fit now. An error that does
+        not fit is replaced by a short one."""
         encoded = _serialize.Encoded(payload, [], [], len(payload), [])
         if not failed:
             return self.results.store_if_room(one.oid, encoded, False)
@@ -289,7 +289,7 @@ class Imports:
         return True
 
     def fail(self, one: ImportRecord, why: str) -> None:
-        """The value will never be known here; readers get an ObjectLostError."""
+        """The value is finally lost; readers get an ObjectLostError."""
         if self.client.state(one.oid) == STATE["CLAIMED"] and not one.runs_here:
             error = ObjectLostError(f"object {one.object.hex()} is lost: {why}")
             self.store(one, _serialize.encode_error(error, "").tobytes(), True)
@@ -303,13 +303,13 @@ class Imports:
         waiting, one.waiting = one.waiting, []
         for done in waiting:
             done()
-        one.hold = None  # the processes that asked for the object have holds by now
+        one.hold = None  # the requesting processes have holds by now
 
     # -- the end -------------------------------------------------------------------------------
 
     def freed(self, oid: int) -> None:
-        """The node has collected a header of its own. If it was an import, nobody here holds it any
-        more, and the owner is notified."""
+        """The node has collected a header of its own. If it was an import, no process here holds it
+        any more, and the owner is notified."""
         one = self.by_oid.get(oid)
         if one is None or self.client.state(oid) not in GONE:
             return

@@ -1,7 +1,7 @@
 """Requests of processes for memory of the store: blocks, spans, restored objects.
 
-A request that cannot be granted because the store is full is retried for a short while, and then
-answered "full"; the process itself decides how long it goes on asking.
+A request that cannot be granted because the store is full is retried briefly, and then answered
+"full"; the process itself decides how long to repeat the request.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ __all__ = ["Deadlines", "ForeignLeases", "Leases"]
 
 PATIENCE_S = 0.2  # after this the answer is "full"
 RETRY_S = 0.01
-# Preallocated blocks take at most this part of the store. A larger part: calls of more members find
-# the block of their next part ready, but a large object that needs that memory is refused.
+# Preallocated blocks take at most this part of the store. Larger: calls of more members have the
+# block of their next part ready, but a large object that needs that memory is refused.
 SPARES_SHARE = 16
 
 
 class LeasesEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def leases(self, slot: int) -> None:
-        """The process in that slot is about to write a payload."""
+        """The process in the slot is about to write a payload."""
 
 
 class Leases:
@@ -64,7 +64,7 @@ class Leases:
         self.events = events
         self.preallocated_blocks: dict[
             int, int
-        ] = {}  # payloads of blocks that may never be needed -> slot
+        ] = {}  # preallocated blocks, which may never be needed -> slot
 
     @property
     def handlers(self) -> dict[type, Handler]:
@@ -82,7 +82,7 @@ class Leases:
         nbytes = ask.nbytes
         if (
             ask.error or ask.preallocated
-        ):  # answered at once: of an error others may wait for the task
+        ):  # answered at once: other processes may wait for a task's error
             found = (
                 self._preallocated(nbytes, slot)
                 if ask.preallocated
@@ -108,7 +108,7 @@ class Leases:
         self.patiently(slot, request, attempt)
 
     def _preallocated(self, nbytes: int, slot: int) -> int | None:
-        """A block that is not needed yet; None: others need the memory."""
+        """A preallocated block; None if the memory is needed elsewhere."""
         store = self.store
         store.take_returns()
         self.preallocated_blocks = {
@@ -163,21 +163,21 @@ class Leases:
         self, slot: int, request: Request, attempt: Any, why: Callable[[], str] = lambda: ""
     ) -> None:
         """Answers as soon as `attempt` succeeds; retries for PATIENCE_S, then answers "full". why:
-        returns a reason other than that this store is full, or ""."""
+        returns a reason other than a full store, or ""."""
         deadline = self.loop.now() + PATIENCE_S
         line = self.lines.get(slot)
 
         def again() -> None:
-            died = line is None or self.lines.get(slot) is not line  # its slot may be another's
+            died = line is None or self.lines.get(slot) is not line  # its slot may have been reused
             if died or not self.requests.is_latest(slot, request.number):  # or Ctrl-C
-                self.client.set_hungry(False)  # whoever else waits for memory sets it again
+                self.client.set_hungry(False)  # other waiting requests set it again
                 return
             value = attempt()
             if value is not None:
                 self.client.set_hungry(False)
                 self.pages.watch_idle()
                 self.reply(slot, Reply(request.number, value))
-            elif self.store.returned_to == slot:  # spilling has freed its own spans
+            elif self.store.returned_to == slot:  # spilling has freed memory in the process's spans
                 self.client.set_hungry(False)
                 message = f"{self.store.room_message()}. Free arrays, or raise memory="
                 self.reply(slot, Reply(request.number, None, message, True))
@@ -197,23 +197,23 @@ class Leases:
 
 
 def _nothing() -> None:
-    """Readers that wait for an object are woken through its header, not by this callback."""
+    """Does nothing: waiting readers are woken through the object's header."""
 
 
 # Holds for refs that another engine (Ray, Dask, ...) carries as pickled bytes.
 #
 # Bytes hold nothing, and nobody knows how often they will be unpickled, if ever. So when a process
-# pickles a ref for an engine, its node holds the object for as long as it asks. The hold is the
-# node's own, so it outlives the process. When an object is pickled again its one hold is extended.
+# pickles a ref for an engine, its node holds the object for the requested time. The hold is the
+# node's own, so it outlives the process. Pickling an object again extends its one hold.
 
 
-# How long after its deadline a hold may end. Higher: fewer turns of the node's loop when many
-# objects are pickled one after the other. Lower: memory is freed sooner.
+# How long after its deadline a hold may end. Higher: the node's loop wakes less often when many
+# objects are pickled in a row. Lower: memory is freed sooner.
 SLACK_S = 0.1
 
 
 class Deadlines:
-    """Keys with a deadline each, which may be extended. The time is passed in."""
+    """Keys with deadlines, which can be extended. The time is an argument."""
 
     def __init__(self) -> None:
         self._until: dict[int, float] = {}
@@ -232,7 +232,7 @@ class Deadlines:
             self._until[key] = until
 
     def next(self) -> float | None:
-        """A time before which no key ends; None: there is no key."""
+        """A time before which no deadline passes; None if there is no key."""
         return self._heap[0][0] if self._heap else None
 
     def ended(self, now: float) -> list[int]:
@@ -251,7 +251,7 @@ class Deadlines:
 
 
 class ForeignLeases:
-    """All holds of this kind on one node."""
+    """All leases for foreign engines on one node."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class ForeignLeases:
         loop: LoopPort,
         reply: Callable[[int, Reply], None],
     ) -> None:
-        """hold: takes a hold on an object; None if it is gone."""
+        """hold: takes a hold on an object; None if the object is gone."""
         self._hold = hold
         self._loop = loop
         self._reply = reply

@@ -1,11 +1,11 @@
 """Objects that outlive their owner: this node's part in finding and becoming new owners.
 
-The owner of an object (the host with the id `ImportRecord.owner`) counts which hosts hold it;
+The owner of an object (the host with the id `ImportRecord.owner`) counts the hosts that hold it;
 compare ownership in Ray (Wang et al., NSDI 2021), where processes own objects. When an owner dies,
-every node reports what it has and uses of that owner's objects, and the manager names a new owner
-for each object that some host has whole (_planner/owners.py). Until then nothing of these objects
-is released here. The new owner starts with the counts of the reports; a host that has released an
-object since its report notifies the new owner, possibly before the manager does.
+every node reports its holds and copies of that owner's objects, and the manager names a new owner
+for each object that some host has completely (_planner/owners.py). Until then nothing of these
+objects is released here. The new owner starts with the counts of the reports; a host that has
+released an object since its report notifies the new owner, possibly before the manager does.
 """
 
 from __future__ import annotations
@@ -44,34 +44,34 @@ __all__ = ["Lost", "OrphanInventory", "OwnershipTransfer", "is_kept"]
 # Orphan inventory: which objects of a dead owner this host has, reported to the manager.
 #
 # Between the death of an owner and the manager's decision this node must not release any of that
-# owner's objects, because the decision relies on what was reported. One object may have several
-# headers here, if a process held a ref to a task's result when the task was sent here.
+# owner's objects, because the decision relies on the reports. One object may have several headers
+# here, if a process held a ref to a task's result when the task was sent here.
 
 
 @dataclass(slots=True)
 class Lost:
-    """An owner that has died, until its objects have new owners."""
+    """A dead owner, until its objects have new owners."""
 
     host_id: int
     number: int
     holds: dict[int, Any] = field(default_factory=dict)  # on headers, until new owners are known
     reported: dict[bytes, int] = field(default_factory=dict)  # object -> number of the import
     # Object -> numbers that were reported to managers which have died since. A new owner may count
-    # them, and is told by this node which of them it has released.
+    # these imports; this node notifies it of those that were released.
     former: dict[bytes, set[int]] = field(default_factory=dict)
-    asked: set[int] = field(default_factory=set)  # imports about which OwnerTold is still to come
-    # Releases that arrived before this node knew that it is the new owner: (object, host id of the
-    # sender, number of its import).
+    asked: set[int] = field(default_factory=set)  # imports about which OwnerTold is outstanding
+    # Releases that arrived before this node had learnt that it is the new owner: (object, host id
+    # of the sender, number of its import).
     pending_releases: set[tuple[bytes, int, int]] = field(default_factory=set)
-    confirmed: bool = False  # the manager knows of the death, which this node may see earlier
+    confirmed: bool = False  # the manager knows of the death, which this node may detect earlier
 
 
 class OrphanInventoryEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def backup_number(self, object_id: bytes, host_id: int) -> int | None:
-        """If this node is the backup of that actor of that host: the number of what it was sent to
-        begin the actor from, where higher is newer and 0 means incomplete. Else None."""
+        """If this node is the backup of the actor of the host: the number of its data for a
+        restart, where higher is newer and 0 means incomplete. Otherwise None."""
 
 
 class OrphanInventory:
@@ -87,13 +87,12 @@ class OrphanInventory:
         self.lost: dict[int, Lost] = {}  # by host id
 
     def begin(self, host_id: int, number: int) -> None:
-        """A host is gone. It must be called before any component releases what it had from
-        there."""
+        """A host is gone. Must be called before any component releases objects of that host."""
         lost = self.lost[host_id] = Lost(host_id, number)
         self.hold(lost, self.of(host_id))
 
     def lost_as(self, number: int) -> Lost | None:
-        """The dead owner whose node had that number."""
+        """The dead owner whose node had the number."""
         return next((one for one in self.lost.values() if one.number == number), None)
 
     def of(self, host_id: int) -> list[ImportRecord]:
@@ -101,7 +100,7 @@ class OrphanInventory:
         return [one for one in self.imports.by_oid.values() if one.owner == host_id]
 
     def hold(self, lost: Lost, imports: list[ImportRecord]) -> None:
-        """Keeps these imports until their new owner is known."""
+        """Holds these imports until their new owner is known."""
         for one in imports:
             hold = self.client.hold(one.oid)
             if hold is not None:
@@ -110,7 +109,7 @@ class OrphanInventory:
     def report(
         self, number: int, imports: list[ImportRecord], lost: Lost | None
     ) -> HoldingsReported:
-        """Describes what is here of these objects, which the node `number` owned."""
+        """Describes this host's part in these objects, which the node `number` owned."""
         headers: dict[bytes, list[ImportRecord]] = {}
         for one in imports:
             headers.setdefault(one.object, []).append(one)
@@ -123,7 +122,7 @@ class OrphanInventory:
             here = any(self.imports.is_whole(one) for one in found)
             used = counted or any(map(is_kept, found))
             # An object that was reported before is always reported again, because the manager's
-            # answer will name it.
+            # answer will name the object.
             said = lost is not None and object_id in lost.reported
             if len(objects) == HOLDINGS_MAX or not (here or used or said):
                 continue
@@ -138,7 +137,7 @@ class OrphanInventory:
                 lost.reported[object_id] = counted
         if lost is not None:
             for object_id in lost.former:
-                # It is reported so that the manager names its owner to this node.
+                # Reported so that the manager names the object's owner to this node.
                 if not self.imports.all_of(object_id) and len(objects) < HOLDINGS_MAX:
                     objects.append(object_id)
                     numbers.append(0)
@@ -154,16 +153,16 @@ class OrphanInventory:
 
 
 def is_kept(one: ImportRecord) -> bool:
-    """Whether only the node itself holds the object here, as a replica that is whole or on its
-    way."""
+    """Whether only the node itself holds the object here, as a replica, complete or still
+    arriving."""
     return one.kept and not one.number
 
 
 class OwnershipTransferEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def backup_number(self, object_id: bytes, host_id: int) -> int | None:
-        """See _node/objects/ownership_transfer.py."""
+        """See OrphanInventoryEvents."""
 
     def moved(self, one: ImportRecord) -> None:
         """An import has a new owner, which may be this host."""
@@ -172,7 +171,7 @@ class OwnershipTransferEvents(Protocol):
         """The manager has named no new owner for an import, and will not name one."""
 
     def all_heard(self) -> None:
-        """All that a message of the manager says about owners has been handled."""
+        """All statements of a manager's message about owners have been handled."""
 
 
 class OwnershipTransfer:
@@ -191,7 +190,7 @@ class OwnershipTransfer:
         number_of: Callable[[int], int | None],
         events: OwnershipTransferEvents,
     ) -> None:
-        """host_id_at: the host id of a living node's number, which may be this one's; number_of:
+        """host_id_at: the host id of a living node's number, which may be this node's; number_of:
         the reverse."""
         self.imports = imports
         self.exports = exports
@@ -207,40 +206,39 @@ class OwnershipTransfer:
         self.orphan_inventory = OrphanInventory(imports, node, events)
         self.lost = self.orphan_inventory.lost  # by host id
         self.numbers: dict[int, int] = {}  # numbers of all nodes that have died, by host id
-        # Holds on what was reported again to a new manager although it has a new owner, by the
-        # number of the first one, until the manager has answered.
+        # Holds on objects that were reported again to a new manager although they have a new owner,
+        # by the number of the first owner, until the manager has answered.
         self._restated: dict[int, list[Any]] = {}
 
     def is_open(self, host_id: int) -> bool:
-        """Whether that host is dead and its objects do not have new owners yet."""
+        """Whether the host is dead and its objects do not have new owners yet."""
         return host_id in self.lost
 
     def is_decided(self, host_id: int) -> bool:
-        """Whether that host is dead and no more owners will be named for its objects."""
+        """Whether the host is dead and no more owners will be named for its objects."""
         return host_id in self.numbers and host_id not in self.lost
 
     # -- after a death -------------------------------------------------------------------------
 
     def begin(self, host_id: int, number: int) -> None:
-        """A host is gone. It must be called before any component releases what it had from
-        there."""
+        """A host is gone. Must be called before any component releases objects of that host."""
         self.numbers[host_id] = number
         self.orphan_inventory.begin(host_id, number)
 
     def report(self, number: int) -> None:
-        """Reports this node's orphan inventory to the manager, which knows of the death now and
+        """Reports this node's orphan inventory to the manager, which now knows of the death and
         waits for the report of every node."""
         lost = self.orphan_inventory.lost_as(number)
         if lost is not None:
             lost.confirmed = True
-        # Including objects that were first met after the death.
+        # Including objects that were first encountered after the death.
         imports = [] if lost is None else self.orphan_inventory.of(lost.host_id)
         self.send_manager(self.orphan_inventory.report(number, imports, lost))
-        if lost is not None and not lost.reported:  # there will be no answer to an empty report
+        if lost is not None and not lost.reported:  # an empty report gets no answer
             self._close(lost)
 
     def report_again(self) -> Iterator[HoldingsReported | OwnersKnown | OwnerAsked]:
-        """Repeats to a new manager what this node has reported, and which owners were named."""
+        """Repeats to a new manager the reports of this node, and the known new owners."""
         moved: dict[int, list[ImportRecord]] = {}
         owners: dict[bytes, int] = {}
         for one in list(self.imports.by_oid.values()):
@@ -251,11 +249,11 @@ class OwnershipTransfer:
             elif one.owner in self.lost:
                 number = self.lost[one.owner].number
                 moved.setdefault(number, []).append(one)
-                if one.moved >= 0:  # others may know the first owner alone
+                if one.moved >= 0:  # other nodes may only know the first owner
                     owners[one.object] = number
             asks = is_kept(one) or (one.number and not one.described)
-            # Who has asked asks again, also if the owner's host has become known since: the former
-            # manager has died with the question.
+            # Open questions are repeated even if the owner's host has become known since: they were
+            # lost with the former manager.
             if asks and (owner is None or one.asks) and one.owner not in self.lost:
                 yield OwnerAsked(self.node(), one.object)
         for begin in range(0, len(owners), HOLDINGS_MAX):
@@ -272,12 +270,12 @@ class OwnershipTransfer:
                 lost.asked.clear()  # the new manager has no open question; this report replaces it
             told = self.orphan_inventory.report(number, moved.get(number, []), lost)
             if told.objects:
-                # The manager may name this node as the owner, if the present one is dead by then.
+                # The manager may name this node as the owner, if the present one has died by then.
                 restated[number] = [self.client.hold(one.oid) for one in moved.get(number, ())]
             if told.objects or lost is not None:
                 yield told
-            # A manager that does not know of the death may name that host as an owner, and gives it
-            # up later; then `report` follows.
+            # A manager that does not know of the death may name that host as an owner, and later
+            # declare it lost; then `report` follows.
             if lost is not None and lost.confirmed and not told.objects:
                 self._close(lost)
         self._restated = restated
@@ -316,8 +314,8 @@ class OwnershipTransfer:
             self._close(lost)
 
     def back(self, host_id: int) -> None:
-        """A host that the last manager had given up is a member again, in the same life, because a
-        user has made its standby the manager (`promote --anyway`). No other owners are named for
+        """A host that the last manager had declared lost is a member again, without a restart,
+        because a user has promoted its standby (`promote --anyway`). No other owners are named for
         its objects, so this node acquires them from that host. Where the last manager had named
         another owner already, both hosts count holders; values are read from either."""
         self._restated.pop(self.numbers.pop(host_id, -1), None)
@@ -327,7 +325,7 @@ class OwnershipTransfer:
         for one in self.orphan_inventory.of(host_id):
             self.events.moved(one)
             # The owner counts an import once, however often it is acquired, and describes it each
-            # time, which is also the answer to those who wait for an absent value.
+            # time, which is also the answer for readers of an absent value.
             if one.number:
                 self._acquire(one)
             elif self.imports.is_whole(one) or is_kept(one):
@@ -338,8 +336,8 @@ class OwnershipTransfer:
         self.events.all_heard()
 
     def _named(self, number: int) -> int | None:
-        """The host id of a node that the manager has named, which may have died meanwhile. None:
-        the manager has named no owner."""
+        """The host id of a node named by the manager, which may have died meanwhile. None: the
+        manager has named no owner."""
         owner = self.host_id_at(number)
         if owner is None:
             owner = next((one for one, other in self.numbers.items() if other == number), None)
@@ -347,7 +345,7 @@ class OwnershipTransfer:
 
     def _close(self, lost: Lost) -> None:
         """Ends the search after the death of one owner: objects without a new owner are lost, and
-        the holds that kept the headers for its duration are released."""
+        holds that kept the headers meanwhile are released."""
         del self.lost[lost.host_id]
         for one in self.orphan_inventory.of(lost.host_id):
             if one.number not in lost.asked:
@@ -355,7 +353,7 @@ class OwnershipTransfer:
         lost.holds.clear()
 
     def _lose(self, one: ImportRecord, lost: Lost) -> None:
-        """No host has reported the object whole, so it is lost, whatever holders are noted here."""
+        """No host has the whole object, so it is lost, whatever holders are recorded here."""
         why = _no_copy(lost.number)
         remote = self.remote_objects.by_oid.get(one.oid)
         if remote is not None and remote.payload:  # the running transfer decides whether it is lost
@@ -368,26 +366,25 @@ class OwnershipTransfer:
                 one.oid, ObjectLostError(f"object {one.object.hex()} is lost: {why}")
             )
         self.imports.answer(one)
-        self.events.ownerless(one)  # its value may be whole here, as that of an identity is
+        self.events.ownerless(one)  # the value may be complete here, as that of an identity is
 
     def _moved(self, lost: Lost, object_id: bytes, ours: list[ImportRecord], owner: int) -> None:
-        """Another node is the owner now, and counts this host's import as it was reported."""
+        """Another node is the owner now, and counts this host's import as reported."""
         number = lost.reported.get(object_id, 0)
         for one in ours:
             self._follow(one, owner)
             self.events.moved(one)
         if owner in self.lost:
             return
-        # Acquire comes before Release, because otherwise the object may be freed between them, and
-        # Release before ReplicaStored, because with it the owner forgets that this host has a
-        # replica.
+        # Acquire precedes Release, because otherwise the object could be freed in between. Release
+        # precedes ReplicaStored, because on Release the owner forgets this host's replica.
         for one in ours:
-            # An owner that a former manager has named does not count an import that was made since,
-            # because it has closed its search and ignores OwnersNamed. So a reported import that
-            # nobody has described is acquired, too; an owner that does count it counts it once.
+            # An owner that a former manager has named does not count later imports, because it has
+            # closed its search and ignores OwnersNamed. So a reported import without a description
+            # is acquired as well; an owner that already counts it counts it once.
             if one.number and (one.number != number or not one.described):
                 self._acquire(one)
-        # A header that OwnerTold has moved already may have the reported number, too.
+        # A header that OwnerTold has already moved may have the reported number, too.
         here = {one.number for one in self.imports.all_of(object_id)}
         for before in sorted({number, *lost.former.get(object_id, ())} - here - {0}):
             self.send(owner, Release(object_id, before))  # it was released after the report
@@ -400,13 +397,13 @@ class OwnershipTransfer:
             self.ask_for_owner(one)
 
     def _keep_on(self, one: ImportRecord) -> None:
-        """Keeps a replica, here or on its way, and reports it to its new owner once it is whole."""
+        """Keeps a replica, here or arriving, and reports it to its new owner when complete."""
         hold = self.client.hold(one.oid)
         if hold is None:
             return
         one.kept = True
         self.replicas.keep_on(one.object, hold)
-        if self.imports.is_whole(one):  # it may have become whole after the report
+        if self.imports.is_whole(one):  # it may have been completed after the report
             self._tell(one)
 
     def _take_over(
@@ -418,7 +415,7 @@ class OwnershipTransfer:
     ) -> None:
         """Makes this node the owner. counted: (node, number of its import) pairs, flat. copies:
         numbers of nodes that have replicas."""
-        if not ours:  # it was made that by a former manager, which died between two messages
+        if not ours:  # made the owner by a former manager, which died between two messages
             return
         mine = next((one for one in ours if self.imports.is_whole(one)), ours[0])
         object_id = mine.object
@@ -443,17 +440,17 @@ class OwnershipTransfer:
     # -- late messages -------------------------------------------------------------------------
 
     def released(self, peer: int, message: Release) -> None:
-        """A host has released an object of which this node is the owner, or is about to become
-        it. In the latter case the manager's message may still count that import, even if it was
-        acquired and released here already."""
+        """A host has released an object of which this node is or is about to become the owner. In
+        the latter case the manager's message may still count that import, even if it was acquired
+        and released here already."""
         self.exports.release(peer, message)
         lost = self.lost.get(self.imports.owner_of(message.object))
         if lost is not None:
             lost.pending_releases.add((message.object, peer, message.number))
 
     def ask_for_owner(self, one: ImportRecord) -> bool:
-        """Asks the manager for the new owner of an object whose owner is gone. The occasion is that
-        a process here has met a ref to it, or that a replica here has become whole."""
+        """Asks the manager for the new owner of an object whose owner is gone, because a process
+        here has received a ref to it, or a replica here has been completed."""
         if one.number and one.owner in self.lost:
             self.lost[one.owner].asked.add(one.number)
         self.send_manager(OwnerAsked(self.node(), one.object))
@@ -477,7 +474,7 @@ class OwnershipTransfer:
                 self._acquire(one)
 
     def _told_of_copy(self, one: ImportRecord, owner: int | None) -> None:
-        """The manager's answer about a replica here, of which the dead owner did not know."""
+        """The manager's answer about a replica here that was unknown to the dead owner."""
         if self.number_of(one.owner) is not None or one.owner in self.lost:
             return
         if owner is None:
@@ -488,18 +485,18 @@ class OwnershipTransfer:
                 self._keep_on(one)
 
     def _follow(self, one: ImportRecord, owner: int) -> None:
-        """Sets a new owner. If that is dead already, the import is held until the manager has named
+        """Sets a new owner. If that is already dead, the import is held until the manager has named
         the next owner."""
-        # The manager may name the same host again if it or this node did not know of the death yet.
+        # The manager may name the same host again if the manager or this node missed its death.
         if owner != one.owner:
             one.owner, one.moved = owner, self.numbers.get(one.owner, -1)
         if owner in self.lost:
             self.orphan_inventory.hold(self.lost[owner], [one])
 
     def own(self, object_id: bytes) -> int:
-        """As Imports.own. Another host may have learned from the manager that this node is the new
-        owner of an object before this node has. So objects of dead owners count, too, if they are
-        whole here."""
+        """As Imports.own. Another host may know before this node that the manager has made this
+        node the owner of an object. So objects of dead owners count as well, if they are complete
+        here."""
         found = self.imports.own(object_id)
         if found:
             return found
@@ -507,13 +504,13 @@ class OwnershipTransfer:
         return next((one.oid for one in ours if self.imports.is_whole(one)), 0)
 
     def freed(self, one: ImportRecord) -> None:
-        """A header here was freed. If it was the object's last one here, and this node has become
-        the owner, no host holds the object any more, and the manager is told."""
+        """A header here was freed. If it was the object's last header here, and this node has
+        become the owner, no host holds the object any more, and the manager is notified."""
         others = self.imports.all_of(one.object)
         other = next((other for other in others if other.owner == one.owner), None)
         if other is not None:
             if (is_kept(other) or not one.number) and self.imports.is_whole(other):
-                # With the freed header's Release the owner forgets that this host has a replica.
+                # On the Release of the freed header the owner forgets this host's replica.
                 self._tell(other)
         elif one.owner == self.client.host_id != ids.unpack_id(one.object)[0]:
             self.send_manager(ObjectGone(one.object))

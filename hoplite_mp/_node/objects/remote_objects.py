@@ -1,9 +1,9 @@
 """Remote objects: values whose bytes are on other hosts, their holders, and their readers here.
 
 To every process of this host an object whose bytes are elsewhere looks like a spilled one: done,
-but its bytes must be requested. However many readers request it, it is fetched once. An object that
-no living node is known to hold is *absent*: it stays done, and readers wait until the maker has
-found or reconstructed it. An object that cannot be had any more gets an error, which readers raise.
+but its bytes must be requested. However many readers request it, it is fetched once. An object
+without a known living holder is *absent*: it stays done, and readers wait until the maker has found
+or reconstructed it. An object that is finally lost gets an error, which readers raise.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ __all__ = [
 
 # Layouts: the shape and dtype of an array as text, for messages between nodes.
 #
-# A node that folds arrays of other hosts must know their sizes, and the manager must see whether
-# sources fit together, before a byte moves. The manager only compares these texts, and errors show
-# them to users.
+# A node that folds arrays of other hosts must know their sizes, and the manager must check that the
+# sources fit together, before any byte is sent. The manager only compares these texts, and errors
+# show them to users.
 
 
 _BETWEEN = " and dtype "
 _LAYOUT = re.compile(r"shape \((?:(\d{1,20}(?:, \d{1,20})*),?)?\) and dtype (.+)", re.ASCII)
 # How much of a spilled payload is read at first. Its head is longer if very many sources have
-# contributed to it: then so many times as much is read, until it is whole.
+# contributed to it: then the size is multiplied by this factor until the head is complete.
 HEAD_BYTES, HEAD_GROWTH = 16 << 10, 8
 
 
 def payload_layout(payload: memoryview) -> bytes:
-    """The layout of an array or number; b"" for other objects, and if the text is too long."""
+    """The layout of an array or number; b"" for other objects, or if the text is too long."""
     info = _serialize.describe_array(payload)
     if info is None:
         return b""
@@ -63,7 +63,7 @@ def payload_layout(payload: memoryview) -> bytes:
 
 
 def parse_layout(layout: bytes) -> tuple[tuple[int, ...], str]:
-    """Returns (shape, name of the dtype). ValueError: payload_layout has not made that text."""
+    """Returns (shape, name of the dtype). ValueError: not a text from payload_layout."""
     found = _LAYOUT.fullmatch(layout.decode())
     if found is None:
         raise ValueError(f"this is no layout: {layout!r}")
@@ -71,11 +71,11 @@ def parse_layout(layout: bytes) -> tuple[tuple[int, ...], str]:
 
 
 def layout_words(layout: bytes) -> str:
-    """A layout as errors show it, with the dtype's name in NumPy, as errors of one host have it."""
+    """A layout as text for errors, with NumPy's name of the dtype, as in local errors."""
     try:
         shape, name = parse_layout(layout)
         return f"shape {shape}{_BETWEEN}{_serialize.named_dtype(name)}"
-    except (ImportError, ValueError):  # ml_dtypes is missing here, or another host sent nonsense
+    except (ImportError, ValueError):  # ml_dtypes is missing here, or the text is invalid
         return layout.decode(errors="replace")
 
 
@@ -94,18 +94,18 @@ def layout_of(results: ResultWriter, remote_objects: RemoteObjects, oid: int) ->
         try:
             return payload_layout(memoryview(head))
         except ValueError:
-            if len(head) < nbytes:  # that is all of it
+            if len(head) < nbytes:  # that is the whole payload
                 raise
         nbytes *= HEAD_GROWTH
     return b""
 
 
 def can_fold(op: str, layout: bytes) -> bool:
-    """Whether there is a kernel; without one NumPy folds the arrays on one node."""
+    """Whether there is a kernel; otherwise NumPy folds the arrays on one node."""
     return bool(layout) and has_kernel(op, parse_layout(layout)[1]) is not None
 
 
-# How often a fetch that finds no memory is retried. Lower: more attempts while the store is full.
+# Retry interval of a fetch while the store is full. Lower: more attempts.
 MEMORY_POLL_S = 0.02
 FOREVER = float("inf")
 INDEX_SHIFT = 32  # a local id has the table and index above these bits, the generation in them
@@ -113,58 +113,58 @@ INDEX_SHIFT = 32  # a local id has the table and index above these bits, the gen
 
 @dataclass(slots=True)
 class RemoteObject:
-    """Where one object's bytes are."""
+    """The location of one object's bytes."""
 
     object: bytes
     nbytes: int
     holders: tuple[int, ...]  # numbers of nodes that hold the whole value
     waiting: list[Callable[[], None]] = field(default_factory=list)
     payload: int = 0  # the block that is being filled; 0: no fetch has begun
-    # Notifies the node that ran the task that this host does not need its copy any more.
+    # Notifies the node that ran the task that this host no longer needs its copy.
     released: Callable[[], Any] | None = None
     layout: bytes = b""  # see _node/objects/remote_objects.py
-    filler: Filler | None = None  # what is filling the block
+    filler: Filler | None = None  # fills the block
     engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)  # of the block
-    arrived: Ranges = field(default_factory=Ranges)  # bytes that earlier plans have put there
-    why: str = ""  # why no living node is known to hold it
-    making: bool = False  # the maker has been asked
-    asked: int = 0  # how often its owner was asked who holds it
-    copies_failed: int = 0  # how many fetches from copies have failed
-    # Why its last holder cannot read it from its disk now, and until when readers are told that.
+    arrived: Ranges = field(default_factory=Ranges)  # bytes that earlier plans have written there
+    why: str = ""  # why no living holder is known
+    making: bool = False  # the maker was called
+    asked: int = 0  # number of requests to its owner for the holders
+    copies_failed: int = 0  # number of failed fetches from replicas
+    # Why its last holder cannot read it from its disk now, and until when readers get that reason.
     full: str = ""
     full_until: float = 0.0
     copied: bool = False  # its holders have replicas, which may be released there at any time
 
 
 class Filler(Protocol):
-    """What is filling a block."""
+    """Fills a block."""
 
     def forget(self, oid: int, remote: RemoteObject) -> None:
-        """Stops filling it, because nobody wants it any more or its value comes in another way."""
+        """Stops filling the block: nobody needs the object, or its value arrives in another way."""
 
 
 class Fetcher(Filler, Protocol):
-    """Brings bytes to this host."""
+    """Transfers bytes to this host."""
 
     def fetch(self, oid: int, remote: RemoteObject) -> None:
         """Fills `remote.payload`, then calls `arrived` or `lost`."""
 
 
 class Maker(Protocol):
-    """Finds a value that no node is known to hold, or reconstructs it."""
+    """Finds a value without a known holder, or reconstructs it."""
 
     def why_not(self, oid: int, remote: RemoteObject) -> str:
-        """Why that is impossible; "": it can be tried."""
+        """Why that is impossible; "" if an attempt can be made."""
 
     def make(self, oid: int, remote: RemoteObject) -> None:
-        """Calls `found`, `replace` or `fail` in the end, but never before it returns."""
+        """Eventually calls `found`, `replace` or `fail`, but never before it returns."""
 
     def forget(self, oid: int) -> None:
-        """Nobody wants the value any more."""
+        """Nobody needs the value any more."""
 
 
 class RemoteObjectsEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
         """The payload, if this host has it under another header than `oid`."""
@@ -182,9 +182,9 @@ class RemoteObjects:
         self.loop = loop
         self.events = events
         self.by_oid: dict[int, RemoteObject] = {}
-        # Table and index of a header, as take_gone() returns them -> its id.
+        # A header's table and index, as from take_gone() -> the header's id.
         self._at: dict[int, int] = {}
-        self._gone: list[int] = []  # objects that add() has found freed or deleted already
+        self._gone: list[int] = []  # objects that were already freed or deleted at add()
 
     def __contains__(self, oid: int) -> bool:
         return oid in self.by_oid
@@ -198,7 +198,7 @@ class RemoteObjects:
         layout: bytes = b"",
         refs: bool = False,
     ) -> bool:
-        """Makes a CLAIMED header done: these nodes have its value. False: it was cancelled."""
+        """Marks a CLAIMED header as done: these nodes have its value. False: it was cancelled."""
         done = self.client.finish_elsewhere(oid, nbytes, refs)
         if done:
             self.add(oid, object_id, nbytes, holders, layout)
@@ -224,8 +224,8 @@ class RemoteObjects:
         return self.by_oid.pop(oid, None)
 
     def want(self, oid: int, done: Callable[[], None]) -> bool:
-        """Fetches the object and calls `done` when its bytes are here, or will never be. False:
-        there is no memory for them now, and no fetch was begun."""
+        """Fetches the object and calls `done` when its bytes are here, or have become unavailable.
+        False: there is no free memory for them now, and no fetch has begun."""
         remote = self.by_oid[oid]
         if self.absent(oid):
             remote.waiting.append(done)
@@ -243,25 +243,25 @@ class RemoteObjects:
         return True
 
     def refuse(self, oid: int, why: str) -> None:
-        """Its last holder has had no memory to read it from its disk for put_wait_s. The object is
-        not lost, so the fetch goes on, while readers of this host are told why they wait."""
+        """The last holder lacked memory for put_wait_s to read the object from its disk. The object
+        is not lost, so the fetch continues, while readers of this host are given the reason."""
         remote = self.by_oid[oid]
         remote.full = why
         remote.full_until = self.loop.now() + 2 * self.store.config.put_wait_s
 
     def refusal(self, oid: int) -> str:
-        """Why a holder has refused that object lately; or ""."""
+        """Why a holder has recently refused the object; or ""."""
         remote = self.by_oid.get(oid)
         return "" if remote is None or self.loop.now() > remote.full_until else remote.full
 
     def absent(self, oid: int) -> bool:
-        """Whether it is done, but no node is known to hold it and no fetch is running."""
+        """Whether the object is done, but has no known holder and is not being fetched."""
         remote = self.by_oid.get(oid)
         return remote is not None and not remote.holders and not remote.payload
 
     def needs_making(self, oid: int) -> bool:
-        """Whether no node is known to hold it. If so, this call also asks the maker for it, unless
-        a fetch is still running."""
+        """Whether the object has no known holder. If so, this call also requests it from the maker,
+        unless a fetch is still running."""
         remote = self.by_oid.get(oid)
         if remote is None or remote.holders:
             return False
@@ -270,7 +270,7 @@ class RemoteObjects:
         return True
 
     def make(self, oid: int) -> None:
-        """Asks the maker for an absent value, once for all readers that need it."""
+        """Requests an absent value from the maker, once for all readers that need it."""
         remote = self.by_oid[oid]
         if not remote.making and self.maker is not None:
             remote.making = True
@@ -296,14 +296,14 @@ class RemoteObjects:
             self._fetch_when_free(oid, remote, FOREVER, _nothing)
 
     def learn(self, oid: int, holders: tuple[int, ...]) -> None:
-        """Sets the holders of an object that is being fetched without a known one."""
+        """Sets the holders of an object that is being fetched without a known holder."""
         remote = self.by_oid.get(oid)
         if remote is not None and not remote.holders:
             remote.holders = holders
 
     def bring(self, oid: int, full: Callable[[], None]) -> None:
-        """Fetches an object as soon as there is memory, although no reader waits for it. full:
-        called if there is none for put_wait_s."""
+        """Fetches an object as soon as it fits, although no reader waits for it. full: called if it
+        does not fit for put_wait_s."""
         remote = self.by_oid[oid]
         remote.waiting.append(_nothing)
         if self.absent(oid):
@@ -316,7 +316,7 @@ class RemoteObjects:
         self, oid: int, remote: RemoteObject, until: float, full: Callable[[], None]
     ) -> None:
         """Begins the fetch, or retries it until the time `until` and then calls `full`. An object
-        that can never have memory fails."""
+        that can never fit fails."""
         if self.by_oid.get(oid) is not remote or remote.payload or not remote.holders:
             return
         payload = self.store.lease(remote.nbytes, NODE_SLOT)
@@ -344,7 +344,7 @@ class RemoteObjects:
         self.fetcher.fetch(oid, remote)
 
     def let_go(self, oid: int) -> None:
-        """The filler has given up. If a reader waits for the object, it is fetched."""
+        """The filler has stopped. If a reader waits for the object, it is fetched."""
         remote = self.by_oid.get(oid)
         if remote is not None and remote.waiting:
             self._fetch(oid, remote)
@@ -365,7 +365,7 @@ class RemoteObjects:
             remote.engine_buffer, remote.arrived = EngineBuffer(), Ranges()
 
     def restore(self, oid: int) -> bool | None:
-        """As Store.restore. None: it is being fetched, or there is no memory now; False: it is not
+        """As Store.restore. None: it is being fetched, or memory is short now; False: it is not
         here."""
         remote = self.by_oid.get(oid)
         if remote is None:
@@ -375,24 +375,24 @@ class RemoteObjects:
         return None
 
     def arrived(self, oid: int) -> None:
-        """Makes the object SEALED, because its block holds the whole payload."""
+        """Marks the object as SEALED: its block holds the whole payload."""
         remote = self._take(oid)
         assert remote is not None
         if not self.client.restore(oid, remote.payload, remote.nbytes):
-            # The object was dropped or deleted. The block is freed once no cell uses it any more.
+            # The object was dropped or deleted. The block is freed when no cell uses it any more.
             self._forget(oid, remote)
         _close(remote)
 
     def brought(self, oid: int, payload: int) -> None:
-        """Takes a block in which the whole value has come in another way."""
+        """Takes over a block with the whole value, which has arrived in another way."""
         remote = self.by_oid[oid]
         self._forget(oid, remote)
         remote.payload = payload
         self.arrived(oid)
 
     def lost(self, oid: int, why: str) -> None:
-        """No living node is known to hold the object. It becomes absent, or fails if the maker
-        cannot help."""
+        """No living holder of the object is known. It becomes absent, or fails if the maker cannot
+        help."""
         remote = self.by_oid[oid]
         why = remote.why or f"object {remote.object.hex()} is lost: {why}"
         not_again = "" if self.maker is None else self.maker.why_not(oid, remote)
@@ -409,7 +409,7 @@ class RemoteObjects:
             self.make(oid)
 
     def fail(self, oid: int, error: BaseException) -> None:
-        """The object is lost for good; readers raise this error."""
+        """The object is finally lost; readers raise this error."""
         self.replace(oid, _serialize.encode_error(error, "").tobytes())
 
     def replace(self, oid: int, data: bytes | memoryview) -> None:
@@ -420,7 +420,7 @@ class RemoteObjects:
         self._forget(oid, remote)
         mem = memoryview(data)
         payload = self.results.lease(mem.nbytes)
-        if payload is None:  # no memory even for that, so readers find a deleted object instead
+        if payload is None:  # not even that fits, so readers find a deleted object instead
             self.client.delete(oid)
         else:
             self.client.memory(payload, mem.nbytes)[:] = mem
@@ -430,14 +430,14 @@ class RemoteObjects:
         _close(remote)
 
     def settled(self, oid: int) -> None:
-        """Stops fetching an object whose header has got its value in another way."""
+        """Stops fetching an object whose header has received its value in another way."""
         remote = self._take(oid)
         if remote is not None:
             self._forget(oid, remote)
             _close(remote)
 
     def drop(self, oid: int) -> RemoteObject | None:
-        """Removes an object whose header is gone, or has another content now."""
+        """Removes an object whose header is gone, or now has other content."""
         remote = self._take(oid)
         if remote is None:
             return None
@@ -448,8 +448,8 @@ class RemoteObjects:
         return remote
 
     def purge(self) -> list[RemoteObject]:
-        """Drops objects whose headers were freed or deleted. It only visits headers that their
-        table's `gone` bitmap names, instead of all."""
+        """Drops objects whose headers were freed or deleted. It only visits headers in the `gone`
+        bitmaps of their tables."""
         gone, self._gone = self._gone, []
         for key in self.client.take_gone():
             oid = self._at.get(key)
@@ -465,8 +465,8 @@ class RemoteObjects:
         return found
 
     def peer_lost(self, member: Member) -> None:
-        """A node is gone, and what only it held is lost. For an object that is being fetched, the
-        manager decides whether other holders remain."""
+        """A node is gone, and with it the objects that only it held. For an object that is being
+        fetched, the manager decides whether other holders remain."""
         for oid in list(self.by_oid):
             self.lose_holder(oid, member.node)
 
@@ -476,7 +476,7 @@ class RemoteObjects:
             self.lose_holder(oid, number)
 
     def lose_holder(self, oid: int, number: int) -> None:
-        """A node does not have the object's bytes any more."""
+        """A node no longer has the object's bytes."""
         remote = self.by_oid.get(oid)
         if remote is None or number not in remote.holders:
             return
@@ -489,7 +489,7 @@ class RemoteObjects:
 
 
 def _nothing() -> None:
-    """Readers that wait for an object are woken through its header, not by this callback."""
+    """Does nothing: waiting readers are woken through the object's header."""
 
 
 def _close(remote: RemoteObject) -> None:

@@ -1,9 +1,9 @@
 """Replicas: copies of other hosts' objects that are kept here even if no process here holds them.
 
-`to=` and broadcast place values on hosts where nobody holds a ref yet. Such a copy is kept by a
-hold of its node, and the owner does not count it: when nobody in the cluster holds the object any
+`to=` and broadcast place values on hosts where nobody holds a ref yet. A hold of the host's node
+keeps such a copy, and the owner does not count it: when nobody in the cluster holds the object any
 more, the owner sends DropReplica (_node/objects/exports.py), and the replicas are released. When a
-process here asks for the object, the replica becomes an import like any other for as long as the
+process here requests the object, the replica becomes an import like any other as long as the
 process holds it, so this file polls whether its own hold is the only one left.
 """
 
@@ -49,7 +49,7 @@ class Replicas:
         self.loop = loop
         self.exports = exports
         self.holds: dict[bytes, Any] = {}
-        # Results of other hosts' tasks that are kept here until the hosts let go of them, and that
+        # Results of other hosts' tasks that are kept here until those hosts release them, and that
         # processes here hold as well, which the owners count.
         self._results: set[int] = set()
         self._polling = False
@@ -65,24 +65,24 @@ class Replicas:
         return oid
 
     def keep(self, object_id: bytes, nbytes: int) -> None:
-        """Keeps a value that is here for another reason as a replica."""
+        """Keeps a value that is already here as a replica."""
         if self._is_foreign(object_id) and object_id not in self.holds:
             self._header(object_id)
             self.tell(object_id, nbytes)
 
     def seal(self, object_id: bytes, payload: int, nbytes: int) -> None:
-        """Makes a block with the whole value the replica here."""
+        """Turns a block with the whole value into the replica here."""
         oid = self._header(object_id)
         if self.client.state(oid) == STATE["CLAIMED"]:
             self.results.store_block(oid, payload, nbytes)
-        elif oid in self.remote_objects:  # the owner's description came before the manager's commit
+        elif oid in self.remote_objects:  # the owner's description precedes the manager's commit
             self.remote_objects.brought(oid, payload)
         else:
             self.client.give_back(payload)
         self.tell(object_id, nbytes)
 
     def tell(self, object_id: bytes, nbytes: int) -> None:
-        """A replica is whole: notifies the object's owner."""
+        """A replica is complete: notifies the object's owner."""
         owner = self.imports.owner_of(object_id)
         if owner != self.client.host_id and not self.send(owner, ReplicaStored(object_id, nbytes)):
             one = self.imports.by_object.get(object_id)
@@ -110,30 +110,30 @@ class Replicas:
         return int(self.holds[object_id].oid)
 
     def let_go(self, object_id: bytes) -> None:
-        """Releases a replica, for example because the owner has sent DropReplica."""
+        """Releases a replica, for example after a DropReplica of the owner."""
         self.holds.pop(object_id, None)
 
     def only_kept(self, object_id: bytes) -> bool:
-        """Whether the object is here as a replica that no process here holds."""
+        """Whether the object is here only as a replica, which no process here holds."""
         hold = self.holds.get(object_id)
         return hold is not None and self.exports.only_ours(hold.oid)
 
     def peer_lost(self, member: Member) -> None:
-        """A host is gone: releases the replicas of its objects, on which _node/lineage/ has taken
-        holds of its own before."""
+        """A host is gone: releases the replicas of its objects. _node/lineage/ has taken its own
+        holds on them before."""
         for object_id in [
             one for one in self.holds if self.imports.owner_of(one) == member.host_id
         ]:
             del self.holds[object_id]
 
     def keep_on(self, object_id: bytes, hold: Any) -> None:
-        """Keeps a replica whose owner is gone, because there is a new one."""
+        """Keeps a replica of a lost owner's object, which has a new owner."""
         self.holds[object_id] = hold
         self._poll_later()
 
     def watch_result(self, oid: int) -> None:
-        """Its owner counts that processes here hold the result of the owner's task. The node keeps
-        it, too, as long as the owner wants it, so it is polled whether nobody else does."""
+        """The owner counts that processes here hold the result of its task. The node also keeps the
+        result while the owner wants it, so it polls whether its own hold is the only one left."""
         self._results.add(oid)
         self._poll_later()
 
@@ -172,7 +172,7 @@ class Replicas:
         return ours and self.imports.release_kept(oid, keeps=False)
 
     def _never_came(self, oid: int) -> bool:
-        """Whether the value will not come any more: it is lost, an error, or its task was
+        """Whether the value cannot arrive any more: it is lost, an error, or its task was
         cancelled."""
         remote = self.remote_objects.by_oid.get(oid)
         nowhere = remote is not None and not remote.payload

@@ -1,7 +1,7 @@
 """Values and errors that the node itself writes: results of collectives, errors of dead tasks.
 
-A header is finished by its claimant, which is the node after the death of a process and for every
-collective. It never unpickles, so errors of sources are passed on as bytes.
+A header is finished by its claimant: for every collective and after the death of a process, the
+node. The node never unpickles, so errors of sources are passed on as bytes.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class ResultWriter:
         self.store = store
         self.config = config
         # Local id of a result -> holds on the refs inside it, kept until the owner of the result's
-        # table has holds of its own.
+        # table has its own holds.
         self.untaken: dict[int, list[Any]] = {}
-        # The local id of an object of any host; 0: it has no header here.
+        # The local id of an object of any host; 0 if it has no header here.
         self.local: Callable[[bytes], int] = self.made_here
-        # The same of all its headers here: its owner may count any one of them.
+        # The ids of all its headers here: its owner may count any of them.
         self.headers: Callable[[bytes], list[int]] = self.all_made_here
 
     def made_here(self, object_id: bytes) -> int:
-        """The local id of an object of this host; 0: it is another host's."""
+        """The local id of an object of this host; 0 if it belongs to another host."""
         host_id, oid = ids.unpack_id(object_id)
         return oid if host_id == self.client.host_id else 0
 
@@ -54,7 +54,7 @@ class ResultWriter:
         return [oid] if oid else []
 
     def hold(self, object_id: bytes) -> Any:
-        """A hold on an object of any host; None: it has no header here, or is gone."""
+        """A hold on an object of any host; None if it has no header here, or is gone."""
         oid = self.local(object_id)
         return self.client.hold(oid) if oid else None
 
@@ -63,8 +63,8 @@ class ResultWriter:
 
     def pin(self, oid: int) -> memoryview | int | None:
         """The payload of an object, restored from the disk if necessary; the object is not spilled
-        while the view lives. None: there is no memory for it now, or it is being fetched from
-        another host. An int: the header's state, if that has no value."""
+        while the view lives. None: it does not fit into memory now, or is being fetched from
+        another host. An int: the state of a header without a value."""
         got = self.client.view(oid)
         if got in AWAY:
             if self.store.restore(oid) is None:
@@ -76,8 +76,8 @@ class ResultWriter:
 
     @staticmethod
     def is_gone(got: Any) -> bool:
-        """Whether what `pin` or `view` has returned shows that there is no value, and never will
-        be: the object is deleted, or an error has taken its value's place."""
+        """Whether `got`, from `pin` or `view`, shows that there is no value and never will be: the
+        object is deleted, or has an error instead of a value."""
         if isinstance(got, int):
             return got not in AWAY
         return _serialize.payload_kind(memoryview(got)) == _serialize.ERROR
@@ -96,9 +96,9 @@ class ResultWriter:
         error: BaseException | None = None,
         instead: Callable[[], _serialize.Encoded] | None = None,
     ) -> None:
-        """Stores a small payload (None, or an error). Without memory for it, a short form of the
-        error is stored. `error`: the error itself, if it is known. `instead`: a value that fits
-        into the header, stored if there is no memory for this one."""
+        """Stores a small payload (None, or an error). If an error does not fit, a short form of it
+        is stored. `error`: the error itself, if known. `instead`: a value that fits into the
+        header, stored if this one does not fit."""
         if self.store_if_room(oid, encoded, failed):
             return
         if instead is not None:
@@ -108,7 +108,7 @@ class ResultWriter:
         self.store_value(oid, brief, True)
 
     def store_if_room(self, oid: int, encoded: _serialize.Encoded, failed: bool) -> bool:
-        """Writes a payload and finishes the header. False: there is no memory, and the header is
+        """Writes a payload and finishes the header. False: it does not fit, and the header is
         unchanged."""
         refs = bool(encoded.refs)
         payload = 0
@@ -128,7 +128,7 @@ class ResultWriter:
         return True
 
     def store_block(self, oid: int, payload: int, nbytes: int) -> None:
-        """Finishes a header with a block that was written before."""
+        """Finishes a header with a block that is already written."""
         self.client.bind(oid, payload, nbytes, False)
         self._finish(oid, payload, False)
 
@@ -146,10 +146,10 @@ class ResultWriter:
         self.store_value(oid, _serialize.encode_error(error, text), True, error)
 
     def replace_spilled(self, oid: int, error: BaseException) -> None:
-        """Makes the error the content of a spilled object, whose bytes are lost."""
+        """Replaces the content of a spilled object, whose bytes are lost, with the error."""
         data = _serialize.encode_error(error, "").tobytes()
         payload = self.lease(len(data), True)
-        if payload is None:  # no memory even for that, so readers find a deleted object instead
+        if payload is None:  # not even that fits, so readers find a deleted object instead
             self.client.delete(oid)
             return
         self.client.memory(payload, len(data))[:] = data
@@ -157,7 +157,7 @@ class ResultWriter:
             self.store.free(payload)
 
     def raw_error(self, oid: int) -> _serialize.Encoded | None:
-        """The error payload of a failed source; None: it is not here, too large, or no error."""
+        """The error payload of a failed source; None if it is not here, too large, or no error."""
         state = self.client.state(oid)
         if state in CANCELLED:
             return _serialize.encode_error(CancelledError(), "")
@@ -174,7 +174,7 @@ class ResultWriter:
         return _serialize.Encoded(data, [], [], len(data), refs)
 
     def poll(self) -> None:
-        """Releases the refs in results whose owners have taken holds of their own."""
+        """Releases the refs in results whose owners have taken their own holds."""
         for oid in list(self.untaken):
             if self.tasks.taken(oid):
                 del self.untaken[oid]

@@ -1,1 +1,1 @@
-"""Lines that workers print, on their way to the drivers that they are for."""
+"""Lines that workers print, on their way to their drivers."""

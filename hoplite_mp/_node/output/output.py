@@ -1,9 +1,9 @@
-"""Workers' stdout and stderr, line by line, on their way to the drivers that they are for.
+"""Workers' stdout and stderr, line by line, on their way to their drivers.
 
-What a task prints should appear at its user. Each worker writes to pipes; complete lines are sent,
-in order, to the output owner of the task that printed them. When the next lines of a pipe must
-wait, the pipe is not read until they can be sent, so that memory stays bounded and the loop never
-blocks. A worker that prints much then waits in `print`.
+Users should see the output of their tasks. Each worker writes to pipes; complete lines are sent, in
+order, to the output owner of the task that printed them. When the next lines of a pipe must wait,
+the pipe is not read until they can be sent, so that memory stays bounded and the loop never blocks.
+A worker that prints much then blocks in `print`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["LineSplitter", "Output", "Run", "Subscriber"]
 
-# A driver as a subscriber of lines: how many bytes are on their way, and whether it takes any.
+# A driver as a subscriber of lines: bytes on their way, and whether it reads any.
 #
-# A driver that reads slowly must lose nothing, but one that does not read at all must not block
-# workers that also serve others. So lines wait as long as the driver takes some, however few; after
-# `patience_s` without progress they are dropped and counted until it reads again, and then it is
-# told how many it has missed.
+# A driver that reads slowly must not lose lines, but one that does not read at all must not block
+# workers that also serve others. So lines wait as long as the driver reads some, however few. After
+# `patience_s` without progress they are dropped and counted until the driver reads again; then the
+# driver gets the number of dropped lines.
 
 
 class Subscriber:
@@ -46,14 +46,14 @@ class Subscriber:
         self.deliver = deliver
         self.bytes_max = bytes_max
         self.patience_s = patience_s
-        self.waiting = 0  # bytes delivered and not yet taken
-        self.stalled_at: float | None = None  # since when lines have waited without progress
-        self.deaf = False  # it has taken nothing for too long: its lines are dropped
+        self.waiting = 0  # bytes delivered but not yet read
+        self.stalled_at: float | None = None  # since when lines have been waiting without progress
+        self.deaf = False  # it has read nothing for too long: its lines are dropped
         self.dropped: dict[tuple[int, int], int] = {}  # (slot, stream) -> number of lines
 
     def offer(self, slot: int, stream: int, lines: list[bytes], now: float) -> bool:
-        """Sends the lines to the driver if there is room. False: they must wait. True: they are on
-        their way, or dropped because the driver is `deaf`."""
+        """Sends the lines to the driver if the limit allows. False: they must wait. True: they are
+        on their way, or dropped because the driver is `deaf`."""
         if self.deaf:
             key = slot, stream
             self.dropped[key] = self.dropped.get(key, 0) + len(lines)
@@ -70,8 +70,8 @@ class Subscriber:
         self.deliver(slot, stream, lines)
 
     def taken(self, nbytes: int, now: float) -> bool:
-        """The driver has taken this many bytes. Returns whether lines that had to wait may be
-        offered again."""
+        """The driver has read this many bytes. Returns whether waiting lines may be offered
+        again."""
         self.waiting -= nbytes
         if self.waiting > self.bytes_max // 2:
             if self.stalled_at is not None:
@@ -83,7 +83,7 @@ class Subscriber:
         return stalled
 
     def confess(self) -> None:
-        """Tells the driver how many lines it has missed."""
+        """Sends the driver the number of lines that were dropped."""
         dropped, self.dropped = self.dropped, {}
         for (slot, stream), count in dropped.items():
             lines = "1 line was" if count == 1 else f"{count} lines were"
@@ -91,13 +91,13 @@ class Subscriber:
             self._deliver(slot, stream, [text.encode()])
 
     def due(self) -> float | None:
-        """When the driver counts as not reading; None if no lines wait for it."""
+        """When the driver is considered not to be reading; None if no lines wait for it."""
         if self.stalled_at is None or self.patience_s is None or self.deaf:
             return None
         return self.stalled_at + self.patience_s
 
     def give_up(self, now: float) -> bool:
-        """Returns whether the time that `due` returns has come. From then on the driver's lines are
+        """Returns whether the time returned by `due` has come. From then on the driver's lines are
         dropped."""
         due = self.due()
         if due is None or now < due:
@@ -108,8 +108,8 @@ class Subscriber:
 
 # Splits the bytes of one pipe into lines, and finds the output owner of each line.
 #
-# A pipe is read in pieces that end anywhere. A line may be longer than the limit, lack an end, or
-# be cut off by a mark, after which the lines are for another output owner.
+# A pipe is read in pieces that end anywhere. A line may exceed the limit, lack an end, or be cut
+# off by a mark, after which the lines belong to another output owner.
 
 
 # Consecutive lines for one output owner.
@@ -117,19 +117,19 @@ Run = tuple[int, list[bytes]]
 
 
 class LineSplitter:
-    """The state of one pipe. `output_owner`: that of the bytes that are read next;
-    `served`: all that marks have named."""
+    """The state of one pipe. `output_owner`: that of the next bytes; `served`: all output owners in
+    marks so far."""
 
     def __init__(self, host_id: int, line_bytes_max: int, output_owner: int = 0) -> None:
         self.line_bytes_max = line_bytes_max
         self.output_owner = output_owner
         self.served: set[int] = set()
-        self.rest = b""  # the beginning of a line whose end has not been read yet
+        self.rest = b""  # the beginning of an incomplete line
         self._head = mark_head(host_id)
 
     def feed(self, data: bytes) -> list[Run]:
-        """Takes bytes of the pipe. Returns the lines that are complete now, without line ends; a
-        line that is too long is returned in pieces."""
+        """Takes bytes of the pipe. Returns the completed lines without line ends; a line that is
+        too long is returned in pieces."""
         *lines, rest = (self.rest + data).split(b"\n")
         most = self.line_bytes_max
         runs: list[Run] = []
@@ -140,7 +140,7 @@ class LineSplitter:
                 runs = [(self.output_owner, lines)]
             if max(map(len, lines)) > most:
                 runs = [(to, self._pieces(found)) for to, found in runs]
-        # Keep MARK_BYTES at least, because the rest may end with the first bytes of a mark.
+        # Keep at least MARK_BYTES, because the rest may end with the first bytes of a mark.
         if len(rest) >= most + MARK_BYTES:
             cut = (len(rest) - MARK_BYTES) // most * most
             pieces = [rest[at : at + most] for at in range(0, cut, most)]
@@ -150,7 +150,7 @@ class LineSplitter:
         return runs
 
     def finish(self) -> list[Run]:
-        """Returns what was read of a last line that has no end."""
+        """Returns the part of a last line that has no end."""
         rest, self.rest = self.rest, b""
         return [(self.output_owner, self._pieces([rest]))] if rest else []
 
@@ -168,14 +168,14 @@ class LineSplitter:
         return runs
 
     def _marked(self, line: bytes) -> tuple[bytes, int | None]:
-        """Splits a line that ends with a mark into what was printed before the mark, and the mark's
-        output owner; returns the whole line and None if there is no mark."""
+        """Splits a line that ends with a mark into the text before the mark and the mark's output
+        owner; returns the whole line and None if there is no mark."""
         at = len(line) - MARK_BYTES
         if at < 0 or not line.startswith(self._head, at):
             return line, None
         try:
             return line[:at], int(line[at + len(self._head) :], 16)
-        except ValueError:  # the program has printed something that resembles a mark
+        except ValueError:  # the program has printed text that resembles a mark
             return line, None
 
     def _pieces(self, lines: list[bytes]) -> list[bytes]:
@@ -193,11 +193,11 @@ def _append(runs: list[Run], output_owner: int, lines: list[bytes]) -> None:
         runs.append((output_owner, lines))
 
 
-# Bytes of this host's own workers' lines that may wait for its driver. Higher: workers wait less
+# Bytes of lines of this host's own workers that may wait for its driver. Higher: workers wait less
 # for a driver that reads in bursts. Lower: less memory in the node.
 BACKLOG_BYTES_MAX = 1 << 20
 READ_BYTES = 65536
-# How much is read at once from a pipe that is to be emptied: the capacity of the largest pipe.
+# How much is read at once from a pipe that must be emptied: the capacity of the largest pipe.
 # Limited because another process may still be writing into the pipe.
 DRAIN_BYTES_MAX = 1 << 20
 
@@ -205,25 +205,25 @@ DRAIN_BYTES_MAX = 1 << 20
 @dataclass(slots=True, eq=False)
 class Pipe:
     """One stream of one worker. `waiting`: lines that cannot be sent yet; the pipe is not read
-    until they are gone."""
+    until they are sent or dropped."""
 
     fd: int  # -1: closed, because the writer is gone and everything has been read
     slot: int
     stream: int
     lines: LineSplitter
-    ended: Callable[[int], None]  # called with the number of the descriptor that has ended
+    ended: Callable[[int], None]  # called with the number of the closed descriptor
     waiting: deque[Run] = field(default_factory=deque)
 
 
 class OutputEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def remote_subscriber(self, output_owner: int) -> Subscriber | None:
         """The subscriber for a driver of another host; None if that host is gone."""
 
 
 class Output:
-    """Reads workers' pipes and sends lines to drivers of this host and of others."""
+    """Reads workers' pipes and sends lines to drivers, here and on other hosts."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class Output:
         patience_s: float | None,
         events: OutputEvents,
     ) -> None:
-        """number: this node's number, for the labels. patience_s: how long a driver may take no
+        """number: this node's number, for the labels. patience_s: how long a driver may read no
         lines before its lines are dropped; None: no limit."""
         self.loop = loop
         self.host_id = host_id
@@ -243,9 +243,9 @@ class Output:
         self.patience_s = patience_s
         self.line_bytes_max = config.output_line_bytes_max
         self.events = events
-        # This host's drivers by name; 0 is the one that started the host.
+        # This host's drivers by name; 0 is the driver that started the host.
         self.drivers: dict[int, tuple[Subscriber, DriverSocket]] = {}
-        self.pipes: dict[int, Pipe] = {}  # fd -> the pipe that is read from it
+        self.pipes: dict[int, Pipe] = {}  # fd -> its pipe
         self.held: list[Pipe] = []
         self._watched: set[Subscriber] = set()
         self.attach(0, sock)
@@ -266,9 +266,9 @@ class Output:
     # -- in ------------------------------------------------------------------------------------
 
     def _ready(self, pipe: Pipe) -> None:
-        """Reads what is there, or notices the pipe's end."""
+        """Reads the available bytes, or detects the pipe's end."""
         if pipe.waiting:
-            return  # the pipe was held after this event had been reported
+            return  # the pipe was paused after this event had been reported
         fd = pipe.fd
         data = processes.read(fd, READ_BYTES)
         if data is None:
@@ -281,28 +281,28 @@ class Output:
             pipe.ended(fd)
 
     def catch_up(self, fd: int) -> None:
-        """Sends what has been written into that pipe so far, as far as there is room."""
+        """Sends the present contents of the pipe, as far as the limit allows."""
         pipe = self.pipes.get(fd)
         if pipe is not None and not pipe.waiting:
             self._empty(pipe)
             self._push(pipe)
 
     def mark_lines(self, number: int, output_owner: int) -> None:
-        """Sends the driver a mark that follows all lines already written for it, as far as there
-        was room for them."""
+        """Sends the driver a mark that follows all lines already written for it, as far as the
+        limit allowed."""
         self.read_marks()
         if output_owner in self.drivers:
             _, driver = self.drivers[output_owner]
             driver.put(frames(LINES_MARK, str(number), [b""]), 0, lambda nbytes: None)
 
     def drain(self, fd: int) -> None:
-        """Reads everything that a dead worker wrote, and closes the pipe."""
+        """Reads all remaining output of a dead worker, and closes the pipe."""
         pipe = self.pipes[fd]
         self._empty(pipe)
         self._close(pipe)
 
     def _empty(self, pipe: Pipe) -> None:
-        """Reads everything that is in the pipe now."""
+        """Reads the present contents of the pipe."""
         for _ in range(DRAIN_BYTES_MAX // READ_BYTES):
             data = processes.read(pipe.fd, READ_BYTES)
             if not data:
@@ -318,8 +318,8 @@ class Output:
         self._push(pipe)
 
     def last_lines(self, output_owner: int) -> None:
-        """Sends everything for that output owner, including lines without an end, because its tasks
-        are done."""
+        """Sends all lines for the output owner, including incomplete ones, because its tasks are
+        done."""
         for pipe in list(self.pipes.values()):
             if (
                 not pipe.waiting
@@ -332,9 +332,9 @@ class Output:
     # -- out -----------------------------------------------------------------------------------
 
     def _push(self, pipe: Pipe) -> None:
-        """Offers lines to their subscribers until some must wait; then holds the pipe."""
+        """Offers lines to their subscribers until some must wait; then pauses the pipe."""
         while pipe.waiting:
-            # Remove the lines first, because `offer` may call this method again if the driver takes
+            # Remove the lines first, because `offer` may call this method again if the driver reads
             # them at once or is gone.
             to, lines = pipe.waiting.popleft()
             subscriber = self._subscriber(to)
@@ -358,7 +358,7 @@ class Output:
         if pipe not in self.held:
             self.held.append(pipe)
             if pipe.fd >= 0:
-                # Unwatched, not only paused, because epoll reports a closed other end in any case.
+                # Unwatched, not only paused, because epoll always reports a closed other end.
                 self.loop.unwatch(pipe.fd)
 
     def _let_go(self, pipe: Pipe) -> None:
@@ -368,17 +368,17 @@ class Output:
                 self._listen(pipe)
 
     def push_held(self) -> None:
-        """Offers the lines of held pipes again, because there may be room now."""
+        """Offers the lines of paused pipes again, because the limit may allow them now."""
         for pipe in list(self.held):
             self._push(pipe)
 
     def read_marks(self) -> None:
-        """Reads what has been written so far, so that `served` is up to date."""
+        """Reads the present output, so that `served` is up to date."""
         for fd in list(self.pipes):
             self.catch_up(fd)
 
     def served(self) -> dict[int, set[int]]:
-        """The output owners that each worker has named, by its slot; none that has named nobody."""
+        """The output owners in each worker's marks, by slot; workers without marks are left out."""
         found: dict[int, set[int]] = {}
         for pipe in self.pipes.values():
             if pipe.lines.served:
@@ -386,7 +386,7 @@ class Output:
         return found
 
     def waits_for(self, output_owner: int) -> bool:
-        """Whether there may be lines for that output owner that cannot be sent yet."""
+        """Whether lines for the output owner may be waiting to be sent."""
         return any(
             pipe.fd >= 0 or any(to == output_owner for to, _ in pipe.waiting) for pipe in self.held
         )
@@ -400,7 +400,7 @@ class Output:
         taken: Callable[[int], None],
         output_owner: int,
     ) -> None:
-        """Sends lines of a worker of that node to the driver of this host with that name."""
+        """Sends lines of a worker of the node to the driver of this host with the given name."""
         if output_owner in self.drivers:
             _, driver = self.drivers[output_owner]
             label = f"worker {slot}@h{number}"
@@ -424,8 +424,8 @@ class Output:
         self.drivers[name] = listener, driver
 
     def has_all(self, name: int) -> bool:
-        """Sends a leaving driver the last lines of this host's workers. Returns whether everything
-        that was written for it on this host has been sent."""
+        """Sends a leaving driver the last lines of this host's workers. Returns whether all output
+        for it on this host has been sent."""
         listener, driver = self.drivers[name]
         if not driver.broken:
             self.last_lines(name)
@@ -433,7 +433,7 @@ class Output:
         return driver.broken or not (driver.backlog or self.waits_for(name))
 
     def detach(self, name: int, busy: Callable[[int], bool]) -> None:
-        """Removes a driver; its socket is closed once what is queued has been sent. busy: as in
+        """Removes a driver; its socket is closed once the queue has been sent. busy: as in
         `lose`."""
         _, driver = self.drivers.pop(name)
         self.lose(name, busy)
@@ -442,7 +442,7 @@ class Output:
     # -- subscribers ----------------------------------------------------------------------------
 
     def taken(self, subscriber: Subscriber, nbytes: int) -> None:
-        """A driver has taken this many bytes."""
+        """A driver has read this many bytes."""
         if subscriber.taken(nbytes, self.loop.now()):
             self.push_held()
 
@@ -476,7 +476,7 @@ class Output:
     # -- the end -------------------------------------------------------------------------------
 
     def drain_all(self) -> None:
-        """Reads everything that the workers wrote, because the host ends."""
+        """Reads all output of the workers, because the host ends."""
         for fd in list(self.pipes):
             self.drain(fd)
 

@@ -1,9 +1,9 @@
-"""Workers' output between hosts: lines of this host for drivers of others, and the reverse.
+"""Workers' output between hosts: lines of this host for remote drivers, and the reverse.
 
-Lines for a driver elsewhere are sent to its node, at most a bounded number of bytes ahead of what
-the driver has taken. They are sent before the message that their task has ended, on the same
-connection, so they arrive before the task's result. A driver that leaves asks all nodes for the
-lines that are still on the way.
+Lines for a driver elsewhere are sent to its node, at most a limited number of bytes ahead of the
+driver's reading. They are sent on the same connection as the message that their task has ended, and
+before it, so they arrive before the task's result. A leaving driver asks all nodes for the lines
+that are still on the way.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteOutput"]
 
-# Taken bytes are acknowledged in steps of this size, because an acknowledgement for every line
-# would double the number of messages.
+# Bytes that were read are acknowledged in steps of this size, because an acknowledgement of every
+# line would double the number of messages.
 TOLD_BYTES_MIN = REMOTE_BYTES_MAX // 4
 
 
@@ -48,7 +48,7 @@ class Speaker:
         self.untold = 0
 
     def taken(self, nbytes: int) -> None:
-        """This host's driver has taken this many bytes of that node's lines; acknowledges them in
+        """This host's driver has read this many bytes of the node's lines; acknowledges them in
         steps."""
         self.untold += nbytes
         if self.untold >= TOLD_BYTES_MIN:
@@ -68,9 +68,9 @@ class RemoteOutput:
         busy: Callable[[int], bool],
         note_printed: Callable[[], None],
     ) -> None:
-        """number_of: the number of a host's node, None if it is gone. host_id_of: the host of
-        the driver with that name, None if it is gone. busy: whether the worker in that slot runs a
-        task. note_printed: called after lines from another host were queued for a driver."""
+        """number_of: the number of a host's node, None if it is gone. host_id_of: the host of the
+        driver with the name, None if it is gone. busy: whether the worker in the slot is running a
+        task. note_printed: called after lines of another host were queued for a driver."""
         self.output = output
         self.send = send
         self.number_of = number_of
@@ -81,13 +81,13 @@ class RemoteOutput:
         # By host id and the name of the driver here.
         self.speakers: dict[tuple[int, int], Speaker] = {}
         # Name of a driver -> other hosts that may have lines for it, because this node has sent
-        # tasks with that output owner to them.
+        # them tasks with that output owner.
         self.others: dict[int, set[int]] = {}
-        # Names of drivers elsewhere that have asked for their last lines.
+        # Names of drivers elsewhere that have requested their last lines.
         self.asked: set[int] = set()
         # (Name of a driver here, host that was asked and has not sent its last lines yet).
         self.asking: set[tuple[int, int]] = set()
-        # As `asking`, but with all hosts that were asked, so that none is asked twice.
+        # As `asking`, but with all hosts that were asked, so that no host is asked twice.
         self.received: set[tuple[int, int]] = set()
 
     # -- lines of this host --------------------------------------------------------------------
@@ -109,23 +109,23 @@ class RemoteOutput:
         return known
 
     def sent_on(self, output_owner: int, host_id: int) -> None:
-        """Notes that a task with that output owner was sent from here to another host."""
+        """Records that a task with the output owner was sent from here to another host."""
         if self.host_id_of(output_owner) is not None:
             self.others.setdefault(output_owner, set()).add(host_id)
 
     def taken(self, host_id: int, message: PrintedTaken) -> None:
-        """A driver of that host has taken some bytes."""
+        """A driver of the host has read some bytes."""
         subscriber = self.subscribers.get(message.output_owner or host_id)
         if subscriber is not None:
             self.output.taken(subscriber, message.nbytes)
 
     def last_lines_asked(self, host_id: int, message: LastLinesAsked) -> None:
-        """A driver of that host is leaving and asks for its last lines."""
+        """A driver of the host is leaving and requests its last lines."""
         self.asked.add(message.output_owner or host_id)
         self.poll()
 
     def poll(self) -> None:
-        """Answers drivers that have asked for their last lines, once all of those are sent."""
+        """Answers drivers that have requested their last lines, once these have all been sent."""
         for name in list(self.asked):
             self.output.last_lines(name)
             if not self.output.waits_for(name):
@@ -142,7 +142,7 @@ class RemoteOutput:
     # -- lines for this host's driver ----------------------------------------------------------
 
     def printed(self, host_id: int, message: Printed) -> None:
-        """Sends lines of that node's workers to a driver of this host."""
+        """Sends lines of the node's workers to a driver of this host."""
         name = message.output_owner
         if name not in self.output.drivers:  # the driver has left
             self.send(host_id, PrintedTaken(bytes_of(message.lines), name))
@@ -159,8 +159,8 @@ class RemoteOutput:
         self.note_printed()
 
     def ask_last_lines(self, host_ids: Iterable[int], name: int = 0) -> None:
-        """Asks these hosts for the last lines for this host's driver, or for the attached driver of
-        that name, because the driver is leaving."""
+        """Requests from these hosts the last lines for this host's driver, or for the attached
+        driver with the given name, because the driver is leaving."""
         for host_id in host_ids:
             if (name, host_id) not in self.received:
                 self.received.add((name, host_id))
@@ -169,18 +169,18 @@ class RemoteOutput:
                     self.asking.discard((name, host_id))
 
     def is_asking(self, name: int) -> bool:
-        """Whether any host has not yet sent its last lines for that attached driver."""
+        """Whether any host has not yet sent its last lines for the attached driver."""
         return any(driver == name for driver, _ in self.asking)
 
     def forget(self, name: int) -> None:
-        """Forgets an attached driver that is gone."""
+        """Forgets an attached driver that has ended."""
         self.asking = {key for key in self.asking if key[0] != name}
         self.received = {key for key in self.received if key[0] != name}
         for key in [key for key in self.speakers if key[1] == name]:
             del self.speakers[key]
 
     def last_lines_sent(self, host_id: int, message: LastLinesSent) -> None:
-        """All of that node's lines have arrived. The message names other hosts that may have
+        """All of the node's lines have arrived. The message names other hosts that may have
         some."""
         others = [other for other in message.others if other != self.output.host_id]
         if (message.output_owner, host_id) in self.asking:
@@ -190,7 +190,7 @@ class RemoteOutput:
     # ------------------------------------------------------------------------------------------
 
     def peer_lost(self, member: Member) -> None:
-        """Drops everything about a host that is gone, with its drivers and workers."""
+        """Drops all records of a lost host, with its drivers and workers."""
         gone = {name for name in self.subscribers if same_host(name, member.host_id)} | {
             member.host_id
         }

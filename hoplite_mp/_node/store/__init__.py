@@ -1,1 +1,1 @@
-"""The store of one host: its budget of memory, spilling, pages, blocks that are still written."""
+"""The store of one host: its memory budget, spilling, pages, and growing blocks."""

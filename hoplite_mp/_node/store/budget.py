@@ -1,10 +1,10 @@
 """The store's budget: leases of blocks and spans, limits, freeing, spilling.
 
-The kernel does not free shared memory when one of its users dies, so one process must know what is
-handed out. Before the store grows, memory=, MemAvailable and the limits of every enclosing control
-group are checked. When there is no room, the store first frees what only lineage keeps, what was
-returned and what no process holds. Then it takes empty spans, then warm pages, and then it spills
-the least recently used unpinned objects.
+The kernel does not free shared memory when one of its users dies, so one process must keep track of
+all allocations. Before the store grows, memory=, MemAvailable and the limits of every enclosing
+control group are checked. When memory is short, the store first frees objects that only lineage
+keeps, returned blocks, and objects that no process holds. Then it takes empty spans, then warm
+pages, and then it spills the least recently used unpinned objects.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ HEAD = _shm.BLOCK_HEAD_BYTES
 # Spill in batches of 1/32 of the store's limit. Smaller batches: fewer objects leave memory before
 # they must. Larger: more objects share the cost of one scan of all headers.
 SPILL_BATCHES = 32
-# A process that has asked for a spilled object needs a moment to see that it is there. The object
-# is not spilled again for so long, because readers of more objects than there is room for would
-# take the room from each other for ever. Longer: others wait longer for room behind a reader that
-# has died.
+# A process that has requested a spilled object needs a moment to see that it is there. During this
+# time the object is not spilled again; otherwise readers of more objects than fit into memory would
+# displace each other's objects for ever. Longer: others wait longer for memory after a reader has
+# died.
 HANDED_S = 0.02
 ERROR_SHARE = 16  # the reserve for errors is at most 1/16 of the limit
 PURGE_SHARE = 16  # the spill file is purged after as many writes as 1/16 of its objects
-SPILL_AGAIN_S = 1.0  # how long nothing is spilled after a write to the disk has failed
+SPILL_AGAIN_S = 1.0  # how long nothing is spilled after a failed write to the disk
 
 
 class StoreEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def restore_elsewhere(self, oid: int) -> bool | None:
-        """Fetches an object whose bytes may be on another host. None: it is on its way, or there is
-        no room; False: it has gone."""
+        """Fetches an object whose bytes may be on another host. None: it is on its way, or memory
+        is short; False: it is gone."""
 
     def unreadable(self, oid: int, why: str) -> None:
-        """Replaces a spilled object, whose bytes the disk does not give back, by an error."""
+        """Replaces a spilled object, whose bytes the disk does not return, with an error."""
 
     def make_room(self) -> None:
-        """Drops bytes that are kept although nobody wants them (lineage)."""
+        """Drops bytes that are kept although nobody needs them (lineage)."""
 
 
 class Store:
-    """What is leased to whom, and the memory that this uses."""
+    """The leases of the store's memory, and the memory in use."""
 
     def __init__(
         self,
@@ -85,27 +85,27 @@ class Store:
         # Small hosts and control groups leave less memory to other programs.
         self.reserve_bytes = min(config.memory_reserve_bytes, total_bytes() // 8)
         self.leases: dict[int, int] = {}  # payload offset of a big block -> lessee's slot
-        self.errors: set[int] = set()  # those of these blocks that are in the reserve for errors
+        self.errors: set[int] = set()  # those of them in the reserve for errors
         self.spans: dict[int, int] = {}  # span offset -> lessee's slot, or ADOPTED
         self.trace_events = trace_events
         self.spill = disk
         self.spilled: dict[int, tuple[int, int]] = {}  # oid -> (position, bytes)
-        self._handed: dict[int, float] = {}  # restored oid -> until when it is not spilled again
+        self._handed: dict[int, float] = {}  # restored oid -> not spilled again until then
         self.spill_error = ""  # why the last write to the disk failed
         self._spill_again = 0.0
-        self._writes = 0  # into the spill file since it was purged
-        # The client in whose own spans the last call has made room by spilling small objects.
+        self._writes = 0  # number of writes into the spill file since it was purged
+        # The client in whose own spans the last call has freed memory by spilling small objects.
         self.returned_to = NODE_SLOT
         self.ahead = 0  # bytes of reserve()
         self.call_buffer_bytes = 0  # leased for the calls of Groups, until the Groups end
-        self.clients: Iterable[int] = ()  # slots of processes that may ask for spans
-        self.promised = 0  # bytes reserved for other clients than the one that is being served
+        self.clients: Iterable[int] = ()  # slots of processes that may request spans
+        self.promised = 0  # bytes reserved for clients other than the one being served
 
     # -- leasing -------------------------------------------------------------------------------
 
     def lease(self, nbytes: int, slot: int, preallocated: bool = False) -> int | None:
-        """Leases a big block; returns its payload offset. None: no room now. preallocated: it
-        may never be needed, so it takes no room from others."""
+        """Leases a big block; returns its payload offset. None: memory is short. preallocated: it
+        may never be needed, so it takes no memory from others."""
         self.take_returns()
         if (start := self._allocate(nbytes + HEAD, 4096, slot, preallocated)) is None:
             return None
@@ -114,11 +114,11 @@ class Store:
         return payload
 
     def has_spare(self, nbytes: int) -> bool:
-        """Is there room for a block that may never be needed, with as much left for others?"""
+        """Whether a block that may never be needed fits, with as much memory left for others."""
         if self.used_bytes() + nbytes > self.limit // 2:
             return False
-        # A range whose pages are in memory takes nothing from others. How much memory the host has
-        # left is read from several files, which takes longer than all the rest of this.
+        # A range whose pages are in memory takes nothing from others. The host's remaining memory
+        # is read from several files, which takes longer than all the rest of this.
         return not self.arena.growth(nbytes + HEAD) or self.has_room(2 * nbytes, 4096)
 
     def lease_error(self, nbytes: int, slot: int) -> int | None:
@@ -140,11 +140,11 @@ class Store:
         return self.arena.size_of(payload - HEAD) - HEAD
 
     def lease_span(self, slot: int) -> int | None:
-        """Leases a span for small objects, aligned to its size; None: no room now."""
+        """Leases a span for small objects, aligned to its size; None: memory is short."""
         size = self.config.span_bytes
         self.take_returns()
         lessees = set(self.spans.values())
-        # A client that has a span leaves room for clients that have none: its own small objects can
+        # A client that has a span leaves memory for clients without one: its own small objects can
         # be spilled, whereas a client without a span cannot put anything.
         self.promised = 0
         if slot in lessees:
@@ -157,7 +157,7 @@ class Store:
         return start
 
     def lease_first_span(self, slot: int) -> None:
-        """Records the first span, which the driver uses from before the node's start."""
+        """Records the first span, which the driver uses even before the node starts."""
         size = self.config.span_bytes
         start = self.arena.allocate(size, size)
         assert start == size, start
@@ -176,7 +176,7 @@ class Store:
         return start
 
     def has_room(self, nbytes: int, align: int) -> bool:
-        """Is there room without taking any from others?"""
+        """Whether the bytes fit without taking memory from others."""
         if self.arena.used + nbytes + self.promised > self.limit:
             return False
         growth = self.arena.growth(nbytes, align)
@@ -191,7 +191,7 @@ class Store:
         return not growth or growth + self._untouched() + reserve <= available_bytes()
 
     def _untouched(self) -> int:
-        """Bytes that count as resident, but whose pages were not touched yet."""
+        """Bytes that count as resident, although their pages have not been touched yet."""
         return max(0, self.arena.resident - resident_bytes(self.store_fd))
 
     def _make_room(self, nbytes: int, align: int, slot: int) -> bool:
@@ -233,7 +233,7 @@ class Store:
         self.arena.free(payload - HEAD)
 
     def free_unused(self, payload: int, slot: int) -> None:
-        """Frees a block that was leased to that slot, if no object is bound to it."""
+        """Frees a block that was leased to the slot, if no object is bound to it."""
         if self.leases.get(payload) == slot and self.client.block_owner(payload) == LEASED:
             self.free(payload)
 
@@ -270,7 +270,7 @@ class Store:
                 self.arena.free(offset)
 
     def revoke_spans(self, enough: Callable[[], bool]) -> None:
-        """Takes empty spans away from living clients, because an idle one gives nothing back."""
+        """Takes empty spans away from living clients, because an idle client returns nothing."""
         for offset, lessee in list(self.spans.items()):
             if lessee != ADOPTED and self.client.revoke_span(offset):
                 del self.spans[offset]
@@ -279,14 +279,14 @@ class Store:
                     return
 
     def reserve(self, nbytes: int) -> int | None:
-        """Reserves a range whose pages are touched ahead of demand; None: no room."""
+        """Reserves a range whose pages are touched ahead of demand; None: memory is short."""
         if not self.has_room(nbytes, 4096):
             return None
         self.ahead += nbytes
         return self.arena.allocate(nbytes, 4096)
 
     def release(self, start: int) -> None:
-        """Frees such a range, whose pages are warm now."""
+        """Frees such a range, whose pages are now warm."""
         self.ahead -= self.arena.size_of(start)
         self.arena.free(start)
 
@@ -297,11 +297,11 @@ class Store:
     # -- spilling ------------------------------------------------------------------------------
 
     def _spill_until(self, nbytes: int, align: int, slot: int) -> None:
-        """Spills until there is room, and then on to the end of a batch, because finding the least
-        recently used objects scans all headers, which the next requests then need not repeat."""
+        """Spills until the bytes fit, and then to the end of a batch: finding the least recently
+        used objects scans all headers, which the next requests need not repeat."""
         size = self.config.span_bytes
         # Spilling a small object only helps the client that leases its span, and only if that
-        # client asks for a span; all others need whole spans. Big objects are spilled before whole
+        # client requests a span; all others need whole spans. Big objects are spilled before whole
         # spans, because they are fewer for the same number of bytes.
         own = {offset for offset, lessee in self.spans.items() if lessee == slot and align >= size}
         others: dict[int, list[Candidate]] = {}
@@ -337,9 +337,9 @@ class Store:
     def _empty_spans(
         self, found: dict[int, list[Candidate]], enough: Callable[[], bool], count: int
     ) -> None:
-        """Spills everything in a span and takes the span away from its lessee. Repeats that,
-        beginning with the span that was not used for longest, until there is enough room and
-        `count` objects are spilled."""
+        """Spills all objects of a span and takes the span away from its lessee. Repeats this,
+        starting with the least recently used span, until there is enough memory and `count` objects
+        are spilled."""
         used = Counter(payload & -self.config.span_bytes for payload in self.client.live_blocks())
         done = 0
         for offset, inside in sorted(found.items(), key=lambda item: item[1][-1][0]):
@@ -355,7 +355,7 @@ class Store:
                     self.arena.free(offset)
 
     def spill_one(self, oid: int, payload: int, nbytes: int) -> bool:
-        """Moves one object into the spill file. False: it is pinned, or the file takes nothing."""
+        """Moves one object into the spill file. False: it is pinned, or the file is full."""
         if not self.client.spill_begin(oid):
             return False
         begun = self.loop.now_ns() if self.trace_events.on else 0
@@ -369,8 +369,8 @@ class Store:
         return True
 
     def _write(self, data: memoryview) -> int | None:
-        """Writes into the spill file; returns the position. None: the file takes nothing, and
-        spill_error is the reason."""
+        """Writes into the spill file; returns the position. None: the write failed, and spill_error
+        is the reason."""
         self._writes += 1
         if self._writes > len(self.spilled) // PURGE_SHARE:
             self.purge_spilled()
@@ -390,7 +390,7 @@ class Store:
         return None
 
     def restore(self, oid: int, slot: int = NODE_SLOT) -> bool | None:
-        """Restores a spilled object for `slot`. None: no room now; False: the object is gone."""
+        """Restores a spilled object for `slot`. None: memory is short; False: it is gone."""
         if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
             return self.events.restore_elsewhere(oid)
         position, nbytes = self.spilled[oid]
@@ -416,7 +416,7 @@ class Store:
         return False
 
     def spilled_bytes(self, oid: int) -> bytes | None:
-        """The payload of a spilled object, read from the file; None: it is not there."""
+        """The payload of a spilled object, read from the file; None if it is not there."""
         return self.read_spilled(oid, 0, self.spilled[oid][1]) if oid in self.spilled else None
 
     def read_spilled(self, oid: int, offset: int, nbytes: int) -> bytes | None:
@@ -444,7 +444,7 @@ class Store:
         return True
 
     def purge_spilled(self) -> None:
-        """Frees the bytes in the file of objects that are not spilled any more."""
+        """Frees bytes in the file that belong to objects which are no longer spilled."""
         self._writes = 0
         for oid, (position, _) in list(self.spilled.items()):
             if self.client.state(oid) != STATE["SPILLED"]:
@@ -454,7 +454,7 @@ class Store:
     # -- giving memory back --------------------------------------------------------------------
 
     def give_unneeded_back(self) -> bool:
-        """Gives warm pages back to the system that nobody has needed since the last call. Returns
+        """Returns warm pages to the system that have not been needed since the last call. Returns
         whether any page is left."""
         self.client.reclaim_freed()
         self.take_returns()
@@ -467,19 +467,19 @@ class Store:
     # -- messages for users --------------------------------------------------------------------
 
     def room_message(self) -> str:
-        """How full the store is, without a scan of all objects."""
+        """The fill level of the store, without a scan of all objects."""
         room = f"store of h{self.client.number} holds {format_bytes(self.arena.used)}"
         return f"{room} of {format_bytes(self.limit)}"
 
     def never_message(self) -> str:
-        """Why an object can never have room."""
+        """Why an object can never fit."""
         limit = format_bytes(self.limit)
         return (
             f"that is larger than the whole store of h{self.client.number} ({limit}): raise memory="
         )
 
     def full_message(self) -> str:
-        """Why there is no room, and which processes pin how much. The text of StoreFullError."""
+        """Why memory is short, and how much each process pins. The text of StoreFullError."""
         pinned: dict[int, int] = {}
         queued = small = 0
         for header in self.client.scan():
@@ -517,18 +517,18 @@ class Store:
         return f"{self.room_message()}{detail}. Free arrays, or raise memory=."
 
 
-# Pages of the store: touched ahead of the first large objects, given back after a long idle time.
+# Pages of the store: touched ahead of the first large objects, returned after a long idle time.
 #
-# The first write to a fresh page costs a page fault and the zeroing of the page; pages that are not
-# used any more should be available to other programs.
+# The first write to a fresh page costs a page fault and the zeroing of the page; unused pages
+# should be available to other programs.
 
 
 # Delay after the start of the host, so that its workers start first. Higher: large objects are
-# written before the pages were touched.
+# written before the pages have been touched.
 POPULATE_DELAY_S = 0.3
 # Bytes in one system call. Other threads get the lock of the address space between two calls.
 POPULATE_STEP_BYTES = 2 << 20
-IDLE_POLL_S = 0.1  # between two checks at least, even if memory_idle_s is shorter
+IDLE_POLL_S = 0.1  # minimum between two checks, even if memory_idle_s is shorter
 
 
 class Pages:
@@ -537,7 +537,7 @@ class Pages:
     def __init__(
         self, config: Config, loop: LoopPort, client: _shm.NodeClient, store: Store, workers: int
     ) -> None:
-        """workers: how many the host was started with."""
+        """workers: number of workers at the start of the host."""
         self.config = config
         self.loop = loop
         self.client = client
@@ -569,8 +569,8 @@ class Pages:
         self.loop.run_in_thread(work, done)
 
     def watch_idle(self) -> None:
-        """Begins to look each memory_idle_s for pages that nobody has needed since the last look,
-        because the store has grown."""
+        """Starts to check every memory_idle_s for pages that have not been needed since the last
+        check, because the store has grown."""
         if not self._watching:
             self._watching = True
             self._look_later()

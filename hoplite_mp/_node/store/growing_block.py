@@ -1,8 +1,8 @@
 """Growing blocks: blocks that are sent while members of Groups still write them.
 
-Copying an array into the store takes a good part of the time that sending it takes, so sending
-begins with the first bytes. The member reports which bytes it has written, and the engine's cells
-over the block advance. The node leases the block from the beginning. It is freed when no call needs
+Copying an array into the store takes a good part of the time of sending it, so sending begins with
+the first bytes. The member reports the bytes that it has written, and the engine's cells over the
+block advance. The node leases the block from the beginning. The block is freed when no call needs
 it, no plan has cells in it, and its writer has written everything or is dead.
 """
 
@@ -27,12 +27,12 @@ __all__ = ["BLOCK", "EngineBuffer", "GrowingBlock", "GrowingBlocks", "Ranges"]
 
 # Sets of byte ranges: which bytes of a block have arrived or been written.
 #
-# A block that a process is still writing, and a copy whose transfer was planned anew, are filled in
-# pieces that come in any order. Bytes that are there are not transferred again.
+# A block that a process is still writing, and a copy whose transfer was replanned, are filled in
+# pieces that arrive in any order. Bytes that have arrived are not transferred again.
 
 
-# How many gaps of one stripe are filled one by one. Higher: more requests to a parent. Lower: more
-# bytes behind the last gap are sent again although they are there.
+# How many gaps of one stripe are filled individually. Higher: more requests to a parent. Lower:
+# more bytes after the last gap are sent again although they have arrived.
 GAPS_MAX = 8
 
 
@@ -57,7 +57,7 @@ class Ranges:
         self.found[first:last] = [(begin, end)]
 
     def reach(self, begin: int, end: int) -> int:
-        """How many bytes are there without a gap from `begin` on, up to `end`."""
+        """How many bytes from `begin` on, up to `end`, are present without a gap."""
         place = bisect.bisect_right(self.found, begin, key=lambda one: one[0]) - 1
         if place < 0 or self.found[place][1] <= begin:
             return 0
@@ -65,7 +65,7 @@ class Ranges:
 
     def gaps(self, begin: int, end: int) -> list[tuple[int, int]]:
         """The missing parts of [begin, end): at most GAPS_MAX ranges, of which the last one may
-        contain bytes that are there."""
+        include bytes that are present."""
         missing: list[tuple[int, int]] = []
         while begin < end:
             begin += self.reach(begin, end)
@@ -86,16 +86,16 @@ class Ranges:
 
 @dataclass(slots=True, eq=False)
 class EngineBuffer:
-    """The memory that some cells of the engine lie in. The engine's thread may still write into a
-    cell for a moment after the cell was closed, so a block that cells lie in is freed through its
-    EngineBuffer. `keep`: objects that must live as long as any of the cells."""
+    """The memory of some cells of the engine. The engine's thread may write into a cell for a
+    moment after the cell was closed, so a block with cells is freed through its EngineBuffer.
+    `keep`: objects that must live as long as any of the cells."""
 
     keep: list[Any] = field(default_factory=list)
     closing: int = 0  # closed cells that the engine may still write
     then: list[Callable[[], None]] = field(default_factory=list)
 
     def when_free(self, action: Callable[[], None]) -> None:
-        """Calls `action` when the engine writes no closed cell any more."""
+        """Calls `action` when the engine no longer writes any closed cell."""
         if self.closing:
             self.then.append(action)
         else:
@@ -110,21 +110,21 @@ class EngineBuffer:
                 action()
 
 
-BLOCK = 1 << 63  # marks such a block in a local id; no table has so high a number
+BLOCK = 1 << 63  # marks a growing block in a local id; no table has so high a number
 
 
 @dataclass(slots=True, eq=False)
 class GrowingBlock:
-    """One block. Ranges and offsets are bytes in its payload."""
+    """One growing block. Ranges and offsets are bytes in its payload."""
 
     payload: int
     nbytes: int
     slot: int  # of the process that writes it; NODE_SLOT: that process is dead, or has left
     written: Ranges = field(default_factory=Ranges)
     cells: dict[int, tuple[int, int]] = field(default_factory=dict)  # cell -> (begin, bytes)
-    needed: bool = True  # a call that is not over needs it
+    needed: bool = True  # a running call needs it
     users: int = 0  # number of plan executions with cells in it
-    then: list[Callable[[], None]] = field(default_factory=list)  # to be called when it is whole
+    then: list[Callable[[], None]] = field(default_factory=list)  # to be called when it is complete
 
     @property
     def whole(self) -> bool:
@@ -132,7 +132,7 @@ class GrowingBlock:
 
 
 class GrowingBlocks:
-    """All streaming sources of one node."""
+    """All growing blocks of one node."""
 
     def __init__(self, store: Store, client: _shm.NodeClient, engine: EnginePort) -> None:
         self.store = store
@@ -141,17 +141,17 @@ class GrowingBlocks:
         self.blocks: dict[int, GrowingBlock] = {}  # by payload
 
     def name(self, payload: int) -> bytes:
-        """The id of such a block in plans; no object has that id."""
+        """The id of the block in plans; no object has that id."""
         return ids.pack_id(self.client.host_id, payload | BLOCK)
 
     def get(self, object_id: bytes) -> GrowingBlock | None:
-        """The block with that id in plans."""
+        """The block with the given id in plans."""
         host_id, payload = ids.unpack_id(object_id)
         return self.blocks.get(payload ^ BLOCK) if host_id == self.client.host_id else None
 
     def take(self, slot: int, payload: int, nbytes: int, written: int) -> GrowingBlock:
-        """A member hands over a block while it goes on writing it; the first `written` bytes are
-        there. ValueError: the block is not leased to the member, or too small."""
+        """A member hands over a block that it continues to write; the first `written` bytes are
+        present. ValueError: the block is not leased to the member, or too small."""
         if self.store.leases.get(payload) != slot:
             raise ValueError("that block is not the member's to give")
         if not 0 < written <= nbytes <= self.store.size_of(payload):
@@ -179,7 +179,7 @@ class GrowingBlocks:
         self.maybe_free(source)
 
     def when_whole(self, source: list[GrowingBlock], action: Callable[[], None]) -> None:
-        """Calls `action` when all of these blocks are whole."""
+        """Calls `action` when all of these blocks are complete."""
         missing = [one for one in source if not one.whole]
         if missing:
             missing[0].then.append(lambda: self.when_whole(missing, action))
@@ -187,12 +187,12 @@ class GrowingBlocks:
             action()
 
     def lose(self, slot: int) -> None:
-        """A process is gone, so the rest of its blocks will never be written."""
+        """A process has ended, so the rest of its blocks will never be written."""
         for source in [one for one in self.blocks.values() if one.slot == slot]:
             self.abandon(source)
 
     def abandon(self, source: GrowingBlock) -> None:
-        """Its writer has left the Group, so the rest of the block will never be written."""
+        """The block's writer has left the Group, so the rest of it will never be written."""
         source.slot = NODE_SLOT
         self.maybe_free(source)
 
@@ -208,8 +208,8 @@ class GrowingBlocks:
         self.maybe_free(source)
 
     def keep(self, source: GrowingBlock) -> tuple[int, int]:
-        """Removes a whole block that becomes an object, or a member's; returns (payload, bytes)."""
-        if self.blocks.get(source.payload) is source:  # else it is free, and another one's by now
+        """Removes a complete block that becomes an object or a member's: (payload, bytes)."""
+        if self.blocks.get(source.payload) is source:  # otherwise it was freed, and may be reused
             del self.blocks[source.payload]
         return source.payload, source.nbytes
 

@@ -1,10 +1,10 @@
 """Draining: a node leaves the cluster while work is running.
 
-`remove_node` must lose nothing that could be saved. The node that leaves accepts no more tasks,
-returns those that have not begun and finishes those that have; its actors finish the calls made so
-far and accept no more. The other nodes fetch the objects which they use and only that node holds.
-Then it announces to the manager that it leaves, and ends when no operation names it any more.
-Objects that no other host uses go with it.
+`remove_node` must lose nothing that could be saved. The leaving node accepts no more tasks, returns
+those that have not begun and finishes the rest; its actors finish their pending calls and accept no
+more. The other nodes fetch the objects that they use and that only this node holds. Then it
+announces to the manager that it leaves, and exits when no operation involves it any more. Objects
+that no other host uses are lost with it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 __all__ = ["Draining"]
 
 # Interval between checks for running tasks and transfers while a node drains. Lower: more scans of
-# all headers. Higher: a removal takes longer by as much.
+# all headers. Higher: a removal takes that much longer.
 POLL_S = 0.05
 
 
 class DrainingEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def leaves_now(self) -> None:
         """This node accepts no more work."""
 
     def drained(self) -> bool:
-        """Nothing on this host is needed any more, so the node may leave the cluster. False: it
-        cannot yet, because no manager has let it in."""
+        """The cluster needs nothing on this host any more, so the node may leave. False: it cannot
+        leave yet, because no manager has admitted it."""
 
     def has_calls(self, host_id: int) -> bool:
-        """Whether calls from here to actors of that host are under way."""
+        """Whether calls from here to actors of the host are under way."""
 
 
 class Draining:
@@ -63,14 +63,14 @@ class Draining:
         self.workers = workers
         self.events = events
         self.since_ns = 0
-        self.waiting: set[int] = set()  # ids of hosts that still need something of this node
+        self.waiting: set[int] = set()  # ids of hosts that still need objects of this node
         # Ids of other hosts that leave -> whether this node has sent Evacuated.
         self.leaving: dict[int, bool] = {}
-        self._evacuating = False  # a timer looks again whether they still have what is needed here
+        self._evacuating = False  # a timer checks again whether needed objects are only there
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the nodes that leave, as far as this one knows."""
+        """Numbers of the leaving nodes that are known to this node."""
         found = map(self.roster.number_of, self.leaving)
         own = [self.client.number] if self.roster.leaves else []
         return own + [number for number in found if number is not None]
@@ -89,14 +89,14 @@ class Draining:
         self._poll()
 
     def tell(self, host_id: int) -> None:
-        """Announces to another node that this one leaves, at once or after the other has joined."""
+        """Announces to another node, at once or when it has joined, that this node leaves."""
         if self.roster.leaves:
             self.waiting.add(host_id)
             self.send(host_id, Leaving())
             self.inbound_tasks.recall_all(host_id)
 
     def evacuated(self, host_id: int) -> None:
-        """Another node needs nothing of this one any more."""
+        """Another node needs no more objects of this node."""
         self.waiting.discard(host_id)
 
     def _poll(self) -> None:
@@ -105,7 +105,7 @@ class Draining:
             self.loop.call_later(POLL_S, self._poll)
 
     def _works(self) -> bool:
-        """Whether tasks of this host's processes are not done yet."""
+        """Whether tasks of this host's processes are still running or queued."""
         return any(
             self._counts(header)
             for header in self.client.scan()
@@ -115,13 +115,13 @@ class Draining:
         )
 
     def _is_elsewhere(self, oid: int) -> bool:
-        """Whether that task was to run here and has gone back to its owner. Its header remains for
-        processes of this host that hold its result."""
+        """Whether the task was to run here and has been returned to its owner. Its header remains
+        for processes of this host that hold its result."""
         return oid in self.imports.by_oid and oid not in self.inbound_tasks
 
     def _counts(self, header: dict[str, Any]) -> bool:
-        """Whether the node waits for that task. Tasks that a driver of this host has submitted
-        after the draining began do not count, because it may go on submitting for ever."""
+        """Whether the node waits for the task. Tasks that a driver of this host submitted after the
+        draining began do not count, because they might never end."""
         owner = header["owner"]
         if owner == NODE_SLOT or owner in self.workers.all:
             return True
@@ -138,13 +138,13 @@ class Draining:
                 self._evacuate()
 
     def peer_lost(self, member: Member) -> None:
-        """Forgets a host that is gone, drained or not."""
+        """Forgets a lost host, whether it was drained or not."""
         self.leaving.pop(member.host_id, None)
         self.waiting.discard(member.host_id)
 
     def _evacuate(self) -> None:
-        """Fetches what only leaving nodes hold. It goes on until they are gone, because their last
-        tasks may still leave results there."""
+        """Fetches the objects that only leaving nodes hold. Continues until those nodes are gone,
+        because their last tasks may still leave results there."""
         self._evacuating = bool(self.leaving)
         if not self._evacuating:
             return
@@ -160,7 +160,7 @@ class Draining:
                 continue
             needed.update(remote.holders)
             if not remote.payload:
-                self.remote_objects.want(oid, _nothing)  # without room it is tried again
+                self.remote_objects.want(oid, _nothing)  # if it does not fit, it is tried again
         for host_id, told in list(self.leaving.items()):
             if told or host_id not in by_host_id or by_host_id[host_id].node in needed:
                 continue
@@ -171,4 +171,4 @@ class Draining:
 
 
 def _nothing() -> None:
-    """Readers that wait for the object are woken through its header, not by this callback."""
+    """Does nothing: waiting readers are woken through the object's header."""

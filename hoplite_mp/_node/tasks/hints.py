@@ -1,9 +1,9 @@
 """The node's own hints: announcing tasks to the workers of this host.
 
-A hint tells workers which task is queued. The node announces tasks of other hosts, tasks that were
-given resources, and tasks whose worker has died. For that it has up to four queues for each pool:
-one for hints in order (a ring) and one for ranked hints (a bag), and the same again for tasks that
-must not be handed to other hosts.
+A hint names a queued task to the workers. The node posts hints of tasks of other hosts, of tasks
+that were given resources, and of tasks whose worker has died. It has up to four queues for each
+pool: one for hints in order (a ring) and one for ranked hints (a bag), and the same again for tasks
+that must stay on this host.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["CLOSED", "Hints"]
 
 CLOSED = "the executor that ran its task is closed"
 
-# Delays after a ring or a bag was full: for posting a single hint, and all hints of a pool, again.
+# Delays before hints are posted again after a ring or bag was full: for one hint, and for a pool.
 POST_AGAIN_S, POST_ALL_AGAIN_S = 0.05, 0.5
 
 
 class HintsEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def waits_for_resources(self, oid: int) -> bool:
-        """Whether the task waits for resources; it is announced when it gets them."""
+        """Whether the task waits for resources; its hint is posted when it gets them."""
 
     def has_resources(self, oid: int) -> bool:
         """Whether the task was given resources."""
@@ -39,10 +39,10 @@ class HintsEvents(Protocol):
         """Whether tasks can be handed to other hosts."""
 
     def pools_named(self) -> set[int]:
-        """Numbers of pools that tasks on other hosts name."""
+        """Numbers of pools that occur in tasks on other hosts."""
 
     def counts_on(self, slot: int) -> bool:
-        """Whether a round counts on the worker in that slot; see `worker_broadcast.py`."""
+        """Whether a round includes the worker in the slot; see `worker_broadcast.py`."""
 
 
 class Hints:
@@ -57,18 +57,18 @@ class Hints:
         self.tasks = host.tasks
         self.inbound_tasks = inbound_tasks
         self.ranked = _tasks.Ranked(host.tasks)
-        # (pool, only for workers of this host) -> the node's own hint queue
+        # (pool, whether for workers of this host only) -> the node's own hint queue
         self.queues: dict[tuple[int, bool], int] = {}
         self.bags: dict[tuple[int, bool], int] = {}  # the same for ranked hints
 
     def queue(self, pool: int, here: bool = False) -> int:
-        """The ring to a pool. `here`: the one for tasks that must not be handed to other hosts."""
+        """The ring to a pool. `here`: the ring for tasks that must stay on this host."""
         if (pool, here) not in self.queues:
             self.queues[pool, here] = self.tasks.open_queue(pool, here)
         return self.queues[pool, here]
 
     def bag(self, pool: int, here: bool) -> int:
-        """The bag to a pool; as queue(), for ranked hints."""
+        """The bag to a pool; see queue()."""
         if (pool, here) not in self.bags:
             self.bags[pool, here] = self.ranked.open_bag(pool, here)
         return self.bags[pool, here]
@@ -82,22 +82,22 @@ class Hints:
                     self.tasks.close_queue(queue)
 
     def may_run_again(self, oid: int) -> bool:
-        """Whether a task that has ended may be run once more for its result. Calls of actors may
-        not, because they would be applied to the actor a second time. Tasks of a pool that is
-        forgotten may not, because its number may be given to another pool."""
+        """Whether an ended task may be run once more for its result. Calls of actors may not,
+        because they would be applied to the actor twice. Tasks of a forgotten pool may not, because
+        its number may be reused."""
         pool = self.pools.get(self.tasks.pool_of(oid))
         return pool is not None and not pool.actor
 
     def queue_for(self, number: int, here: bool) -> int | str:
-        """As queue(); or the reason, if no worker will run that pool's tasks."""
+        """As queue(), or the reason why no worker will run the pool's tasks."""
         pool = self.pools.get(number)
         if pool is None or pool.closing:
             return CLOSED
         return pool.broken or self.queue(number, here)
 
     def post(self, oid: int, here: bool) -> bool:
-        """Announces a task to the workers of its pool. False: there is no room for the hint now, or
-        all of the host's queues are taken."""
+        """Announces a task to the workers of its pool. False: the queue is full, or all of the
+        host's queues are taken."""
         pool = self.tasks.pool_of(oid)
         try:
             if self.tasks.task(oid)[3] & _tasks.RANKED_FLAG:
@@ -107,13 +107,13 @@ class Hints:
             return False
 
     def announce(self, oid: int, here: bool) -> None:
-        """Posts the hint of a task as soon as there is room for it."""
+        """Posts the hint of a task as soon as the queue has space."""
         if self.client.state(oid) in UNCLAIMED and not self.post(oid, here):
             self.loop.call_later(POST_AGAIN_S, lambda: self.announce(oid, here))
 
     def post_queued(self, pool: int, tasks: list[int] | None = None) -> None:
-        """Announces all queued tasks of a pool, or `tasks`, because a worker that has died may have
-        taken hints from the queues. Tasks that wait for resources are left out."""
+        """Announces all queued tasks of a pool, or `tasks`, because a dead worker may have taken
+        hints from the queues. Tasks that wait for resources are left out."""
         for oid in self.client.queued_in(pool) if tasks is None else tasks:
             if self.events.waits_for_resources(oid):
                 continue

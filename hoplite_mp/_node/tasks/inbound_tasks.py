@@ -1,8 +1,8 @@
 """Inbound tasks: tasks of other hosts that workers of this host run.
 
-A task of another host becomes a task in the node's own table as soon as everything that it names is
-held here; workers cannot tell the difference. When it ends, the host that sent it gets a message,
-with the result if that is small; a big result stays here until that host releases it.
+A task of another host becomes a task in the node's own table as soon as this host holds every
+object that it names; workers cannot tell the difference. When the task ends, its host gets a
+message, with the result if that is small; a large result stays here until that host releases it.
 """
 
 from __future__ import annotations
@@ -39,53 +39,53 @@ _log = logging.getLogger("hoplite_mp")
 
 @dataclass(slots=True)
 class InboundTask:
-    """One task of another host; `holds` are on its result and on all that it names."""
+    """One task of another host; `holds` are on its result and on the objects that it names."""
 
     peer: int
     task: bytes
     holds: list[Any]
-    oid: int = 0  # its header here; 0: what it names is not held here yet
+    oid: int = 0  # its header here; 0: the objects that it names are not held here yet
     ended: bool = False
     unwanted: bool = False
-    ready: bool = False  # of a call of an actor: what it names is held here
+    ready: bool = False  # for an actor's call: the objects that it names are held here
     pool: int = POOL
-    late: bool = False  # a call that has arrived after its actor was closed
+    late: bool = False  # a call that arrived after its actor was closed
     target: bytes = b""  # the lost result that it reconstructs
 
 
 class InboundTasksEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def queue_of(self, pool: int) -> int:
         """The node's hint queue to the pool's workers on this host."""
 
     def post_inbound(self, oid: int) -> None:
-        """Announces a task to workers of this host, as soon as there is room for its hint."""
+        """Announces a task to workers of this host, as soon as its hint fits into a queue."""
 
     def interrupt(self, oid: int, slot: int) -> None:
-        """Interrupts the worker in that slot, which runs that task."""
+        """Interrupts the worker in the slot if it is running the task."""
 
     def is_actor(self, pool: int) -> bool:
-        """Whether that is the pool of an actor of this host, which every other host may call."""
+        """Whether the pool is that of an actor of this host, which every other host may call."""
 
     def refuse_calls(self, pool: int) -> None:
-        """Fails the queued calls to that actor if it has ended."""
+        """Fails the queued calls to the pool's actor if the actor has ended."""
 
     def is_round(self, pool: int) -> bool:
         """See _node/tasks/worker_broadcast.py."""
 
     def arrived(self, pool: int) -> None:
-        """That pool has a new task."""
+        """A task has been added to the pool."""
 
     def task_ends(self, slot: int) -> None:
-        """A task of the worker in that slot has ended: forwards what the worker has printed, before
-        the task's end is reported."""
+        """A task of the worker in the slot has ended: forwards the worker's output before the end
+        of the task is reported."""
 
     def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
         """Reserves resources for a task; False: they are not free."""
 
     def admitted(self, oid: int, task: bytes, demand: Demand) -> None:
-        """The task for which resources were reserved has that header here."""
+        """The task for which resources were reserved has this header."""
 
     def dropped(self, task: bytes) -> None:
         """The task for which resources were reserved will not run here."""
@@ -110,7 +110,7 @@ class InboundTasks:
         self.events = events
         self.by_task: dict[bytes, InboundTask] = {}
         self.by_oid: dict[int, InboundTask] = {}
-        self.pools: dict[int, int] = {}  # pool for one other host alone -> id of that host
+        self.pools: dict[int, int] = {}  # pool for a single other host -> id of that host
         # (host id, pool of an actor) -> calls that have not begun, in their order.
         self.rows: dict[tuple[int, int], deque[tuple[InboundTask, RunTask]]] = {}
         self.trace_events = trace_events
@@ -149,22 +149,22 @@ class InboundTasks:
                 self._fail(inbound_task, error)
 
     def _ask(self, inbound_task: InboundTask, message: RunTask, named: list[bytes]) -> None:
-        """Begins the task when everything that it names is held here."""
+        """Begins the task when this host holds every object that it names."""
         if not self.events.is_actor(message.pool):
-            # The sender keeps what a task of its own names until the task has ended.
+            # The sender keeps the objects that its own task names until the task has ended.
             self.imports.ask(
                 named, lambda holds: self._begin(inbound_task, message, holds), inbound_task.peer
             )
             return
-        # Calls of one host to one actor begin in the order in which they arrived, even if the
-        # objects that a later one names are here first.
+        # Calls of one host to one actor begin in the order of their arrival, even if the objects
+        # that a later call names are available first.
         row = self.rows.setdefault((inbound_task.peer, message.pool), deque())
         row.append((inbound_task, message))
         inbound_task.late = self.tasks.pool_state(message.pool) == POOL_CLOSING
         self.imports.ask(named, lambda holds: self._ready(inbound_task, holds), inbound_task.peer)
 
     def _ready(self, inbound_task: InboundTask, holds: list[Any]) -> None:
-        """Everything that a call of an actor names is held here."""
+        """This host holds every object that the actor's call names."""
         inbound_task.holds = holds
         inbound_task.ready = True
         for key, row in list(self.rows.items()):
@@ -212,7 +212,7 @@ class InboundTasks:
             self.events.refuse_calls(pool)
 
     def _post(self, inbound_task: InboundTask, message: RunTask, holds: list[Any]) -> None:
-        """Makes it a task in the node's own table."""
+        """Turns it into a task in the node's own table."""
         oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, message.pool)
         inbound_task.oid, inbound_task.holds = oid, [self.client.hold(oid, False), *holds]
         self.by_oid[oid] = inbound_task
@@ -261,17 +261,17 @@ class InboundTasks:
         self.events.dropped(inbound_task.task)
 
     def on_their_way(self, pool: int) -> bool:
-        """Whether calls to that actor have arrived and wait for objects that they name."""
+        """Whether calls to the actor have arrived and wait for objects that they name."""
         return any(key[1] == pool for key in self.rows)
 
     def output_owner_here(self, peer: int, output_owner: int) -> int:
-        """Translates an output owner (which driver gets the output) that another host has sent. 0
-        is the driver of the host that names it."""
+        """Translates the output owner (the driver that gets the output) in a message of another
+        host. 0 is the driver of the host in whose message it occurs."""
         output_owner = output_owner or peer
         return 0 if output_owner == self.client.host_id else output_owner
 
     def _prefetch(self, message: RunTask, holds: list[Any]) -> None:
-        """Fetches the task's arguments while the workers are busy with tasks before it."""
+        """Fetches the task's arguments while the workers are busy with earlier tasks."""
         mem = memoryview(message.args)
         if message.args_object != NO_OBJECT:
             got = self.client.view(holds[-1].oid)
@@ -282,12 +282,12 @@ class InboundTasks:
         for object_id in dict.fromkeys(_serialize.read_dependencies(mem) if mem else ()):
             one = self.imports.by_object.get(object_id)
             if one is not None and one.oid in remote_objects:
-                remote_objects.want(one.oid, _nothing)  # without room the worker asks for it later
+                remote_objects.want(one.oid, _nothing)  # if it does not fit, the worker fetches it
 
     # -- ends of tasks -------------------------------------------------------------------------
 
     def completed(self, oids: list[int]) -> None:
-        """Tasks in the node's tables have ended: reports those that are inbound tasks."""
+        """Tasks in the node's tables have ended: reports the inbound tasks among them."""
         for oid in oids:
             inbound_task = self.by_oid.get(oid)
             if inbound_task is not None and not inbound_task.ended:
@@ -296,7 +296,7 @@ class InboundTasks:
     def _end(self, inbound_task: InboundTask) -> None:
         state = self.client.state(inbound_task.oid)
         if state == STATE["ABORTED"]:
-            return  # it still runs, and is reported when it has stopped
+            return  # it is still running, and is reported when it has stopped
         inbound_task.ended = True
         inbound_task.holds = inbound_task.holds[:1]
         self.events.task_ends(self.tasks.claimant(inbound_task.oid))
@@ -324,7 +324,7 @@ class InboundTasks:
         return TaskEnded(inbound_task.task, "ready", mem.nbytes, refs, small, payload_layout(mem))
 
     def release(self, peer: int, message: Release) -> bool:
-        """Releases a result that the sender does not need any more. False: no inbound task."""
+        """Releases a result that the sender no longer needs. False: not an inbound task."""
         inbound_task = self.by_task.get(message.object)
         if inbound_task is None or inbound_task.peer != peer:
             return False
@@ -339,7 +339,7 @@ class InboundTasks:
     # -- cancelling and returning --------------------------------------------------------------
 
     def cancel(self, task: bytes) -> None:
-        """Cancels a task by force: if it runs, its worker is interrupted."""
+        """Cancels a task by force: if it is running, its worker is interrupted."""
         inbound_task = self.by_task.get(task)
         if inbound_task is None or inbound_task.ended:
             return
@@ -358,15 +358,15 @@ class InboundTasks:
                 self.tasks.cancel(inbound_task.oid, False)
 
     def recall(self, peer: int, tasks: list[bytes]) -> None:
-        """Returns those of these tasks that have not begun to the host that sent them."""
+        """Returns the tasks in the list that have not begun to their host."""
         for task in tasks:
             inbound_task = self.by_task.get(task)
             if inbound_task is not None and inbound_task.peer == peer:
                 self._return(inbound_task)
 
     def recall_all(self, peer: int) -> None:
-        """Returns all tasks of that host that have not begun, except calls of actors and tasks of
-        rounds, which only this host can run."""
+        """Returns all tasks of the host that have not begun, except calls of actors and tasks of
+        worker broadcasts, which only this host can run."""
         for inbound_task in [one for one in self.by_task.values() if one.peer == peer]:
             pool = self.tasks.pool_of(inbound_task.oid) if inbound_task.oid else POOL
             if not (self.events.is_actor(pool) or self.events.is_round(pool)):
@@ -377,7 +377,7 @@ class InboundTasks:
         self._return(self.by_oid[oid])
 
     def try_again(self, oid: int) -> None:
-        """Returns a task that is to run again after a delay; its host keeps the time."""
+        """Returns a task that will run again after a delay, which its host measures."""
         self._return(self.by_oid[oid], "again")
 
     def _return(self, inbound_task: InboundTask, outcome: str = "returned") -> None:
@@ -386,9 +386,9 @@ class InboundTasks:
             return
         if self._is_held(oid):  # its holders must not read that the task was cancelled
             if not self.client.take_over(oid, NODE_SLOT):
-                return  # it runs
-            # The owner must count this host before it receives the task, because perhaps no process
-            # of another host holds the result.
+                return  # it is running
+            # The owner must count this host as a holder before it receives the task, because
+            # perhaps no process of another host holds the result.
             self.imports.follow_owner(oid)
             self.events.dropped(inbound_task.task)
         elif self.tasks.cancel(oid, False) != 1:
@@ -398,12 +398,12 @@ class InboundTasks:
         self._forget(inbound_task)
 
     def _is_held(self, oid: int) -> bool:
-        """Whether a process or component of this host holds that task's result as well."""
+        """Whether a process or another component of this host also holds the task's result."""
         refs = self.client.inspect(oid)["refs"]
         return refs != [NODE_SLOT] or self.client.private_counts(oid)[0] > 1
 
     def peer_lost(self, member: Member) -> None:
-        """Cancels the tasks of a host that is gone, and forgets them."""
+        """Cancels the tasks of a lost host, and forgets them."""
         for inbound_task in [one for one in self.by_task.values() if one.peer == member.host_id]:
             if not inbound_task.ended:
                 self.cancel(inbound_task.task)
@@ -412,4 +412,4 @@ class InboundTasks:
 
 
 def _nothing() -> None:
-    """Readers that wait for the object are woken through its header, not by this callback."""
+    """Does nothing: waiting readers are woken through the object's header."""

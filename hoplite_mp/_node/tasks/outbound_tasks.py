@@ -1,9 +1,9 @@
 """Outbound tasks: tasks of this host that workers of other hosts (runners) run.
 
-The node claims tasks of this host as its workers do, and hands them to other hosts. It takes a task
-only when a runner has room for it. The result is written into the task's own header, or the header
-notes that it is on the runner. So submitters cannot tell where a task has run, and a task for which
-no runner has room stays queued for the first free worker anywhere.
+The node claims tasks of this host as its workers do, and hands them to other hosts, each only when
+a runner can accept it. The result is written into the task's own header, or the header records that
+the result is on the runner. So submitters cannot tell where a task has run. A task that no runner
+can accept stays queued for the first free worker anywhere.
 """
 
 from __future__ import annotations
@@ -42,16 +42,15 @@ __all__ = [
     "Runners",
 ]
 
-# The runners of one pool, ordered by the room that each has, so that no choice visits all of them.
+# The runners of one pool, ordered by free capacity (`room`), so that no choice visits all runners.
 #
-# Two heaps have an entry for each state that a runner was in; an entry whose runner has changed
-# since is dropped when it comes to the top. So a choice and a change cost a few steps, however many
-# runners there are.
+# Two heaps have an entry for each state of a runner; outdated entries are dropped when they reach
+# the top. So a choice or a change takes a few steps, however many runners there are.
 
 
 COMMON_POOL = 0
-# How many tasks a runner gets beyond the number of its workers; these begin there without another
-# message. Higher: no worker waits for the network. Lower: less is queued at a host that is slow.
+# How many tasks a runner gets beyond its number of workers; they can begin without another message.
+# Higher: no worker waits for the network. Lower: fewer tasks are queued at a slow host.
 AHEAD_TASKS = 2
 # Entries that a heap may have for each runner before outdated entries are removed.
 STALE_MAX = 4
@@ -61,19 +60,19 @@ Entry = tuple[int, int, int, int, "Runner"]  # -room, ended, order, stamp
 
 @dataclass(slots=True, eq=False)
 class Runner:
-    """A pool of workers on another host, and the tasks that were handed to it."""
+    """A pool of workers on another host, and the tasks that it was given."""
 
     host_id: int
     number: int
     workers: int
     pool: int = COMMON_POOL  # number of the pool on that host
     ahead: int = AHEAD_TASKS
-    running: dict[int, Any] = field(default_factory=dict)  # oid -> holds on what the task names
+    running: dict[int, Any] = field(default_factory=dict)  # oid -> holds on its named objects
 
-    recalled: bool = False  # tasks were recalled, and no answer has come yet
+    recalled: bool = False  # tasks were recalled; the answer is outstanding
     ended: int = 0  # orders runners by the end of their last task; 0: none has ended
     home: Runners | None = None
-    order: int = 0  # in which it was added there
+    order: int = 0  # in which it was added to its Runners
     stamp: int = 0  # of its present state; changes with `workers`, `running` and `ended`
 
     @property
@@ -86,7 +85,7 @@ class Runner:
         return self.workers + self.ahead - len(self.running) if self.workers else 0
 
     def changed(self) -> None:
-        """To be called after each change of `workers`, `running` or `ended`."""
+        """Must be called after each change of `workers`, `running` or `ended`."""
         if self.home is not None:
             self.home.changed(self)
 
@@ -98,12 +97,12 @@ class Runners:
         self._all: dict[int, list[Runner]] = {}  # node number -> its runners
         self._added = 0
         self._count = 0
-        self._free: list[Entry] = []  # of runners with a worker without a task
+        self._free: list[Entry] = []  # of runners with an idle worker
         self._roomy: list[Entry] = []  # of runners with room
         self.crowded: dict[Runner, None] = {}  # runners with more tasks than workers
-        self._counted: dict[Runner, int] = {}  # runner -> workers without a task, if any
-        self.free = 0  # workers without a task
-        self.visits = 0  # entries of the heaps that were looked at
+        self._counted: dict[Runner, int] = {}  # runner -> its idle workers, if any
+        self.free = 0  # idle workers
+        self.visits = 0  # number of heap entries visited
 
     def __len__(self) -> int:
         return self._count
@@ -122,12 +121,12 @@ class Runners:
             del self._all[runner.number]
         self._count -= 1
         self._forget(runner)
-        for heap in (self._free, self._roomy):  # nothing may keep the holds of its tasks
+        for heap in (self._free, self._roomy):  # the entries must not keep the holds of its tasks
             heap[:] = [entry for entry in heap if entry[4] is not runner]
             heapq.heapify(heap)
 
     def close(self) -> None:
-        """The pool is gone: drops all runners, so that none outlives it in a cycle."""
+        """The pool has ended: drops all runners, so that no reference cycle keeps one alive."""
         for some in self._all.values():
             for runner in some:
                 self._forget(runner)
@@ -142,7 +141,7 @@ class Runners:
         self.crowded.pop(runner, None)
 
     def changed(self, runner: Runner) -> None:
-        """Lists the runner by its present state."""
+        """Lists the runner under its present state."""
         runner.stamp += 1
         free = runner.free
         self.free += free - self._counted.pop(runner, 0)
@@ -157,17 +156,17 @@ class Runners:
             self.crowded.pop(runner, None)
 
     def suitable(self, idle: Callable[[], bool]) -> list[Entry] | None:
-        """The heap whose runners may get a task now; None: no runner may get one.
-        idle: is there an idle worker on this host? No task is queued behind another one while such
-        a worker could begin it."""
+        """The heap whose runners may get a task now; None if no runner may get one. idle: whether
+        this host has an idle worker. While it has one, no task is queued behind another task on a
+        runner."""
         if self.free:
             return self._free
         return None if self._top(self._roomy) is None or idle() else self._roomy
 
     def best(self, heap: list[Entry], near: Mapping[int, int]) -> Runner:
-        """The runner of that heap to which a task goes: first by the bytes of its arguments that
-        are there (`near`, by node number), then by room; then the one whose last task ended first,
-        because results of tasks that have just ended may still be using the links of the others."""
+        """The runner of the heap that gets the next task: by the bytes of its arguments that are
+        there (`near`, by node number), then by free capacity, then by the end of its last task,
+        earliest first, because recent results may still be using the links of other runners."""
         queues_ahead = heap is self._roomy
         at = [
             one
@@ -201,7 +200,7 @@ class Runners:
 
 
 class OneRunner:
-    """In place of Runners, for a pool that is bound to a host: that host's runner, which belongs to
+    """Replaces Runners for a pool that is bound to a host. Its only runner is that host's runner of
     the common pool."""
 
     def __init__(self, runner: Runner) -> None:
@@ -211,18 +210,18 @@ class OneRunner:
         return 1
 
     def remove(self, runner: Runner) -> None:
-        """The host is gone, and so is the pool."""
+        """The host is gone, and with it the pool."""
 
     def close(self) -> None:
-        """The pool is gone."""
+        """The pool has ended."""
 
     def suitable(self, idle: Callable[[], bool]) -> list[Entry] | None:
-        """As of Runners; the heap is empty."""
+        """As Runners.suitable(), with an empty heap."""
         runner = self._runner
         return [] if runner.free or (runner.room > 0 and not idle()) else None
 
     def best(self, heap: list[Entry], near: Mapping[int, int]) -> Runner:
-        """As of Runners."""
+        """As Runners.best()."""
         return self._runner
 
 
@@ -234,35 +233,34 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class OutboundTasksEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def post(self, oid: int) -> None:
-        """Announces a task that is queued again to all workers, once it has its resources."""
+        """Announces a requeued task to all workers, once it has its resources."""
 
     def delay(self, oid: int) -> None:
-        """Lets a task wait for its next try, before which it has a delay."""
+        """Starts the delay before a task's next try."""
 
     def pool_deserted(self, pool: int, why: str) -> None:
-        """No other host runs tasks of that pool any more."""
+        """No other host runs tasks of the pool any more."""
 
     def remote_workers_lost(self, pool: int) -> None:
-        """A pool has lost workers of its own, because their host is gone, or takes no more
-        tasks."""
+        """A pool has lost workers on another host, which is gone or accepts no more tasks."""
 
     def sends_on(self, output_owner: int, host_id: int) -> None:
-        """A task whose output goes to the driver `output_owner` is handed to that host."""
+        """A task whose output goes to the driver `output_owner` is handed to the host."""
 
     def ends_elsewhere(self, oid: int) -> None:
-        """Only another host has the task's result. Called before the task is done for others."""
+        """Only another host has the task's result. Called before the task is marked as done."""
 
     def holds_inner(self, oid: int, holds: list[Any]) -> None:
         """Keeps holds on the refs inside a result until its owner has holds of its own."""
 
     def lost_call(self, oid: int, name: str, number: int) -> Exception | None:
-        """The error of a call to an actor of a lost host; None: the task is no such call."""
+        """The error of a call to an actor of a lost host; None if the task is not such a call."""
 
     def is_remote_actor(self, pool: int) -> bool:
-        """Whether that pool stands for an actor of another host."""
+        """Whether the pool stands for an actor of another host."""
 
     def demand_of(self, oid: int) -> Demand:
         """The resources that are reserved for the task at its runner."""
@@ -271,7 +269,7 @@ class OutboundTasksEvents(Protocol):
         """The lost result that the task reconstructs; see RunTask."""
 
     def was_full(self, oid: int, host_id: int) -> None:
-        """The runner has refused the task, because its resources are not free there."""
+        """The runner has refused the task because its resources are not free there."""
 
 
 class OutboundTasks:
@@ -298,10 +296,10 @@ class OutboundTasks:
         self.far: dict[int, list[Runner]] = {}
         self._common = Runners()  # the values of `runners`
         self._of_pool: dict[int, AnyRunners] = {}  # the values of `far`
-        self.first: dict[int, deque[int]] = {}  # pool -> queued tasks that go before all others
+        self.first: dict[int, deque[int]] = {}  # pool -> queued tasks that precede all others
         self.where: dict[int, Runner] = {}  # task -> the runner that has it
         self.ranked = _tasks.Ranked(self.tasks)
-        self._offered: set[int] = set()  # pools of which the node counts as an idle worker
+        self._offered: set[int] = set()  # pools in which the node counts as an idle worker
         self._ends = 0  # number of tasks that have ended on other hosts
         self.capacity = 0  # workers of all runners
         self.retried = 0  # tasks that were queued again because their host was lost
@@ -326,7 +324,7 @@ class OutboundTasks:
         self.lose_runner(member.host_id)
 
     def lose_runner(self, host_id: int) -> None:
-        """A host is gone: the tasks that it had are queued again, or fail."""
+        """A host is gone: its tasks are queued again, or fail."""
         runner = self.runners.pop(host_id, None)
         if runner is None:
             return
@@ -349,8 +347,8 @@ class OutboundTasks:
                 self._lost(oid, one.number)
 
     def drain(self, host_id: int) -> None:
-        """A host is leaving: it takes no more tasks except calls of its actors, and finishes those
-        that it runs."""
+        """A host is leaving: it accepts no more tasks except calls of its actors, and finishes its
+        running tasks."""
         for pool, runners in list(self.far.items()):
             if self.events.is_remote_actor(pool):
                 continue
@@ -366,7 +364,7 @@ class OutboundTasks:
                 self.events.remote_workers_lost(pool)
 
     def bind(self, pool: int, number: int) -> bool:
-        """Binds a pool to a node, which then runs all its tasks; False: the node is gone."""
+        """Binds a pool to a node, which then runs all its tasks. False: the node is gone."""
         for runner in self.runners.values():
             if runner.number == number:
                 self.far[pool] = [runner]
@@ -376,7 +374,7 @@ class OutboundTasks:
         return False
 
     def bound_to(self, pool: int) -> int | None:
-        """The id of the host to which that pool is bound; None: it is not bound."""
+        """The id of the host to which the pool is bound; None if it is not bound."""
         runners = self.far.get(pool)
         return runners[0].host_id if runners and runners[0].pool == COMMON_POOL else None
 
@@ -390,8 +388,8 @@ class OutboundTasks:
         first: Iterable[int] = (),
     ) -> None:
         """Adds workers on another host to a pool. there: the number of their pool on that host.
-        ahead: how many tasks they get beyond those that they can run. first: queued tasks that go
-        before all others."""
+        ahead: how many tasks they get beyond their number. first: queued tasks that precede all
+        others."""
         if first:
             self.first[pool] = deque(first)
         number = self.runners[host_id].number
@@ -404,13 +402,13 @@ class OutboundTasks:
         self.hand_out()
 
     def close_remote(self, pool: int, kill: bool) -> None:
-        """Ends the workers that a pool has on other hosts."""
+        """Ends the pool's workers on other hosts."""
         for runner in list(self.far.get(pool, ())):
             if runner.pool != COMMON_POOL:
                 self.send(runner.host_id, CloseFarPool(runner.pool, kill))
 
     def forget_pool(self, pool: int) -> None:
-        """A pool was closed."""
+        """A pool has been closed."""
         self.far.pop(pool, None)
         if pool in self._of_pool:
             self._of_pool.pop(pool).close()
@@ -420,20 +418,20 @@ class OutboundTasks:
             self.tasks.offer(pool, False)
 
     def hand_out(self) -> None:
-        """Hands queued tasks to runners that have room."""
+        """Hands queued tasks to runners that can accept them."""
         if not (self.capacity or self._offered or self.far):
             return
         for pool in (COMMON_POOL, *self.far):
             runners = self._runners_of(pool)
             suitable = self._suitable(pool, runners)
             if suitable is not None:
-                # The offer comes before the claims, so that no task that is posted in between
-                # misses both.
+                # The offer precedes the claims; otherwise a task that is posted in between would
+                # miss both.
                 self.tasks.offer(pool, True)
                 self._offered.add(pool)
                 while suitable is not None and (oid := self._take(pool)):
-                    # `suitable` from before the claim, because claiming the last task would make a
-                    # worker of this host count as idle.
+                    # Called before the claim, because claiming the last task would make a worker of
+                    # this host count as idle.
                     near = self.bytes_near(oid) if len(runners) > 1 else {}
                     self.delegate(oid, runners.best(suitable, near))
                     runners = self._runners_of(pool)
@@ -443,7 +441,7 @@ class OutboundTasks:
                 self._offered.discard(pool)
 
     def _take(self, pool: int) -> int:
-        """Claims the next queued task of that pool; 0: there is none."""
+        """Claims the next queued task of the pool; 0 if there is none."""
         row = self.first.get(pool)
         while row:
             oid = row.popleft()
@@ -458,12 +456,12 @@ class OutboundTasks:
         return self._of_pool.get(pool, NONE)
 
     def _suitable(self, pool: int, runners: AnyRunners) -> list[Entry] | None:
-        """Which of these runners may get a task of that pool; None: none has room."""
+        """The heap of runners that may get a task of the pool; None if no runner may get one."""
         return runners.suitable(lambda: self.tasks.idle(pool) > 0)
 
     def steal(self) -> bool:
         """Recalls tasks that wait at busy runners while other workers are idle. Returns whether any
-        wait there."""
+        tasks wait there."""
         ahead = [r for r in self._common.crowded if self._behind(r)]
         if not ahead:
             return False
@@ -474,13 +472,13 @@ class OutboundTasks:
         return True
 
     def _behind(self, runner: Runner) -> list[int]:
-        """Tasks that the runner has probably not begun, assuming that it runs them in order, and
-        that others may run."""
+        """Tasks that the runner has probably not begun, if it runs them in order, and that other
+        hosts may run."""
         later = list(runner.running)[runner.workers :]
         return [oid for oid in later if self.tasks.pool_of(oid) == COMMON_POOL]
 
     def delegate(self, oid: int, runner: Runner) -> None:
-        """Hands a task that this node has claimed to that runner."""
+        """Hands a task that this node has claimed to the runner."""
         function, args_oid, args, flags, timeout_ns, _ = self.tasks.task(oid)
         header = self.client.inspect(oid)
         holds = [self.client.hold(one) for one in (function, args_oid) if one]
@@ -517,7 +515,7 @@ class OutboundTasks:
         return ids.pack_id(self.client.host_id, oid) if one is None else one.object
 
     def bytes_near(self, oid: int) -> dict[int, int]:
-        """How many bytes of the task's arguments each other node holds, by node number."""
+        """The bytes of the task's arguments on each other node, by node number."""
         _, args_oid, args, *_ = self.tasks.task(oid)
         if args_oid:
             got = self.client.view(args_oid)
@@ -537,7 +535,7 @@ class OutboundTasks:
     # -- ends of tasks -------------------------------------------------------------------------
 
     def ended(self, peer: int, message: TaskEnded) -> None:
-        """A runner reports the end of a task; ignored if that runner does not have the task."""
+        """A runner reports the end of a task; ignored unless that runner has the task."""
         _, oid = ids.unpack_id(message.task)
         if not self._is_with(oid, peer):
             return
@@ -593,8 +591,8 @@ class OutboundTasks:
             self.send(peer, Release(message.task, 0))
 
     def _release(self, oid: int, peer: int, message: TaskEnded) -> None:
-        """The runner may free its copy of a result, because its bytes are here or nobody needs
-        them. With that copy it drops the refs inside, so this node holds them first."""
+        """The runner may free its copy of a result, because this host has the bytes or nobody needs
+        them. The refs inside are dropped with that copy, so this node first takes holds on them."""
 
         def release(holds: list[Any]) -> None:
             if holds:
@@ -606,7 +604,7 @@ class OutboundTasks:
         self._ask(refs, release)
 
     def _ask(self, refs: list[bytes], done: Callable[[list[Any]], None]) -> None:
-        """As Imports.ask; without room for their headers, no ref is held."""
+        """As Imports.ask; if their headers do not fit, no ref is held."""
         try:
             self.imports.ask(refs, done)
         except Exception:
@@ -643,7 +641,7 @@ class OutboundTasks:
             )
 
     def _try_again(self, oid: int) -> bool:
-        """Queues a task again that a runner had, with one retry less. False: it was cancelled."""
+        """Queues a runner's task again, with one retry less. False: it was cancelled."""
         if not self.client.requeue(oid, NODE_SLOT):
             return False
         if self.client.state(oid) == STATE["WAITING"]:
@@ -655,7 +653,7 @@ class OutboundTasks:
     # -- cancelling and recalling --------------------------------------------------------------
 
     def cancel(self, oid: int) -> bool:
-        """Cancels a task by force, after its submitter has aborted it. False: no runner has it."""
+        """Cancels a task by force after its submitter has aborted it. False: no runner has it."""
         runner = self.where.get(oid)
         if runner is None:
             return False
@@ -663,7 +661,7 @@ class OutboundTasks:
         return True
 
     def recall(self, runner: Runner, most: int) -> int:
-        """Asks the runner to return tasks that it has not begun; returns how many were named."""
+        """Recalls tasks that the runner has not begun; returns the number of tasks named."""
         tasks = self._behind(runner)[-most:]
         runner.recalled = True
         self.send(

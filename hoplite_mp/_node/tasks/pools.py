@@ -1,9 +1,9 @@
 """Pools of workers: how many workers there are, and how many there should be.
 
-A pool keeps its number of workers that can run a task. A worker that has died is replaced; one that
+A pool maintains its number of workers that can run a task. A dead worker is replaced; one that
 waits inside a task counts as blocked and gets a stand-in, up to a limit; surplus workers retire
-when they are idle. Workers that die before their first task are restarted without end, after pauses
-that grow, because what kills them may be temporary. This file only counts; workers.py acts on the
+when they are idle. Workers that die before their first task are restarted without end, after
+growing pauses, because the cause may be temporary. This file only counts; workers.py acts on the
 counts, and the supervisor forks.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pool", "WorkerInfo", "next_number"]
 
-POOLS_MAX = 256  # the common pool, 0, among them
+POOLS_MAX = 256  # including the common pool, 0
 SURPLUS_PATIENCE_S = 1.0
 STUCK_PATIENCE_S = 1.0
 # Bits of a worker's word in the store (enum client_retire in cext/shm_layout.h).
@@ -32,7 +32,7 @@ RETIRE_ENDS, RETIRE_ASKS = 1, 2
 
 @dataclass(slots=True)
 class WorkerInfo:
-    """One worker as the node knows it."""
+    """The node's record of one worker."""
 
     slot: int
     pool: int
@@ -49,7 +49,7 @@ class WorkerInfo:
 
     @property
     def retire_bits(self) -> int:
-        """What the worker is to do as soon as it is between two tasks."""
+        """What the worker must do between two tasks, as bits."""
         return (RETIRE_ENDS if self.retiring else 0) | (RETIRE_ASKS if self.called else 0)
 
 
@@ -58,32 +58,32 @@ class Pool:
     """One pool: its parameters, its workers, and the state of starting them."""
 
     number: int
-    target: int  # how many workers shall be able to run a task
+    target: int  # how many workers should be able to run a task
     owner: int  # client slot
     max_tasks: int = 0
     setup: int = 0  # object with the initializer and its arguments; 0: none
     actor: bool = False  # its only worker has a state, so it gets no stand-in
-    output_owner: int = 0  # the driver that gets what its workers print before their first task
+    output_owner: int = 0  # the driver that gets the output of its workers before their first task
     env: Environment = ()  # changes of the workers' environment
-    demand: Demand = ()  # resources of each worker, for life; such workers get no stand-in
+    demand: Demand = ()  # lifelong resources of each worker; such workers get no stand-in
     peers: bool = False  # its tasks wait for one another, so each needs a worker of its own
     anywhere: bool = False  # its tasks may go to hosts that have no workers of it yet
     team: bytes = NO_OBJECT  # the id of the spmd call whose peers its workers run
     team_size: int = 0  # how many peers that call has, on all hosts
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
     closing: bool = False
-    broken: str = ""  # why no worker will be started any more
+    broken: str = ""  # why no more workers will be started
     host_lost: bool = False  # it is broken because a host was lost
-    failing: bool = False  # a timer fails what is queued from now on
+    failing: bool = False  # a timer fails tasks that are queued from now on
     attempts: int = 0  # starts in a row whose workers died before their first task
     start_again_at: float = 0.0
-    ailing: bool = False  # so many attempts have failed that queued tasks fail as well
+    ailing: bool = False  # after this many failed attempts, queued tasks fail as well
     proven: bool = False  # the initializer has returned in some worker
     why: str = ""  # how the last worker that died before its first task ended
     surplus_since: float | None = None
     stuck_since: float | None = None
     setup_hold: object = None
-    descriptors: list[int] = field(default_factory=list)  # that its initializer's arguments need
+    descriptors: list[int] = field(default_factory=list)  # required by its initializer's arguments
     setup_error: str = ""  # what the initializer raised, as text
     setup_text: str = ""  # its traceback
 
@@ -103,9 +103,9 @@ class Pool:
 
     def is_settled(self, blocked: int) -> bool:
         """If True, `missing` and `surplus` are 0 and `stuck` is False, whatever the time: the usual
-        case, found at the cost of one count. A pool with a demand never counts as settled, because
-        the component that hands out resources must learn that it lacks nothing. blocked: how many
-        workers wait inside a task."""
+        case, detected with a single count. A pool with a demand is never settled, because the
+        resources component must know that the pool lacks no workers. blocked: how many workers wait
+        inside a task."""
         return not (
             blocked
             or self.demand
@@ -121,7 +121,7 @@ class Pool:
             return 0
         wanted = self.target + (0 if self.actor or self.demand else min(blocked, blocked_max))
         short = max(0, wanted - self.living)
-        return min(short, 1) if self.ailing else short  # one shows whether starts succeed again
+        return min(short, 1) if self.ailing else short  # one worker shows whether starts succeed
 
     def stuck(self, blocked: int, blocked_max: int, now: float) -> bool:
         """Whether all workers have waited inside tasks for a while, and no stand-in may be started.
@@ -146,8 +146,8 @@ class Pool:
     def died(
         self, worker: WorkerInfo, code: int, setup_failed: int, how: str, now: float, limits: Config
     ) -> bool:
-        """Records the end of a worker. If several in a row end before their first task, the next
-        one is started after a pause. how: the end as text. True: so many attempts have failed that
+        """Records the end of a worker. If several workers in a row end before their first task, the
+        next start is delayed. how: a description of the end. True: after so many failed attempts,
         tasks should not wait for the next one."""
         if code == setup_failed and self.setup and not worker.worked:
             self.broken = f"its initializer raised {self.setup_error or 'an exception'}"
@@ -171,22 +171,22 @@ class Pool:
         return self.ailing
 
     def idle_again(self, limits: Config) -> None:
-        """A worker has become idle, so the others may start. One more failure makes the pool ailing
-        again."""
+        """A worker has become idle, so other workers may start. One more failure makes the pool
+        ailing again."""
         if self.ailing:
             self.ailing = False
             self.attempts = limits.start_attempts_max - 1
             self.start_again_at = 0.0
 
     def recovered(self) -> None:
-        """Forgets failed starts, because a worker has run a task or has lived for a long time."""
+        """Forgets failed starts, because a worker has run a task or has lived long enough."""
         if self.attempts:
             self.attempts, self.ailing = 0, False
             self.start_again_at = 0.0
 
 
 def next_number(last: int, taken: Set[int]) -> int | None:
-    """The number of the next pool; None: all are taken. They are given out in turn, because
-    messages that name the pool which has had a number before may still be on their way."""
+    """The number of the next pool; None if all are taken. Numbers are assigned in turn, because
+    messages about a number's previous pool may still be on their way."""
     turn = ((last + step) % (POOLS_MAX - 1) + 1 for step in range(POOLS_MAX - 1))
     return next((one for one in turn if one not in taken), None)

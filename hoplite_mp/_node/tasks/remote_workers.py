@@ -1,9 +1,9 @@
 """Requests for pools and workers, and the workers of a pool that are on other hosts.
 
-The peers of an `spmd` wait for one another, so each needs a process of its own. When the host of
-one is lost, or leaves, a process is started elsewhere: otherwise the peer would begin again only
-when another one has ended, which may be waiting for it. From the first loss on the node compares
-the pool's tasks with its workers once a second, so no loss has to be counted.
+The peers of an `spmd` wait for one another, so each needs its own process. When a peer's host is
+lost or leaves, a process is started elsewhere: otherwise the peer would only begin again after
+another peer, which may be waiting for it, has ended. After the first loss the node compares the
+pool's tasks with its workers once a second, so losses need not be counted.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ __all__ = ["PoolRequests", "RemoteWorkers"]
 
 
 COMMON_POOL = 0
-# How often the node compares a pool's tasks with its workers, once it has lost some. Lower: more
-# messages while resources are in use.
+# How often the node compares a pool's tasks with its workers after a loss. Lower: more messages
+# while resources are in use.
 POLL_AGAIN_S = 1.0
 
 
@@ -57,7 +57,7 @@ class _Short:
     """A pool of peers that has lost workers."""
 
     pool: Pool
-    since: float  # when it had no worker anywhere first
+    since: float  # since when it has had no worker anywhere
     asked: Counter[int] = field(default_factory=Counter)  # workers asked for, by host id
     refused: set[int] = field(default_factory=set)  # hosts that have refused in this second
 
@@ -89,8 +89,8 @@ class RemoteWorkers:
     # -- with the pool -------------------------------------------------------------------------
 
     def start(self, pool: Pool, wanted: dict[int, int], done: Callable[[str, bool], None]) -> None:
-        """Starts workers on other hosts. wanted: how many, by host id. `done` gets why one cannot
-        start them, or ""; and whether a host is lost."""
+        """Starts workers on other hosts. wanted: how many, by host id. `done` gets the reason for a
+        failure, or "", and whether the reason is a lost host."""
 
         def opened(found: dict[int, Answer]) -> None:
             error = ""
@@ -102,7 +102,7 @@ class RemoteWorkers:
         self.questions.ask_each(makes, opened)
 
     def _make(self, pool: Pool, count: int, at_once: bool) -> Callable[[int], OpenFarPool]:
-        """The request for so many workers, but for its number."""
+        """A function that makes the request for `count` workers from the request's number."""
         setup = ids.pack_id(self.client.host_id, pool.setup) if pool.setup else NO_OBJECT
         return lambda number: OpenFarPool(
             number=number,
@@ -118,7 +118,7 @@ class RemoteWorkers:
         )
 
     def _opened(self, pool: Pool, host_id: int, count: int, there: FarPoolOpened) -> str:
-        """A host has answered; returns why it cannot start them, or ""."""
+        """A host has answered; returns why it cannot start the workers, or ""."""
         if there.error:
             return there.error
         if not self.is_open(pool):  # the pool's owner has died, or has closed it
@@ -134,7 +134,7 @@ class RemoteWorkers:
     # -- after a loss --------------------------------------------------------------------------
 
     def lost(self, number: int) -> None:
-        """That pool has lost workers on another host."""
+        """The pool has lost workers on another host."""
         pool = self.workers.pools.get(number)
         if pool is None or not pool.peers:
             return
@@ -143,7 +143,7 @@ class RemoteWorkers:
             self._look_soon(known)
             return
         short = self.short[number] = _Short(pool, self.loop.now())
-        # Later, because tasks of the lost host are not queued again yet.
+        # Later, because tasks of the lost host must be queued again first.
         self.loop.call_later(0.0, lambda: self._look_always(short))
 
     def forget(self, pool: Pool) -> None:
@@ -159,13 +159,13 @@ class RemoteWorkers:
         self.loop.call_later(0.0, look)
 
     def _look_always(self, short: _Short) -> None:
-        """Compares its tasks with its workers now, and each second as long as it is open."""
+        """Compares the pool's tasks with its workers now, and then each second while it is open."""
         short.refused.clear()
         if self._look(short):
             self.loop.call_later(POLL_AGAIN_S, lambda: self._look_always(short))
 
     def _look(self, short: _Short) -> bool:
-        """Starts workers for peers that have none; False: the pool has ended."""
+        """Starts workers for peers without one; False: the pool has ended."""
         pool = short.pool
         if not self.is_open(pool) or pool.broken:
             self.forget(pool)
@@ -184,14 +184,14 @@ class RemoteWorkers:
         return True
 
     def _free(self, pool: Pool) -> int:
-        """How many of its workers have no task."""
+        """How many of the pool's workers have no task."""
         running = sum(bool(self.client.client_info(slot)["running"]) for slot in pool.workers)
         far = self.outbound_tasks.far.get(pool.number, ())
         return max(0, pool.target - running) + sum(one.free for one in far)
 
     def _place(self, short: _Short) -> int | None:
-        """The id of the host that shall start the next worker: the one that has the fewest, for its
-        number of workers in the common pool if any host may have some; None: there is none."""
+        """The id of the host that starts the next worker: the host with the fewest of them,
+        relative to its workers in the common pool if any host qualifies. None if there is none."""
         pool, own = short.pool, self.client.host_id
         now = {own: pool.target}
         for runner in self.outbound_tasks.far.get(pool.number, ()):
@@ -212,7 +212,7 @@ class RemoteWorkers:
         return min(sorted(able, key=lambda one: one != own), key=crowd, default=None)
 
     def _could(self, pool: Pool, host_id: int, workers: int) -> bool:
-        """Could that host ever have workers of the pool?"""
+        """Whether the host could ever have workers of the pool."""
         if not pool.demand:
             return workers > 0
         if host_id == self.client.host_id:
@@ -221,7 +221,7 @@ class RemoteWorkers:
         return ledger is not None and ledger.could_ever(pool.demand)
 
     def _start_here(self, pool: Pool) -> bool:
-        """Starts a worker here; False: its resources are in use."""
+        """Starts a worker here; False if its resources are in use."""
         if pool.demand and not self.resources.has_room(pool.demand):
             return False
         pool.target += 1
@@ -229,7 +229,7 @@ class RemoteWorkers:
         return True
 
     def _ask(self, short: _Short, host_id: int) -> None:
-        """Asks that host for one worker."""
+        """Requests one worker from the host."""
         short.asked[host_id] += 1
 
         def answered(answer: Answer | None) -> None:
@@ -244,8 +244,8 @@ class RemoteWorkers:
         self.questions.ask(host_id, self._make(short.pool, 1, True), answered)
 
     def _give_up(self, short: _Short) -> None:
-        """No host can start a worker now. Fails the pool's tasks if it has no worker left that they
-        could wait for, and there is no hope."""
+        """No host can start a worker now. Fails the pool's tasks if it has no workers left and none
+        can be expected."""
         pool, now = short.pool, self.loop.now()
         far = self.outbound_tasks.far.get(pool.number, ())
         if pool.target or any(one.workers for one in far):
@@ -258,22 +258,21 @@ class RemoteWorkers:
 # Requests for pools and workers, from processes of this host and from other nodes.
 #
 # An executor's workers, or the peers of an spmd, may be on any node. The pool has a number on this
-# host, and perhaps some workers here. Every other node that is to have workers for it opens a pool
-# of its own, which runs only what this node sends there. The pool is open when all nodes have
-# answered.
+# host, and perhaps some workers here. Every other node that provides workers opens a pool of its
+# own, which runs only tasks from this node. The pool is open when all nodes have answered.
 
 
 class PoolRequestsEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def output_owner_of(self, slot: int) -> int:
-        """The driver that gets what workers print for the process in that slot."""
+        """The driver that gets the output of the process in the slot."""
 
     def tell_workers(self, count: int) -> None:
         """Announces this host's number of workers in the common pool."""
 
     def grow_remote(self, number: int, count: int) -> bool:
-        """Asks another node to start more workers; False: there is no such node."""
+        """Asks another node to start more workers; False if there is no such node."""
 
 
 class PoolRequests:
@@ -305,7 +304,7 @@ class PoolRequests:
         self.resources = resources
         self.remote_workers = RemoteWorkers(host, workers, outbound_tasks, resources)
         self.events = events
-        self._teams = 0  # spmd calls of this host so far
+        self._teams = 0  # number of spmd calls of this host
 
     @property
     def handlers(self) -> dict[type, Handler]:
@@ -322,7 +321,7 @@ class PoolRequests:
         }
 
     def interrupt(self, slot: int, request: Request) -> None:
-        """Interrupts the worker that runs a task, here or on another host."""
+        """Interrupts the worker of a task, here or on another host."""
         ask: Any = request.ask
         if not self.outbound_tasks.cancel(ask.oid):
             self.workers.interrupt(ask.oid, ask.slot)
@@ -368,8 +367,8 @@ class PoolRequests:
         self._open_remote(number, ask, done)
 
     def _open_remote(self, pool: int, ask: OpenPool, done: Callable[[str, bool], None]) -> None:
-        """Opens pools on other nodes for a pool of this host. `done` gets "", or the reason of a
-        failure, and whether a lost node is the reason."""
+        """Opens pools on other nodes for a pool of this host. `done` gets the reason of a failure,
+        or "", and whether the reason is a lost node."""
         local, members = self.workers.pools[pool], self.roster.by_number
         gone = next((number for number, _ in ask.far if number not in members), None)
         if gone is not None:
@@ -391,7 +390,7 @@ class PoolRequests:
         self.remote_workers.start(local, wanted, opened)
 
     def add_workers(self, slot: int, request: Request) -> None:
-        """Starts more workers on this node, or has another one do so."""
+        """Starts more workers on this node, or has another node do so."""
         ask: Any = request.ask
         error, gone = "", False
         if ask.node == self.client.number:
@@ -404,7 +403,7 @@ class PoolRequests:
         self.reply(slot, Reply(request.number, None, error, gone=gone))
 
     def bind(self, slot: int, request: Request) -> None:
-        """Opens a pool whose tasks run on one other node only."""
+        """Opens a pool whose tasks run only on one other node."""
         wanted = request.ask.node  # type: ignore[union-attr]
         workers = self.workers
         number = workers.open_bound(slot, 0)
@@ -432,7 +431,7 @@ class PoolRequests:
         self.reply(slot, Reply(request.number))
 
     def try_again(self, slot: int, request: Request) -> None:
-        """A task has raised an error for which it is retried, as after its worker's death."""
+        """A task has raised an error for which it is retried as after its worker's death."""
         ask: Any = request.ask
         header = self.client.inspect(ask.task)
         claimed = (header["id"], header["state"], header["claimant"]) == (ask.task, "CLAIMED", slot)
@@ -452,7 +451,7 @@ class PoolRequests:
     # -- requests of other nodes ---------------------------------------------------------------
 
     def asked(self, host_id: int, message: OpenFarPool) -> None:
-        """Another node asks for a pool here that only runs its tasks."""
+        """Another node requests a pool here that runs only tasks from that node."""
         if message.setup == NO_OBJECT:
             self._start(host_id, message, 0)
             return

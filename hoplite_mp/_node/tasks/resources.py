@@ -1,14 +1,14 @@
-"""Resources: the tasks and workers of this host that wait for some, and what they are given.
+"""Resources: the tasks and workers of this host that wait for resources, and what they get.
 
 A task with resources may only begin where enough of them are free, which no worker can know. So its
-submitter announces the task to its node. The node keeps the task until some host has room for it,
-and then posts its hint to workers of this host only, or hands the task to another host. Workers of
-executors, and actors, wait in the same order, and keep what they are given for life.
+submitter announces the task to its node. The node keeps the task until some host has enough free
+resources, and then posts its hint to workers of this host only, or hands the task to another host.
+Workers of executors, and actors, wait in the same order, and keep their resources for life.
 
 **Invariant: each node alone decides about its own resources.** It accepts or refuses another host's
-task at once (if it refuses, "full", the task goes back), and notifies that host when something has
-become free. So a node's view of other hosts may be wrong, which costs a message but never overbooks
-a resource. A task that waits for resources waits on the host of its submitter.
+task at once. A refused task ("full") goes back to its host, which is notified when resources become
+free. So a node's view of other hosts may be wrong, which costs a message but never overbooks a
+resource. A task that waits for resources waits on the host of its submitter.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ ANYWHERE = 0
 GONE = -1  # the host to which the task was bound is gone
 WORKERS_MAX = 200
 # How many tasks are given resources here beyond the number of idle workers. Higher: workers wait
-# less often for the node. Lower: less is reserved for tasks that have not begun.
+# less often for the node. Lower: fewer resources are reserved for tasks that have not begun.
 AHEAD_TASKS = 2
 
 
 @dataclass(slots=True)
 class HeldResources:
-    """What was given to a task that runs here, or to one of this host that runs elsewhere."""
+    """The resources of a task that runs here, or of a task of this host that runs elsewhere."""
 
     demand: Demand
     host_id: int  # id of the host where the task runs
     token: Any  # its key in the ledger of that host
     assigned: Assigned = field(default_factory=dict)
-    slot: int = 0  # of a generator's worker, which goes on after the task itself is done
+    slot: int = 0  # of a generator's worker, which keeps running after the task is done
 
 
 class Resources:
-    """The resources of one node, and its view of those of other nodes."""
+    """The resources of one node, and its view of the resources of other nodes."""
 
     def __init__(self, host: HostContext, outbound_tasks: OutboundTasks, workers: Workers) -> None:
         self.config = host.config
@@ -76,18 +76,18 @@ class Resources:
         text = host.config.resources
         self.ledger = ResourceLedger(parse_amounts(text) if text else ())
         self.totals: Demand = tuple(self.ledger.totals.items())
-        # Host id -> the resources of that host, less what tasks of this host use there.
+        # Host id -> the resources of the host, less those in use by tasks of this host.
         self.others: dict[int, ResourceLedger] = {}
         self.full: dict[int, set[str]] = {}  # host id -> names of resources that it has refused
-        self.refused: set[int] = set()  # ids of hosts to notify when something is free here
+        self.refused: set[int] = set()  # ids of hosts to notify when resources become free here
         self.rows = WaitingRows()
         self.held: dict[int, HeldResources] = {}  # by task
-        self.slots: dict[int, tuple[Any, Assigned]] = {}  # what workers were given for life
+        self.slots: dict[int, tuple[Any, Assigned]] = {}  # lifelong resources of workers
         self.pools: dict[int, int] = {}  # pool -> how many of its workers wait for resources
         self._order = 0
         self._serving = False
-        # Since the last turn resources of this host were given back, or are not reserved any more
-        # because the task or worker that waited for them has stopped waiting.
+        # Set if resources of this host were given back, or are no longer reserved because a task or
+        # worker has stopped waiting for them, since the last turn.
         self._freed = False
 
     # -- requests of clients -------------------------------------------------------------------
@@ -149,12 +149,12 @@ class Resources:
         self.serve()
 
     def peer_lost(self, member: Member) -> None:
-        """Forgets what a lost host has and wants."""
+        """Forgets the resources and the requests of a lost host."""
         self.others.pop(member.host_id, None)
         self.full.pop(member.host_id, None)
         self.refused.discard(member.host_id)
         self.ranked.resources_changed()
-        self.loop.call_later(0.0, self.serve)  # later, because its tasks are queued again first
+        self.loop.call_later(0.0, self.serve)  # later, because its tasks must be queued again first
 
     def freed_there(self, host_id: int) -> None:
         """A host that had refused a task of this host has free resources again."""
@@ -162,13 +162,13 @@ class Resources:
         self.serve()
 
     def demand_of(self, oid: int) -> Demand:
-        """The resources that a task was given."""
+        """The resources that the task was given."""
         held = self.held.get(oid)
         return () if held is None else held.demand
 
     def again(self, oid: int, refused_by: int = 0) -> None:
         """A task that had been given resources waits again. `refused_by`: the id of the host that
-        had no room; 0: none has refused it."""
+        refused the task; 0 if none did."""
         held = self.held.pop(oid, None)
         if held is None:
             return
@@ -181,7 +181,7 @@ class Resources:
         self.loop.call_later(0.0, self.serve)
 
     def take_back(self, oid: int) -> Demand:
-        """A task with resources is not to run for now: frees them, and returns what it needs."""
+        """Frees the resources of a task that will not run for now, and returns its demand."""
         held = self.held.get(oid)
         if held is None:
             return ()
@@ -190,8 +190,8 @@ class Resources:
         return held.demand
 
     def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
-        """Reserves resources for a task of another host; False: there is no room. Tasks and workers
-        of this host go first, unless another task may be waiting for this one (`needed`)."""
+        """Reserves resources for another host's task; False if they are in use. Tasks and workers
+        of this host come first, unless another one may be waiting for this task (`needed`)."""
         if (self._is_kept(demand) and not needed) or self.ledger.take(task, demand) is None:
             self.refused.add(peer)
             return False
@@ -213,14 +213,14 @@ class Resources:
         )
 
     def admitted(self, oid: int, task: bytes, demand: Demand) -> None:
-        """Records the header of a task of another host that was accepted."""
+        """Records the header of an accepted task of another host."""
         self.held[oid] = HeldResources(
             demand, self.client.host_id, task, self.ledger.assigned(task)
         )
 
     def dropped(self, task: bytes) -> None:
-        """A task of another host that was accepted will not run here. Its header may remain, and
-        must not give back what the same task is given later, if it is sent here again."""
+        """An accepted task of another host will not run here. Its header may remain, and must not
+        give back what the same task is given if it is sent here again later."""
         for oid in [oid for oid, held in self.held.items() if held.token == task]:
             del self.held[oid]
         if self._give_back_here(task):
@@ -229,7 +229,7 @@ class Resources:
     # -- workers -------------------------------------------------------------------------------
 
     def wait_workers(self, pool: Pool, count: int) -> None:
-        """Lets `count` workers of that pool wait; each is started when it gets its resources."""
+        """Lets `count` workers of the pool wait; each is started when it gets its resources."""
         who = ("pool", pool.number)
         if not count:
             self.pools.pop(pool.number, None)
@@ -244,7 +244,7 @@ class Resources:
         self.serve()
 
     def worker_gone(self, slot: int) -> None:
-        """Takes back what was given to the worker in that slot, because it has ended."""
+        """Takes back the resources of the worker in the slot, which has ended."""
         token, _ = self.slots.pop(slot, (None, None))
         if token is not None:
             self._give_back_here(token)
@@ -252,7 +252,7 @@ class Resources:
             if held.slot != slot:
                 continue
             if self.client.state(oid) in UNFINISHED:
-                held.slot = 0  # the generator is tried again, with what it has
+                held.slot = 0  # the generator is tried again, with its resources
             else:
                 self._release(oid)
         if self._freed:
@@ -277,7 +277,7 @@ class Resources:
         self.rows.add(oid, demand, self._where(oid), rank, near == 2)
 
     def _where(self, oid: int) -> int:
-        """The id of the host to which the task is bound; or ANYWHERE, or GONE."""
+        """The id of the host to which the task is bound, or ANYWHERE, or GONE."""
         if self.tasks.task(oid)[3] & FLAG_HERE:
             return self.client.host_id
         pool = self.tasks.pool_of(oid)
@@ -302,10 +302,10 @@ class Resources:
             self.full.pop(held.host_id, None)
 
     def serve(self) -> None:
-        """Grants free resources by rank, then in order. A task must not take what one before it
-        waits for, unless another task may be waiting for it, to avoid deadlock. A worker of an
-        actor or an executor takes what is free: its program may hold what the one before it waits
-        for, and hold it until this worker has begun."""
+        """Grants free resources by rank, then in order. To avoid deadlock, a task must not take
+        resources that an earlier one waits for, unless another task may be waiting for it. A worker
+        of an actor or an executor takes any free resources: its program may hold the resources that
+        the earlier worker waits for, and keep them until this worker has begun."""
         if self._serving:
             return
         self._serving = True
@@ -333,7 +333,7 @@ class Resources:
                 turn.reserve(row)
 
     def _start(self, row: WaitingRow, who: tuple[str, int]) -> bool:
-        """Starts a worker that waits; False: there is no room."""
+        """Starts a waiting worker; False if there are not enough resources."""
         pool = self.workers.pools.get(who[1])
         if pool is None or not self.pools.get(who[1]):
             self._waits_no_more(who)
@@ -354,7 +354,7 @@ class Resources:
         return True
 
     def give_here(self, oid: int, demand: Demand) -> bool:
-        """Gives a task resources of this host, and announces it to workers of this host."""
+        """Gives a task resources of this host, and announces it to this host's workers."""
         assigned = self.ledger.take(oid, demand)
         if assigned is None:
             return False
@@ -380,7 +380,7 @@ class Resources:
 
     def lost(self, row: WaitingRow, why: str) -> bool:
         """No node has these resources. True: all tasks of the row have been failed, because they
-        have waited for resource_wait_s, or are bound to a node that is gone."""
+        have waited for resource_wait_s, or are bound to a lost node."""
         patience = self.config.resource_wait_s
         if row.where == GONE:
             self._fail(row, "the node to which it is bound is gone")
@@ -410,8 +410,8 @@ class Resources:
 
 
 class _Turn:
-    """The state of one pass over all tasks and workers that wait: how many workers are idle, and
-    what is reserved on each host."""
+    """The state of one pass over all waiting tasks and workers: how many workers are idle, and what
+    is reserved on each host."""
 
     def __init__(self, resources: Resources) -> None:
         self.of = resources
@@ -427,7 +427,7 @@ class _Turn:
         self.near: dict[int, Any] = {}
 
     def reserve(self, row: WaitingRow) -> None:
-        """Reserves what this row waits for, so that later rows do not take it."""
+        """Reserves the resources for which this row waits, so that later rows do not take them."""
         names = {name for name, _ in row.demand}
         for host_id in self._hosts(row):
             ledger = self.of.ledger if host_id == self.own else self.of.others[host_id]
@@ -435,7 +435,7 @@ class _Turn:
                 self.kept.setdefault(host_id, set()).update(names)
 
     def _hosts(self, row: WaitingRow) -> list[int]:
-        """Ids of the hosts where it may run."""
+        """Ids of the hosts where the task may run."""
         if isinstance(row.where, tuple):
             return [self.own]
         runners = self.of.outbound_tasks.runners
@@ -447,7 +447,7 @@ class _Turn:
         return [host_id for host_id in (self.own, *able) if host_id == row.where]
 
     def begin(self, row: WaitingRow, oid: int) -> bool:
-        """Starts the first task of that row on a host that has room; False: it goes on waiting."""
+        """Starts the first task of the row on a host with enough resources, if there is one."""
         of, names = self.of, {name for name, _ in row.demand}
         hosts = self._hosts(row)
         able = [host_id for host_id in hosts if self._ledger(host_id).could_ever(row.demand)]
@@ -476,7 +476,7 @@ class _Turn:
         return self.of.ledger if host_id == self.own else self.of.others[host_id]
 
     def _room(self, host_id: int) -> bool | None:
-        """Whether a worker of that host is idle; None: too many tasks wait for one already."""
+        """Whether a worker of the host is idle; None if too many tasks already wait for one."""
         if host_id != self.own:
             runner = self.of.outbound_tasks.runners[host_id]
             return None if runner.room <= 0 else runner.free > 0
@@ -486,7 +486,7 @@ class _Turn:
 
     def _best(self, oid: int, found: list[tuple[bool, int]]) -> int:
         """The best host: first by whether a worker is idle, then by the arguments' bytes there;
-        then this host, then the one whose last task ended first (see OutboundTasks.delegate)."""
+        then this host, then the host whose last task ended first (see OutboundTasks.delegate)."""
         near = self.of.outbound_tasks.bytes_near(oid)
         number = self.of.roster.number_of
         runners = self.of.outbound_tasks.runners
@@ -502,7 +502,7 @@ class _Turn:
 
 
 def _times(ledger: ResourceLedger, demand: Demand) -> tuple[int, int]:
-    """How many times the demand fits into all resources, and into those that are free now."""
+    """How many times the demand fits into all resources, and into the free ones."""
     if not ledger.could_ever(demand):
         return 0, 0
     return ledger.times(demand, WORKERS_MAX, False), ledger.times(demand, WORKERS_MAX, True)

@@ -1,9 +1,9 @@
 """Delays between the tries of a task (`options(retry_delay=)`).
 
 A task that failed because some service is overloaded would fail again at once. During its delay a
-task is WAITING, as one whose arguments are missing, so it occupies no worker and no resources, no
-hint names it, and cancelling it takes effect at once. The node of its submitter keeps the time, so
-losing another host does not affect the delay.
+task is WAITING, like a task whose arguments are missing: it occupies no worker and no resources, no
+hint names it, and cancelling it takes effect at once. The node of its submitter measures the delay,
+so losing another host does not affect it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["RetryDelays"]
 
 
 class RetryDelays:
-    """The tasks of this host that wait for their next try."""
+    """The tasks of this host that are waiting for their next try."""
 
     def __init__(
         self, host: HostContext, workers: Workers, inbound_tasks: InboundTasks, resources: Resources
@@ -35,22 +35,22 @@ class RetryDelays:
         self.workers = workers
         self.inbound_tasks = inbound_tasks
         self.resources = resources
-        # By task: when the delay is over, and the resources that the task needs then.
+        # By task: when the delay ends, and the resources that the task needs then.
         self._by_oid: dict[int, tuple[float, Demand]] = {}
 
     def begin(self, oid: int) -> None:
-        """A task that is to run again waits for its delay. A task of another host waits there."""
+        """Starts the delay of a task that will run again. A task of another host waits there."""
         if oid in self.inbound_tasks:
             self.inbound_tasks.try_again(oid)
             return
         pool = self.workers.pools.get(self.tasks.pool_of(oid))
-        ends = pool is None or pool.closing or pool.broken  # its tasks fail, and at once
+        ends = pool is None or pool.closing or pool.broken  # its tasks fail at once
         pause = 0.0 if ends else self.tasks.retry_pause(oid)
         self._by_oid[oid] = self.loop.now() + pause, self.resources.take_back(oid)
         self.loop.call_later(pause, functools.partial(self._over, oid))
 
     def waiting(self) -> dict[int, float]:
-        """Tasks whose delay is not over, and the seconds until then."""
+        """Tasks whose delay is not over, and the remaining seconds."""
         now = self.loop.now()
         return {
             oid: max(0.0, until - now)

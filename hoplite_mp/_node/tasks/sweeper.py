@@ -1,8 +1,8 @@
 """Cleaning up shared memory after a dead process: its tasks, its holds, its blocks.
 
 A killed process leaves claims, holds, half-written blocks and leases. The order is essential: first
-the node holds what living processes still need, then it settles the dead process's claims, then
-clears its holder bits, then frees its blocks. Each step may be repeated.
+the node takes holds on the objects that living processes still need, then it settles the dead
+process's claims, clears its holder bits, and frees its blocks. Each step may be repeated.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ __all__ = ["Sweeper", "how_it_ended", "is_ending"]
 
 
 class SweeperEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def freed(self, oid: int) -> None:
-        """No process of this host holds that object any more."""
+        """No process of this host holds the object any more."""
 
     def is_inbound(self, oid: int) -> bool:
-        """Whether that task in the node's tables is another host's or a reconstruction, so that its
-        result is waited for. The submitters of all other tasks there are dead."""
+        """Whether the task, in one of the node's tables, is an inbound task or a reconstruction, so
+        that its result is needed. The submitters of all other tasks there are dead."""
 
     def delay(self, oid: int) -> None:
-        """Lets a task wait for its next try, before which it has a delay."""
+        """Starts the delay before a task's next try."""
 
     def lost_actor_call(self, worker: WorkerInfo, how: str) -> Exception | None:
-        """The error of a call during which its actor's process ended; None: it was no actor."""
+        """The error of a call during which its actor's process ended; None if not an actor."""
 
 
 class Sweeper:
@@ -63,9 +63,9 @@ class Sweeper:
     def sweep(
         self, slot: int, worker: WorkerInfo | None, code: int, reads_on: bool = False
     ) -> list[int]:
-        """Cleans up after the client in that slot; returns the tasks that are queued again.
-        reads_on: the client has left, but its process still reads what it has pinned and leased,
-        which a second sweep frees."""
+        """Cleans up after the client in the slot; returns the requeued tasks. reads_on: the client
+        has left, but its process still reads pinned and leased blocks, which a second sweep
+        frees."""
         again: list[int] = []
         concerned = self.client.concerned(slot)
         for header in concerned:
@@ -80,8 +80,8 @@ class Sweeper:
         return again
 
     def _keep_inner(self, header: dict[str, Any], slot: int) -> None:
-        """Takes holds on the refs inside an object that stays, before the dead client's holder bits
-        are cleared."""
+        """Takes holds on the refs inside an object that remains, before the dead client's holder
+        bits are cleared."""
         oid = header["id"]
         if not header["flags"] & FLAG_REFS or STATE[header["state"]] not in STORED:
             return
@@ -106,7 +106,7 @@ class Sweeper:
     def _settle(
         self, header: dict[str, Any], slot: int, worker: WorkerInfo | None, code: int
     ) -> bool:
-        """Settles one header of the dead client; True: its task is queued again."""
+        """Settles one header of the dead client; True if its task is queued again."""
         oid, state = header["id"], header["state"]
         orphan = header["owner"] == slot
         claimed = header["claimant"] == slot
@@ -139,7 +139,7 @@ class Sweeper:
             return False
         name = self.client.task_name(oid)
         tries = self.client.add_try(oid)
-        runs = task or header["kind"] == KIND_STREAM  # a generator that was making its next item
+        runs = task or header["kind"] == KIND_STREAM  # or a generator that was making its next item
         self.failed += runs
         error: Exception
         if not runs:
@@ -165,9 +165,9 @@ class Sweeper:
         return False
 
     def requeue(self, header: dict[str, Any], slot: int) -> bool:
-        """Queues a task again that the process had claimed, if a retry is left. A task in the
-        node's tables must be an inbound task or a reconstruction, because the submitters of all
-        others there are dead."""
+        """Queues the process's claimed task again, if a retry is left. A task in the node's tables
+        must be an inbound task or a reconstruction; the submitters of all other tasks there are
+        dead."""
         oid, wanted = header["id"], header["owner"] != NODE_SLOT
         if not (wanted or self.events.is_inbound(oid)) or not header["retries_left"]:
             return False
@@ -188,7 +188,7 @@ class Sweeper:
         self.tasks.watch_only(self.client.tables)
 
     def completed(self, oids: list[int]) -> None:
-        """Tasks of dead submitters have ended: the node takes over the refs in their results."""
+        """Tasks of dead submitters have ended: the node takes holds on the refs in the results."""
         for oid in oids:
             stored = self.client.state(oid) in STORED
             if stored and oid not in self.inner and self.client.flags(oid)[0]:
@@ -200,8 +200,8 @@ _DONE = (*STORED, STATE["CANCELLED"], STATE["DELETED"])
 
 
 def how_it_ended(code: int, worker: WorkerInfo | None = None) -> str:
-    """The end of a process as text; after a signal, with the memory in use, because the kernel
-    kills a process when memory runs out."""
+    """Describes the end of a process. After a signal this includes the memory in use, because the
+    kernel kills processes when memory runs out."""
     if code == LINE_LOST or (worker is not None and worker.verdict == "line"):
         return (
             "lost its connection to the node, as when user code has closed file descriptors that "
@@ -224,7 +224,7 @@ def is_ending(pid: int) -> bool:
 
 
 def _memory_in_use() -> str:
-    """How much of the host's memory is in use, as text."""
+    """The host's memory usage, as text."""
     total, available = total_bytes(), available_bytes()
     if total >= UNLIMITED or available >= UNLIMITED:
         return "memory in use: unknown"

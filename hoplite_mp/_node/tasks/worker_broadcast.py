@@ -1,10 +1,10 @@
 """Worker broadcasts: one task for each worker of the common pool, between two other tasks.
 
 `Cluster.run` must reach every worker once, but queued tasks go to whichever worker is idle first.
-So the tasks of a round are queued in a pool that no worker serves. The node sets a bit in the slots
-of the workers that take part; each of these then asks for its task, and the node names one. Other
-nodes do the same with a pool of their own, to which this node sends one task for each of their
-workers. When a worker ends before its turn, one task of the round fails.
+So the tasks of a broadcast (a round) are queued in a pool that no worker serves. The node sets a
+bit in the slots of the participating workers; each then requests its task from the node. Other
+nodes do the same with their own pools, to which this node sends one task for each of their workers.
+When a worker ends before its turn, one task of the round fails.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = ["WorkerBroadcasts"]
 
 
 COMMON_POOL = 0
-# Interval between checks for tasks that are not queued yet. Lower: more turns of the node while a
-# round has lost a worker. Higher: the caller of that round learns of the loss later.
+# Interval between checks for tasks that are not queued yet. Lower: the node wakes more often while
+# a round has lost a worker. Higher: the caller of that round is informed later.
 POLL_S = 0.05
-# How long a caller that gives a round up waits for other nodes to confirm. Higher: a node that has
-# stopped delays the caller. Lower: a slow node may still begin a task after the caller returned.
+# How long a caller that cancels a round waits for other nodes to confirm. Higher: an unresponsive
+# node delays the caller. Lower: a slow node may begin a task after the caller has returned.
 END_PATIENCE_S = 1.0
 ENDED = "its worker ended before its turn in this round"
 
@@ -51,9 +51,9 @@ class WorkerBroadcast:
     """This node's part of one call of `Cluster.run`."""
 
     pool: int
-    waiting: set[int]  # slots of workers that have not asked for their task yet
+    waiting: set[int]  # slots of workers that have not requested their task
     begun: bool = False  # all tasks for this host are queued, or on their way here
-    given: dict[int, int] = field(default_factory=dict)  # slot -> the task that it was given
+    given: dict[int, int] = field(default_factory=dict)  # slot -> the worker's task
     surplus: int = 0  # tasks that must fail, one for each worker that ended before its turn
     # Host id -> number of the pool there, and how many workers take part.
     far: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -61,14 +61,14 @@ class WorkerBroadcast:
 
 
 class WorkerBroadcastsEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def output_owner_of(self, slot: int) -> int:
-        """The driver that gets what workers print for the process in that slot."""
+        """The driver that gets the output of the process in the slot."""
 
 
 class WorkerBroadcasts:
-    """All rounds of one node: those of its own callers, and those of other nodes."""
+    """All rounds of one node, for its own callers and for other nodes."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class WorkerBroadcasts:
     # -- on the caller's node --------------------------------------------------------------------
 
     def open(self, slot: int, request: Request) -> None:
-        """Opens a round: each node now decides which of its workers take part."""
+        """Opens a round: each node now determines which of its workers participate."""
         ask: Any = request.ask
         workers = self.workers
         reply = self.replier(slot)
@@ -155,7 +155,7 @@ class WorkerBroadcasts:
                 round.surplus += round.unsent.pop(host_id)
                 continue
             oid = self.tasks.take_queued(round.pool)
-            if not oid:  # there are more tasks than the ring of hints holds
+            if not oid:  # there are more tasks than the hint ring holds
                 self.loop.call_later(POLL_S, functools.partial(self._share_out, round))
                 return
             there, workers = round.far[host_id]
@@ -168,7 +168,7 @@ class WorkerBroadcasts:
         self._shed(round)
 
     def end(self, slot: int, request: Request) -> None:
-        """Ends a round that its caller has given up, here and on other nodes."""
+        """Ends a round that its caller has cancelled, here and on other nodes."""
         reply = self.replier(slot)
         round = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
         far = {} if round is None else round.far
@@ -182,7 +182,7 @@ class WorkerBroadcasts:
     # -- on the workers' nodes -------------------------------------------------------------------
 
     def asked(self, host_id: int, message: OpenFarRound) -> None:
-        """Another node opens a round with the workers of this host."""
+        """Another node opens a round for the workers of this host."""
         number, roster = None, self._roster()
         if roster:
             number = self.workers.open_bound(NODE_SLOT, 0)
@@ -193,23 +193,23 @@ class WorkerBroadcasts:
         self.send_peer(host_id, FarRoundOpened(message.number, number or 0, workers))
 
     def end_here(self, host_id: int, message: EndFarRound) -> None:
-        """Ends a round that its caller on the other node has given up."""
+        """Ends a round that its caller on the other node has cancelled."""
         self.workers.close_lent(host_id, message.pool, False)
         self.send_peer(host_id, FarRoundEnded(message.number))
 
     def arrived(self, pool: int) -> None:
-        """Calls the workers of a round, because a task of another node is queued in its pool."""
+        """Signals the workers of a round that a task of another node is queued in its pool."""
         round = self.by_pool.get(pool)
         if round is not None:
             self._call(round)
 
     def counts_on(self, slot: int) -> bool:
-        """Whether a round that is not over counts on the worker in that slot."""
+        """Whether a running round includes the worker in the slot."""
         return any(slot in one.waiting or slot in one.given for one in self.by_pool.values())
 
     def _roster(self) -> set[int]:
-        """Slots of the workers in the common pool at present. Stand-ins that nobody needs any more
-        end at once, so that they need not take part."""
+        """Slots of the present workers of the common pool. Superfluous stand-ins end at once, so
+        that they need not participate."""
         if self.roster.leaves:
             return set()
         pool = self.workers.pools[COMMON_POOL]
@@ -220,13 +220,13 @@ class WorkerBroadcasts:
         }
 
     def _free(self, round: WorkerBroadcast) -> list[int]:
-        """The round's queued tasks for this host that no worker was given."""
+        """The round's queued tasks for this host that no worker has been given."""
         given = set(round.given.values())
         return [oid for oid in self.client.queued_in(round.pool) if oid not in given]
 
     def _call(self, round: WorkerBroadcast) -> None:
-        """Calls the workers that have not had their turn. They ask for their task between two
-        others, or while they wait for a round of their own."""
+        """Signals the workers that have not had their turn. They request their task between two
+        other tasks, or while they wait for a round of their own."""
         if not (round.begun and round.waiting and self._free(round)):
             return
         for slot in round.waiting:
@@ -237,7 +237,7 @@ class WorkerBroadcasts:
             self.tasks.wake_for_task(slot)
 
     def take(self, slot: int, request: Request) -> None:
-        """A worker asks for its tasks."""
+        """A worker requests its tasks."""
         found: list[int] = []
         worker = self.workers.all.get(slot)
         if worker is not None:  # cleared first, so that a task that arrives later calls it again
@@ -253,7 +253,7 @@ class WorkerBroadcasts:
     # -- ends ------------------------------------------------------------------------------------
 
     def exited(self, slot: int) -> None:
-        """Fails the task of a worker that has ended before it began the task."""
+        """Fails the task of a worker that ended before it began the task."""
         for round in list(self.by_pool.values()):
             if slot in round.waiting:
                 round.waiting.discard(slot)
@@ -264,7 +264,7 @@ class WorkerBroadcasts:
                 self.workers.fail(oid, ENDED)
 
     def _shed(self, round: WorkerBroadcast) -> None:
-        """Fails one task for each worker that has ended before its turn."""
+        """Fails one task for each worker that ended before its turn."""
         if not round.surplus or self.by_pool.get(round.pool) is not round:
             return
         if round.begun:
@@ -275,7 +275,7 @@ class WorkerBroadcasts:
             self.loop.call_later(POLL_S, functools.partial(self._shed, round))
 
     def forget(self, pool: int) -> None:
-        """The round's pool was closed, because its caller is done or has died."""
+        """The round's pool was closed: its caller has finished or died."""
         round = self.by_pool.pop(pool, None)
         if round is None:
             return

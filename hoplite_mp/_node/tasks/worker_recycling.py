@@ -1,11 +1,11 @@
 """Replaces workers after all drivers that they have served have left.
 
-Functions bring the globals of their program along, and what a task has imported or set stays in its
-worker for the next task. So a node that serves one program after another would keep something of
-each of them for ever, in the workers' memory and in the store. A worker of the common pool ends as
-soon as it is idle and all drivers for which it has run tasks have gone; a new one takes its place.
-One that has also served a driver that is still there stays, because that one may count on what its
-tasks have set. Whom a worker has served is known from marks in its output.
+A function brings the globals of its program along, and a task's imports and settings stay in its
+worker for the next task. So a node that serves one program after another would keep remains of each
+for ever, in the workers' memory and in the store. A worker of the common pool ends as soon as it is
+idle and all drivers whose tasks it has run are gone; a new one takes its place. A worker that has
+also served a remaining driver stays, because that driver may rely on its tasks' settings. The marks
+in a worker's output show which drivers it has served.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["WorkerRecycling"]
 
 COMMON_POOL = 0
-# How often workers are looked at that are busy, or whose marks may still be unread. Higher: memory
-# of programs that are gone is freed later.
+# How often workers are checked that are busy, or whose marks may still be unread. Higher: memory of
+# ended programs is freed later.
 POLL_S = 0.5
-# For so many looks after a driver's end a worker's mark may be read that names it.
+# Number of checks after a driver's end during which a mark that names it may still be read.
 POLLS_MAX = 20
 
 
 class WorkerRecycling:
-    """The drivers that have gone, as long as some worker has served them."""
+    """The ended drivers, as long as some worker has served them."""
 
     def __init__(
         self, host: HostContext, output: Output, workers: Workers, rounds: WorkerBroadcasts
@@ -43,17 +43,17 @@ class WorkerRecycling:
         self.output = output
         self.workers = workers
         self.rounds = rounds
-        self._gone: dict[int, int] = {}  # name of a driver -> looks left
-        self._hosts: dict[int, int] = {}  # the same by id, of hosts with all their drivers
+        self._gone: dict[int, int] = {}  # name of a driver -> remaining checks
+        self._hosts: dict[int, int] = {}  # the same by host id, for hosts with all their drivers
         self._looking = False
 
     def driver_ended(self, name: int) -> None:
-        """The attached driver of that name has gone."""
+        """The attached driver of that name has ended."""
         self._gone[name] = POLLS_MAX
         self._look_soon()
 
     def peer_lost(self, member: Member) -> None:
-        """A host is gone, with all drivers that were there."""
+        """A host is gone, with all its drivers."""
         self._hosts[member.host_id] = POLLS_MAX
         self._look_soon()
 
@@ -63,7 +63,7 @@ class WorkerRecycling:
             self.loop.call_later(POLL_S, self._look)
 
     def _look(self) -> None:
-        for host_id in self.roster.by_host_id:  # given up once, and a member again
+        for host_id in self.roster.by_host_id:  # was lost, and is a member again
             self._hosts.pop(host_id, None)
         busy = False
         self.output.read_marks()

@@ -1,8 +1,8 @@
 """The node's side of worker processes: starting, replacing, interrupting, deadlines.
 
-The module `pools` counts; this file acts on the counts, on deadlines that workers wrote into their
-slots, and on requests to interrupt. It only kills a worker; the clean-up follows when the
-supervisor reports the exit.
+The module `pools` counts; this file acts on the counts, on deadlines in the workers' slots, and on
+requests to interrupt. It only kills a worker; the cleanup follows when the supervisor reports the
+exit.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ __all__ = ["Workers"]
 
 POOL_FREE, POOL_OPEN, POOL_CLOSING = 0, 1, 2
 POLL_AGAIN_S = 0.5
-LINE_GRACE_S = 0.05  # how long a worker whose line has ended may take to exit
-# When a forced cancel's signal is repeated first; each later pause is twice as long. Python sees a
-# signal that arrives just before a blocking call only after that call. Higher: such a task runs on
-# for longer. Lower: system calls of tasks that clean up are interrupted more often.
+LINE_GRACE_S = 0.05  # how long a worker whose connection has ended may take to exit
+# Pause before a forced cancel's signal is first repeated; each later pause is twice as long. Python
+# handles a signal that arrives just before a blocking call only after that call. Higher: such a
+# task keeps running for longer. Lower: system calls of cleanup code are interrupted more often.
 INTERRUPT_AGAIN_S = 0.05
-# How long tasks wait for a worker while none can be started. Higher: a longer lack of descriptors
-# or processes only delays them. Lower: tasks fail sooner, with the reason.
+# How long tasks wait for a worker while none can be started. Higher: a longer shortage of
+# descriptors or processes only delays them. Lower: tasks fail sooner, with the reason.
 START_PATIENCE_S = 10.0
 FEWER = (
     "close executors, end actors (an actor ends with its last handle, or by Actor.kill), keep "
@@ -48,25 +48,25 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class WorkersEvents(hints.HintsEvents, Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def is_round(self, pool: int) -> bool:
         """See _node/tasks/worker_broadcast.py."""
 
     def pool_forgotten(self, pool: Pool) -> None:
-        """A closed pool has no workers any more, and its number may be reused."""
+        """A closed pool has no workers left; its number may be reused."""
 
     def fail_delayed(self, pool: int) -> None:
-        """Fails the tasks of a broken pool that wait for their next try."""
+        """Fails the tasks of a broken pool that are waiting for their next try."""
 
     def wait_for_resources(self, pool: Pool, count: int) -> None:
-        """Starts `count` workers of that pool when there are resources for them."""
+        """Starts `count` workers of the pool when there are resources for them."""
 
     def actor_died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
         """The process of an actor of this host has ended."""
 
     def workers_are(self, count: int) -> None:
-        """Announces for how many workers of this host other hosts may send tasks."""
+        """Announces the number of workers of this host for which other hosts may send tasks."""
 
 
 class Workers(hints.Hints):
@@ -93,7 +93,7 @@ class Workers(hints.Hints):
         self._opened = 0  # number of the pool that was opened last
         self.pipes: dict[int, list[int]] = {}
         self.lost = 0
-        # Counted by workers that have ended; tasks_failed also counts tasks that never began.
+        # Of workers that have ended; tasks_failed also counts tasks that never began.
         self.tasks_done = self.tasks_failed = 0
         self._due: float | None = None
         self.full = False  # the last worker could not be started: every client slot is taken
@@ -104,7 +104,7 @@ class Workers(hints.Hints):
 
     def open(self, pool: Pool, descriptors: list[int] | None = None) -> bool:
         """Gives the pool a number and starts its workers. False: all numbers are taken, or no
-        worker can be started. descriptors: taken over, for the workers to inherit."""
+        worker can be started. descriptors: for the workers to inherit; the pool takes them over."""
         number = self._next_number()
         if number is None:
             return False
@@ -116,14 +116,14 @@ class Workers(hints.Hints):
         self.pools[number] = pool
         self.client.open_pool(number, POOL_OPEN)
         self.start_missing(pool)
-        if pool.workers or not pool.target or pool.demand:  # with a demand its workers may wait
+        if pool.workers or not pool.target or pool.demand:  # with a demand, its workers may wait
             return True
         self.close(number, False)
         return False
 
     def open_first(self, workers: int, owner: int, slots: Iterable[int]) -> None:
-        """Opens the common pool, whose first workers, in these slots, the supervisor starts by
-        itself."""
+        """Opens the common pool. The supervisor itself starts the pool's first workers, in these
+        slots."""
         pool = Pool(0, workers, owner)
         self.pools[0] = pool
         self.client.open_pool(0, POOL_OPEN)
@@ -133,7 +133,7 @@ class Workers(hints.Hints):
 
     def grow(self, count: int) -> int:
         """Adds workers to the common pool, unless none can be started now; returns the new target.
-        A pause after workers that died at their start is ended."""
+        Ends a pause that follows workers that died at their start."""
         pool = self.pools[0]
         if not self.pauses():
             pool.recovered()
@@ -141,16 +141,16 @@ class Workers(hints.Hints):
             before, pool.target = pool.target, pool.target + count
             self.start_missing(pool)
             if self.pauses() or self.full:
-                pool.target = max(before, pool.own)  # stand-ins are no part of it
+                pool.target = max(before, pool.own)  # the target does not include stand-ins
         return pool.target
 
     def open_bound(self, owner: int, output_owner: int) -> int | None:
-        """Opens a pool without workers on this host; None: all numbers are taken."""
+        """Opens a pool without workers on this host; None if all numbers are taken."""
         pool = Pool(0, 0, owner, output_owner=output_owner)
         return pool.number if self.open(pool) else None
 
     def desert(self, number: int, why: str) -> None:
-        """Marks a pool as broken that has no workers here, and none on other hosts any more."""
+        """Marks a pool as broken that has no workers on this host and no longer any on others."""
         pool = self.pools.get(number)
         if pool and not (pool.target or pool.anywhere or self.events.is_round(number)):
             pool.broken, pool.host_lost = why, True
@@ -170,13 +170,13 @@ class Workers(hints.Hints):
         self.forget_if_empty(pool)
 
     def close_lent(self, host_id: int, number: int, kill: bool) -> None:
-        """Closes a pool that was opened for another host."""
+        """Closes a pool that was opened on behalf of another host."""
         if self.inbound_tasks.pools.get(number) == host_id:
             del self.inbound_tasks.pools[number]
             self.close(number, kill)
 
     def peer_lost(self, member: Member) -> None:
-        """A host is gone: closes the pools that were opened for it."""
+        """A host is gone: closes the pools that were opened on its behalf."""
         for number in [
             pool for pool, owner in self.inbound_tasks.pools.items() if owner == member.host_id
         ]:
@@ -190,7 +190,7 @@ class Workers(hints.Hints):
 
     def forget_if_empty(self, pool: Pool) -> None:
         if pool.closing and not pool.workers:
-            if not pool.actor:  # a task that is queued again after the death of its worker, say
+            if not pool.actor:  # e.g. a task that is queued again after the death of its worker
                 for oid in self.client.queued_in(pool.number):
                     self.fail_closed(oid)
             self.processes.close(pool.descriptors)
@@ -223,11 +223,11 @@ class Workers(hints.Hints):
         )
 
     def _next_number(self) -> int | None:
-        """The number of the next pool; None: all are taken."""
+        """The number of the next pool; None if all are taken."""
         return next_number(self._opened, self.pools.keys() | self.events.pools_named())
 
     def not_started(self, why: str) -> None:
-        """Another worker lacks a descriptor, a process or memory now; it is tried again later."""
+        """A worker could not be started for lack of a descriptor, a process or memory."""
         now = self.loop.now()
         if not self.trouble:
             self._trouble_since = now
@@ -239,8 +239,8 @@ class Workers(hints.Hints):
             self.loop.call_later(0.0, self._fail_what_waits)
 
     def _fail_what_waits(self) -> None:
-        """Fails tasks that wait for workers which cannot be started, unless other hosts can run
-        them."""
+        """Fails tasks that wait for workers which cannot be started, unless other hosts can run the
+        tasks."""
         others = self.outbound_tasks.capacity > 0
         why = f"for {START_PATIENCE_S:g} s none could be started: {self.trouble}"
         for pool in self.pools.values():
@@ -250,8 +250,8 @@ class Workers(hints.Hints):
                         self.fail(oid, why)
 
     def start_missing(self, pool: Pool, blocked: int | None = None) -> None:
-        """Starts workers that the pool lacks. blocked: how many of its workers wait inside a task,
-        if that is known already."""
+        """Starts the workers that the pool lacks. blocked: how many of its workers wait inside a
+        task, if already known."""
         if self.pauses():
             return
         if blocked is None:
@@ -268,7 +268,7 @@ class Workers(hints.Hints):
 
     def start_one(self, pool: Pool, assigned: dict[str, list[int]]) -> int:
         """Starts a worker; returns its slot, or -1 if none can be started now. assigned: the
-        indices of resources that it has for life."""
+        indices of its lifelong resources."""
         if self.pauses():
             return -1
         slot = self.client.register(0, CLIENT_WORKER, pool.number)
@@ -298,7 +298,7 @@ class Workers(hints.Hints):
         return slot
 
     def _promote(self, pool: Pool) -> None:
-        """Makes stand-ins own workers of the pool, if own workers have ended or the pool grows."""
+        """Turns stand-ins into regular workers, if regular workers have ended or the pool grows."""
         lacking = pool.target - pool.own
         for worker in pool.workers.values():
             if lacking > 0 and worker.stands_in and not worker.retiring:
@@ -325,7 +325,7 @@ class Workers(hints.Hints):
                 self.kill(worker, worker.verdict)
 
     def exited(self, worker: WorkerInfo | None, code: int, again: list[int]) -> None:
-        """After the sweep of a dead worker: replaces it, and announces what is queued again."""
+        """After the sweep of a dead worker: replaces it, and announces the requeued tasks."""
         if worker is None:
             return
         info = self.client.client_info(worker.slot)
@@ -339,7 +339,7 @@ class Workers(hints.Hints):
         if (code != 0 or info["running"]) and worker.verdict != "closing":
             self.lost += 1
         if pool.actor:
-            if worker.pid:  # else it was never started, and the actor has no state to lose
+            if worker.pid:  # otherwise it never started, and the actor has no state to lose
                 self.events.actor_died(pool, worker, how_it_ended(code, worker))
             if not pool.broken:
                 self.start_missing(pool)
@@ -351,8 +351,8 @@ class Workers(hints.Hints):
                 self.fail_closed(oid)
 
     def _replace(self, pool: Pool, worker: WorkerInfo, code: int) -> None:
-        """Starts another worker for one that has ended, now or after a pause; or fails the queued
-        tasks if the pool is broken."""
+        """Replaces a worker that has ended, now or after a pause; fails the queued tasks if the
+        pool is broken."""
         ailed, now = pool.ailing, self.loop.now()
         how = how_it_ended(code, worker)
         hopeless = pool.died(worker, code, SETUP_FAILED, how, now, self.config)
@@ -374,7 +374,7 @@ class Workers(hints.Hints):
         if not known:
             _log.error("workers end while they start, and are tried again: the last %s", pool.why)
         if len(pool.workers) > self.blocked(pool):
-            return  # a worker is there that can run them
+            return  # another worker can run them
         others = pool.number == 0 and self.outbound_tasks.capacity > 0
         if pool.number == 0:
             self.tell_workers()
@@ -387,7 +387,7 @@ class Workers(hints.Hints):
                 self.fail(oid, why)
 
     def tell_workers(self) -> None:
-        """Announces how many workers other hosts may send tasks for."""
+        """Announces the number of workers for which other hosts may send tasks."""
         pool = self.pools.get(0)
         if pool is not None:
             self.events.workers_are(0 if pool.ailing and not pool.workers else pool.target)
@@ -407,7 +407,7 @@ class Workers(hints.Hints):
             pool.setup_error, pool.setup_text = summary, text
 
     def fail_queued(self, pool: Pool, *, again: bool = False) -> None:
-        """Fails all tasks in the queue of a broken pool, now and repeatedly until it is closed."""
+        """Fails all queued tasks of a broken pool, now and repeatedly until the pool is closed."""
         if self.pools.get(pool.number) is not pool:
             return  # its number was reused
         self.events.fail_delayed(pool.number)
@@ -419,7 +419,7 @@ class Workers(hints.Hints):
 
     def fail_waited_for(self, pool: Pool) -> None:
         """Ends a deadlock of a pool whose workers all wait: fails the tasks that they have
-        submitted to it."""
+        submitted to the pool."""
         limit = self.config.blocked_workers_max
         why = f"all {len(pool.workers)} workers of its pool wait inside tasks, and no stand-in more"
         why += f" is allowed (blocked_workers_max={limit}); raise it, or wait for fewer at once"
@@ -436,26 +436,26 @@ class Workers(hints.Hints):
             self.results.store_error(oid, kind(f"no worker can run {name}(): {why}"), text)
 
     def fail_closed(self, oid: int) -> None:
-        """Fails a task that is queued again after its pool was closed."""
+        """Fails a task that is queued again after its pool has closed."""
         self.fail(oid, "its pool is closed")
 
     # -- interrupting --------------------------------------------------------------------------
 
     def interrupt(self, oid: int, slot: int) -> None:
-        """Interrupts the task if it still runs there; kills the worker if that does not help."""
+        """Interrupts the task if it is still running there; as a last resort kills the worker."""
         worker = self.all.get(slot)
         if worker is None or not self._runs(slot, oid):
             return
         actor = self.pools[worker.pool].actor
         if actor and not self.tasks.task(oid)[3] & FLAG_ASYNC:
-            return  # an interrupt that is not at an await could leave the actor inconsistent
+            return  # an interrupt outside an await could leave the actor inconsistent
 
         def runs() -> bool:
             return self.all.get(slot) is worker and self._runs(slot, oid)
 
         def signal(again_s: float) -> None:
             if runs():
-                if worker.pid:  # else the supervisor has not reported it yet
+                if worker.pid:  # otherwise the supervisor has not reported it yet
                     self.processes.interrupt(worker.pid)
                 self.loop.call_later(again_s, lambda: signal(2 * again_s))
 
@@ -471,7 +471,7 @@ class Workers(hints.Hints):
         return self.tasks.claimant(oid) == slot and self.tasks.aborted(oid)
 
     def line_ended(self, slot: int) -> None:
-        """Kills a worker that cannot work because its line has ended, unless it is exiting."""
+        """Kills a worker that cannot work because its connection has ended, unless it exits."""
         worker = self.all.get(slot)
 
         def poll() -> None:
@@ -491,7 +491,7 @@ class Workers(hints.Hints):
     # -- polling the workers' slots ------------------------------------------------------------
 
     def poll(self) -> None:
-        """Polls for deadlines that have passed, blocked workers, and surplus workers."""
+        """Polls for expired deadlines, blocked workers, and surplus workers."""
         now_ns, now = self.loop.now_ns(), self.loop.now()
         due: int | None = None
         waiting = dict.fromkeys(self.pools, 0)  # workers of each pool that wait inside a task
@@ -544,7 +544,7 @@ class Workers(hints.Hints):
                 count -= 1
 
     def replace(self, worker: WorkerInfo) -> None:
-        """Lets that worker end as soon as it is idle; `poll` starts another one if it is missed."""
+        """Lets the worker end as soon as it is idle; `poll` starts another one if needed."""
         worker.retiring = True
         self.client.set_retire(worker.slot, worker.retire_bits)
         self.tasks.wake_for_task(worker.slot)
