@@ -1,13 +1,13 @@
 """Dispatch of messages: a table of handlers for each kind of sender, checked to be complete.
 
 The tables are in `_node/runtime/tables.py`. A node handles every message that a sender may send, so
-a table that lacks one, or names one twice, is an error when the node is built.
+a missing or duplicate handler is an error when the node is built.
 
 A process sends its node one request after the other. Ctrl-C may interrupt the process while it
-waits, so that it never reads the reply. Each request that has a reply therefore carries the number
-of the last reply that the process has read, and what a later reply has granted (a lease, for
-example) is undone. Messages without a reply (number 0) come from any thread of the process, also
-while another one waits for a reply, and undo nothing.
+waits, so that it never reads the reply. Each request with a reply therefore carries the number of
+the last reply that the process has read, and grants in later replies (for example, a lease) are
+undone. Messages without a reply (number 0) come from any thread of the process, even while another
+thread waits for a reply, and undo nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ H = TypeVar("H")
 
 
 def complete(sent: object, *parts: Mapping[type, H]) -> dict[type, H]:
-    """One table with a handler for each type of message in the union `sent`. TypeError if one has
-    no handler or several, or if a handler is for a message that is never sent."""
+    """One table with a handler for each type of message in the union `sent`. TypeError if a type
+    has no handler or several, or if a handler is for a message that is never sent."""
     table: dict[type, H] = {}
     for part in parts:
         twice = [kind.__name__ for kind in part if kind in table]
@@ -65,8 +65,8 @@ class Requests:
         self._forget.append(forget)
 
     def take(self, slot: int, request: Request, given: list[int]) -> None:
-        """Handles one request. given: descriptors that came with it; a handler that takes them over
-        empties the list."""
+        """Handles one request. given: its descriptors; a handler that takes them over empties the
+        list."""
         self.given = given
         if request.number:
             self._latest[slot] = request.number
@@ -77,15 +77,15 @@ class Requests:
 
     def is_latest(self, slot: int, number: int) -> bool:
         """Whether this is the last request of the process. If not, the process was interrupted
-        while it waited, and has sent another one since."""
+        while it waited, and has sent another request since."""
         return self._latest.get(slot) == number
 
     def undo_unread(self, slot: int, number: int, undo: Callable[[], None]) -> None:
-        """Calls `undo` if the process never reads the reply of this number."""
+        """Calls `undo` if the process never reads the reply with this number."""
         self._unread.setdefault(slot, []).append((number, undo))
 
     def forget_client(self, slot: int) -> None:
-        """Forgets a process that has ended; the next one in its slot numbers its requests anew."""
+        """Forgets a process that has ended; its successor in the slot numbers requests anew."""
         self._latest.pop(slot, None)
         self._unread.pop(slot, None)
         for forget in self._forget:

@@ -1,8 +1,8 @@
-"""Ports of the node: interfaces for everything that reaches out of its process.
+"""Ports of the node: interfaces for all interactions with the outside of its process.
 
 The same node runs on a real host, with a clock, descriptors and threads, and in a simulation, where
-a schedule decides about all of these (FoundationDB and TigerBeetle test their databases in this
-way). Components are given ports, and never call the clock or the system directly.
+a schedule decides on all of these (as in the tests of FoundationDB and TigerBeetle). Components are
+given ports, and never use the clock or the system directly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
     "StacksPort",
 ]
 
-# Names a cell that other hosts may pull: operation (64 bits), epoch, stripe, part (32 bits each).
+# Identifies a cell that other hosts may pull: operation (64 bits), epoch, stripe, part (32 each).
 Key = tuple[int, int, int, int]
 
 T = TypeVar("T")
@@ -59,11 +59,11 @@ class LoopPort(Protocol):
     def watch(
         self, fd: int, ready: Callable[[], None], *, read: bool = True, write: bool = False
     ) -> None:
-        """Calls `ready` whenever the descriptor is readable or writable, as asked for, or has hung
+        """Calls `ready` whenever the descriptor is readable or writable, as requested, or has hung
         up. A second call for the same descriptor replaces the first one."""
 
     def unwatch(self, fd: int) -> None:
-        """Stops watching a descriptor, which may be closed already."""
+        """Stops watching a descriptor, which may already be closed."""
 
     def run_in_thread(self, work: Callable[[], T], done: Callable[[T], None]) -> None:
         """Calls `work` in a thread, then `done` with its result in the loop. `work` must not
@@ -72,28 +72,28 @@ class LoopPort(Protocol):
     def repeat_in_thread(
         self, interval_s: float, work: Callable[[], None], name: str
     ) -> Callable[[], None]:
-        """Calls `work` at this interval in a thread of its own, even while the loop is busy.
-        Returns a function that ends the thread. `name`: the thread's name."""
+        """Calls `work` at this interval in a separate thread, even while the loop is busy. Returns
+        a function that ends the thread. `name`: the thread's name."""
 
 
 class ClientSocketsPort(Protocol):
-    """The connections (lines) to the processes of this host, by client slot."""
+    """The connections to the processes of this host, by client slot."""
 
     @property
     def by_slot(self) -> Mapping[int, Any]:
-        """The lines that are open."""
+        """The open connections."""
 
     def serve(self, events: Any) -> None:
         """Sets the handler of the requests; see `ClientSocketsEvents`."""
 
     def add(self, slot: int, line: Any) -> None:
-        """Reads requests of the process in that slot from this line."""
+        """Reads requests of the process in the slot from this connection."""
 
     def forget(self, slot: int) -> None:
-        """Closes the line of a process that has ended or sends no more requests."""
+        """Closes the connection of a process that has ended or sends no more requests."""
 
     def reply(self, slot: int, reply: Reply) -> None:
-        """Answers the process in that slot, if there is one."""
+        """Answers the process in the slot, if there is one."""
 
     def replier(self, slot: int) -> Callable[[Reply], None]:
         """A function for an answer that is sent later: it reaches the process that is in the slot
@@ -101,24 +101,24 @@ class ClientSocketsPort(Protocol):
 
 
 class ProcessesPort(Protocol):
-    """Starting and ending of worker processes on this host."""
+    """Starts and ends worker processes on this host."""
 
     def spawn(self, ask: Spawn, descriptors: list[int]) -> str:
-        """Asks the supervisor for a worker that inherits these descriptors. Returns "", or why
-        none can be started now."""
+        """Asks the supervisor for a worker that inherits these descriptors. Returns "", or why no
+        worker can be started now."""
 
     def kill(self, pid: int) -> None:
-        """Kills the process, if it is still there."""
+        """Kills the process, if it still exists."""
 
     def interrupt(self, pid: int) -> None:
-        """Interrupts the task that the process runs, if the process is still there."""
+        """Interrupts the task of the process, if the process still exists."""
 
     def start_standby(self, ask: StartStandby, address: Address) -> None:
         """Asks the supervisor for a standby manager that listens at `address`. ConfigError: it
         cannot be started here."""
 
     def close(self, descriptors: list[int]) -> None:
-        """Closes descriptors that no worker is to inherit any more, and empties the list."""
+        """Closes descriptors that no more workers will inherit, and empties the list."""
 
 
 class Disk(Protocol):
@@ -127,16 +127,16 @@ class Disk(Protocol):
 
     @property
     def used(self) -> int:
-        """Bytes that the file holds."""
+        """Bytes in the file."""
 
     def write(self, data: memoryview) -> int | None:
-        """Returns the position of the bytes; None: the file's size limit is reached."""
+        """Returns the position of the bytes; None if the file's size limit is reached."""
 
     def read(self, position: int, into: memoryview) -> None:
-        """Fills `into` with the bytes from that position on."""
+        """Fills `into` with the bytes from the position on."""
 
     def free(self, position: int) -> None:
-        """Frees what was written at that position."""
+        """Frees the bytes written at the position."""
 
 
 class HasWorker(Protocol):
@@ -176,9 +176,9 @@ class OutgoingConnection(Protocol):
         """The descriptor for the loop."""
 
     def turn(self, now: float) -> Admission | None:
-        """Does what can be done without blocking; returns the connection once it is established.
-        HopliteError: the host cannot be reached, or another one has answered. OSError: this
-        process has no resources left."""
+        """Makes all progress that is possible without blocking; returns the established connection,
+        or None. HopliteError: the host cannot be reached, or another host has answered. OSError:
+        this process has no resources left."""
 
     def wait(self) -> Admission:
         """Blocks until the connection is established; raises as `turn` does."""
@@ -209,7 +209,7 @@ class Connections(Protocol):
         host_id: int | None = None,
         rounds_max: int = 0,
     ) -> OutgoingConnection:
-        """Begins to connect; the arguments are those of _transport/caller.py. OSError: this process
+        """Starts to connect; the arguments are those of _transport/caller.py. OSError: this process
         has no descriptor left."""
 
     def listen(
@@ -220,14 +220,14 @@ class Connections(Protocol):
         roles: Mapping[str, Callable[[Admission], None]],
     ) -> str:
         """Accepts connections of other nodes; returns the address, without a port. `roles`: the
-        handler of a new connection, by the role that its caller has named."""
+        handler of a new connection, by the role that its caller requests."""
 
     def is_reached(self, endpoints: Sequence[Endpoint]) -> bool:
-        """Whether one of these answers. It blocks, so it must be called in a thread."""
+        """Whether one of these answers. Blocks, so it must be called in a thread."""
 
     def lend(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool]) -> LentPort:
-        """Opens a port of this host that forwards to one of these. `may`: whether a caller from
-        that address is let through; called in threads. ConfigError, OSError, RuntimeError: no port
+        """Opens a port of this host that forwards to one of these. `may`: whether a caller from the
+        given address is accepted; called in threads. ConfigError, OSError, RuntimeError: no port
         can be lent."""
 
     def own_addresses(self) -> Collection[str]:
@@ -235,14 +235,14 @@ class Connections(Protocol):
 
 
 class AttachedDrivers(Protocol):
-    """Programs of this host that attach to its node. DriverListenerPort, which lets them in, calls
+    """Programs of this host that attach to its node. DriverListenerPort, which admits them, calls
     these methods."""
 
     def register(self) -> tuple[int, int, int, str]:
-        """Returns (slot, its generation, the driver's name, ""), or (-1, 0, 0, why not)."""
+        """Returns (slot, its generation, the driver's name, ""), or (-1, 0, 0, reason)."""
 
     def unregister(self, slot: int) -> None:
-        """Frees the slot of a driver to which its slot could not be sent."""
+        """Frees the slot of a driver that could not be notified of it."""
 
     def came(
         self,
@@ -253,11 +253,11 @@ class AttachedDrivers(Protocol):
         output: Any,
         close: Callable[[], None],
     ) -> None:
-        """A driver has received its slot. line: for its requests. output: a socket for the lines
-        that its tasks print. close: closes the connection over which it was let in."""
+        """A driver has received its slot. line: for its requests. output: a socket for the output
+        of its tasks. close: closes the connection over which it was admitted."""
 
     def gone(self, slot: int) -> None:
-        """The driver has ended or unmapped the memory: it reads nothing any more."""
+        """The driver has ended or unmapped the memory, and no longer reads anything."""
 
 
 class DriverListenerPort(Protocol):
@@ -268,7 +268,7 @@ class DriverListenerPort(Protocol):
         name."""
 
     def close(self) -> None:
-        """Closes the listener when the node ends, so that no driver finds it any more."""
+        """Closes the listener at the end of the node, so that no more drivers find it."""
 
 
 class EnginePort(Protocol):

@@ -1,9 +1,9 @@
 """Questions to other nodes, each answered by one message that carries the question's number.
 
-Many components ask other hosts something and wait for the answer. None of them may wait for a host
-that is lost, so all open questions are in one table, and the loss of a host ends all questions to
-it. Some questions have a deadline as well, because one host that hangs must not block a command
-that asks all of them.
+Many components send questions to other hosts and wait for the answers. None of them may wait for a
+lost host, so all open questions are in one table, and the loss of a host ends all questions to it.
+Some questions also have a deadline, because one hanging host must not block a command that asks all
+hosts.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE_S", "Answer", "Questions"]
 
-# How long other nodes may take to answer questions that a user asks (stats, traces, dumps). Higher:
-# slow hosts still answer in time. Lower: the user waits less for a host that does not answer.
+# How long other nodes may take to answer questions of a user (stats, traces, dumps). Higher: slow
+# hosts still answer in time. Lower: the user waits less for an unresponsive host.
 PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of one node. Times are those of this host's monotonic clock."""
+    """The answer of one node. Times are from this host's monotonic clock."""
 
     node: int
     message: Any
@@ -45,7 +45,7 @@ class _Question:
 
 
 class Questions:
-    """The questions of this node that are not answered yet."""
+    """The unanswered questions of this node."""
 
     def __init__(
         self, loop: LoopPort, roster: Roster, send: Callable[[int, PeerMessage], bool]
@@ -63,8 +63,8 @@ class Questions:
         done: Callable[[Answer | None], None],
         patience_s: float | None = None,
     ) -> None:
-        """Sends `make(number)` to the host `host_id`; `done` gets its answer, or None when
-        the host is lost or has not answered for `patience_s`."""
+        """Sends `make(number)` to the host `host_id`; `done` gets its answer, or None when the host
+        is lost or has not answered for `patience_s`."""
         self._last += 1
         number = self._last
         self.open[number] = _Question(host_id, done, self.loop.now_ns())
@@ -80,8 +80,8 @@ class Questions:
         done: Callable[[dict[int, Answer]], None],
         patience_s: float | None = None,
     ) -> None:
-        """Asks several hosts the same: `done` gets the answers by host id, as soon as each host has
-        answered, is lost, or has run out of time."""
+        """Sends the same question to several hosts: `done` gets the answers by host id, as soon as
+        each host has answered, is lost, or has run out of time."""
         self.ask_each(dict.fromkeys(host_ids, make), done, patience_s)
 
     def ask_each(
@@ -90,7 +90,7 @@ class Questions:
         done: Callable[[dict[int, Answer]], None],
         patience_s: float | None = None,
     ) -> None:
-        """As `ask_all`, with a message of its own for each host. makes: by host id."""
+        """As `ask_all`, with a different message for each host. makes: by host id."""
         waiting = set(makes)
         found: dict[int, Answer] = {}
 
@@ -107,7 +107,7 @@ class Questions:
             self.ask(host_id, make, functools.partial(came, host_id), patience_s)
 
     def answered(self, host_id: int, message: Any) -> bool:
-        """Takes an answer of that host. Returns whether the question was still open."""
+        """Handles an answer of the host. Returns whether the question was still open."""
         question, node = self.open.get(message.number), self.roster.number_of(host_id)
         if question is None or question.host_id != host_id or node is None:
             return False
@@ -115,7 +115,7 @@ class Questions:
         return True
 
     def peer_lost(self, member: Member) -> None:
-        """Ends the questions to a host that is lost."""
+        """Ends the questions to a lost host."""
         for number in [
             number for number, one in self.open.items() if one.host_id == member.host_id
         ]:

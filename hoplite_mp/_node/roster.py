@@ -1,6 +1,6 @@
-"""What the node knows about its cluster: whether it has joined, and which other nodes live.
+"""The node's view of its cluster: whether it has joined, and which other nodes live.
 
-Most components only need to know which nodes there are, not how to reach them.
+Most components only need to know which nodes exist, not how to reach them.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class Roster:
         return list(self.by_host_id)
 
     def number_of(self, host_id: int) -> int | None:
-        """The number of that host's node; None: it is no member."""
+        """The number of the host's node; None if it is not a member."""
         member = self.by_host_id.get(host_id)
         return None if member is None else member.node
 
 
 class Life:
-    """The state of one node. A component that finds out that the cluster has ended, or that this
-    host is cut off, sets a flag; the loop stops after the current turn. `alone`: a cluster of one
-    host, whose node need not wait for the manager to give it a number."""
+    """The state of one node. A component that detects the end of the cluster, or that this host is
+    cut off, sets a flag; the loop stops after the current turn. `alone`: a cluster of one host,
+    whose node needs no number from the manager."""
 
     def __init__(self, alone: bool) -> None:
         self.standing = alone  # this node has joined, and knows its number
         self.stopping = False  # the current turn of the loop is the last one
         self.orderly = False  # all workers had ended before the node stopped
-        self.given_up = False  # this host is alive but was excluded, or is cut off from the others
+        self.given_up = False  # this host is alive, but was excluded or is cut off
 
     def leave(self) -> None:
         """Stops the node, because it is not needed any more or the cluster has ended. The

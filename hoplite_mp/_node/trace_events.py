@@ -1,7 +1,7 @@
 """Trace events of the node itself (transfers, spills, ...), recorded while a trace is running.
 
-Many components do work that belongs into a timeline. Each of them adds an event here if the flag
-`on` is set, and need not know who traces or what the events are used for.
+Many components do work that belongs in a timeline. Each of them adds an event here if the flag `on`
+is set, and need not know who traces or how the events are used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Note = tuple[str, str, int, int, dict[str, Any]]
 
 
 class ObjectNames(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def public(self, oid: int) -> bytes:
         """The cluster-wide id of an object that has a header on this host."""
@@ -41,7 +41,7 @@ class TraceEvents:
         self._inbound_now: list[Callable[[], Iterable[tuple[int, bytes]]]] = []
 
     def start(self) -> None:
-        """Begins to record; events and tasks of an earlier trace are forgotten."""
+        """Starts recording; events and tasks of an earlier trace are forgotten."""
         self.on, self.dropped = True, 0
         self.kept.clear()
         self.inbound_tasks.clear()
@@ -50,8 +50,8 @@ class TraceEvents:
                 self.inbound_task(oid, task)
 
     def ask_at_start(self, guests_now: Callable[[], Iterable[tuple[int, bytes]]]) -> None:
-        """Registers a function that lists the tasks of other hosts that are here when a trace
-        starts, as (local id, cluster-wide id)."""
+        """Registers a function that lists the present tasks of other hosts when a trace starts, as
+        (local id, cluster-wide id)."""
         self._inbound_now.append(guests_now)
 
     def stop(self) -> None:
@@ -59,7 +59,7 @@ class TraceEvents:
         self.on = False
 
     def add(self, kind: str, name: str, begin_ns: int, /, **more: Any) -> None:
-        """Records something that has just ended. `begin_ns`: 0 if it began before the trace."""
+        """Records an event that has just ended. `begin_ns`: 0 if it began before the trace."""
         if self.on:
             if isinstance(more.get("object"), int):
                 more["object"] = self.events.public(more["object"])
@@ -68,7 +68,7 @@ class TraceEvents:
             self.kept.append((kind, name, begin_ns or now, now, more))
 
     def inbound_task(self, oid: int, task: bytes) -> None:
-        """Notes a task of another host that has come to this one."""
+        """Records a task of another host that has arrived here."""
         if self.on:
             while len(self.inbound_tasks) >= self.most:
                 del self.inbound_tasks[next(iter(self.inbound_tasks))]

@@ -2,7 +2,7 @@
 
 The manager's process may die while the cluster lives; its supervisor then starts another one at the
 same address. Until the node has found it, only work that needs a new plan waits. A new manager
-knows nothing, so each node reports to it what the node holds and waits for.
+starts without state, so each node reports its objects and its open requests to it.
 
     joined ──► lost without ClusterEnded ──► called again ──► reported ──► as before
                       │                           └─ no answer: the node ends; its host may rejoin
@@ -55,16 +55,16 @@ if TYPE_CHECKING:
 __all__ = ["HeartbeatSender", "ManagerConnection"]
 
 
-# How long the manager may be silent, as a multiple of a node's heartbeat_timeout_s. It is more than
-# for a node, because the loss of the manager is the end for this node.
+# How long the manager may be silent, as a multiple of a node's heartbeat_timeout_s. Longer than for
+# a node, because this node ends when it loses the manager.
 MANAGER_SILENCES = 5.0
-# How long a node waits for a manager that is lost. Higher: slower restarts are waited for. Lower: a
-# host that is cut off from the manager joins anew sooner.
+# How long a node waits for a lost manager. Higher: slower restarts succeed. Lower: a host that is
+# cut off from the manager joins anew sooner.
 MANAGER_ABSENT_S = 10.0
-# How many messages are kept to be repeated to the next manager: those in ONCE, which no report of a
+# How many messages are kept for repetition to the next manager: those in ONCE, which no report of a
 # component contains, and ends of operations, which the last manager may not have sent to every
-# node. Both kinds are small, and the limits exceed what a manager can have left unread when it
-# dies.
+# node. Both kinds are small, and the limits exceed the number of messages that a dying manager can
+# have left unread.
 SENT_MAX = 1024
 ENDED_MAX = 1024
 ONCE = (
@@ -79,10 +79,10 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class ManagerConnectionEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def answer_standing(self) -> None:
-        """Answers programs that wait until this node has joined, or has failed to."""
+        """Answers programs that wait until this node has joined, or has failed to join."""
 
     def joining(self, incarnation: int) -> NodeJoined:
         """The first message to the manager; `incarnation` counts attempts to join."""
@@ -91,7 +91,7 @@ class ManagerConnectionEvents(Protocol):
         """The first message to a new manager, after this node has joined."""
 
     def report(self) -> Iterator[Any]:
-        """What a new manager must know of this node's components."""
+        """The state of this node's components that a new manager must know."""
 
 
 class ManagerNetwork(Protocol):
@@ -102,10 +102,10 @@ class ManagerNetwork(Protocol):
     heartbeat_timeout_s: float
 
     def connect(self) -> Admission:
-        """The first connection. It blocks, and raises what `OutgoingConnection.wait` raises."""
+        """The first connection. Blocks, and raises the errors of `OutgoingConnection.wait`."""
 
     def call(self, done: Callable[[Admission | None], None], timeout_s: float) -> None:
-        """`done` gets a connection to the manager that leads now, or None if none is found."""
+        """`done` gets a connection to the manager that leads, or None if none is found."""
 
     def failover(self, named: StandbyNamed) -> FailoverInterface:
         """Makes the failover, after the manager has named a standby."""
@@ -123,16 +123,16 @@ class FailoverInterface(Protocol):
 
     @property
     def is_electing(self) -> bool:
-        """Whether this node has voted, and the candidate does not lead yet."""
+        """Whether this node has voted for a candidate that does not lead yet."""
 
     def leads(self, message: Leads) -> None:
-        """The manager leads in that term."""
+        """The manager leads in the given term."""
 
     def named(self, message: StandbyNamed) -> None:
         """The manager has named a standby, perhaps again."""
 
     def hold(self) -> None:
-        """Starts the standby, if it belongs to this host."""
+        """Starts the standby, if this is its host."""
 
     def lost(self) -> None:
         """The connection to the manager has ended."""
@@ -141,7 +141,7 @@ class FailoverInterface(Protocol):
         """The last message to a manager."""
 
     def knows(self) -> Knows:
-        """What this node knows of terms, for a manager that was restarted."""
+        """This node's record of terms, for a manager that was restarted."""
 
 
 class ManagerConnection:
@@ -155,7 +155,7 @@ class ManagerConnection:
         manager: ByteStream | None,
         events: ManagerConnectionEvents,
     ) -> None:
-        """manager: the connection, if the manager is on this host; None: it is on another one."""
+        """manager: the connection, if the manager is on this host; None: it is on another host."""
         self.loop = loop
         self.client = client
         self.life = life
@@ -167,7 +167,7 @@ class ManagerConnection:
         self.channel: ControlChannel | None = None
         self.heartbeat_sender: HeartbeatSender | None = None
         self.failover: FailoverInterface | None = None  # set if there is a standby
-        self.other_host_id: int | None = None  # of the manager's host; None: it is this one
+        self.other_host_id: int | None = None  # of the manager's host; None: it is this host
         self.join_error: tuple[str, str] | None = None
         self._losses = 0
         self._incarnation = 0  # counts attempts to join
@@ -180,21 +180,21 @@ class ManagerConnection:
     # -- messages ------------------------------------------------------------------------------
 
     def send(self, message: Any) -> None:
-        """Sends a message to the manager. If there is none, the message is dropped, because the
-        next manager gets a report; messages that no report contains are kept here for it."""
+        """Sends a message to the manager. Without a manager it is dropped, because the next manager
+        gets a report; messages that are in no report are kept here for the next manager."""
         if isinstance(message, ONCE):
             self._sent.append(message)
         elif isinstance(message, HostMeasured):
             self._measured[-1] = message
         elif isinstance(message, LinkMeasured) and message.bytes_per_s is None:
-            # Rates of pairs are not kept, because the next manager must not take old ones for new;
-            # they are measured again.
+            # Rates of pairs are not kept, because the next manager must not mistake old rates for
+            # new ones; they are measured again.
             self._measured[message.peer] = message
         if self.channel is not None:
             self.channel.send(encode(message))
 
     def serve(self, *parts: Mapping[type, ManagerHandler]) -> None:
-        """Sets the handlers of all messages that a manager sends to a node."""
+        """Sets the handlers of all messages from managers to nodes."""
         self._handlers = complete(ManagerToNode | TermsToNode, *parts)
 
     @property
@@ -220,7 +220,7 @@ class ManagerConnection:
     def _given_up(self, message: GivenUp) -> None:
         why = f"was silent for {message.silent_s:.1f} s"
         _log.warning("this host %s: given up", why if message.silent_s else "lost another")
-        self.life.given_up = not self.life.stopping  # a node that was leaving is not given up
+        self.life.given_up = not self.life.stopping  # a leaving node is not considered lost
 
     def _led(self, message: Leads) -> None:
         if self.failover is not None:
@@ -228,7 +228,7 @@ class ManagerConnection:
 
     def _vote_asked(self, _: VoteAsked) -> None:
         """A standby asks again over the connection over which this node has voted. This node
-        follows it already."""
+        already follows it."""
 
     def _standby_named(self, message: StandbyNamed) -> None:
         if self.failover is not None:
@@ -239,7 +239,7 @@ class ManagerConnection:
     # -- the beginning -------------------------------------------------------------------------
 
     def join(self) -> None:
-        """Joins the cluster. It blocks until a manager on another host has answered."""
+        """Joins the cluster. Blocks until a manager on another host has answered."""
         stream = self._near
         if stream is None:
             assert self.network is not None
@@ -254,15 +254,15 @@ class ManagerConnection:
         self._speak(stream, [self.events.joining(self._incarnation)])
 
     def announce_leaving(self) -> bool:
-        """Tells the manager that nothing on this host is needed any more. False: it cannot be told
-        yet, because no manager has let this node in."""
+        """Tells the manager that nothing on this host is needed any more. False: not possible yet,
+        because no manager has admitted this node."""
         if self.life.standing:
             self.send(NodeLeaving(self.client.number, self._incarnation))
         return self.life.standing
 
     def _join_again(self, reason: str) -> bool:
-        """Asks the next manager to let this node in, because the first one has died before it did.
-        False: there will be no other manager, or the time for joining is over."""
+        """Asks the next manager for admission, because the first one died before it admitted this
+        node. False: there will be no other manager, or the time for joining is over."""
         left, network = self._join_until - self.loop.now(), self.network
         if network is None or self.is_near or self.ended or self.life.given_up or left <= 0:
             return False
@@ -285,7 +285,7 @@ class ManagerConnection:
         self.life.leave()
 
     def admitted(self) -> None:
-        """The manager has let this node in."""
+        """The manager has admitted this node."""
         if self.failover is not None and not self.is_near:
             self.failover.hold()
 
@@ -296,9 +296,9 @@ class ManagerConnection:
 
     @property
     def standby(self) -> tuple[tuple[str, ...], str, int, bool]:
-        """About the standby, for `status`: its addresses; its address on this host, or ""; the
-        number of the member whose host has one of these addresses, or -1; whether that host has
-        the manager."""
+        """The standby, for `status`: its addresses; its address on this host, or ""; the number of
+        the member whose host has one of these addresses, or -1; whether that host has the
+        manager."""
         failover = self.failover
         if failover is None:
             return (), "", -1, False
@@ -372,7 +372,7 @@ class ManagerConnection:
 
     def _called(self, admission: Admission | None, broken: bool) -> None:
         if admission is None:
-            # A broken connection may mean that only this host is cut off; then it may join again.
+            # A broken connection may mean that only this host is cut off; then it may rejoin.
             self.life.given_up = broken
             self.life.leave()
         else:
@@ -384,8 +384,8 @@ class ManagerConnection:
         self._return(admission.stream)
 
     def follow(self, channel: ControlChannel, vote: Voted, host_id: int) -> None:
-        """Makes the standby, which is at the other end of this control channel, the manager of this
-        node. host_id: of its host."""
+        """Makes the standby at the other end of this control channel the manager of this node.
+        host_id: of its host."""
         self.other_host_id = host_id
         self.drop("another one leads")
         channel.hand_over(self._take, self._lost)
@@ -404,18 +404,16 @@ class ManagerConnection:
         return failover is not None and (self.channel is None or failover.is_electing)
 
     def drop(self, why: str) -> None:
-        """Stops obeying this manager; this node follows the one that it finds next."""
+        """Stops obeying this manager; this node follows the next one that it finds."""
         channel, self.channel = self.channel, None
-        if (
-            self.heartbeat_sender is not None
-        ):  # its silence must not be detected as a failure any more
+        if self.heartbeat_sender is not None:  # its silence must no longer be detected as a failure
             self.heartbeat_sender.stop()
         if channel is not None:
             channel.hand_over(lambda message: None, lambda reason: None)
             channel.close(why)
 
     def farewell(self) -> None:
-        """Announces the end of this node, so that it does not count as lost, and the manager's
+        """Announces the end of this node, so that it is not considered lost, and the manager's
         lease does not depend on it."""
         if self.life.orderly and not self.is_here:
             self.announce_leaving()
@@ -424,7 +422,7 @@ class ManagerConnection:
 
     def again(self, stream: ByteStream) -> None:
         """The supervisor has restarted the manager of this host."""
-        if self.channel is not None:  # the last messages of the dead manager are handled first
+        if self.channel is not None:  # the last messages of the dead manager come first
             self.channel.drain()
         self._return(stream)
 
@@ -468,18 +466,18 @@ class ManagerConnection:
 
 # Heartbeats to the manager, and a failure detector for the manager.
 #
-# A host that is stopped or cut off closes no connection. A node's beats are sent by a thread, so
-# that a loop that is busy reading a large file does not look dead; but only for HUNG_S after the
-# loop's last turn, so that a loop that hangs does not look alive.
+# A host that is stopped or cut off closes no connection. A thread sends the node's heartbeats, so
+# that a loop that is busy reading a large file does not appear dead; but only for HUNG_S after the
+# loop's last turn, so that a hanging loop does not appear alive.
 
 
-# How long one turn of the loop may take. Higher: a host with a slow disk is not given up. Lower: a
-# loop that hangs blocks the other hosts for a shorter time.
+# How long one turn of the loop may take. Higher: a host with a slow disk is not declared lost.
+# Lower: a hanging loop blocks the other hosts for a shorter time.
 HUNG_S = 30.0
 
 
 class HeartbeatSender:
-    """The beats of one node. Its loop sets `turned_at` to the time of its latest turn."""
+    """The heartbeats of one node. Its loop sets `turned_at` to the time of its latest turn."""
 
     def __init__(
         self,
@@ -490,8 +488,8 @@ class HeartbeatSender:
         interval_s: float,
         patience_s: float,
     ) -> None:
-        """send: sends a beat to the manager; called in a thread. lost: called with the seconds for
-        which the manager has been silent."""
+        """send: sends a heartbeat to the manager; called in a thread. lost: called with the seconds
+        for which the manager has been silent."""
         self._send = send
         self._loop = loop
         self._lost = lost
@@ -505,12 +503,12 @@ class HeartbeatSender:
         loop.call_later(interval_s, self._poll)
 
     def received(self) -> None:
-        """Something has arrived from the manager."""
-        # A late loop reads the message late, and its own delay is not the manager's silence.
+        """A message of the manager has arrived."""
+        # A late loop reads the message late; its own delay is not the manager's silence.
         self._silence.heard(min(self._loop.now(), self._poll_at))
 
     def stop(self) -> None:
-        """Stops the beats and the failure detector."""
+        """Stops the heartbeats and the failure detector."""
         self._over = True
         self._end()
 
@@ -519,8 +517,8 @@ class HeartbeatSender:
             self._send(BEAT)
 
     def _poll(self) -> None:
-        """Checks for silence, in the loop. A late loop reads the beats that have arrived meanwhile
-        only after this timer, so its delay does not count as silence."""
+        """Checks for silence, in the loop. A late loop reads the heartbeats that have arrived
+        meanwhile only after this timer, so its delay does not count as silence."""
         if self._over:
             return
         now = self._loop.now()

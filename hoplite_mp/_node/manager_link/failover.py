@@ -1,13 +1,13 @@
-"""Failover: this node follows one manager, and votes for the standby when that manager is lost.
+"""Failover: this node follows one manager, and votes for the standby when it loses that manager.
 
 In a cluster with a standby a node must never obey two managers. Terms and votes work as in Raft's
 elections; the manager's right to decide is a lease (Gray and Cheriton, SOSP 1989). Each answer of
-this node to a beat of its manager renews the lease, and binds the node for a while. When the node
-has lost its manager and is not bound any more, it offers its vote to the standby. If the manager is
-back before the node has voted, the node returns to it. Once the node has voted it does not obey the
-old manager any more, and its connection to the standby becomes the one to its manager. If the
-standby does not lead, the node also asks the old manager whether it still decides: then the others
-have gone on without this node, which ends.
+this node to a heartbeat of its manager renews the lease, and binds the node for a while. A node
+that has lost its manager and is not bound any more offers its vote to the standby. If the manager
+returns before the node has voted, the node returns to it. Once the node has voted, it no longer
+obeys the old manager, and its connection to the standby becomes the one to its manager. If the
+standby does not lead, the node also asks the old manager whether it still decides; if so, the
+cluster has continued without this node, which ends.
 
     following ──► no beat, or connection lost ──► vote offered ──► voted ──► following the new one
         ▲                                              │ ▲               │
@@ -57,10 +57,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Failover", "ManagerDialing"]
 
-# Connections to a manager on another host: to the first one, and to its successors.
+# Connections to managers on other hosts: to the first one, and to its successors.
 #
-# A node calls the addresses of its cluster's manager until one answers. Once a standby leads, its
-# addresses take their place.
+# A node calls the addresses of its cluster's manager until one answers. Once a standby leads, these
+# are replaced by the standby's addresses.
 
 
 # Rounds over the addresses of a lost manager. They suffice because its supervisor keeps the socket
@@ -100,7 +100,7 @@ class ManagerDialing:
         self.heartbeat_timeout_s = start.heartbeat_timeout_s
 
     def connect(self) -> Admission:
-        """The first connection. It blocks, and raises what `OutgoingConnection.wait` raises."""
+        """The first connection. Blocks, and raises the errors of `OutgoingConnection.wait`."""
         admission = self._calling(self.connect_timeout_s).wait()
         self.membership.cluster = self.peers.cluster = admission.cluster
         if not self.membership.start.tls:
@@ -108,7 +108,7 @@ class ManagerDialing:
         return admission
 
     def call(self, done: Callable[[Admission | None], None], timeout_s: float) -> None:
-        """`done` gets a connection to the manager that leads now, or None if none is found."""
+        """`done` gets a connection to the manager that leads, or None if none is found."""
         level = logging.WARNING if self.management.failover is None else logging.INFO
         make = functools.partial(
             self._calling, timeout_s, MANAGER_ROUNDS_MAX, self.membership.cluster
@@ -144,24 +144,24 @@ class ManagerDialing:
 
 
 # How long a node without a manager waits for a user to promote the standby, if it is connected to
-# the standby. Higher: more time for the user. Lower: programs fail sooner if nobody does it.
+# the standby. Higher: more time for the user. Lower: programs fail sooner without a user's help.
 PROMOTE_WAIT_S = 300.0
-# How long it waits if it is not connected to the standby, and after a vote for the candidate to
-# lead. Higher: a standby that starts late is waited for.
+# How long it waits without a connection to the standby, and after a vote for the candidate to lead.
+# Higher: a standby may start later.
 ALONE_S = 10.0
 US = 1_000_000
-# In clusters of at most this many hosts, a host whose peer has died and one that is cut off look
-# the same, so there can be no majority and a user must decide.
+# In clusters of at most this many hosts, a host whose peer has died cannot be told from one that is
+# cut off, so there is no majority and a user must decide.
 ALONE_MAX = 2
-# Timeout of a connection to the standby or to the former manager, and of the latter's answer; then
-# it is called again.
+# Timeout of a connection to the standby or to the former manager, and of the latter's answer;
+# afterwards it is called again.
 CALL_S = 2.0
 
 _log = logging.getLogger("hoplite_mp")
 
 
 class Failover:
-    """What one node does for a failover; made when the manager names a standby."""
+    """One node's part in a failover; made when the manager names a standby."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Failover:
         self.voter.bind(named.lease_us / US)
         self.holds = ""  # address of the standby, if it runs on this host
         # This node wants another manager only when this failure detector has fired, because the
-        # lease alone runs out earlier for a manager that is merely late.
+        # lease expires earlier even if the manager is merely late.
         self._silence = Silence(now, network.heartbeat_timeout_s)
         self._poll_at = now
         self.channel: ControlChannel | None = None  # to the standby, until it leads
@@ -205,8 +205,8 @@ class Failover:
         # Addresses of the manager that this node follows before it votes. The standby's address
         # may be among them. The standby ignores NotLed, so addresses are tried in sequence.
         self._former = tuple(endpoint_at(*where) for where in membership.start.manager)
-        self._asked = 0  # how often
-        self._is_unled = False  # nobody has led for long since this node voted
+        self._asked = 0  # number of requests to it
+        self._is_unled = False  # nobody has led for a long time since this node voted
         self._asking = False
         if not management.is_near:
             self._poll()
@@ -218,9 +218,9 @@ class Failover:
         self.voter.bind(message.lease_us / US)
 
     def leads(self, message: Leads) -> None:
-        """The manager leads in that term."""
+        """The manager leads in the given term."""
         voter, now = self.voter, self.loop.now()
-        # A late loop reads the message late, and its own delay is not the manager's silence.
+        # A late loop reads the message late; its own delay is not the manager's silence.
         self._silence.heard(min(now, self._poll_at))
         if not voter.hear(message.term, message.at, message.lists, now):
             _log.warning("a manager of an older term was heard: it is not obeyed")
@@ -235,8 +235,7 @@ class Failover:
         self.management.send(answer)
 
     def knows(self) -> Knows:
-        """What this node knows of terms; sent to a manager that was restarted, and to the
-        standby."""
+        """This node's record of terms, for a manager that was restarted and for the standby."""
         return Knows(self.management.client.number, self._knowledge)
 
     @property
@@ -249,7 +248,7 @@ class Failover:
 
     def ends(self) -> Ends:
         """The last message of this node. It promises that the node never votes again, so that the
-        manager's lease does not depend on the node any more."""
+        manager's lease no longer depends on the node."""
         return Ends(self.management.client.number)
 
     @property
@@ -259,7 +258,7 @@ class Failover:
 
     @property
     def is_electing(self) -> bool:
-        """Whether this node has voted, and the candidate does not lead yet."""
+        """Whether this node has voted for a candidate that does not lead yet."""
         return self._voted_at is not None
 
     # -- without a manager ---------------------------------------------------------------------
@@ -304,12 +303,12 @@ class Failover:
             self._call_manager()
 
     def _poll(self) -> None:
-        """Runs once per beat interval."""
+        """Runs once per heartbeat interval."""
         if self.life.stopping:
             return
         now = self.loop.now()
         interval_s = self.network.heartbeat_interval_s
-        if now - self._poll_at > interval_s:  # the loop is late, and beats may still be unread
+        if now - self._poll_at > interval_s:  # the loop is late, and heartbeats may still be unread
             self._silence.excuse(now - self._poll_at)
         wanted = self._wants_another(now)
         if not wanted and self.channel is not None:
@@ -326,7 +325,7 @@ class Failover:
         if self._is_unled and self._alone_since is not None and not self._asking:
             self._ask_former()
         if self._alone_since is not None:
-            # The standby refuses a promotion if no node that offers its vote knows a list of hosts.
+            # The standby refuses a promotion unless some voting node knows a list of hosts.
             may_follow = self.channel is not None and bool(self.voter.lists)
             patience_s = PROMOTE_WAIT_S if may_follow else ALONE_S
             if now - self._alone_since > patience_s:
@@ -340,7 +339,7 @@ class Failover:
         self.loop.call_later(next_in, self._poll)
 
     def _wants_another(self, now: float) -> bool:
-        """Whether the manager is lost, as far as this node can tell."""
+        """Whether this node considers the manager lost."""
         return self._alone_since is not None or self._silence.deadline <= now
 
     def _offer(self, now: float) -> None:
@@ -382,7 +381,7 @@ class Failover:
             self._standby_lost,
             shared=True,
         )
-        # Bytes that arrived together with the end of the handshake do not wake the loop again.
+        # Bytes that arrived with the end of the handshake do not wake the loop again.
         self.channel.ready()
         self._offer(self.loop.now())
 
@@ -408,8 +407,8 @@ class Failover:
         )
 
     def _ask_former(self) -> None:
-        """Asks the manager before the vote whether it still decides. If so, it has given up this
-        node, but could not tell it, because the vote has ended their connection."""
+        """Asks the manager from before the vote whether it still decides. If so, it has declared
+        this node lost, but could not say so, because the vote has ended their connection."""
         self._asking = True
         endpoint = self._former[self._asked % len(self._former)]
         self._asked += 1
@@ -440,7 +439,7 @@ class Failover:
         self._asking = False
 
     def _from_former(self, message: Any) -> None:
-        # Once it has voted again, this node waits for that candidate first.
+        # Once it has voted again, this node first waits for that candidate.
         if isinstance(message, GivenUp) and self._alone_since is not None:
             _log.warning("the manager decides without this host, which has voted: given up")
             self.management.cut_off("it has been given up")

@@ -1,8 +1,8 @@
-"""The members of the cluster as the manager has announced them, including this node.
+"""The members of the cluster, including this node, as announced by the manager.
 
-The manager decides who is a member, and announces each with its number of workers at the start;
-nodes tell each other when that number changes. Components that only need to know which other nodes
-live use the roster (_node/roster.py).
+The manager decides on membership, and announces each member with its initial number of workers;
+nodes notify each other when that number changes. Components that only need to know which other
+nodes live use the roster (_node/roster.py).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = ["JoinWaiters", "NodeMembership", "SingleHostMembership"]
 
 
 NUMBER = 0  # the number of the only node in a cluster of one host
-GONE_MAX = 32  # how many former hosts are remembered for programs that ask about them
+GONE_MAX = 32  # how many former hosts are remembered for programs that ask
 # How long they are remembered. Higher: `status` and `top` list old losses beside new ones.
 GONE_SHOWN_S = 600.0
 
 
 class SingleHostMembership:
-    """Answers about the members of a cluster of one host."""
+    """Answers requests about the members of a cluster of one host."""
 
     def __init__(
         self,
@@ -133,9 +133,9 @@ class NodeMembership:
         self.members: dict[int, Member] = {}  # by number, in order of joining
         # The last hosts that were lost or have left: (number, name, when).
         self.gone: deque[tuple[int, str, float]] = deque(maxlen=GONE_MAX)
-        self.left: set[int] = set()  # numbers of gone hosts that had announced their end
-        self.numbers = 1  # how many node numbers the manager has given, as far as this node knows
-        self.workers_now: int | None = None  # number of workers, if it has changed since joining
+        self.left: set[int] = set()  # numbers of gone hosts that had announced their departure
+        self.numbers = 1  # the highest known count of node numbers assigned by the manager
+        self.workers_now: int | None = None  # number of workers, if changed since joining
 
     @property
     def handlers(self) -> dict[type, Handler]:
@@ -170,7 +170,7 @@ class NodeMembership:
             self.tell_workers(count)
 
     def grow_remote(self, number: int, count: int) -> bool:
-        """Asks another node to start more workers; False: it is gone."""
+        """Asks another node to start more workers; False if it is gone."""
         member = self.roster.by_number.get(number)
         return member is not None and self.send_peer(member.host_id, AddPeerWorkers(count))
 
@@ -187,9 +187,9 @@ class NodeMembership:
         self.members[member.node] = member
 
     def went(self, number: int) -> Member | None:
-        """Removes a member that is gone. Returns it, or None if it was removed before."""
+        """Removes a member that is gone. Returns it, or None if it was already removed."""
         member = self.members.pop(number, None)
-        # A program without workers that was connected for a while is not remembered as a host.
+        # A program without workers that was connected for a while does not count as a former host.
         if member is not None and (member.workers or member.stays):
             self.gone.append((number, member.host, self.loop.now()))
             self.left &= {one for one, *_ in self.gone} - {number}
@@ -198,11 +198,11 @@ class NodeMembership:
         return member
 
     def has_left(self, number: int) -> None:
-        """That member announced its end before it went."""
+        """The member announced its departure before it went."""
         self.left.add(number)
 
     def have_workers(self, host_id: int, count: int) -> Member | None:
-        """Updates the number of workers in that host's common pool; None: it is no member."""
+        """Updates the number of workers in the host's common pool; None: not a member."""
         member = self.roster.by_host_id.get(host_id)
         if member is None:
             return None
@@ -247,12 +247,12 @@ class NodeMembership:
 
 # Requests of clients that wait until their node has joined a cluster.
 #
-# A node serves the processes of its host before a manager has let it in, but a program must not
+# A node serves the processes of its host before a manager has admitted it, but a program must not
 # begin its work before that.
 
 
 class JoinWaitersEvents(Protocol):
-    """What this component reports to components above it, and asks of them."""
+    """Reports and requests of this component to the components above it."""
 
     def cluster(self) -> bytes:
         """The id of the cluster; empty in a cluster of one host."""
@@ -283,7 +283,7 @@ class JoinWaiters:
         return {JoinStatus: self.ask}
 
     def ask(self, slot: int, request: Request) -> None:
-        """A process asks to be answered when this node has joined."""
+        """A process requests an answer as soon as this node has joined."""
         self.waiting.append((slot, request.number))
         self.answer()
 

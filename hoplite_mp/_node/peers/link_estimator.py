@@ -1,12 +1,12 @@
 """Passive estimates of this host's rates, from the traffic of its links.
 
-Active probes would use up the bandwidth that they measure. While bytes move, the counters of all
-links are sampled. A collective sends everything at once when it begins, so the fastest stretch of a
-burst shows what the host can send, and what it can receive. An estimate is raised at once when a
-stretch was faster. It is lowered gradually, and only by bursts that should have filled the link in
-that direction, because a host that gives one of three parts of a gather is not slow. The estimate
-for sending is lowered at once if two bursts in a row agree and their bytes waited for the link,
-because then the host has become slow, and must own less from the next plan on.
+Active probes would use up the bandwidth that they measure. So the counters of all links are sampled
+while bytes move. A collective sends everything at once when it begins, so the fastest stretch of a
+burst shows how much the host can send and receive. A faster stretch raises an estimate at once. An
+estimate is lowered gradually, and only by bursts that should have filled the link in that
+direction: a host that sends one of three parts of a gather is not slow. The estimate for sending is
+lowered at once if two bursts in a row agree and their bytes waited for the link: the host has
+become slow, and must own less from the next plan on.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
 __all__ = ["LinkEstimator", "Probing"]
 
 
-# Time between two samples while bytes have moved for less than YOUNG_S, and after that. Lower: more
-# turns of the node's loop, of some 300 us of processor time.
+# Sampling interval while bytes have moved for less than YOUNG_S, and after that. Lower: more turns
+# of the node's loop, each about 300 us of processor time.
 POLL_S = 0.03
 LATER_POLL_S = 0.09
-# Higher: more samples in each burst. Lower: in a short burst a stretch in which the link was full
-# is seen together with one in which it was not.
+# Higher: more samples in each burst. Lower: in a short burst, full and idle times of the link fall
+# into the same stretch.
 YOUNG_S = 0.15
 # Length of a stretch. Lower: bytes that a switch has only buffered count as speed. Higher: fewer
-# stretches in which a link is full, because links are rarely full for so long.
+# stretches in which a link is full, because links are rarely full for that long.
 STRETCH_S = 0.06
-# A stretch with fewer bytes is ignored, because they may be all that there was to send. So a link
-# of less than 140 Mbit/s is not measured, and counts as unknown.
+# A stretch with fewer bytes is ignored, because the sender may have had no more. So a link of less
+# than 140 Mbit/s is not measured, and counts as unknown.
 STRETCH_BYTES_MIN = 1 << 20
 LOWER_WEIGHT = 0.15  # weight of a slower burst in the new estimate
-# Two bursts agree if neither is more than this many times as fast. Lower: a host that has become
-# slow is noticed later. Higher: bursts on busy processors are believed.
+# Two bursts agree if neither is more than this many times as fast. Lower: a slow host is detected
+# later. Higher: bursts on busy processors are believed.
 AGREEING = 1.25
 UP = 0  # index of the sending direction in pairs (up, down)
 # Seconds of a burst in which bytes must have waited for the link.
 BACKLOGGED_S = 0.1
-# A burst in which no byte has moved for so long is over. Higher: more samples in vain.
+# A burst ends after this time without a byte. Higher: more useless samples.
 QUIET_S = 0.5
-# Bytes that begin to move after a burst of at least this length are another burst, even if they
-# follow at once: otherwise a row of calls would be one burst, in which a host that has become slow
-# was fast once. Higher: more calls until that is noticed. Lower: bursts too short to agree.
+# Bytes that begin to move after a burst of at least this length form another burst, even if they
+# follow at once: otherwise a series of calls would be a single burst, in which a host that is now
+# slow was once fast. Higher: more calls until that is detected. Lower: bursts too short to agree.
 LONG_S = 0.3
 # The manager is notified when a rate has changed by more than this fraction. Lower: more messages.
 SENT_CHANGE = 0.05
@@ -68,15 +68,15 @@ class BurstFollower(Protocol):
         """Called at each sample of a burst."""
 
     def end(self) -> None:
-        """The burst is over, and the link estimator has updated its rates."""
+        """The burst has ended, and the link estimator has updated its rates."""
 
     @property
     def backlogged_s(self) -> float:
-        """Seconds in which some flow of this host had more to send than its socket took."""
+        """Seconds in which some flow of this host had more to send than its socket accepted."""
 
 
 class LinkEstimator:
-    """Estimates for one host in both directions, in bytes per second; 0.0: not known yet."""
+    """Estimates for one host in both directions, in bytes per second; 0.0 while unknown."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class LinkEstimator:
         tell: Callable[[int, int], None] = lambda up, down: None,
         beside: BurstFollower | None = None,
     ) -> None:
-        """moved: returns the bytes (sent, received) so far. tell: called with new rates (up,
-        down). beside: follows the same bursts."""
+        """moved: returns the bytes (sent, received) so far. tell: called with new rates (up, down).
+        beside: follows the same bursts."""
         self.moved = moved
         self.tell = tell
         self.beside = beside
@@ -105,11 +105,11 @@ class LinkEstimator:
         self._waiting = False  # a timer is set
 
     def begin(self, full: tuple[bool, bool] = (True, True)) -> None:
-        """Bytes are about to move; `full`: whether this host's link limits them, (up, down)."""
+        """Bytes are about to move; `full`: whether this host's link limits them (up, down)."""
         now = self.loop.now()
         if not self.users:
             if self._measuring and now - self._ended_at >= POLL_S:
-                self._finish()  # that burst was over before this one began
+                self._finish()  # that burst had ended before this one began
             self._begun_at = now
         self.users += 1
         if not self._measuring:
@@ -130,12 +130,12 @@ class LinkEstimator:
         if not self.users:
             self._ended_at = self.loop.now()
             if self._measuring and self._ended_at - self._begun_at >= LONG_S:
-                self._sample()  # what has moved since the last look
-                self._finish()  # the plan of the next call is made with what this one has shown
+                self._sample()  # bytes moved since the last sample
+                self._finish()  # the plan of the next call uses the results of this one
 
     @property
     def rates(self) -> tuple[int, int]:
-        """(up, down) as known now, including this burst."""
+        """The present estimates (up, down), including this burst."""
         up, down = (max(known, peak) for known, peak in zip(self.known, self.peaks, strict=True))
         return int(up), int(down)
 
@@ -160,7 +160,7 @@ class LinkEstimator:
             self._finish()
 
     def _finish(self) -> None:
-        """The burst is over: updates the rates, and notifies the manager if they have changed."""
+        """The burst has ended: updates the rates, and notifies the manager if they have changed."""
         self._measuring = False
         for i, peak in enumerate(self.peaks):
             if peak > self.known[i]:
@@ -211,15 +211,15 @@ class LinkEstimator:
 
 # Latencies to other nodes, measured once when this node joins.
 #
-# The planner weighs the depth of a tree against the number of its streams, and needs the latency
-# for that. A node that has joined sends a few short messages, one after the other, to some of the
-# nodes that were there before. Rates are never probed (_node/peers/link_estimator.py).
+# The planner weighs the depth of a tree against the number of its streams, which requires the
+# latency. A node that has joined sends a few short messages, one after the other, to some of the
+# earlier members. Rates are never probed (_node/peers/link_estimator.py).
 
 
-# How many nodes are probed. Higher: more connections that nothing else may need.
+# How many nodes are probed. Higher: more connections that may not be needed otherwise.
 PEERS_MAX = 8
-# Number of round trips to each node. The first one includes connection setup and is discarded; of
-# the others the quickest counts.
+# Number of round trips to each node. The first one includes connection setup and is discarded; the
+# fastest of the rest counts.
 ROUNDS = 4
 
 
@@ -235,13 +235,12 @@ class Probing:
         self.tell = tell
 
     def begin(self, members: Iterable[Member]) -> None:
-        """Probes the members that have joined last, because they probably have the fewest
-        connections to others."""
+        """Probes the latest members, because they probably have the fewest connections."""
         for member in list(members)[-PEERS_MAX:]:
             self._ask(member.host_id, ())
 
     def _ask(self, host_id: int, trips_ns: tuple[int, ...]) -> None:
-        """Sends the next probe to that host. trips_ns: the round trips so far."""
+        """Sends the next probe to the host. trips_ns: the round trips so far."""
 
         def answered(answer: Answer | None) -> None:
             if answer is None:

@@ -1,8 +1,7 @@
-"""Data connections to other nodes, and the engine whose cells are filled over them.
+"""Data connections to other nodes, and the engine that fills cells over them.
 
-One engine moves all bulk bytes of this host. A connection to a node is made when the first pull
-from it is requested. The component that requested a cell is notified when the cell is full or has
-failed.
+One engine moves all bulk bytes of this host. A connection to a node is made at the first pull from
+it. The component that requested a cell is notified when the cell is full or has failed.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Links", "Pulling", "Wanting"]
 
-# The reason of a failure that callers recognise: no connection could be made, directly or over a
-# relay, and another attempt would take as long.
+# A failure reason that callers recognise: no connection could be made, directly or over a relay,
+# and another attempt would take as long.
 UNREACHABLE = "the node cannot be reached"
 _log = logging.getLogger("hoplite_mp")
 
@@ -45,13 +44,13 @@ class Wanting(Protocol):
     """A component that has requested cells, and is notified of the outcome."""
 
     def filled(self, cell: int) -> None:
-        """All bytes of the cell are there."""
+        """All bytes of the cell have arrived."""
 
     def failed(self, cell: int, reason: str) -> None:
         """The pull or the fold has failed; the cell stays open, and may be pulled again."""
 
     def describe(self, cell: int) -> dict[str, Any]:
-        """What the bytes are for, for traces: "object" (16 bytes), "operation", "bytes"."""
+        """The purpose of the bytes, for traces: "object" (16 bytes), "operation", "bytes"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class Pulling:
 
 
 class Links:
-    """The engine of this node, and a link to each node that it has pulled from."""
+    """The engine of this node, and a link to each node from which it has pulled."""
 
     def __init__(self, host: HostContext, peers: Peers, engine: EnginePort) -> None:
         self.loop = host.loop
@@ -76,14 +75,14 @@ class Links:
         self.links: dict[int, int] = {}  # number of a node -> link
         self.counted: dict[int, tuple[int, int]] = {}  # link -> bytes (sent, received)
         self.near: set[int] = set()  # links to other nodes on this same host
-        # Bytes (sent, received) of links that have ended; those of links in `near` apart.
+        # Bytes (sent, received) of links that have ended; separately those of links in `near`.
         self._ended, self._ended_near = (0, 0), (0, 0)
         self.ends: dict[int, int] = {}  # link -> number of the node at its other end
         self.calling: set[int] = set()  # numbers of nodes to which a connection is being made
-        # Cells that wait for such a connection -> the node and the key to pull them by. A later
-        # pull of the same cell replaces an earlier one.
+        # Cells that wait for such a connection -> the node and the key for the pull. A later pull
+        # of the same cell replaces an earlier one.
         self.awaiting: dict[int, tuple[int, Key]] = {}
-        self.wanting: dict[int, Wanting] = {}  # cell -> what is to be notified
+        self.wanting: dict[int, Wanting] = {}  # cell -> the component to notify
         self.pulling: dict[int, Pulling] = {}  # cell -> the pull that is filling it
         self.trace_events = host.trace_events
         self._takes_small: Callable[[tuple[Any, ...]], None] | None = None
@@ -115,9 +114,9 @@ class Links:
     def _admitted_driven(self, member: Member, admission: Admission) -> None:
         """Under TLS a link is a pair: each side makes the connection over which it sends. Either
         side may end its half and begin a new one while connections of older halves are still on
-        their way, so each connection names its half, and the half that it answers. **Invariant**:
-        a half receives only from the half that it answers, that answers it, or that has begun at
-        the same time; otherwise two nodes could replace each other's halves without end."""
+        their way, so each connection has the ids of its half and of the half that it answers.
+        **Invariant**: a half receives only from the half that it answers, that answers it, or that
+        began simultaneously; otherwise two nodes could replace each other's halves without end."""
         begun, answered = admission.peer.link, admission.peer.answers
         known = self.driven.get(member.node)
         if answered:
@@ -133,8 +132,8 @@ class Links:
         self._driven(member, begun).receive_over(admission.stream.detach())
 
     def _driven(self, member: Member, answers: int = 0) -> TlsLink:
-        """This side's half of the link to a node under TLS. answers: the other side's half, if
-        that was there first; 0: none."""
+        """This side's half of the link to a node under TLS. answers: the other side's half, if that
+        was made first; otherwise 0."""
         known = self.driven.get(member.node)
         if known is not None:
             return known
@@ -172,7 +171,7 @@ class Links:
                 self.engine.disconnect(link)
 
     def when_small(self, take: Callable[[tuple[Any, ...]], None]) -> None:
-        """Registers what takes the engine's events about small calls of Groups."""
+        """Registers the receiver of the engine's events about small calls of Groups."""
         self._takes_small = take
 
     # -- cells ---------------------------------------------------------------------------------
@@ -225,7 +224,7 @@ class Links:
                 self.engine.pull(cell, self.links[member.node], asked[1])
 
     def close(self, cell: int, engine_buffer: EngineBuffer) -> None:
-        """Closes a cell. engine_buffer: the memory that the cell is in."""
+        """Closes a cell. engine_buffer: the memory of the cell."""
         self.wanting.pop(cell, None)
         self.awaiting.pop(cell, None)
         self._note(cell, "given up")
@@ -239,8 +238,8 @@ class Links:
             engine_buffer.let_go()
 
     def on_ready(self) -> None:
-        """Handles the engine's events. Lost links come first, because the engine has forgotten them
-        already, and a component that is notified of a cell may at once pull from the same node."""
+        """Handles the engine's events. Lost links come first: the engine has already forgotten
+        them, and a component that is notified of a cell may at once pull from the same node."""
         events = self.engine.events()
         for event in events:
             if event[0] == LINK_LOST:
@@ -301,8 +300,8 @@ class Links:
         return sum(sent for sent, _ in found), sum(received for _, received in found)
 
     def flows(self) -> dict[int, Flow]:
-        """What moves between this host and each other one, by the number of its node, over links
-        that have not ended."""
+        """Traffic between this host and each other node, by node number, over links that have not
+        ended."""
         found: dict[int, Flow] = {}
         for link, number in list(self.ends.items()):
             if link in self.near:

@@ -1,27 +1,27 @@
-"""Passive estimates of pairs of hosts: which senders reach this host more slowly than links allow.
+"""Passive estimates of pairs of hosts: paths to this host that are narrower than its links.
 
 A LAN need not be a star. Where the path between two hosts is narrower than both their links (racks,
-switches in a chain, a cable that has negotiated less), a plan must send little along it. But most
-flows are slow for other reasons: the sender has nothing to send yet, its link is shared, or this
+switches in a chain, a cable with a lower negotiated rate), a plan must send little along it. But
+most flows are slow for other reasons: the sender has no data yet, its link is shared, or this
 host's link is. A path counts as narrow if three conditions hold together:
 
-1. The flow is backlogged: for most of a stretch of WINDOW_S its sender had more to send than its
-   socket took.
+1. The flow is backlogged: for most of a stretch of WINDOW_S its sender had more to send than
+   its socket accepted.
 2. Neither of the two hosts' links is full in that stretch.
-3. The flow gets less than half of an equal part of each of the two links, because links divide
-   themselves between flows about equally, though not exactly.
+3. The flow gets less than half of an equal part of each of the two links, because links are
+   shared between flows about equally, though not exactly.
 
 The sender knows the first condition and its own link, so it sends HeldUp to the receiver. The
-receiver knows its own link, and measures the rate, because bytes that a sender has handed to a
-socket may not have arrived. Of a burst it takes the fastest stretch, because a path is as wide as
-the most that it has carried. A narrow path carries nearly the same in every stretch, so a burst in
-which the flow was much faster at another time is ignored: TCP after a loss, or a busy processor,
-has slowed the flow there. A pair is reported after BURSTS_MIN bursts that agree, and again while
-bursts confirm it, because the manager forgets figures of pairs that nobody confirms
-(_planner/topology.py). A faster stretch of a pair that is known raises its rate at once.
+receiver knows its own link, and measures the rate, because bytes that a sender has written to a
+socket may not have arrived. It uses the fastest stretch of a burst, because a path is at least that
+wide. A narrow path carries nearly the same in every stretch. So a burst in which the flow was much
+faster at another time is ignored: TCP after a loss, or a busy processor, has slowed the flow. A
+pair is reported after BURSTS_MIN bursts that agree, and again while bursts confirm it, because the
+manager forgets unconfirmed figures of pairs (_planner/topology.py). A faster stretch of a known
+pair raises its rate at once.
 
 The same figures show when this host's own link becomes slow in the middle of a burst: flows to
-several hosts are backlogged, and all flows together get less than half of what the link can do.
+several hosts are backlogged, and together they get less than half of the link's rate.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Flow", "PathEstimator"]
 
-# Length of a stretch. Lower: the ends of exchanges, in which some pairs are done before others,
-# count as narrow paths. Higher: only larger objects reveal narrow paths.
+# Length of a stretch. Lower: the ends of exchanges, in which some pairs finish before others, count
+# as narrow paths. Higher: only larger objects reveal narrow paths.
 WINDOW_S = 0.15
-# A flow counts as backlogged if it was so for this part of a stretch. Lower: a sender that relays
-# what it receives, and pauses for that, counts as one behind a narrow path.
+# A flow is backlogged if it was so for this part of a stretch. Lower: a sender that relays incoming
+# data, with pauses, is mistaken for one behind a narrow path.
 BACKLOGGED = 0.8
-# A link is full above this part of its rate. Higher: full links that are slowed down by busy
-# processors count as not full.
+# A link is full above this part of its rate. Higher: full links that are slowed by busy processors
+# count as not full.
 FULL = 0.8
 # A flow that gets less than this fraction of an equal part of a link is held up elsewhere. Higher:
-# narrow paths that matter less are found, but so are flows that TCP has treated unfairly.
+# less important narrow paths are found, but also flows that TCP has treated unfairly.
 HELD_UP = 0.5
-# The fastest stretch of a burst may be so many times as fast as the one in which the flow was held
-# up. Higher: more flows that were slow for a moment count as held up by a path.
+# Greatest ratio of the fastest stretch of a burst to the stretch in which the flow was held up.
+# Higher: more flows that were slow for a moment count as held up by a path.
 STEADY = 1.3
 # Number of bursts that must agree, within a factor of AGREEING, before a pair is reported. Higher:
 # fewer mistakes, but later reports.
@@ -64,24 +64,24 @@ AGREEING = 1.5
 FLOW_BYTES_MIN = 64 << 10
 # Shortest time between two HeldUp messages about one flow. Lower: more messages while bytes move.
 SAY_AGAIN_S = 0.25
-# This host's link has become slow if it sends less than this part of its rate for SLOW_S, while
-# flows to SLOW_FLOWS_MIN other hosts or more are backlogged (one flow alone is slow if its receiver
+# This host's link has become slow if it sends less than this part of its rate for SLOW_S while
+# flows to SLOW_FLOWS_MIN or more hosts are backlogged (a single flow is also slow if its receiver
 # is). Higher part, or a shorter time: plans are changed for hosts that are slow for a moment.
 SLOW = 0.5
 SLOW_S = 0.3
 SLOW_FLOWS_MIN = 2
 # A pair is reported again when its rate has changed by this fraction, or after this time, which is
-# a quarter of the time for which the manager remembers it (PAIR_S).
+# a quarter of the time for which the manager remembers the pair (PAIR_S).
 TELL_CHANGE = 0.1
 TELL_AGAIN_S = 75.0
 
 
 class Flow(NamedTuple):
-    """Totals of what has moved between this host and another one."""
+    """Totals of the traffic between this host and another host."""
 
     sent: int  # bytes
     received: int
-    backlogged_ns: int  # time in which there was more to send than the sockets took
+    backlogged_ns: int  # time in which there was more to send than the sockets accepted
 
 
 @dataclass(slots=True)
@@ -90,12 +90,12 @@ class _Pair:
 
     rate: float  # bytes per second
     bursts: int = 1  # number of bursts that agree
-    told: float = 0.0  # the rate that the manager has; 0.0: none
+    told: float = 0.0  # the rate last reported to the manager; 0.0: none
     told_at: float = 0.0
 
 
 class PathEstimator:
-    """The paths to one host. Senders are named by the numbers of their nodes."""
+    """The paths to one host. Senders are identified by the numbers of their nodes."""
 
     def __init__(
         self,
@@ -106,8 +106,8 @@ class PathEstimator:
         tell: Callable[[int, float], None],
     ) -> None:
         """flows: by node, over links to other hosts. rates: of this host's link (up, down), 0 while
-        unknown. say: sends HeldUp to that node. tell: reports to the manager the rate of the path
-        from that node to this one."""
+        unknown. say: sends HeldUp to the node. tell: reports to the manager the rate of the path
+        from the node to this one."""
         self.flows = flows
         self.rates = rates
         self.loop = loop
@@ -125,8 +125,8 @@ class PathEstimator:
         self._samples: deque[tuple[float, Mapping[int, Flow]]] = deque()
 
     def when_slow(self, tell: Callable[[int, int], None]) -> None:
-        """tell: called with the bytes per second (up, down) that this host's link carries when it
-        has become slow in the middle of a burst, and again while it stays so."""
+        """tell: called with the rate of this host's link (up, down), in bytes per second, when the
+        link has become slow in the middle of a burst, and again while it stays slow."""
         self._when_slow.append(tell)
 
     def begin(self) -> None:
@@ -150,7 +150,7 @@ class PathEstimator:
         moved = {}
         for node, flow in after.items():
             old = before.get(node, Flow(0, 0, 0))
-            # The figures of a link that has ended are missing, so a difference may be negative.
+            # The figures of links that have ended are missing, so a difference may be negative.
             moved[node] = Flow(*(max(0, b - a) for a, b in zip(old, flow, strict=True)))
         self._say_held_up(now, took, moved)
         self._look_whether_slow(now, took, moved)
@@ -183,7 +183,7 @@ class PathEstimator:
                 self.say(node)
 
     def _look_whether_slow(self, now: float, took: float, moved: Mapping[int, Flow]) -> None:
-        """Tells that this host's link is slow, if it is."""
+        """Reports that this host's link is slow, if it is."""
         waiting = [one for one in moved.values() if one.backlogged_ns >= BACKLOGGED * took * 1e9]
         sent = sum(flow.sent for flow in moved.values())
         if len(waiting) < SLOW_FLOWS_MIN or not 0 < sent < SLOW * self.rates()[0] * took:
@@ -199,7 +199,7 @@ class PathEstimator:
                 tell(int(sent / took), int(received / took))
 
     def held_up(self, node: int) -> None:
-        """That node has sent HeldUp: its flow to this host is held up, but not by its own link."""
+        """The node has sent HeldUp: its flow to this host is held up, but not by its own link."""
         link, rate = self.rates()[1], self._received.get(node)
         if rate is None or sum(self._received.values()) >= FULL * link:
             return
@@ -207,7 +207,7 @@ class PathEstimator:
             self.held[node] = max(rate, self.held.get(node, 0.0))
 
     def end(self) -> None:
-        """The burst is over: updates the estimates of paths, and reports them."""
+        """The burst has ended: updates the estimates of paths, and reports them."""
         link = self.rates()[1]
         for node, peak in self.peaks.items():
             steady = peak <= STEADY * self.held.get(node, 0.0)
@@ -252,6 +252,6 @@ class PathEstimator:
             pair.told = pair.told_at = 0.0
 
     def peer_lost(self, member: Member) -> None:
-        """Forgets the member.node, which is gone; its next life may be on another cable."""
+        """Forgets a lost node; after a restart it may be on another cable."""
         for table in (self.known, self._said, self.peaks, self._received, self.held):
             table.pop(member.node, None)

@@ -1,8 +1,8 @@
 """The other nodes of the cluster, and a control channel to each of them.
 
-A connection is made when the first message is sent; until it is there, messages wait in their
-order. A node answers over a connection that the other one has made, so two nodes usually share one.
-Only the manager says which nodes there are; a peer that cannot be reached is treated as lost.
+A connection is made when the first message is sent; until it is ready, messages wait in order. A
+node answers over a connection made by the other node, so two nodes usually share one. Only the
+manager decides which nodes are members; a peer that cannot be reached is treated as lost.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ __all__ = ["PeerDialing", "Peers", "Suspects"]
 
 
 # Rounds over a node's addresses before other nodes are asked to relay. Higher: a lost packet leads
-# to a relay less often, and a cut is noticed later (2 s for each round and address).
+# to a relay less often, and a cut is detected later (2 s for each round and address).
 DIRECT_ROUNDS_MAX = 2
-# Least timeout of connections between nodes, even if that for the manager is shorter.
+# Minimum timeout of connections between nodes, even if that for the manager is shorter.
 CONNECT_S_MIN = 10.0
 STARVED_S = 0.2  # time until the next attempt when no descriptor is left
 _log = logging.getLogger("hoplite_mp")
 
 
 class Peer:
-    """One other node. `waiting`: frames that are sent as soon as there is a control channel."""
+    """One other node. `waiting`: frames to send as soon as there is a control channel."""
 
     def __init__(self, member: Member) -> None:
         self.member = member
@@ -76,8 +76,8 @@ class PeerDialing:
         waits: bool = True,
     ) -> None:
         """whom: for log messages. done: gets the connection, or None. level: of the message that
-        `whom` cannot be reached. waits: while this process has no descriptor left, try again
-        instead of failing."""
+        `whom` cannot be reached. waits: while this process has no descriptor left, retry instead of
+        failing."""
         self._level = level
         self._make = make
         self._waits = waits
@@ -109,7 +109,7 @@ class PeerDialing:
             self.done(None)
 
     def turn(self) -> None:
-        """Does what can be done without blocking."""
+        """Makes all progress that is possible without blocking."""
         if self.over:
             return  # an old timer
         try:
@@ -146,7 +146,7 @@ class Peers:
         lose: Callable[[Member], None],
         mine: Introduction,
     ) -> None:
-        """take: called with a host id and a message from there. lose: called with a member that
+        """take: called with a host id and a message of that host. lose: called with a member that
         cannot be reached any more."""
         self.loop = host.loop
         self.roster = host.roster
@@ -166,7 +166,7 @@ class Peers:
         self.relays = Relays(host, connections, self)
 
     def came(self, member: Member) -> None:
-        """A node has joined, which may be this one itself."""
+        """A node has joined, perhaps this one itself."""
         if member.host_id == self.mine.host_id:
             self.own = _hosts(member)
             return
@@ -175,7 +175,7 @@ class Peers:
         self.roster.add(member)
 
     def peer_lost(self, member: Member) -> None:
-        """Removes a node that is gone, and closes its connections."""
+        """Removes a lost node, and closes its connections."""
         peer = self.by_number.pop(member.node, None)
         if peer is None:
             return
@@ -187,7 +187,7 @@ class Peers:
         self.relays.lose_peer(peer.member.host_id)
 
     def host_id_of(self, output_owner: int) -> int | None:
-        """The id of the host of the driver with that name; None: the host is gone."""
+        """The id of the host of the driver with the given name; None if the host is gone."""
         if output_owner in self.by_host_id:
             return output_owner
         return next(
@@ -195,16 +195,16 @@ class Peers:
         )
 
     def is_near(self, number: int) -> bool:
-        """Whether that node advertises this host's own address, so that no network link is used."""
+        """Whether the node advertises this host's own address, so that no network link is used."""
         peer = self.by_number.get(number)
         return peer is not None and not self.own.isdisjoint(_hosts(peer.member))
 
     def is_member(self, host: str) -> bool:
-        """Whether a living node has that address. Also called in threads."""
+        """Whether a living node has the address. Also called in threads."""
         return any(host in _hosts(peer.member) for peer in list(self.by_host_id.values()))
 
     def send(self, host_id: int, message: PeerMessage) -> bool:
-        """Sends a message to the node of that host, connecting to it if needed. False: there is no
+        """Sends a message to the node of the host, connecting to it if needed. False: there is no
         such node."""
         peer = self.by_host_id.get(host_id)
         if peer is None:
@@ -223,7 +223,7 @@ class Peers:
 
     @property
     def flushed(self) -> bool:
-        """Whether everything that was sent has left this process."""
+        """Whether all sent messages have left this process."""
         return not any(
             peer.waiting
             or (peer.channel is not None and peer.channel.open and peer.channel.sending)
@@ -265,11 +265,11 @@ class Peers:
                 done(admission)
 
         def found(way: list[Endpoint]) -> None:
-            if met():  # the other node has called this one meanwhile
+            if met():  # the other node has connected to this one meanwhile
                 done(None)
                 return
-            # Without a relay this node calls the other one directly, and for longer, because the
-            # other one may not listen yet. If it is gone, the manager will announce that.
+            # Without a relay this node calls the other one directly, and for longer, because that
+            # may not be listening yet. If the other node is gone, the manager will announce that.
             self._call_at(way or endpoints_of(member.addresses), member, role, done, link)
 
         rounds = DIRECT_ROUNDS_MAX if others and not way else 0
@@ -304,15 +304,15 @@ class Peers:
                 admission.stream.close()
         elif admission is not None:
             self._attach(peer, admission)
-        elif peer.channel is None or not peer.channel.open:  # it has not called this node either
+        elif peer.channel is None or not peer.channel.open:  # it has not connected here either
             self.lose_member(peer.member)
 
     def admitted(
         self, admission: Admission, attach: Callable[[Peer, Admission], None] | None = None
     ) -> None:
-        """Another node has connected. If it is unknown, it may have joined although the manager's
-        message about it has not arrived here, so the connection waits for that message as long as a
-        handshake may take. attach: takes the connection; None: it becomes a control channel."""
+        """Another node has connected. If it is unknown, it may have joined before the manager's
+        message about it has arrived here, so the connection waits for that message until the
+        handshake timeout. attach: takes the connection; None: it becomes a control channel."""
         host_id, attach = admission.peer.host_id, attach or self._attach
         peer = self.by_host_id.get(host_id)
         if peer is not None:
@@ -373,12 +373,12 @@ def _hosts(member: Member) -> set[str]:
 # Suspects: nodes that only this node has lost contact with, until the manager decides.
 #
 # A connection between two nodes may end although both live. The manager is connected to both, so it
-# decides which one is excluded; until then the other node is still a member.
+# decides which node is excluded; until then the other node is still a member.
 
 
-# How long the manager has to notice by itself that the node is dead, as a multiple of
-# heartbeat_timeout_s, before this node reports it. Lower: a living node is excluded sooner because
-# another one has lost contact with it.
+# How long the manager has to detect by itself that the node is dead, as a multiple of
+# heartbeat_timeout_s, before this node reports it. Higher: another node waits longer. Lower: a
+# living node is excluded sooner because one other node has lost contact with it.
 PEER_LOST_SILENCES = 2.0
 
 
@@ -394,8 +394,8 @@ class Suspects:
         most: Callable[[int], None],
     ) -> None:
         """tell: sends to the manager. number: returns this node's number. most: called some time
-        after a loss with how many nodes are missing, because many may mean that this host is the
-        one that is cut off."""
+        after a loss with the number of missing nodes; if many are missing, this host itself may be
+        cut off."""
         self.members: dict[int, Member] = {}
         self._silence_s = heartbeat_timeout_s
         self._loop = loop
@@ -404,7 +404,7 @@ class Suspects:
         self._most = most
 
     def add(self, member: Member) -> None:
-        """This node has just lost contact with that member."""
+        """This node has just lost contact with the member."""
         self.members[member.node] = member
         half_s = PEER_LOST_SILENCES / 2 * self._silence_s
         self._loop.call_later(half_s, lambda: self._most(len(self.members)))
@@ -416,7 +416,7 @@ class Suspects:
             self.members.pop(number, None)
 
     def again(self) -> None:
-        """Starts the timers anew, because a new manager may not know of any of these losses."""
+        """Restarts the timers, because a new manager may not know of any of these losses."""
         for number in self.members:
             self._complain_later(number)
 
@@ -424,9 +424,9 @@ class Suspects:
         self._loop.call_later(PEER_LOST_SILENCES * self._silence_s, lambda: self._complain(number))
 
     def _complain(self, number: int) -> None:
-        """Reports the loss if the manager has not decided yet, because then both nodes are still
-        connected to it and it must choose one. If there is no manager now, `again` makes sure that
-        the next one gets a report."""
+        """Reports the loss if the manager has not decided yet: both nodes are still connected to
+        the manager, which must choose one. If there is no manager now, `again` makes sure that the
+        next one gets a report."""
         if number in self.members:
             _log.warning("node h%d is lost to this host; the manager hears it", number)
             self._tell(PeerLost(self._number(), number))

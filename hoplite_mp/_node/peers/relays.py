@@ -1,10 +1,10 @@
-"""Relays: connections to a node that this one cannot reach, through a port of a third node.
+"""Relays: connections to unreachable nodes, through a port of a third node.
 
     this node ── RelayAsked ──► a third node, which tries to reach that node,
               ◄─ RelayOpened ── and opens a port that forwards to it (_node/io/forward.py)
 
-A firewall or a missing route between two hosts must not split a cluster whose hosts all reach the
-first one. Members are asked one after the other, in the order in which they joined.
+A firewall or a missing route between two hosts must not split a cluster whose hosts can all reach
+the first one. Members are asked one after the other, in the order in which they joined.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Relays", "endpoints_of"]
 # How long a node may take to answer. It tries each address of the other node for 2 s (ARRIVE_S in
 # _node/io/forward.py).
 ANSWER_S = 6.0
-# How many nodes are asked for one relay. Higher: a node that is really gone is given up later.
+# How many nodes are asked for one relay. Higher: the loss of a node is detected later.
 ASKED_MAX = 3
 _log = logging.getLogger("hoplite_mp")
 
@@ -47,17 +47,17 @@ class _Search:
 
 
 class RelaysEvents(Protocol):
-    """What this component asks of Peers (_node/peers/peers.py)."""
+    """Requests of this component to Peers (_node/peers/peers.py)."""
 
     def send(self, host_id: int, message: PeerMessage) -> bool:
-        """Sends to the node of that host; False: there is no such node."""
+        """Sends to the node of the host; False if there is no such node."""
 
     def is_member(self, host: str) -> bool:
-        """Whether a living node has that address. Also called in threads."""
+        """Whether a living node has the address. Also called in threads."""
 
 
 class Relays:
-    """The relays that this node uses, and the ports that it lends to others."""
+    """The relays that this node uses, and the ports that it lends to other nodes."""
 
     def __init__(self, host: HostContext, connections: Connections, events: RelaysEvents) -> None:
         self.loop = host.loop
@@ -76,12 +76,12 @@ class Relays:
     # -- relays that this node uses ------------------------------------------------------------
 
     def way(self, host_id: int) -> list[Endpoint]:
-        """The endpoints to call instead of that host's own; empty if it is called directly."""
+        """The endpoints to call instead of the host's own; empty if the host is called directly."""
         return self.ways[host_id][1] if host_id in self.ways else []
 
     def find(self, member: Member, done: Callable[[list[Endpoint]], None]) -> None:
-        """Searches for a relay to a node that cannot be reached; `done` gets the relay's endpoints,
-        or an empty list if there is no relay."""
+        """Searches for a relay to an unreachable node; `done` gets the relay's endpoints, or an
+        empty list if there is no relay."""
         search = self.searches.get(member.host_id)
         if search is None:
             others = [host_id for host_id in self.roster.by_host_id if host_id != member.host_id]
@@ -147,7 +147,7 @@ class Relays:
             self.events.send(asker, RelayOpened(number, port))
 
     def _lend(self, host_id: int) -> int:
-        """Opens a port that forwards to that host; 0: it is gone, or no port can be opened."""
+        """Opens a port that forwards to the host; 0: the host is gone, or no port can be opened."""
         peer = self.roster.by_host_id.get(host_id)
         if peer is None:
             return 0
