@@ -1,1 +1,1 @@
-"""Front ends: this library behind the APIs of others. Each module imports its engine."""
+"""Front ends: this library behind the APIs of other libraries, one module for each."""

@@ -1,8 +1,8 @@
-"""Which workers run a call of joblib's Parallel: pools that are kept open and used again.
+"""The workers for a call of joblib's Parallel: pools that are kept open and reused.
 
-Programs make thousands of Parallel calls, most of them alike. As loky does with its reusable
-executor, this file keeps the workers of the last call for the next one that wants the same number,
-environment and initializer. Unlike loky's, a pool that another call still uses lives on.
+Programs make thousands of Parallel calls, most of them alike. Like loky with its reusable executor,
+this file keeps the workers of the last call for the next call with the same number, environment and
+initializer. Unlike in loky, a pool that another call still uses stays open.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BLAS_SETTING = "HOPLITE_MP_BLAS_THREADS"
 
 
 class WantedPool:
-    """The workers that a call wants."""
+    """The requested workers of a call."""
 
     def __init__(
         self,
@@ -50,23 +50,23 @@ class WantedPool:
 
     @property
     def plain(self) -> bool:
-        """Will any worker do?"""
+        """Whether any worker suffices."""
         return not self.limited and self.initializer is None
 
     def same(self, other: WantedPool) -> bool:
-        """Will the workers of the one do for the other?"""
+        """Whether the workers of one request suffice for the other."""
         try:
             return bool(
                 (self.count, self.environment) == (other.count, other.environment)
                 and self.initializer is other.initializer
                 and (self.initargs is other.initargs or self.initargs == other.initargs)
             )
-        except Exception:  # for example, arrays among the arguments: their == has no truth value
+        except Exception:  # e.g. arrays among the arguments: their == has no truth value
             return False
 
 
 class _Pool:
-    """A pool of workers, and how many calls use it."""
+    """A pool of workers, and the number of calls that use it."""
 
     def __init__(
         self, wanted: WantedPool, executor: TaskExecutor, common: bool, here: bool
@@ -87,7 +87,7 @@ class _Pool:
 
 
 def _takes_part(runtime: Runtime) -> bool:
-    """Whether this process still takes part in that cluster."""
+    """Whether this process still takes part in the cluster."""
     memory = runtime.memory
     return runtime.client.usable and memory.lost is None and memory.channel.is_open
 
@@ -102,7 +102,7 @@ class PoolLease:
         self.here = pool.here
 
     def end(self) -> None:
-        """The call is over."""
+        """The call has ended."""
         pools, self._pools = self._pools, None
         if pools is not None:
             pools.give_back(self._pool)
@@ -117,14 +117,14 @@ class _Pools:
         self._pools: list[_Pool] = []
 
     def add_common(self, wanted: WantedPool, cluster: Cluster) -> None:
-        """Adds the cluster's own workers as a pool, because they are as `wanted`."""
+        """Adds the cluster's own workers as a pool, because they match the request."""
         with self._lock:
             self._pools.append(_Pool(wanted, cluster, True, True))
 
     def lease(
         self, wanted: WantedPool, nodes: list[str] | None = None, here: bool = True
     ) -> PoolLease:
-        """Leases the pool that is as wanted, whose workers stay where they are, or a new one.
+        """Leases the pool that matches the request and whose workers stay in place, or a new one.
         nodes: where the workers of a new pool run; None: on this host. here: they are this host."""
         with self._lock:
             found = next((p for p in self._pools if p.usable and p.wanted.same(wanted)), None)
@@ -145,8 +145,8 @@ class _Pools:
         _close(gone)
 
     def _unused(self) -> list[_Pool]:
-        """Takes out the pools to close: unusable ones, and those that no call uses and that are not
-        kept for the next call."""
+        """Removes and returns the pools to close: unusable ones, and those that no call uses and
+        that are not kept for the next call."""
         gone = [p for p in self._pools if not (p.users or p.last or p.common) or not p.usable]
         self._pools = [p for p in self._pools if p not in gone]
         return gone
@@ -161,7 +161,7 @@ class _Pools:
             initargs=(wanted.environment, wanted.initializer, wanted.initargs),
             node=nodes,
         )
-        made._cluster = None  # pools that are kept here must not keep the user's cluster alive
+        made._cluster = None  # kept pools must not keep the user's cluster alive
         return made
 
 
@@ -191,7 +191,7 @@ _lock = locks.rlock("joblib.process")
 
 
 def worker_count(cluster: Cluster | None) -> int:
-    """How many tasks can run at once in the given cluster, or the task's; 0: there is neither."""
+    """How many tasks can run at once in the given cluster, or the task's; 0 if there is neither."""
     cluster = cluster or _inside()
     return 0 if cluster is None else sum(workers for _, workers in _places(cluster))
 
@@ -213,8 +213,8 @@ def _inside() -> Cluster | None:
 
 
 def lease(cluster: Cluster | None, wanted: WantedPool) -> PoolLease:
-    """Workers for one call: those of `cluster`, else of the present task's cluster, else of a
-    cluster that this process keeps for joblib."""
+    """Workers for one call: those of `cluster`, or of the present task's cluster, or of a cluster
+    that this process keeps for joblib."""
     cluster = cluster or _inside()
     if cluster is None:
         return _lease_own(wanted)
@@ -226,7 +226,7 @@ def lease(cluster: Cluster | None, wanted: WantedPool) -> PoolLease:
         pool = _Pool(wanted, cluster, True, [node for node, _ in places] in ([], [own]))
         pool.users = 1
         return PoolLease(_Pools(cluster), pool)
-    nodes = [node for node, _ in places] or [own]  # those of now: nodes come and go
+    nodes = [node for node, _ in places] or [own]  # the present ones: nodes may join and leave
     with _lock:
         pools = _given.get(cluster)
         if pools is None:
@@ -238,7 +238,7 @@ def lease(cluster: Cluster | None, wanted: WantedPool) -> PoolLease:
 
 
 class _Own:
-    """The cluster that this process has made for its calls of Parallel."""
+    """The cluster that this process has opened for its calls of Parallel."""
 
     def __init__(self, wanted: WantedPool) -> None:
         self.pid = os.getpid()
@@ -255,7 +255,7 @@ class _Own:
 
 
 def _of_common_workers(count: int) -> dict[str, str] | None:
-    """The variables for numbers of threads in a cluster's own workers; None: the user has set
+    """The variables for numbers of threads in a cluster's own workers; None if the user has set
     some."""
     if any(name in os.environ for name in (*BLAS_VARIABLES, TBB_SHARES, BLAS_SETTING)):
         return None
@@ -288,10 +288,10 @@ def _lease_own(wanted: WantedPool) -> PoolLease:
 
 
 def shutdown(wait: bool = True) -> None:
-    """Ends the workers that calls of joblib without `cluster=` have started.
+    """Ends the workers that were started by joblib calls without `cluster=`.
 
     They end when their tasks are done. The next call starts new ones. At interpreter exit they end
-    without this call.
+    automatically.
 
     Parameters
     ----------

@@ -6,9 +6,9 @@
     with joblib.parallel_config(backend="hoplite_mp"):
         joblib.Parallel(n_jobs=2)(joblib.delayed(f)(x) for x in data)
 
-Many programs, and scikit-learn, use other processes through joblib alone. Where its loky backend
-uses files in /dev/shm, this one uses objects of the store: large arrays are stored once and read in
-place, results come back without a pipe, workers may be on several hosts.
+Many programs, and scikit-learn, use other processes only through joblib. Where its loky backend
+uses files in /dev/shm, this backend uses objects of the store: large arrays are stored once and
+read in place, results are returned without a pipe, and workers may be on several hosts.
 """
 
 from __future__ import annotations
@@ -64,20 +64,19 @@ __all__ = ["HopliteBackend", "shutdown"]
 
 NAME = "hoplite_mp"
 OPTIONS = ("node", "retries", "name")  # of `Cluster.options`, for all tasks of a backend
-# Arrays are lent read-only; lent, but each task has a private copy; not lent at all.
+# Arrays are lent read-only; lent, with a private copy for each task; or not lent at all.
 READ_ONLY, PRIVATE, BY_VALUE = "r", "c", None
-# Settings that joblib gives to every backend, for files and processes that this one does not have.
+# Settings that joblib gives to every backend, for files and processes that do not exist here.
 IGNORED = ("temp_folder", "verbose", "context", "idle_worker_timeout", "prefer", "require")
 
-JOBLIB_POLL_S = 0.1  # how often to check for what joblib does not notify; costs microseconds
-GROWTH_MAX = 8  # a batch may be so many times as large as the one before; joblib's own limit is 2
+JOBLIB_POLL_S = 0.1  # polling interval for unannounced changes; costs microseconds
+GROWTH_MAX = 8  # maximal growth factor from one batch to the next; joblib's own limit is 2
 
 _log = logging.getLogger("hoplite_mp")
 
 
 class _Call:
-    """The resources of one Parallel object, while it runs or as long as its `with` block is
-    open."""
+    """The resources of one Parallel object, while it runs or its `with` block is open."""
 
     def __init__(self, workers: PoolLease, nbytes_min: float, mode: str | None) -> None:
         self.workers = workers
@@ -85,11 +84,11 @@ class _Call:
         self.lending = Lending(memory, math.inf if mode is BY_VALUE else nbytes_min)
         self.lender = Lender(self.lending, workers.here, mode == PRIVATE)
         self.futures: set[Future[Any]] = set()
-        self.over = threading.Event()  # no task of it is under way any more
+        self.over = threading.Event()  # set when it has no running or queued tasks
         self._views: dict[str, TaskExecutor] = {}
 
     def executor(self, name: str, options: dict[str, Any]) -> TaskExecutor:
-        """The executor for tasks of this name."""
+        """The executor for tasks with this name."""
         view = self._views.get(name)
         if view is None:
             executor: Any = self.workers.executor
@@ -97,7 +96,7 @@ class _Call:
         return view
 
     def end(self) -> None:
-        """Gives the workers back, and releases the arrays that were lent."""
+        """Returns the workers, and releases the arrays that were lent."""
         self.lending.end()
         self.workers.end()
 
@@ -108,13 +107,13 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     Parameters
     ----------
     cluster : Cluster, optional
-        An open cluster, or a view of one by `options()`. Default: one on this host, which is kept
-        open for later calls until `shutdown()`; inside a task, the cluster of that task.
+        An open cluster, or a view of one by `options()`. Default: a cluster on this host, which
+        stays open for later calls until `shutdown()`; inside a task, the cluster of that task.
     initializer : callable, optional
-        Runs in each worker before its first task; such workers are not shared with calls that have
-        another initializer, or none.
+        Runs in each worker before its first task; such workers are only shared with calls that have
+        the same initializer.
     initargs : tuple, optional
-        Its arguments.
+        Arguments of the initializer.
     **options
         `retries`, `node`, `name`, as for `Cluster.options`.
 
@@ -137,7 +136,7 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     supports_retrieve_callback = True
     supports_inner_max_num_threads = True
     default_n_jobs = -1
-    # A batch costs a tenth of what it costs with loky, so shorter ones pay, and balance better.
+    # A batch costs a tenth of one in loky, so shorter batches pay off, and balance the load better.
     MIN_IDEAL_BATCH_DURATION = 0.05
     MAX_IDEAL_BATCH_DURATION = 0.5
 
@@ -166,14 +165,14 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     # -- how many ------------------------------------------------------------------------------
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """How many tasks will run at once."""
+        """The number of tasks that will run at once."""
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
         if n_jobs is None:
             return 1
         if multiprocessing.current_process().daemon:
             # Such a process ends without running its exit functions, and its pool already has one
-            # for each CPU.
+            # process for each CPU.
             if n_jobs != 1:
                 warnings.warn(
                     "hoplite_mp-backed parallel loops cannot be called in a daemonic process of "
@@ -222,15 +221,15 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
     def submit(self, func: Any, callback: Callable[[Any], Any] | None = None) -> Any:
         """Submits one batch of calls. An error that prevents this fails the Future instead of being
-        raised, because later batches are submitted by a callback, which would lose it."""
+        raised, because later batches are submitted by a callback, which would lose the error."""
         parallel = getattr(callback, "parallel", self.parallel)
         call = self._calls[parallel]
         call.lending.begin(getattr(callback, "parallel_call_id", None))
         future: Any
         try:
             future = self._send(call, func)
-            future._reports = False  # joblib reads what it needs
-            future._writable = True  # as results are with joblib's other backends
+            future._reports = False  # joblib reads the results itself
+            future._writable = True  # as the results of joblib's other backends are
         except Exception as error:
             future = concurrent.futures.Future()
             future.set_exception(_unsendable(error) if type(error) is NotPicklable else error)
@@ -247,7 +246,7 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
     def compute_batch_size(self) -> int:
         """As in joblib, but batches that are too short grow faster, because a Parallel call of a
-        few milliseconds is over before they have doubled often enough."""
+        few milliseconds ends before they have doubled often enough."""
         before: int = self._effective_batch_size  # type: ignore[has-type]
         duration: float = self._smoothed_batch_duration
         size = int(super().compute_batch_size())
@@ -263,18 +262,18 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return future.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """Cancels tasks that wait, and interrupts tasks that run; a task that does not end soon is
-        killed. The library replaces killed workers, so there is nothing to make ready."""
+        """Cancels waiting tasks, and interrupts running tasks; a task that does not end soon is
+        killed. The library replaces killed workers, so `ensure_ready` needs no action."""
         for parallel, call in list(self._calls.items()):
             if getattr(parallel, "_aborting", True):
-                for force in (False, True):  # a worker that was interrupted would begin the next
+                for force in (False, True):  # an interrupted worker would begin the next one
                     for future in list(call.futures):
                         if isinstance(future, Future):  # others were never sent
                             with contextlib.suppress(ClosedError):
                                 future.cancel(force=force)
 
     def terminate(self) -> None:
-        """A call, or a `with` block, is over; its workers are kept for the next one."""
+        """A call, or a `with` block, has ended; its workers are kept for the next one."""
         self._forget_ended()
         self.reset_batch_stats()
 
@@ -291,7 +290,7 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return _Retrieval(self._wait_for_all)
 
     def _wait_for_all(self) -> None:
-        """Waits here for all batches, because joblib itself would check only every 10 ms, which is
+        """Waits here for all batches, because joblib itself only checks every 10 ms, which is
         longer than many calls take. Not for calls with a timeout, or that return a generator: these
         need results before all batches are done."""
         parallel = self.parallel
@@ -321,7 +320,7 @@ def _check_options(options: dict[str, Any]) -> None:
 
 
 def _unsendable(error: NotPicklable) -> pickle.PicklingError:
-    """The error with the class and text that joblib's users know."""
+    """The error with the class and text that joblib's users expect."""
     cause = failure_within(error)
     made = pickle.PicklingError(
         f"Could not pickle the task to send to the workers: {type(cause).__name__}: {cause}"
@@ -336,7 +335,7 @@ def _name_of(function: Any) -> str:
 
 
 def _run_batch(_: None, items: Any, backend: Any, n_jobs: int | None) -> list[Any]:
-    """Runs in a worker, and does the same as joblib's BatchedCalls."""
+    """Runs in a worker, with the same effect as joblib's BatchedCalls."""
     with parallel_config(backend=backend, n_jobs=n_jobs):
         return [function(*args, **kwargs) for function, args, kwargs in items]
 
@@ -345,9 +344,9 @@ def _run_batch(_: None, items: Any, backend: Any, n_jobs: int | None) -> list[An
 
 
 class _Retrieval:
-    """Surrounds joblib's wait for results. A task that waits for a Parallel call of its own counts
-    as blocked meanwhile, so that another worker runs those tasks. A class, because
-    `contextlib.contextmanager` sets an attribute of the exceptions that pass, which some classes
+    """Surrounds joblib's wait for results. A task that waits for its own Parallel call counts as
+    blocked meanwhile, so that another worker runs that call's tasks. This is a class because
+    `contextlib.contextmanager` sets an attribute of passing exceptions, which some classes
     refuse."""
 
     def __init__(self, wait: Callable[[], None]) -> None:
@@ -376,9 +375,9 @@ class _Retrieval:
 class _Callbacks:
     """A thread that runs joblib's callbacks at the end of tasks.
 
-    A callback reads results and sends the next batch, which includes pickling, and waiting for room
-    in a full store. The thread that finds a task done must not do that, because it may be in the
-    middle of joblib, or of the user's generator of tasks, and other threads wait for what it finds.
+    A callback reads results and sends the next batch, which includes pickling, and waiting for
+    memory in a full store. The thread that detects the end of a task must not do that: it may be
+    inside joblib or the user's generator of tasks, and other threads wait for its results.
     """
 
     def __init__(self) -> None:
@@ -403,8 +402,8 @@ class _Callbacks:
 
 
 def _fail(callback: Any, parallel: Any, future: Any, error: BaseException) -> None:
-    """Fails the call of Parallel whose callback has raised, because nobody would send its next
-    batch. If joblib could not store the task's own exception, the call raises that one."""
+    """Fails the Parallel call whose callback has raised, because nobody would send its next batch.
+    If joblib could not store the task's own exception, the call raises that exception."""
     if parallel is None or parallel._aborting:
         raise error
     own = future.exception() if future.done() and not future.cancelled() else None

@@ -1,9 +1,9 @@
 """A reduction of the values of another engine, as it runs in one of the engine's tasks.
 
 A task of Dask or Ray begins when all of its dependencies are done, but a reduction needs only the
-first few of its sources. So one task waits for the sources, has each one put into the store of the
-host that has it, and reduces the refs. If that task dies, the engine runs it again. If a host is
-lost meanwhile, the engine computes that host's values again, and the reduction begins again.
+first few of its sources. So one task waits for the sources, has each source put into the store of
+its host, and reduces the refs. If that task dies, the engine runs it again. If a host is lost
+meanwhile, the engine computes that host's values again, and the reduction begins again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reducing", "check_reduction"]
 
-# How often a reduction is tried when hosts are lost. Higher: it survives more deaths. Lower: a
+# How often a reduction is tried when hosts are lost. Higher: it survives more losses. Lower: a
 # cluster that loses one host after another gets the error sooner.
 ATTEMPTS_MAX = 5
 
@@ -33,8 +33,8 @@ ATTEMPTS_MAX = 5
 def check_reduction(
     sources: Sequence[Any], op: str | Callable[..., Any], num: int | None, name: str
 ) -> int:
-    """Returns how many sources must go in. ValueError: there are none, num < 1 or > len, or the op
-    is unknown. name: the engine's word for several sources."""
+    """Returns how many sources must be reduced. ValueError: there are none, num < 1 or > len, or
+    the op is unknown. name: the engine's word for several sources."""
     if not is_function(op):
         operation_name(op)
     if not sources:
@@ -51,7 +51,7 @@ class Reducing(ABC):
     name = "sources"  # the engine's word for several sources, for errors
 
     def __init__(self, count: int, num: int) -> None:
-        """count: the number of sources; num: how many must go in."""
+        """count: the number of sources; num: how many must be reduced."""
         self.count = count
         self.num = num
         self.refs: dict[int, ObjectRef[Any]] = {}  # in the order in which they became ready
@@ -61,7 +61,7 @@ class Reducing(ABC):
 
     @abstractmethod
     def begin_put(self, index: int) -> None:
-        """Begins to put the source into the store of the host that has it, once it is done."""
+        """Begins to put the source into the store of its host, once it is done."""
 
     @abstractmethod
     def wait_for_put(self) -> int:
@@ -73,7 +73,7 @@ class Reducing(ABC):
         put."""
 
     def run(self, op: str | Callable[..., Any]) -> tuple[Any, tuple[int, ...]]:
-        """Returns the result, and the indices of the sources that went in."""
+        """Returns the result, and the indices of the sources that were reduced."""
         for index in range(self.count):
             self._begin(index)
         for attempt in range(ATTEMPTS_MAX):
@@ -96,7 +96,7 @@ class Reducing(ABC):
         self.begin_put(index)
 
     def _await_enough(self) -> None:
-        """Waits until there are num refs. ReduceError: there will never be so many."""
+        """Waits until there are num refs. ReduceError: too many sources have failed."""
         while len(self.refs) < self.num:
             if len(self.refs) + len(self.under_way) < self.num:
                 index, cause = next(iter(self.failed.items()))
@@ -111,8 +111,8 @@ class Reducing(ABC):
                 if ref._hold is None:
                     raise ObjectLostError(f"{ref} is lost: the host that had it is gone")
                 self.refs[index] = ref
-            except Exception as error:  # whatever the user's task has raised
-                again = isinstance(error, ObjectLostError)  # its host was lost before the ref came
+            except Exception as error:  # any error of the user's task
+                again = isinstance(error, ObjectLostError)  # its host was lost before it arrived
                 if again and self.tries[index] < ATTEMPTS_MAX:
                     self._begin(index)
                 else:
@@ -129,7 +129,7 @@ def _reduced(refs: list[ObjectRef[Any]], op: Any) -> Any:
 
 
 def _is_lost(ref: ObjectRef[Any]) -> bool:
-    """Is the object done, but on no living node?"""
+    """Whether the object is done, but on no living node."""
     c = current()
     with contextlib.suppress(HopliteError):
         done, _ = c.wait([ref], timeout=0)

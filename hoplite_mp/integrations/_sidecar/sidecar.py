@@ -6,17 +6,17 @@
     member.leave()                     # or the process ends
 
 An engine starts, restarts and kills the processes of a host as it likes, and the objects of that
-host must outlive them. So the node is a child of none of them: the first process that needs the
+host must outlive them. So the node is not a child of any of them: the first process that needs the
 node starts a *sidecar* (`integrations/_sidecar/sidecar_main.py`), all processes attach to its node,
 and the node ends some time after the last of them, or with the cluster. A node has no workers,
 because tasks run in the engine's. A process whose node was killed takes part again through the next
-node. A sidecar may also have the manager; then the cluster outlives the process that began it.
+node. A sidecar may also have the manager; then the cluster outlives its first process.
 
-In a process that takes part, pickling an ObjectRef by anything but this library makes its node hold
-the object for `Place.ref_hold_s` (`_client/foreign_refs.py`), because the engine carries the bytes.
+In a participating process, when anything but this library pickles an ObjectRef, its node holds the
+object for `Place.ref_hold_s` (`_client/foreign_refs.py`), because the engine carries the bytes.
 
-A Place is a secret, because it contains the token. It can be pickled, to be sent over the engine's
-own connections; it is never among the arguments of a process, and its repr leaves out the token.
+A Place is a secret, because it contains the token. It can be pickled and sent over the engine's own
+connections; it is never among the arguments of a process, and its repr omits the token.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ __all__ = [
 
 
 TOKEN_BYTES = 32
-# How often a process looks for a node that is being started, or is leaving. Lower: more connections
-# to the manager. Higher: the process waits longer.
+# How often a process looks for a node that is starting or leaving. Lower: more connections to the
+# manager. Higher: the process waits longer.
 POLL_S = 0.1
 # How long a process whose node has ended looks for another one. Higher: longer outages of a host
-# are bridged. Lower: threads stop earlier to try what cannot succeed.
+# are bridged. Lower: threads stop futile attempts earlier.
 REJOIN_S = 60.0
-# How long a sidecar may take to end after SIGTERM; then it is killed. Also how long the end of a
+# How long a sidecar may take to end after SIGTERM before it is killed. Also how long the end of a
 # membership waits for its thread, which may just be connecting. Higher: an orderly end is possible
-# on a loaded machine. Lower: a shutdown takes no longer.
+# on a loaded machine. Lower: a shutdown takes less time.
 END_S = 15.0
 # The sidecar reads the place from its standard input, because other users could read its arguments.
-# The process that was started ends at once, so that the sidecar is no child of this one.
+# The process that was started ends at once, so that the sidecar is not a child of this one.
 BOOT = (
     "import json, os, sys; told = json.loads(sys.stdin.buffer.readline()); "
     "os.fork() and os._exit(0); sys.path[:] = told['path']; "
@@ -83,18 +83,18 @@ _log = logging.getLogger("hoplite_mp")
 
 
 # Higher: tasks may wait longer in the engine's queues. Lower: memory of objects whose refs are
-# dropped or never loaded returns sooner.
+# dropped or never loaded is freed sooner.
 REF_HOLD_S = 600.0
-# Higher: a restarted worker finds its objects still on its host. Lower: a host that the engine does
-# not use any more returns its memory sooner.
+# Higher: a restarted worker finds its objects still on its host. Lower: a host that the engine no
+# longer uses frees its memory sooner.
 NODE_IDLE_S = 15.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a cluster is, and what a process needs to take part in it."""
+    """The location of a cluster, and the data that a process needs to take part in it."""
 
-    name: str  # 32 random hexadecimal digits, new for each cluster that is begun
+    name: str  # 32 random hexadecimal digits, new for each cluster
     address: str  # "host:port" of its manager
     token: str = dataclasses.field(repr=False)
     tls: bool = True
@@ -106,7 +106,7 @@ class Place:
     node_idle_s: float = NODE_IDLE_S  # how long a node stays after the last process that used it
 
     def at(self, host: str) -> Place:
-        """The same place, with the name or number by which this process reaches the manager's
+        """The same place, with the name or address by which this process reaches the manager's
         host."""
         return dataclasses.replace(
             self, address=str(Address(host, parse_address(self.address).port))
@@ -126,14 +126,14 @@ class Place:
 
 
 class SidecarCluster(Cluster):
-    """A Cluster with a node of its own, to which other processes of this host may attach."""
+    """A Cluster with its own node, to which other processes of this host may attach."""
 
     _attaches = False
     _stays = True
 
 
 class _Attached(Cluster):
-    """A Cluster through the node that this host has already; without one, NoNodeHere."""
+    """A Cluster through this host's existing node; NoNodeHere if it has none."""
 
     _joins = False
 
@@ -144,17 +144,17 @@ class SidecarMember:
     def __init__(self, place: Place, cluster: Cluster, passes_on: bool) -> None:
         self.place = place
         self.cluster = cluster  # the present one; replaced after the loss of a node
-        self.lost: HopliteError | None = None  # why this process cannot get back in
+        self.lost: HopliteError | None = None  # why this process cannot take part again
         self._users = 1
         self._passes_on = passes_on
         # Notified when `cluster` or `lost` changes.
         self._changed = locks.condition("engine.changed")
-        self._left = threading.Event()  # the membership has ended: nobody looks for another node
+        self._left = threading.Event()  # the membership has ended: no search for another node
         self._follows = threading.Thread(target=self._follow, name="hoplite_mp beside", daemon=True)
 
     def leave(self) -> None:
-        """Takes back one `take_part`; the last `leave` ends the membership. It does not wait for
-        other processes: objects that this one has put stay as long as any process holds them."""
+        """Undoes one `take_part`; the last `leave` ends the membership. It does not wait for other
+        processes: objects that this process has put stay as long as any process holds them."""
         with _lock:
             self._users -= 1
             if self._users:
@@ -171,13 +171,13 @@ class SidecarMember:
             cluster = self.cluster
         self._left.set()
         cluster.shutdown(wait=True, cancel_futures=True)
-        # Otherwise that thread could start a sidecar for nobody after this has returned.
+        # Otherwise that thread could start an unused sidecar after this has returned.
         self._follows.join(END_S)
 
     def await_return(self, wait_s: float) -> None:
-        """Returns when this process takes part; if its node has just ended, waits until another one
-        is found. Raises the reason if there is none. After wait_s it returns in any case, and the
-        next call of the library raises the reason."""
+        """Returns when this process takes part; if its node has just ended, waits until another
+        node is found. Raises the reason if there is none. Returns after wait_s in any case; then
+        the next call of the library raises the reason."""
         with self._changed:
             self._changed.wait_for(lambda: self.lost is not None or self._takes_part, wait_s)
             if self.lost is not None:
@@ -189,8 +189,8 @@ class SidecarMember:
         return runtime.memory.lost is None or not runtime.client.usable
 
     def _follow(self) -> None:
-        """Takes part again through another node, when the node has ended without this process
-        having left it."""
+        """Takes part again through another node, when the node has ended although this process has
+        not left it."""
         while True:
             host = self.cluster._host
             if host is not None:
@@ -203,7 +203,7 @@ class SidecarMember:
                     raise errors.ManagerLostError("its node was on this host, with the manager")
                 found = _enter(self.place, REJOIN_S, self._passes_on, self._left)
             # Of any class: the system may refuse a process or a descriptor. The next call of
-            # `take_part` tries anew.
+            # `take_part` tries again.
             except Exception as error:
                 if self._left.is_set():
                     return
@@ -243,9 +243,9 @@ def begin(
     node_idle_s: float | None = None,
     passes_on: bool = False,
 ) -> Place:
-    """Starts a cluster whose manager, and first node, end with this process. Arguments as for
-    `Cluster`; memory, ports and config are also those of the nodes that join. ref_hold_s,
-    node_idle_s: see `Place`. passes_on: as for `take_part`. This process takes part."""
+    """Starts a cluster whose manager and first node end with this process. Arguments as for
+    `Cluster`; memory, ports and config also apply to the nodes that join. ref_hold_s, node_idle_s:
+    see `Place`. passes_on: as for `take_part`. This process takes part."""
     place = _place(memory, ports, tls, config, ref_hold_s, node_idle_s)
     cluster = SidecarCluster(listen=listen, **place.options)
     place = dataclasses.replace(place, address=str(cluster.address))
@@ -275,13 +275,13 @@ def begin_kept(
 
 
 def is_kept(place: Place) -> bool:
-    """Does the sidecar with the manager live? Only to be asked on the host of `begin_kept`."""
+    """Whether the sidecar with the manager lives. Only call it on the host of `begin_kept`."""
     return Sole.holder(lock_name(place)) is not None
 
 
 def end_kept(place: Place) -> None:
-    """Ends the cluster, in order if that is possible within END_S; returns when its sidecar is
-    gone. No effect if it is gone already. Only to be called on the host of `begin_kept`."""
+    """Ends the cluster, in order if that is possible within END_S; returns when its sidecar has
+    ended. No effect if it has already ended. Only call it on the host of `begin_kept`."""
     pid = Sole.holder(lock_name(place))
     if not pid:
         return
@@ -293,7 +293,7 @@ def end_kept(place: Place) -> None:
         poll = select.poll()
         poll.register(process, select.POLLIN)
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if Sole.holder(lock_name(place)) != pid:  # another process may have that pid by now
+            if Sole.holder(lock_name(place)) != pid:  # the pid may have been reused
                 return
             signal.pidfd_send_signal(process, number)
             if poll.poll(END_S * 1e3):
@@ -328,7 +328,7 @@ def _place(
 
 
 def _seconds(name: str, given: float | None, config: Config, default: float) -> float:
-    """An argument, or the field of Config that it has been until 0.2, or the default."""
+    """An argument, or the Config field that preceded it until 0.2, or the default."""
     return check_seconds(name, getattr(config, f"_{name}", default) if given is None else given)
 
 
@@ -336,7 +336,7 @@ def take_part(
     place: Place, wait_s: float | None = None, *, passes_on: bool = False
 ) -> SidecarMember:
     """Lets this process take part in the cluster, through the node of its host, which is started if
-    there is none. Several calls in one process share one membership, which as many `leave` end.
+    needed. Several calls in one process share one membership, which ends after as many `leave`.
 
     wait_s: how long to try (default: Config.start_timeout_s). passes_on: this process loads refs
     only to pass them on (see `_client/foreign_refs.py`). AuthError, ManagerLostError,
@@ -355,8 +355,8 @@ def take_part(
 
 
 def member_of(place: Place) -> SidecarMember | None:
-    """The membership of this process in that cluster; None if it does not take part, or has lost
-    the cluster."""
+    """The membership of this process in the cluster; None if it does not take part, or has lost the
+    cluster."""
     with _lock:
         member = _members.get(place.name)
         if member is not None and not member.cluster._runtime.client.usable:
@@ -376,14 +376,14 @@ def _begin_member(place: Place, cluster: Cluster, passes_on: bool) -> SidecarMem
 
 
 def _adapt(cluster: Cluster, ref_hold_s: float, passes_on: bool) -> None:
-    """Prepares this process for working on behalf of an engine, without workers on any node."""
+    """Prepares this process for work on behalf of an engine, without workers on any node."""
     cluster._runtime.work_for_an_engine(ref_hold_s, passes_on)
     cluster._runtime.pool_sizes.setdefault(0, 0)  # so `submit` raises instead of waiting for ever
 
 
 def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) -> Cluster:
-    """Takes part within wait_s, or raises the reason. left: set when the cluster is not wanted any
-    more."""
+    """Takes part within wait_s, or raises the reason. left: set when the cluster is no longer
+    needed."""
     deadline = clock.monotonic() + wait_s
     while True:
         if left.is_set():
@@ -436,7 +436,7 @@ def _start_sidecar(
         "place": dataclasses.asdict(place),
     }
     try:
-        # A file in memory, because a pipe may take less than all at once.
+        # A file in memory, because a pipe may not accept all bytes at once.
         with os.fdopen(os.memfd_create("hoplite_mp sidecar"), "w+b") as given:
             given.write(json.dumps(told).encode() + b"\n")
             given.seek(0)
@@ -463,8 +463,8 @@ def _start_sidecar(
 
 
 def _answer(process: subprocess.Popen[bytes], wait_s: float, left: threading.Event | None) -> bytes:
-    """What the process writes until it closes its output. subprocess.TimeoutExpired: it has not
-    closed it within wait_s, or before `left` was set."""
+    """The output of the process until it closes that. subprocess.TimeoutExpired: it has not done so
+    within wait_s, or before `left` was set."""
     deadline = clock.monotonic() + wait_s
     while True:
         try:
@@ -507,9 +507,9 @@ os.register_at_fork(after_in_child=_forked)
 
 # A ref that an engine carries to another process while the sender itself holds the object.
 #
-# Where this library itself sends a ref through an engine, and learns when it has arrived, no node
-# has to hold the object for `ref_hold_s`. The sender holds it until then, so its memory is
-# free as soon as no process needs it, not ten minutes later.
+# Where this library itself sends a ref through an engine and is notified of its arrival, no node
+# has to hold the object for `ref_hold_s`. The sender holds it until then, so its memory is freed as
+# soon as no process needs it, not ten minutes later.
 
 
 class CarriedRef:

@@ -1,10 +1,10 @@
 """The sidecar: a process that runs a node of this host for the processes of another engine.
 
-The node must outlive each of those processes, so it is a child of none of them. When no process has
-used the node for `Place.node_idle_s`, it leaves in order: other nodes first fetch the objects that
-only it holds. If several sidecars are started at once on a host, one stays. One sidecar of the
-cluster may have the manager; it stays as long as there is a node on another host, and ends the
-cluster when it leaves. With SIGTERM any sidecar leaves at once.
+The node must outlive each of those processes, so it is not a child of any of them. When no process
+has used the node for `Place.node_idle_s`, it leaves in order: other nodes first fetch the objects
+that only this node holds. If several sidecars are started at once on a host, only one stays. One
+sidecar of the cluster may have the manager; it stays as long as there is a node on another host,
+and ends the cluster when it leaves. On SIGTERM any sidecar leaves at once.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-POLL_S = 0.2  # how often it asks for the node's users; each time costs a round trip to the node
-# How long other nodes may take to fetch what only this one holds. Higher: large objects are saved
-# over slow links. Lower: the memory of a host that is no longer used is free sooner.
+POLL_S = 0.2  # interval of checks for users of the node; each costs a round trip to the node
+# How long other nodes may take to fetch objects that only this node holds. Higher: large objects
+# are saved over slow links. Lower: the memory of an unused host is freed sooner.
 DRAIN_S = 60.0
 _log = logging.getLogger("hoplite_mp")
 
@@ -39,7 +39,7 @@ _log = logging.getLogger("hoplite_mp")
 def main(told: dict[str, Any]) -> None:
     """Runs the sidecar: from its start by `sidecar` to the end of the node."""
     # The process that waits for the sidecar's message reads until the pipe is closed, so processes
-    # that are started from here on must not inherit it.
+    # that are started from here on must not inherit the pipe.
     answer = os.dup(1)
     silence = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):
@@ -79,7 +79,7 @@ def _say(fd: int, what: dict[str, Any]) -> None:
 
 
 def _keep(cluster: Cluster, idle_s: float, leads: bool, ending: StopRequest) -> None:
-    """Returns when the cluster has ended, or no process uses the node, or SIGTERM has come."""
+    """Returns when the cluster has ended, or no process uses the node, or on SIGTERM."""
     host, channel = cluster._host, cluster._runtime.channel
     assert host is not None
     used_at = clock.monotonic()

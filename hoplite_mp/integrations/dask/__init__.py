@@ -10,14 +10,14 @@
     total = hoplite_dask.reduce(client, parts, "sum", num=5)       # a Dask Future, too
     print(total.result(), total.contributors)
 
-Dask moves the data of tasks from worker to worker as pickles, one copy for each worker process.
-Here each host has one copy of a large array, which all of its workers read in place, and sums are
-added up on their way through the network.
+Dask moves the data of tasks between workers as pickles, one copy for each worker process. Here each
+host has one copy of a large array, which all of its workers read in place, and sums are computed on
+the way through the network.
 
 Inside tasks `hoplite_mp.current()` is the cluster: `put`, `get`, `reduce`, Groups. Its nodes have
-no workers, because tasks run in Dask's. A ref among a task's arguments stays a ref. While Dask
-carries a ref, the node of the process that pickled it holds the object for `ref_hold_s`; a
-ref that has arrived in a task, or in a client that has called `init`, holds the object itself.
+no workers, because tasks run in Dask's workers. A ref among a task's arguments stays a ref. While
+Dask carries a ref, the node of the process that pickled it holds the object for `ref_hold_s`; a ref
+that has arrived in a task, or in a client that has called `init`, holds the object itself.
 """
 
 from __future__ import annotations
@@ -66,29 +66,28 @@ def init(
     later, and returns the Cluster, in which the calling process takes part, too.
 
     One node serves all workers of a host and user; it stays when workers are restarted, and leaves
-    `node_idle_s` after the last of them has gone. The manager, and a node, are in the
-    scheduler's process, and end with it. Calling `init` again changes nothing; after the loss of
-    the manager's host or node it begins a new cluster. With an asynchronous client: `await` it.
+    `node_idle_s` after the last of them has ended. The manager, and a node, run in the scheduler's
+    process, and end with it. Calling `init` again changes nothing; after the loss of the manager's
+    host or node it starts a new cluster. With an asynchronous client: `await` it.
 
-    This library must be installed where scheduler and workers run.
+    This library must be installed where the scheduler and the workers run.
 
     Parameters
     ----------
     listen
         "host:port" for the manager, on the scheduler's host. Default: any free port, at the
-        addresses at which the scheduler listens.
+        scheduler's addresses.
     ports, memory, config
-        For each node, as for `Cluster`. Only those of the first call count.
+        For each node, as for `Cluster`. Only the arguments of the first call count.
     ref_hold_s
         Seconds for which a node holds an object after one of its processes has pickled a ref to it
-        for Dask, which may load the bytes late, often or never. Each load takes a hold of its own;
-        a load after that time is an ObjectLostError, unless somebody else holds the object.
-        Default: 600.
+        for Dask, which may load the bytes late, often or never. Each load takes its own hold; a
+        later load raises ObjectLostError, unless the object has another holder. Default: 600.
     node_idle_s
-        Seconds for which the node of a host stays after the last process that used it has gone.
-        Then it leaves in order. Default: 15.
+        Seconds for which the node of a host stays after the last process that used it has ended.
+        Then it is drained and leaves. Default: 15.
     tls
-        False: everything is sent unencrypted.
+        False: all traffic is unencrypted.
 
     Raises
     ------
@@ -120,18 +119,19 @@ async def _init(client: Client, options: dict[str, Any]) -> Cluster:
 
 
 def _cluster_of(client: Client) -> Cluster:
-    """The cluster that `init` returned; in tasks, whose clients are others, the worker's."""
+    """The cluster that `init` returned; in tasks, with their own clients, the worker's."""
     member = _members.get(client)
     return current() if member is None else member.cluster
 
 
 def broadcast(client: Client, value: Any) -> Future:
     """Replaces `client.scatter(value, broadcast=True)`: returns a Dask Future of the value. All
-    present workers then have the value, and tasks receive it itself.
+    present workers then have the value, and tasks receive the value itself.
 
-    It is sent once to each host, through a tree, and stored there once; arrays in it are read-only.
-    A worker that joins later gets it from another one, through Dask, when a task there needs it.
-    StoreFullError: it does not fit into a host's store. With an asynchronous client: `await` it.
+    The value is sent once to each host, through a tree, and stored there once; arrays in it are
+    read-only. A worker that joins later gets it from another worker, through Dask, when a task
+    there needs it. StoreFullError: it does not fit into a store. With an asynchronous client:
+    `await` it.
     """
     return client.sync(_broadcast, client, value)
 
@@ -149,7 +149,7 @@ async def _broadcast(client: Client, value: Any) -> Future:
         for answer in answers.values():
             raise answer
         raise ObjectLostError("this Dask cluster has no workers: nobody can have the value")
-    # Dask's own scatter does the same when a client sends data to workers directly.
+    # Dask's own scatter does the same when a client sends data directly to workers.
     await client.scheduler.update_data(
         who_has={key: who_has}, nbytes={key: answers[who_has[0]]}, client=client.id
     )
@@ -172,7 +172,7 @@ class Reduction(Future):
 
     @property
     def contributors(self) -> tuple[int, ...] | None:
-        """Sorted indices of the given futures that went into the result, each once. None until the
+        """Sorted indices of the given futures that were reduced, each once. None until the
         reduction is finished, or if it has failed."""
         if self.status != "finished":
             return None
@@ -188,13 +188,13 @@ def reduce(
     """Reduces the values of Dask Futures: arrays, numbers or refs. It replaces a tree of tasks, and
     returns a Dask Future of the result at once.
 
-    The first `num` to be ready go in (all if None); ``.contributors`` says which. A source that
-    fails is skipped while num can still be met, else the result is a ReduceError with the cause.
-    A value that is lost with a worker's host is computed again by Dask, and goes in then. The task
-    that waits for the sources occupies no thread of its worker, and the reduction keeps the sources
-    until it is over.
+    The first `num` to be ready are reduced (all if None); ``.contributors`` lists them. A source
+    that fails is skipped while num can still be met; otherwise the result is a ReduceError with the
+    cause. Dask computes a value again that was lost with a worker's host; the new value is then
+    reduced. The task that waits for the sources occupies no thread of its worker, and the reduction
+    keeps the sources until it has finished.
 
-    ValueError: no futures, num < 1 or > len, unknown op. TypeError: something else than Futures.
+    ValueError: no futures, num < 1 or > len, unknown op. TypeError: other objects than Futures.
     """
     sources = list(futures)
     for one in sources:

@@ -1,9 +1,8 @@
-"""The plugins by which this library runs in Dask's processes: one for the scheduler, one for
-workers.
+"""Plugins that run this library in Dask's processes: one for the scheduler, one for workers.
 
-Dask starts, restarts and retires its workers, and sets its plugins up in each of them, also in
-those that join later; so plugins find, start and leave the nodes. The scheduler's process begins
-the cluster, because the Dask cluster ends with that process, too. The cluster's secret is part of
+Dask starts, restarts and retires its workers, and sets up its plugins in each of them, including
+those that join later; so plugins find, start and leave the nodes. The scheduler's process starts
+the cluster, because the Dask cluster also ends with that process. The cluster's secret is part of
 the plugins' state, and is sent over Dask's own connections.
 """
 
@@ -45,7 +44,7 @@ class SchedulerSide(SchedulerPlugin):
         await self.place(scheduler)
 
     async def place(self, scheduler: Any) -> Place:
-        """The Place of the cluster; begins a new cluster if its node, which has the manager, was
+        """The Place of the cluster; starts a new cluster if its node, which has the manager, was
         killed."""
         assert self._beginning is not None
         async with self._beginning:
@@ -80,7 +79,7 @@ class WorkerSide(WorkerPlugin):
         self._member: SidecarMember | None = None
 
     async def setup(self, worker: Any) -> None:
-        """Dask calls this in each worker, also in one that is restarted or joins later."""
+        """Dask calls this in each worker, even if it is restarted or joins later."""
         host = host_of(worker.scheduler.address)
         place = self._place if host is None else self._place.at(host)
         self._member = await asyncio.to_thread(sidecar.take_part, place)
@@ -93,8 +92,8 @@ class WorkerSide(WorkerPlugin):
 
 
 def worker_plugin_name(place: Place) -> str:
-    """A name of its own for each cluster that is begun. Registering the plugin again for the same
-    cluster does nothing."""
+    """A different name for each cluster that is started. Registering the plugin again for the same
+    cluster has no effect."""
     return f"{NAME}-{place.name}"
 
 
@@ -105,15 +104,15 @@ async def place_of(dask_scheduler: Any) -> Place:
 
 
 def host_of(address: str) -> str | None:
-    """The host in one of Dask's addresses; None if it names none ("inproc://...")."""
+    """The host in an address of Dask; None if it contains none ("inproc://...")."""
     if address.startswith("inproc://"):
         return None
     return str(get_address_host(address))
 
 
 def _listen_beside(scheduler: Any) -> str:
-    """Where the manager listens: at the same addresses as the scheduler, so that both are reachable
-    from the same hosts."""
+    """Where the manager listens: at the scheduler's addresses, so that both are reachable from the
+    same hosts."""
     host = host_of(scheduler.listen_address) or "127.0.0.1"
     return str(Address(host, 0))
 

@@ -20,7 +20,7 @@ __all__ = ["Sources", "reduce_sources"]
 
 
 class Sources:
-    """Keys of Dask's, wrapped so that Dask does not take them for dependencies."""
+    """Keys of Dask, wrapped so that Dask does not treat them as dependencies."""
 
     def __init__(self, keys: list[Any]) -> None:
         self.keys = keys
@@ -29,14 +29,14 @@ class Sources:
 def reduce_sources(
     sources: Sources, op: str | Callable[..., Any], num: int
 ) -> tuple[Any, tuple[int, ...]]:
-    """Returns the result, and the indices of the sources that went in. The task leaves its
-    worker's thread to other tasks."""
+    """Returns the result, and the indices of the sources that were reduced. While it waits, the
+    task leaves its worker's thread to other tasks."""
     with worker_client() as client:
         return _DaskReducing(client, sources.keys, num).run(op)
 
 
 class _DaskReducing(Reducing):
-    """Puts the values in tasks of Dask's."""
+    """Puts the values in tasks of Dask."""
 
     name = "futures"
 
@@ -62,5 +62,5 @@ class _DaskReducing(Reducing):
 
 
 def _put(value: Any) -> CarriedRef:
-    """Runs in the worker that has the value. A value that is in the store already is not copied."""
+    """Runs in the worker that has the value. A value that is already in the store is not copied."""
     return CarriedRef(value if isinstance(value, ObjectRef) else current().put(value))

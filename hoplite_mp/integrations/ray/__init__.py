@@ -17,8 +17,8 @@
 
 `collective` has the calls of `ray.util.collective`, over Group.
 
-Programs on several machines can keep Ray for scheduling, and move through this library what Ray
-moves slowly.
+Programs on several machines can keep Ray for scheduling, and use this library for transfers that
+are slow in Ray.
 """
 
 from hoplite_mp.integrations.ray._driver import init, shutdown

@@ -1,10 +1,10 @@
 """The Ray actors that keep a cluster beside Ray going: one leader, and one actor on each host.
 
 Ray restarts actors when they die, places them on hosts, and finds them by name; so detached actors
-keep the nodes going. The leader is on Ray's head, because Ray ends with that host, and follows the
-hosts that come and go. It writes the cluster's Place into the internal key-value store of Ray's
-head, where it is read by the actor with which Ray replaces a leader that has died. The token is
-sent there, and in arguments and results of actors, over Ray's own connections.
+maintain the nodes. The leader runs on Ray's head, because Ray ends with that host, and follows
+changes of the hosts. It writes the cluster's Place into the internal key-value store of Ray's head,
+where it is read by the actor that replaces a dead leader. The token is sent there, and in arguments
+and results of actors, over Ray's own connections.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ NAMESPACE = "hoplite_mp"
 LEADER = "leader"
 KEY = "place"  # in this namespace of Ray's internal key-value store
 HEAD = "node:__internal_head__"  # the resource by which Ray marks its head
-# How often the leader asks which nodes Ray has. Higher: fewer requests to Ray's head. Lower: a new
-# host gets its node sooner.
+# How often the leader requests the list of Ray's nodes. Higher: fewer requests to Ray's head.
+# Lower: a new host gets its node sooner.
 FOLLOW_S = 1.0
 _log = logging.getLogger("hoplite_mp")
 
@@ -59,7 +59,7 @@ def head_of(nodes: list[dict[str, Any]]) -> str:
 
 
 def pinned(node_id: str) -> NodeAffinitySchedulingStrategy:
-    """Schedules an actor on that node of Ray and on no other."""
+    """Schedules an actor on the given node of Ray and on no other."""
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
@@ -78,8 +78,8 @@ class OnHost:
 
 
 class Leader:
-    """Keeps the cluster going. A sidecar on Ray's head has the manager and the node there, so a
-    leader that Ray has restarted goes on with the same cluster."""
+    """Maintains the cluster. A sidecar on Ray's head has the manager and the node there, so a
+    leader that Ray has restarted continues with the same cluster."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -95,7 +95,7 @@ class Leader:
         threading.Thread(target=self._follow, name="hoplite_mp follow", daemon=True).start()
 
     def _lead(self) -> None:
-        """Takes over the cluster of the previous leader, if its manager lives; otherwise begins a
+        """Takes over the cluster of the previous leader, if its manager lives; otherwise starts a
         new one."""
         found = internal_kv._internal_kv_get(KEY, namespace=NAMESPACE)
         place = None if found is None else pickle.loads(found)
@@ -135,10 +135,10 @@ class Leader:
 
     def await_hosts(self, timeout: float | None) -> list[str]:
         """Waits until each living node of Ray has a node beside it, or for `timeout` seconds.
-        Returns the addresses of those that have none."""
+        Returns the addresses of the nodes without one."""
         deadline = None if timeout is None else clock.monotonic() + timeout
         with self._looked:
-            enough = self._looks + 2  # the second look from now has begun after this call
+            enough = self._looks + 2  # the second poll from now has begun after this call
             while not self._ends.is_set() and (self._looks < enough or self._missing()):
                 left = None if deadline is None else deadline - clock.monotonic()
                 if left is not None and left <= 0:
@@ -170,22 +170,22 @@ class Leader:
                     _log.warning("the manager beside Ray's head has ended: a new cluster begins")
                     self._lead()
                 self._look()
-            except Exception as error:  # Ray raises many classes; the next look may succeed
+            except Exception as error:  # Ray raises many classes; the next poll may succeed
                 _log.warning("following Ray's nodes failed, and is tried again: %s", error)
             self._ends.wait(FOLLOW_S)
 
     def _look(self) -> None:
         living = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         for one in [one for one in self._on_hosts if one not in living]:
-            # Ray has given the host up. This library notices the death of its node by itself, so
-            # nothing is reported to it.
+            # Ray has declared the host lost. This library detects the death of its node by itself,
+            # so nothing is reported to it.
             ray.kill(self._on_hosts.pop(one))
         for one in living:
             if one != self._own and one not in self._on_hosts:
                 self._on_hosts[one] = _begin_on(one, self._place)
         waited_for = {one for one, _ in self._asked.values()}
         for one, actor in self._on_hosts.items():
-            if one not in waited_for:  # also if the node has joined, because it may be lost later
+            if one not in waited_for:  # even if the node has joined, because it may be lost later
                 self._asked[actor.number.remote()] = one, actor
         standing = self._standing & living.keys()
         done: list[Any] = []
@@ -213,7 +213,7 @@ class Leader:
 
 
 def _begin_on(node_id: str, place: sidecar.Place) -> Any:
-    """Starts the actor beside that node of Ray, or finds it."""
+    """Starts or finds the actor beside the given node of Ray."""
     made = ray.remote(OnHost).options(
         name=f"{place.name} {node_id}",
         namespace=NAMESPACE,
@@ -228,7 +228,7 @@ def _begin_on(node_id: str, place: sidecar.Place) -> Any:
 
 
 def _kill_earlier(name: str) -> None:
-    """Kills the actors that earlier clusters have left on hosts, because a new cluster begins."""
+    """Kills the actors that earlier clusters have left on hosts, because a new cluster starts."""
     for one in ray.util.list_named_actors(all_namespaces=True):
         if one["namespace"] != NAMESPACE or one["name"] == LEADER or one["name"].startswith(name):
             continue

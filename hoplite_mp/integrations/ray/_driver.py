@@ -1,4 +1,4 @@
-"""init and shutdown: a driver of Ray begins the cluster beside Ray's, or takes part in it.
+"""init and shutdown: a driver of Ray starts the cluster beside Ray's, or takes part in it.
 
 All drivers of a Ray cluster share one cluster of this library, which lives as long as Ray's. So a
 detached Ray actor with a fixed name keeps it (`_actors.Leader`).
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["enter", "init", "shutdown"]
 
 
-# How many calls of the leader run at a time, because drivers that wait for hosts, and processes
-# that ask where the cluster is, must not wait for one another. Each costs a thread there.
+# Concurrent calls of the leader: drivers that wait for hosts, and processes that ask for the
+# cluster's place, must not wait for one another. Each call costs a thread there.
 LEADER_CALLS_MAX = 64
 _log = logging.getLogger("hoplite_mp")
 
@@ -39,7 +39,7 @@ def init(
     node_idle_s: float | None = None,
     timeout: float | None = 60.0,
 ) -> Cluster:
-    """Starts a node of this library beside each node of the Ray cluster, or finds those that
+    """Starts a node of this library beside each node of the Ray cluster, or finds the nodes that
     another driver has started; returns the Cluster, in which this process takes part.
 
     The nodes have no workers, because tasks run in Ray's. In tasks and actors of Ray
@@ -47,8 +47,8 @@ def init(
     there without a copy. Refs may be arguments and results of Ray's tasks, in any nesting: when a
     ref is given to Ray, the node holds its object for `ref_hold_s`.
 
-    When a node of Ray is added, it gets one of this library within seconds; when it ends, that one
-    ends, too. The cluster lives until `shutdown()`, or until Ray's ends.
+    Within seconds after a node of Ray is added, a node of this library joins beside it; the two end
+    together. The cluster lives until `shutdown()`, or until Ray's ends.
 
     Parameters
     ----------
@@ -58,17 +58,16 @@ def init(
     ports : str, optional
         "A-B": the ports on which nodes listen for one another.
     tls : bool, optional
-        False: everything is sent unencrypted, as Ray does by default.
+        False: all traffic is unencrypted, as in Ray by default.
     config : Config, optional
         All other limits, for all hosts. Only the first driver's arguments count.
     ref_hold_s : float, optional
         Seconds for which a node holds an object after one of its processes has pickled a ref to it
-        for Ray, which may load the bytes late, often or never. Each load takes a hold of its own; a
-        load after that time is an ObjectLostError, unless somebody else holds the object. Default:
-        600.
+        for Ray, which may load the bytes late, often or never. Each load takes its own hold; a
+        later load raises ObjectLostError, unless the object has another holder. Default: 600.
     node_idle_s : float, optional
-        Seconds for which the node of a host stays after the last process that used it has gone.
-        Then it leaves in order. Default: 15.
+        Seconds for which the node of a host stays after the last process that used it has ended.
+        Then it is drained and leaves. Default: 15.
     timeout : float, optional
         Seconds to wait until the nodes beside all living nodes of Ray have joined; None: for ever.
 
@@ -78,7 +77,7 @@ def init(
         Ray is not initialized here, or this is a Ray Client (`ray://`), whose process is not on a
         host of the cluster.
     HopliteTimeoutError
-        Not all nodes have joined in time. Those that have joined stay, and `init()` may be called
+        Not all nodes have joined in time. Nodes that have joined stay, and `init()` may be called
         again.
     """
     if not ray.is_initialized():
@@ -93,7 +92,7 @@ def init(
     try:
         return sidecar.take_part(place).cluster
     except errors.ManagerLostError:
-        # The manager had died, which the leader had not noticed yet; meanwhile it may have begun
+        # The manager had died, which the leader had not detected yet; meanwhile it may have started
         # another cluster.
         other = _place(settings, timeout)
         if other.name == place.name:
@@ -146,7 +145,7 @@ ANSWER_S = 10.0
 
 
 def shutdown(timeout: float | None = 60.0) -> None:
-    """Ends the cluster beside Ray's, for all drivers, with its objects. Ray's own cluster goes on.
+    """Ends the cluster beside Ray's, for all drivers, with its objects. Ray's continues.
 
     timeout: seconds to wait for its end. No effect if there is no such cluster.
     """
@@ -164,17 +163,17 @@ def shutdown(timeout: float | None = 60.0) -> None:
     ray.kill(leader)
 
 
-# Lets a process of Ray's take part in the cluster when it first needs it.
+# Lets a process of Ray take part in the cluster when it first needs it.
 #
 # `current()`, and refs among the arguments of a task, must work in processes that Ray starts,
 # without any preparation there.
 
 
 def enter() -> bool:
-    """Takes part in the cluster beside Ray's. False: this process is not a worker of Ray's, or no
+    """Takes part in the cluster beside Ray's. False: this process is not a worker of Ray, or no
     driver has called `init()`. Called when a process first needs the cluster, not when it starts,
     because most workers of Ray never need it. Raises the reason if it cannot take part."""
-    # Ray has no public function for the kind of a process; its own collectives look here, too.
+    # Ray has no public function for the kind of a process; its own collectives use this field, too.
     if ray._private.worker.global_worker.mode != ray.WORKER_MODE:
         return False
     try:

@@ -23,15 +23,15 @@ __all__ = ["Reduction", "broadcast", "cluster_here", "reduce"]
 
 class Reduction(ray.ObjectRef):  # type: ignore[misc, unused-ignore]
     """The ref of Ray that `reduce` returns: for `ray.get`, `ray.wait`, `await`, and as an argument
-    of tasks. Inside other values it travels as a plain ref."""
+    of tasks. Inside other values it is passed as a plain ref."""
 
     _plain: Any
     _which: Any
 
     @property
     def contributors(self) -> tuple[int, ...] | None:
-        """Sorted indices of the given refs that went into the result, each once. None until the
-        reduction is finished, or if it has failed."""
+        """Sorted indices of the given refs that were reduced, each once. None until the reduction
+        is finished, or if it has failed."""
         done, _ = ray.wait([self._which], timeout=0)
         try:
             return ray.get(done[0]) if done else None
@@ -52,9 +52,9 @@ def reduce(
     """Reduces the values of refs of Ray, which are arrays, numbers or refs of this library. It
     replaces a tree of tasks, and returns a ref of Ray to the result at once.
 
-    Each value is put into the store of the host that has it, and the sum is formed on the way
-    through the network. A value that is lost with a host is computed again by Ray, if Ray can, and
-    goes in then.
+    Each value is put into the store of its host, and the sum is computed on the way through the
+    network. If possible, Ray computes a value again that was lost with a host; the new value is
+    then reduced.
 
     Parameters
     ----------
@@ -63,21 +63,21 @@ def reduce(
     op : str or callable, optional
         As of `Cluster.reduce`.
     num : int, optional
-        The first `num` sources to be ready go in; ``.contributors`` of the result says which.
+        The first `num` sources to be ready are reduced; ``.contributors`` of the result lists them.
         Default: all. A source that fails is skipped while `num` can still be met.
 
     Returns
     -------
     Reduction
         `ray.get` returns the result, or raises ReduceError if too many sources have failed, and
-        ValueError if the values differ in shape, or are no arrays and `op` is a name.
+        ValueError if the values differ in shape, or are not arrays although `op` is a name.
 
     Raises
     ------
     ValueError
         No refs, num < 1 or > len, or an unknown op.
     TypeError
-        Something else than a ref of Ray is among the refs.
+        An object other than a ref of Ray is among the refs.
     ClosedError
         `init` has not been called.
     """
@@ -98,9 +98,9 @@ def reduce(
 def broadcast(value: Any) -> ObjectRef[Any]:
     """Copies a value, or the value of a ref of Ray, into the store of every host of the cluster.
 
-    It is sent once to each host, through a tree. Tasks and actors read it there without a copy, by
-    ``hoplite_mp.current().get(ref)``; arrays in it are read-only. Returns when all present hosts
-    have the value. Hosts that join later get it when a task there asks for it.
+    The value is sent once to each host, through a tree. Tasks and actors read it there without a
+    copy, by ``hoplite_mp.current().get(ref)``; arrays in it are read-only. Returns when all present
+    hosts have the value. Hosts that join later get it when a task there requests it.
 
     Parameters
     ----------
@@ -146,12 +146,12 @@ def cluster_here() -> Cluster:
 def _reduce_sources(
     sources: list[Any], op: str | Callable[..., Any], num: int
 ) -> tuple[Any, tuple[int, ...]]:
-    """Runs in a task of Ray's. Returns the result, and the indices of the sources that went in."""
+    """Runs in a task of Ray. Returns the result, and the indices of the reduced sources."""
     return _RayReducing(sources, num).run(op)
 
 
 class _RayReducing(Reducing):
-    """Puts the values in tasks of Ray's."""
+    """Puts the values in tasks of Ray."""
 
     name = "refs"
 
@@ -182,15 +182,15 @@ def _begin_put(source: Any) -> Any:
         name="hoplite_mp put",
         num_cpus=0,
         num_returns="streaming",
-        # The task goes on only when its last yield has been read, and holds the object until then.
+        # The task continues only when its last yield has been read; until then it holds the object.
         _generator_backpressure_num_objects=1,
     )
     return task.remote(source)
 
 
 def _put(value: Any) -> Iterator[CarriedRef | None]:
-    """Runs in a task of Ray's, and holds the object until the second yield has been read. A value
-    that is in the store already is not copied."""
+    """Runs in a task of Ray, and holds the object until the second yield has been read. A value
+    that is already in the store is not copied."""
     ref = value if isinstance(value, ObjectRef) else current().put(value)
     yield CarriedRef(ref)
     yield None

@@ -10,10 +10,10 @@
             col.allreduce(grad, "training")   # in place: numpy arrays and tensors of torch on CPU
 
 Importing this module also registers the backend "HOPLITE" with Ray, for programs that name it in
-`ray.util.collective.init_collective_group(..., backend="HOPLITE")`; it has to be imported in the
+`ray.util.collective.init_collective_group(..., backend="HOPLITE")`; it must be imported in the
 driver and in the actors.
 
-Ray's groups use Gloo or NCCL, and end when one rank dies. In these groups the survivors go on: a
+Ray's groups use Gloo or NCCL, and end when one rank dies. In these groups the survivors continue: a
 call completes among them, and an actor that Ray has restarted takes part again by
 `init_collective_group` with the same name and rank.
 """
@@ -86,12 +86,12 @@ def init_collective_group(
     group_name: str = "default",
     gloo_timeout: int = 30_000,
 ) -> None:
-    """Makes this actor, or task, a member of the group with that rank.
+    """Makes this actor, or task, a member of the group with the given rank.
 
-    Returns at once. The first call waits until all `world_size` ranks are there; after
-    Config.group_wait_s it raises an error that says how many came. backend and gloo_timeout are
-    accepted, so that programs need not change, but have no effect. ClosedError: the driver has not
-    called `hoplite_mp.integrations.ray.init()`.
+    Returns at once. The first call waits until all `world_size` ranks have joined; after
+    Config.group_wait_s it raises an error with the number of ranks. backend and gloo_timeout are
+    accepted for compatibility, but have no effect. ClosedError: the driver has not called
+    `hoplite_mp.integrations.ray.init()`.
     """
     rays.init_collective_group(world_size, rank, BACKEND, group_name)
 
@@ -104,8 +104,8 @@ def create_collective_group(
     group_name: str = "default",
     gloo_timeout: int = 30_000,
 ) -> None:
-    """For a driver: declares which actors are the group, and their ranks. Each actor becomes a
-    member at its first call. backend and gloo_timeout: as for `init_collective_group`."""
+    """For a driver: declares the actors of the group, and their ranks. Each actor becomes a member
+    at its first call. backend and gloo_timeout: as for `init_collective_group`."""
     rays.create_collective_group(list(actors), world_size, list(ranks), BACKEND, group_name)
 
 
@@ -160,7 +160,7 @@ class HopliteGroup(BaseGroup):  # type: ignore[misc, unused-ignore]
     def allgather(
         self, tensor_lists: list[list[Any]], tensors: list[Any], allgather_options: Any = None
     ) -> None:
-        """The tensors for the parts of dead ranks stay as they are."""
+        """The tensors for the parts of dead ranks remain unchanged."""
         parts = self._group.allgather(_array_of(tensors[0]))
         for tensor, part in zip(tensor_lists[0], parts, strict=True):
             if part is not None:
@@ -215,8 +215,8 @@ def _array_of(tensor: Any) -> Array:
 
 def _fill(x: Array, result: Any) -> None:
     """Writes the result into x. ValueError: it has another shape, or x is read-only; TypeError: it
-    has another dtype. This is checked only after the call, so that this rank's part has counted,
-    and the other ranks do not wait for it."""
+    has another dtype. This is only checked after the call, so that this rank has contributed, and
+    the other ranks do not wait for it."""
     if not x.flags.writeable:
         raise ValueError(
             "the result is to stand in an array that is read-only, as those are that Ray passes to "

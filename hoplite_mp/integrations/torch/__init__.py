@@ -1,8 +1,8 @@
 """torch on a cluster of this library: a process group, and training that survives deaths.
 
 `dist.init_process_group("hoplite", ...)` works in every process that has a cluster, as a member of
-`Cluster.spmd` or by `Cluster(address=...)`, and in ranks of one host that have none. An installed
-package needs no import for it; importing this module registers the backend as well.
+`Cluster.spmd` or by `Cluster(address=...)`, and in ranks of one host without a cluster. An
+installed package needs no import for it; importing this module registers the backend as well.
 """
 
 from __future__ import annotations

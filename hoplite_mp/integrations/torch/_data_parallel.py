@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel for ranks that may die, and come back.
+"""torch's DistributedDataParallel for ranks that may die and rejoin.
 
 Torch's world has a fixed size, and the death of one rank ends the training. Here torch's class
 gathers gradients in buckets during the backward pass, as always, but its process group has only one
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 # torch's own class imports this in its constructor, which takes 1.5 s in a new process. By then a
-# rank that has come back has entered its Group, and the others would wait for its first call.
+# rejoining rank has entered its Group, and the other ranks would wait for its first call.
 import torch._dynamo
 import torch.distributed as dist
 from torch.futures import Future
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 __all__ = ["DistributedDataParallel", "SoloProcessGroup", "StepMembership"]
 
-# Which ranks take part in a step, when ranks die and come back: two Groups for a training run.
+# The ranks of a step, when ranks die and rejoin: two Groups for a training run.
 #
-# A newcomer may enter a Group at any call, but a step makes many calls of different shapes, and it
-# would enter in the middle of a step. Therefore ranks enter a Group (the *meeting*) that makes only
-# one call before each step, always the same. The ranks that meet there form a second Group, the
-# peers, which makes the calls of the steps and which no rank enters later. It goes on without ranks
-# that die, and is replaced when a newcomer has come to the meeting. A newcomer gets the state from
-# a rank that has it.
+# A newcomer may enter a Group at any call, but a step makes many calls of different shapes, and a
+# newcomer would enter in the middle of a step. Therefore ranks enter a Group (the *meeting*) that
+# makes only one call before each step, always the same. The ranks that meet there form a second
+# Group, the peers, which makes the calls of the steps and which no rank enters later. It continues
+# without ranks that die, and is replaced when a newcomer has joined the meeting. A newcomer gets
+# the state from a rank that has it.
 
 
 class StepMembership:
-    """One rank's part in it. `give` returns the state; `take` replaces this rank's own state."""
+    """One rank's membership. `give` returns the state; `take` replaces this rank's own state."""
 
     def __init__(self, group: Group, give: Callable[[], Any], take: Callable[[Any], None]) -> None:
         if group.strict:
@@ -59,7 +59,7 @@ class StepMembership:
 
     @property
     def peers(self) -> Group:
-        """The Group of the ranks that take part in the present step."""
+        """The Group of the ranks of the present step."""
         if self._peers is None:
             raise PeerLostError(f"group {self.group.name!r}: no peers have met yet")
         return self._peers
@@ -70,7 +70,7 @@ class StepMembership:
         return tuple(self._ranks[place] for place in self.peers.contributors)
 
     def meet(self) -> None:
-        """Every rank calls this before each step, and a newcomer calls it first of all.
+        """Every rank calls this before each step, and a newcomer before anything else.
 
         Afterwards all `peers` have the same state. PeerLostError: the ranks that had a state have
         left or died, and this rank has none.
@@ -106,8 +106,8 @@ class StepMembership:
             old.close()
 
     def _hand_over(self, call: int, givers: list[int]) -> bool:
-        """Broadcasts the state of the first giver that lives. Returns whether there was one, which
-        is the same on all ranks."""
+        """Broadcasts the state of the first living giver. Returns whether there was one, which is
+        the same on all ranks."""
         peers = self.peers
         for giver in givers:
             gives = giver == self.group.rank
@@ -145,11 +145,11 @@ Tensors = list[torch.Tensor]
 class SoloProcessGroup(dist.ProcessGroup):
     """The process group of size one that torch's DistributedDataParallel gets.
 
-    torch's world has a fixed size, and its DDP makes calls of its own (at its start, for buffers),
+    torch's world has a fixed size, and its DDP makes its own calls (at its start, for buffers),
     which ranks that join later would miss. In a process group of one rank these calls have no
     effect. Only one of the calls is passed on: the sum over ranks of the parameters that were used,
-    because all must agree which parameters have a gradient. `used` sums a tensor over all ranks, in
-    place."""
+    because all ranks must agree on which parameters have a gradient. `used` sums a tensor over all
+    ranks, in place."""
 
     def __init__(self, used: Callable[[torch.Tensor], Work]) -> None:
         super().__init__(0, 1)
@@ -192,18 +192,18 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     """A module whose gradients are averaged over the living ranks of a Group.
 
     `group`: a Group of all ranks, made for this object alone; no other code makes calls of it.
-    `state`: further objects, by name, whose state a rank that comes back takes over from the
-    others: with `state_dict()` and `load_state_dict()`, such as optimizers and schedulers.
+    `state`: further objects, by name, whose state a rejoining rank takes over from the other ranks:
+    with `state_dict()` and `load_state_dict()`, such as optimizers and schedulers.
     `forward_sync_buffers`: before each step all ranks take the buffers of the lowest living rank.
     Further arguments as for torch's class, where they make sense; buckets keep their first order.
 
     When the constructor returns, this rank has the parameters, buffers, state and `step_number` of
-    the others: at the beginning those of rank 0; later it gets them from a survivor between two
-    steps. Each rank then does the same: one forward pass in training mode and one backward pass for
-    a step (several with `no_sync()` before them). A rank that dies is left out of the averages from
-    then on, so `step_number` and the gradients are the same on all survivors.
-    PeerLostError: this rank has come back, but the others have finished.
-    TypeError: a parameter is not on the CPU; an object of `state` does not have these methods.
+    the other ranks: at the beginning those of rank 0; later it gets them from a survivor between
+    two steps. Each rank then makes the same passes: one forward pass in training mode and one
+    backward pass for a step (several with `no_sync()` before them). A rank that dies is left out of
+    the averages from then on, so `step_number` and the gradients are the same on all survivors.
+    PeerLostError: this rank has rejoined, but the other ranks have finished. TypeError: a parameter
+    is not on the CPU; an object of `state` does not have these methods.
     """
 
     def __init__(
@@ -222,8 +222,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             process_group=SoloProcessGroup(traffic.used),
             init_sync=False,
             forward_sync_buffers=False,
-            # Otherwise torch rebuilds the buckets after the first step of each rank, and a rank
-            # that has come back would have different ones than the survivors.
+            # Otherwise torch rebuilds the buckets after the first step of each rank, and a
+            # rejoining rank would have different buckets than the survivors.
             find_unused_parameters=True,
             **kwargs,
         )
@@ -238,19 +238,19 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
     @property
     def step_number(self) -> int:
-        """How many steps the ranks have made: backward passes with averaged gradients."""
+        """The number of steps so far: backward passes with averaged gradients."""
         return self._traffic.state.step
 
     @property
     def contributors(self) -> tuple[int, ...]:
-        """The ranks whose gradients, or buffers, went into the last call, sorted."""
+        """The ranks whose gradients, or buffers, were part of the last call, sorted."""
         return self._traffic.meeting.contributors
 
     @property
     def peers(self) -> Group:
-        """The Group of the ranks that make the present step, for the program's own calls, which all
-        of them must make between a forward pass and the backward pass, or after that. The next
-        forward pass may replace the Group."""
+        """The Group of the ranks of the present step, for the program's own calls. All ranks must
+        make these between a forward pass and the backward pass, or after that. The next forward
+        pass may replace the Group."""
         return self._traffic.meeting.peers
 
     @property

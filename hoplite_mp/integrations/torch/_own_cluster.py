@@ -1,7 +1,7 @@
-"""A cluster for the ranks of one host that were started without one, by torchrun for example.
+"""A cluster for the ranks of one host that were started without one, e.g. by torchrun.
 
-Rank 0 opens it, at a port of the loopback interface; the other ranks connect to it. They find its
-address, and the file with its token, in torch's store; the token itself does not go that way.
+Rank 0 opens the cluster, at a port of the loopback interface; the other ranks connect to it. They
+find its address, and the file with its token, in torch's store, without the token itself.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ LEAVE_POLL_S = 0.01
 TOKEN_BYTES = 32
 # How other ranks connect to the cluster that this process has opened, or joined, by `open_cluster`.
 _opened: dict[str, str] = {}
-# Holds that cluster, which would end with the first process group otherwise.
+# Holds that cluster, which would otherwise end with the first process group.
 _kept: list[hoplite_mp._api.cluster.Cluster] = []
 
 
 def open_cluster(store: dist.Store, rank: int) -> hoplite_mp._api.cluster.Cluster:
     """Opens the cluster of these ranks in this process. It ends with the process of rank 0, which
-    waits for the others. ClosedError: the ranks are on several hosts, or rank 0 has no cluster for
-    the others."""
+    waits for the other ranks. ClosedError: the ranks are on several hosts, or rank 0 has no cluster
+    for them."""
     if rank == 0:
         return _lead(store)
     found = json.loads(store.get(ADDRESS_KEY))
@@ -68,7 +68,7 @@ def open_cluster(store: dist.Store, rank: int) -> hoplite_mp._api.cluster.Cluste
 
 
 def announce_cluster(store: dist.Store, cluster: hoplite_mp._api.cluster.Cluster) -> None:
-    """Rank 0 has this cluster already. The others have it, too, or read here what to do."""
+    """Rank 0 already has this cluster. The other ranks have it, too, or get instructions here."""
     if _is_own(cluster):  # of another process group
         store.set(ADDRESS_KEY, json.dumps(_opened))
         atexit.register(_await_others, store, os.getpid())
@@ -78,7 +78,7 @@ def announce_cluster(store: dist.Store, cluster: hoplite_mp._api.cluster.Cluster
 
 
 def check_cluster(store: dist.Store, cluster: hoplite_mp._api.cluster.Cluster) -> None:
-    """This rank, which is not rank 0, has a cluster already. ClosedError: rank 0 is in another
+    """This rank, which is not rank 0, already has a cluster. ClosedError: rank 0 is in another
     one."""
     found = json.loads(store.get(ADDRESS_KEY))
     if not _is_own(cluster):
@@ -137,12 +137,12 @@ def _leave_last(store: dist.Store, folder: str, pid: int) -> None:
         return
     try:
         _await_others(store, pid)
-    finally:  # a rank that connects through another one needs the token meanwhile
+    finally:  # ranks that connect through another rank need the token meanwhile
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _await_others(store: dist.Store, pid: int) -> None:
-    """Waits until the ranks that came have ended, because the cluster ends with this process."""
+    """Waits until the other ranks have ended, because the cluster ends with this process."""
     if os.getpid() != pid:  # a forked child ends
         return
     end = clock.monotonic() + LEAVE_S_MAX

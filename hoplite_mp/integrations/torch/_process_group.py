@@ -1,7 +1,7 @@
 """The process group "hoplite" of torch.distributed: its calls over a Group.
 
-Programs written for torch.distributed run on a cluster of this library. Elements travel as arrays
-of one dimension, straight from a tensor's memory and into a tensor's memory.
+Programs written for torch.distributed run on a cluster of this library. Elements are sent as
+one-dimensional arrays, directly from and into the tensors' memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Array", "ProcessGroup", "create", "filled", "flat", "plain"]
 
 # The memory of a CPU tensor as a numpy array, without a copy where that is possible.
 #
-# A Group takes numpy arrays; torch has dtypes and devices that numpy does not have.
+# A Group takes numpy arrays; torch has dtypes and devices that do not exist in numpy.
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -47,7 +47,7 @@ _BYTES, _BITS_16 = np.dtype(np.uint8), np.dtype(np.uint16)
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor with the same elements, without a graph; it shares the memory if that is
-    contiguous already. TypeError: it is not dense, or not on the CPU."""
+    already contiguous. TypeError: it is not dense, or not on the CPU."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
         raise TypeError(
             f"backend 'hoplite' takes dense tensors of the CPU, not one of {tensor.dtype} on "
@@ -57,8 +57,8 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat(tensor: torch.Tensor, *, reduced: bool = False) -> Array:
-    """The elements of a `plain` tensor as an array of one dimension, in the same memory. `reduced`:
-    they will be reduced, so the dtype counts; otherwise a dtype that numpy lacks becomes bytes."""
+    """The elements of a `plain` tensor as a one-dimensional array in the same memory. `reduced`:
+    they will be reduced, so the dtype matters; otherwise a dtype that numpy lacks becomes bytes."""
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is not None:
         return memory_of(tensor, (tensor.numel(),), dtype)
@@ -94,8 +94,8 @@ Tensors = list[torch.Tensor]
 
 
 def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
-    """`dist.init_process_group` and `dist.new_group` call this on each rank. Ranks of one host that
-    have no cluster open one. ClosedError: such ranks are on several hosts, or in different
+    """`dist.init_process_group` and `dist.new_group` call this on each rank. Ranks of one host
+    without a cluster open one. ClosedError: such ranks are on several hosts, or in different
     clusters."""
     try:
         cluster = hoplite_mp._api.cluster.current()
@@ -114,7 +114,7 @@ def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Proce
 
 
 class ProcessGroup(dist.ProcessGroup):
-    """The members of a Group as torch.distributed sees them. Its size is fixed: after a death all
+    """The members of a Group as a process group of torch. Its size is fixed: after a death all
     calls raise PeerLostError (`DistributedDataParallel` of this package is for ranks that die)."""
 
     def __init__(self, group: Group, timeout: timedelta | None = None) -> None:
@@ -123,7 +123,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._timeout_s = None if timeout is None else timeout.total_seconds()
         self._recv_timeout_s = (
             group._member.timeout
-        )  # which `monitored_barrier` changes for a while
+        )  # which `monitored_barrier` changes temporarily
         self._name = ""
         self._caller = WorkThread(f"hoplite_mp {group.name}", group.close)
         # Ends the thread of a process group that is dropped without shutdown().
@@ -143,7 +143,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._name
 
     def shutdown(self) -> None:
-        """Finishes the calls that were made, and leaves the Group."""
+        """Finishes the pending calls, and leaves the Group."""
         if self._end.detach() is not None:
             self._caller.end(self._timeout_s)
 
@@ -182,7 +182,7 @@ class ProcessGroup(dist.ProcessGroup):
             values = torch.cat([one[2] for one in parts])
             joined = torch.sparse_coo_tensor(indices, values, given.shape, check_invariants=True)
             total = joined.coalesce()
-            with torch.no_grad():  # detach() of a sparse tensor has indices of its own
+            with torch.no_grad():  # detach() of a sparse tensor has separate indices
                 tensor.copy_(total)
 
         return self._caller.make([tensor], call, opts)
@@ -384,31 +384,30 @@ class ProcessGroup(dist.ProcessGroup):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier with a timeout of its own. `dist.monitored_barrier` refuses every backend but
-        Gloo, so call this method.
+        """A barrier with its own timeout. `dist.monitored_barrier` refuses every backend but Gloo,
+        so call this method.
 
         Parameters
         ----------
-        timeout : datetime.timedelta, optional
-            How long to wait, once the calls that were made before are over; zero does not wait.
-            Default: the timeout of the process group.
+        How long to wait, once the earlier calls have ended; zero does not wait. Default: the
+        timeout of the process group.
         wait_all_ranks : bool
-            Accepted for Gloo's sake: the error names all missing ranks in either case.
+            Accepted for compatibility with Gloo: the error always names all missing ranks.
 
         Raises
         ------
         HopliteTimeoutError
-            Some ranks did not come in time; it names them. This rank leaves the process group.
+            Some ranks did not join in time; it names them. This rank leaves the process group.
         PeerLostError
             A rank died.
         """
         call = self.group.barrier if timeout is None else functools.partial(self._barrier, timeout)
         opts = dist.BarrierOptions()
-        opts.asyncOp = False  # this thread makes the call unless earlier ones are not over
+        opts.asyncOp = False  # this thread makes the call unless earlier calls are pending
         self._caller.make([], call, opts).wait()
 
     def _barrier(self, timeout: timedelta) -> None:
-        """A barrier of the Group with a timeout of its own. No other call is made meanwhile."""
+        """A barrier of the Group with its own timeout. No other call is made meanwhile."""
         usual = self.group._member.timeout
         try:
             self.group._member.timeout = timeout.total_seconds()
@@ -537,7 +536,7 @@ class ProcessGroup(dist.ProcessGroup):
 
 
 class _Op:
-    """A reduction's name in a Group, and what remains to be done with its result."""
+    """A reduction's name in a Group, and the remaining step for its result."""
 
     def __init__(self, name: str, size: int, dtype: torch.dtype) -> None:
         self.name = name
@@ -555,8 +554,8 @@ def _none(_: Any) -> None:
 
 
 def _single(tensors: Sequence[Any]) -> Any:
-    """The only tensor of a list. torch passes lists because calls could once have several devices
-    in a process."""
+    """The only tensor of a list. torch passes lists because a call could once use several devices
+    of a process."""
     if len(tensors) != 1:
         raise ValueError(f"backend 'hoplite' takes one tensor for each rank, not {len(tensors)}")
     return tensors[0]

@@ -1,8 +1,8 @@
 """A call that torch has begun and may wait for, and the thread that makes such calls in order.
 
-With `async_op=True`, and in DistributedDataParallel, the program goes on while a call is under way.
+With `async_op=True`, and in DistributedDataParallel, the program continues while a call is running.
 Ranks match calls by their order, so one thread makes these calls of a process group. A program that
-waits for its call makes the call itself, because to pass it to a thread and back takes longer than
+waits for its call makes the call itself, because passing it to a thread and back takes longer than
 a small call.
 """
 
@@ -66,7 +66,7 @@ class Work(dist.Work):
         self.wait()
 
     def source_rank(self) -> int:
-        """For a receive: the rank that has sent the message."""
+        """For a receive: the rank of the sender."""
         return self._done.result()
 
     _source_rank = source_rank
@@ -103,8 +103,8 @@ class Work(dist.Work):
 
 
 class WorkThread:
-    """Makes calls in the order in which it was given them: in a thread, or in the program's thread
-    if that waits for the call anyway and no earlier one is left."""
+    """Makes calls in the given order: in a thread, or in the program's thread if that waits for the
+    call anyway and no earlier call is pending."""
 
     def __init__(self, name: str, at_end: Callable[[], object]) -> None:
         """at_end: leaves the Group; it may be called more than once."""
@@ -117,9 +117,9 @@ class WorkThread:
 
     def make(self, outputs: list[torch.Tensor], call: Callable[[], Any], opts: Any = None) -> Work:
         """Makes the call, or has the thread make it. opts: torch's options of the call, which say
-        whether the program goes on meanwhile; None: it does. A call that comes from a callback of
-        an earlier one, which runs in that thread, is made at once, because a callback that waits
-        for it would block the thread."""
+        whether the program continues meanwhile; None: it does. A call from a callback of an earlier
+        call, which runs in that thread, is made at once, because a callback that waits for it would
+        block the thread."""
         work = Work(outputs)
         if threading.current_thread() is self._thread:
             work.finish(call)
@@ -128,7 +128,7 @@ class WorkThread:
         return work
 
     def end(self, timeout_s: float | None = None) -> None:
-        """Ends the thread after the calls that it was given, and waits for that."""
+        """Ends the thread after its pending calls, and waits for that."""
         self._queued.put(None)
         if self._queued.is_made_here():  # a signal handler has interrupted that call
             self._at_end()
@@ -137,8 +137,8 @@ class WorkThread:
 
 
 class Queued:
-    """The calls that the thread is to make. The thread refers to this object, and not to the
-    Caller, so a Caller that nobody needs any more can be freed; its end then ends the thread."""
+    """The calls for the thread. The thread refers to this object, and not to the Caller, so a
+    Caller that is no longer needed can be freed; its end then ends the thread."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
@@ -148,18 +148,18 @@ class Queued:
         self._left = 0  # calls that the thread has not finished yet
 
     def put(self, one: tuple[Work, Callable[[], Any]] | None) -> None:
-        """Gives the thread a call; None: it is to end."""
+        """Queues a call for the thread; None: the thread must end."""
         with self._counting:
             self._left += 1
         self._calls.put(one)
 
     def is_made_here(self) -> bool:
-        """Is this thread in the middle of a call that it makes itself? A signal handler may ask."""
+        """Whether this thread is inside a call that it makes itself; for signal handlers."""
         return self._maker == threading.get_ident()
 
     def make_now(self, work: Work, call: Callable[[], Any]) -> bool:
-        """Makes a call in this thread; False: earlier ones are not over, so it has to be queued.
-        RuntimeError: a signal handler makes a call while it interrupts another one."""
+        """Makes a call in this thread; False: earlier calls are pending, so it must be queued.
+        RuntimeError: a signal handler makes a call while it interrupts another call."""
         if self.is_made_here():
             raise RuntimeError("a signal handler cannot wait for a call while it interrupts one")
         if self._is_busy() or self._turn.locked():
@@ -178,7 +178,7 @@ class Queued:
         return self._left > 0
 
     def serve(self) -> bool:
-        """Makes the next call; False: there is none, because the thread is to end."""
+        """Makes the next call; False: the thread must end."""
         one = self._calls.get()
         try:
             with self._turn:  # a program's thread finishes its call; `_left` keeps it from another
