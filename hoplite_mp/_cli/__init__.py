@@ -1,1 +1,1 @@
-"""The command line: `hoplite-mp`, its commands and what they print."""
+"""The command line: `hoplite-mp`, its commands and their output."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["collect", "dump", "lines"]
 
-_FRAME = re.compile(r'\s*File "(.+)", line (\d+) in ')  # as faulthandler writes it
+_FRAME = re.compile(r'\s*File "(.+)", line (\d+) in ')  # as written by faulthandler
 
 
 def visit(arguments: argparse.Namespace) -> Cluster:
@@ -42,8 +42,8 @@ def visit(arguments: argparse.Namespace) -> Cluster:
 
 
 def brought_along(cluster: Cluster) -> int | None:
-    """The number of the node that this process has started only to look; None if it uses the node
-    that this host has."""
+    """The number of the node that this process has started only for inspection; None if it uses
+    this host's existing node."""
     host = cluster._host
     if host is None or host.attached:
         return None
@@ -65,8 +65,8 @@ def dump(arguments: argparse.Namespace) -> int:
 
 
 def collect(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
-    """{"nodes": each node's report, "silent": the nodes that did not answer in time}. To each
-    collective it adds the nodes that have not reported."""
+    """{"nodes": each node's report, "silent": the nodes that did not answer in time}. Adds the
+    nodes that have not reported to each collective."""
     channel = cluster._runtime.channel
     sizes, silent = channel.call(Dump(stacks)).value
     nodes = []
@@ -84,13 +84,13 @@ def collect(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
         for part in one["parts"]["first"]
         if part["reported"]
     }
-    # A report names only the first parts of a node, so nothing is known about its other parts.
+    # A report names only the first parts of a node, so its other parts are unknown.
     cut = {one["node"] for one in nodes if one["parts"]["count"] > len(one["parts"]["first"])}
     cut.update(silent)
     for one in nodes:
         for operation in one["collectives"]["first"]:
             key = operation["operation"], operation["epoch"]
-            # A node without such a part has not reported either. (A plan of one node alone has no
+            # A node without such a part has not reported either. (A plan of a single node has no
             # parts, but it would be over if that node had reported.)
             operation["not_reported"] = [
                 node_id(node)
@@ -125,7 +125,7 @@ def _for(seconds: float | None) -> str:
 
 
 def _needs(item: dict[str, Any]) -> str:
-    """The missing objects that are listed, and the number of further ones."""
+    """The listed missing objects, and the number of further ones."""
     named = []
     for need in item["needs"]:
         at = f"[{need['index']}] " if "index" in need else ""
@@ -243,7 +243,7 @@ def _stack(item: dict[str, Any]) -> str:
 
 
 def _with_source(line: str) -> str:
-    """The line of a stack, and the source text of its frame if this host has the file."""
+    """The line of a stack, with the source text of its frame if this host has the file."""
     found = _FRAME.match(line)
     text = linecache.getline(found[1], int(found[2])).strip() if found else ""
     return f"  {line}\n      {text}" if text else f"  {line}"

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 DEMO_NEEDS = {"sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotlib"}
 """Modules of the extra `demo`, and the packages that bring them."""
-# Limits of `top --interval`. With a shorter one `top` would mostly show its own load; a longer one
-# is a task for cron.
+# Limits of `top --interval`. At a shorter interval `top` would mostly show its own load; a longer
+# one is a task for cron.
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
 TOP_NEEDS = {"rich": "rich"}
 """The same for the extra `top`."""
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _warnings_printed():
             code = _run(argv)
-    except BrokenPipeError:  # the reader of the output has gone
+    except BrokenPipeError:  # the reader of the output has ended
         code = 1
     finally:
         written = _flushed(sys.stdout) & _flushed(sys.stderr)
@@ -58,8 +58,8 @@ def _warnings_printed() -> Iterator[None]:
 
 def _flushed(stream: TextIO) -> bool:
     """Flushes, and returns whether everything is written. If not, the stream leads to /dev/null
-    from then on: otherwise the interpreter would flush again as it ends, print a complaint of its
-    own, and exit with code 120."""
+    from then on: otherwise the interpreter would flush again at its end, print its own error, and
+    exit with code 120."""
     try:
         stream.flush()
     except (OSError, ValueError):
@@ -249,7 +249,7 @@ def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
 
 
 def _add_watchers(commands: Commands) -> list[argparse.ArgumentParser]:
-    """Adds the commands for a cluster that is running."""
+    """Adds the commands for a running cluster."""
     status = commands.add_parser(
         "status",
         help="show the state of a running cluster",
@@ -426,7 +426,7 @@ def _positive(text: str) -> int:
 
 
 def _lacking(command: str, needs: dict[str, str]) -> bool:
-    """Is the command's extra missing? If so, prints how to install it."""
+    """Whether the command's extra is missing. If so, prints how to install it."""
     missing = [package for name, package in needs.items() if not _importable(name)]
     if missing:
         print(

@@ -1,9 +1,9 @@
-"""Which clusters are on this network: announced by `hoplite-mp up`, listed by `hoplite-mp join`.
+"""The clusters on this network: announced by `hoplite-mp up`, listed by `hoplite-mp join`.
 
 An address is easy to mistype. The announcement is multicast DNS (RFC 6762, RFC 6763) by the package
 zeroconf, which is an extra; without it nothing is announced. An announcement is only a hint: it
-contains no secret, any host on the network can make or read one, and the token is still needed to
-join the cluster that it names.
+contains no secret, any host on the network can make or read one, and joining the announced cluster
+still requires the token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SERVICE = "_hoplite-mp._tcp.local."
 # How long `join` listens. Higher: announcements on slow or busy networks arrive in time. Lower: the
-# list comes sooner.
+# list appears sooner.
 LISTEN_S = 3.0
 MISSING = "this needs the package zeroconf: pip install 'hoplite-mp[lan]'; or name the address"
 
@@ -62,7 +62,7 @@ def announced(address: str, tls: bool) -> Iterator[bool]:
     with contextlib.ExitStack() as stack:
         try:
             node = stack.enter_context(zeroconf.Zeroconf(interfaces=[str(ip)]))
-            # The name has the port in it, so a process that has announced it before no longer runs.
+            # The name contains the port, so an earlier process that announced it has ended.
             node.register_service(info, cooperating_responders=True)
         except (OSError, zeroconf.Error):
             yield False
@@ -72,7 +72,7 @@ def announced(address: str, tls: bool) -> Iterator[bool]:
 
 
 def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address at which others reach it, or None if only this host does."""
+    """The IP address at which other hosts reach it, or None if only this host does."""
     for endpoint in resolve(parse_address(address)):
         ip = ipaddress.ip_address(endpoint.sockaddr[0].partition("%")[0])
         if not ip.is_loopback and not ip.is_unspecified:
@@ -81,7 +81,7 @@ def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def heard(seconds: float = LISTEN_S) -> list[Heard]:
-    """Listens for so long; returns the clusters that were announced, sorted by address."""
+    """Listens for the given time; returns the announced clusters, sorted by address."""
     try:
         import zeroconf
     except ImportError:
@@ -116,8 +116,8 @@ def heard(seconds: float = LISTEN_S) -> list[Heard]:
 
 
 def _heard(ip: str, port: int, said: dict[str, str | None]) -> Heard:
-    """What a stranger has announced. Of its text, at most 64 characters of each field are read, and
-    only letters, digits and ".-_" are taken over."""
+    """An announcement from an untrusted source. At most 64 characters of each field are read, and
+    only letters, digits and ".-_" are used."""
 
     def text(key: str) -> str:
         return "".join(c for c in (said.get(key) or "?")[:64] if c.isalnum() or c in ".-_")

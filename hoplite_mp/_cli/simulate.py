@@ -1,6 +1,6 @@
 """`hoplite-mp simulate` from its options to its exit code.
 
-One host is enough to find out how long a plan takes on a thousand hosts, and whether faults can
+A single host suffices to find out how long a plan takes on a thousand hosts, and whether faults can
 break the library.
 """
 
@@ -35,7 +35,7 @@ DEFAULT_BYTES, DEFAULT_RATE, DEFAULT_LATENCY = "64MiB", "1Gbit", "100us"
 # Limited, because a plan's streams take some hundred megabytes for each thousand nodes.
 SCALE_NODES_MAX = 20_000
 NODES_MIN = 2
-# For runs with faults, whose nodes are real ones.
+# For runs with faults, which use real nodes.
 FAULTS_NODES_MAX = 32
 BYTES_LEAST = 64
 INTERRUPTED = 130  # the exit code that shells use
@@ -45,7 +45,7 @@ _SECONDS = re.compile(r"([0-9.eE+-]+) ?(us|µs|ms|s)?")
 
 
 def simulate(arguments: argparse.Namespace) -> int:
-    """Simulates what the arguments ask for, and shows it. Returns the exit code."""
+    """Runs the requested simulation, and shows the result. Returns the exit code."""
     try:
         if arguments.faults == "random":
             return _faults(arguments)
@@ -62,7 +62,7 @@ def simulate(arguments: argparse.Namespace) -> int:
 
 
 def _faults(arguments: argparse.Namespace) -> int:
-    """Plays real nodes under faults, and judges them as the tests do, for any number of seeds."""
+    """Runs real nodes under faults, with the same checks as the tests, for any number of seeds."""
     # Imported only here, because it imports all code of real nodes.
     from hoplite_mp._simulation.runs import run_seed
 
@@ -130,7 +130,7 @@ def _scale(arguments: argparse.Namespace) -> int:
             for size in sizes:
                 rows.append(measure(operation, size))
                 print(f"simulated: {operation} on {size.nodes} nodes", file=sys.stderr)
-    finally:  # after Ctrl-C, too, show the rows that are complete
+    finally:  # shows the complete rows even after Ctrl-C
         if rows:
             print(
                 f"{arguments.bytes or DEFAULT_BYTES} a source, {arguments.rate or DEFAULT_RATE}/s "

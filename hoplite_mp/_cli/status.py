@@ -61,7 +61,7 @@ def actor_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
     for node in found["nodes"]:
         actors = node.get("actors", {"first": (), "count": 0})
         more = actors["count"] - len(actors["first"])
-        if more:  # a node names only some
+        if more:  # a node names only some of them
             shown.append(("...", f"{more} more", node_id(node["node"]), *[""] * 5))
     return shown
 
@@ -96,8 +96,8 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def gone(cluster: Cluster) -> list[dict[str, Any]]:
-    """{"id", "host", "seconds", "how"} of each host that has left or was lost, as far as this
-    host's node has seen it; a node that was started only for this command has seen nothing."""
+    """{"id", "host", "seconds", "how"} of each host that has left or was lost, as recorded by this
+    host's node; a node that was started only for this command has no records."""
     here = {node.id for node in cluster.nodes}
     return [
         {"id": name, "host": host, "seconds": seconds, "how": "left" if left else "lost"}
@@ -118,8 +118,8 @@ def ago(seconds: float) -> str:
 
 
 def standby(cluster: Cluster) -> list[str]:
-    """A line about the standby: on which host it is, whether it leads, or whether there is no
-    manager at all. Nothing in a cluster without a standby."""
+    """A line about the standby: its host, whether it leads, or whether there is no manager at all.
+    Empty in a cluster without a standby."""
     addresses, node, leads, managed = standby_of(cluster._runtime)
     if not addresses:
         return []
@@ -136,8 +136,8 @@ def standby(cluster: Cluster) -> list[str]:
 
 def node_states(cluster: Cluster, said: dict[str, Any]) -> list[dict[str, Any]]:
     """The state of each node; `said`: the result of `dump.collect`. A node that has not answered
-    lacks COUNTS, or some of them. Leaves out the node that this process has brought along only to
-    look."""
+    lacks some or all of COUNTS. Leaves out a node that this process has started only for
+    inspection."""
     own = brought_along(cluster)
     counted = cluster.stats()["nodes"]
     tasks = task_counts(said)
@@ -159,7 +159,7 @@ def node_states(cluster: Cluster, said: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def task_counts(said: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """How many tasks are queued and run on each node that has answered, by its id."""
+    """The number of queued and running tasks on each node that has answered, by its id."""
     return {
         node_id(one["node"]): {name: one[name]["count"] for name in COUNTS[:2]}
         for one in said["nodes"]

@@ -1,4 +1,4 @@
-"""The one printer of text tables, and how their cells show times."""
+"""The printer of all text tables, and the format of times in their cells."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def format_seconds(seconds: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """With three significant digits, or all before the point."""
+    """With three significant digits, or all digits before the point."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

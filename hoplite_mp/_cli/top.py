@@ -1,9 +1,9 @@
-"""`hoplite-mp top`: what a running cluster does now, redrawn until the user ends it.
+"""`hoplite-mp top`: the present activity of a running cluster, redrawn until the user ends it.
 
-Counters count since the start; a rate is the difference of two looks, divided by the time between
-them. A node that does not answer has no numbers, and is shown as such.
+Counters count from the start; a rate is the difference of two polls, divided by the time between
+them. A node that does not answer is shown without numbers.
 
-Needs rich (extra `top`). If the output is no terminal, it prints one plain table after the other.
+Needs rich (extra `top`). If the output is not a terminal, it prints plain tables one after another.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ COLUMNS = (
 NUMBERS = COLUMNS[3:]
 LEAST = {"address", "done", "failed", "objects"}
 RATES = ("tasks_done", "bytes_sent", "bytes_received")
-NO_RATE = "-"  # there is only one look at that node so far
+NO_RATE = "-"  # there is only one poll of that node so far
 NO_ANSWER, ALL = "no answer", "all"
 QUIT_KEYS = b"qQ\x03\x04"  # also Ctrl-C and Ctrl-D, in case the terminal passes them on as bytes
 KEYS_BYTES = 64
@@ -78,7 +78,7 @@ class TopSnapshot:
     nodes: tuple[Node, ...]
     counts: dict[str, dict[str, int]]  # by node id
     actors: tuple[tuple[str, ...], ...] = ()  # rows of _cli/status.py
-    # How many tasks were queued and ran then, by id of nodes that answered.
+    # Number of queued and running tasks at that time, by id of the nodes that answered.
     tasks: dict[str, dict[str, int]] | None = None
     gone: tuple[str, ...] = ()  # a line for each host that has left or was lost
 
@@ -135,8 +135,8 @@ def _cells(counts: dict[str, int], rates: dict[str, float]) -> tuple[str, ...]:
 
 
 def _rates(now: TopSnapshot, before: TopSnapshot | None, node: str) -> dict[str, float]:
-    """Rates per second since the previous look; none if that did not have the node, or if the
-    node's counters have begun anew."""
+    """Rates per second since the previous poll; empty if the node was not in it, or the node's
+    counters have restarted."""
     if before is None or node not in before.counts or now.at <= before.at:
         return {}
     new, old, seconds = now.counts[node], before.counts[node], now.at - before.at
@@ -147,7 +147,7 @@ def _rates(now: TopSnapshot, before: TopSnapshot | None, node: str) -> dict[str,
 
 def _look(cluster: Cluster) -> TopSnapshot:
     """Asks all nodes for their counters, then for their waits; each has some seconds to answer.
-    Leaves out the node that this process has brought along only to look."""
+    Leaves out a node that this process has started only for inspection."""
     runtime = cluster._runtime
     counted = {node_id(number): counts for number, counts in counters(runtime).items()}
     at = clock.monotonic()
@@ -163,7 +163,7 @@ def _look(cluster: Cluster) -> TopSnapshot:
 
 
 def _drawn(title: str, now: TopSnapshot, before: TopSnapshot | None, width: int) -> Group:
-    """The table of nodes, and below it the hosts that are gone and the actors, if there are any."""
+    """The table of nodes, and below it the hosts that are gone and the actors, if any."""
     shown = [name not in LEAST or width >= NARROW_COLUMNS for name in COLUMNS]
     rows = [tuple(compress(row, shown)) for row in (COLUMNS, *lines(now, before))]
     texts = [(title, "italic")]
@@ -207,7 +207,7 @@ class _Ending:
             yield
         finally:
             if saved is not None:
-                with contextlib.suppress(termios.error):  # the terminal may have gone
+                with contextlib.suppress(termios.error):  # the terminal may be gone
                     termios.tcsetattr(self._keys, termios.TCSADRAIN, saved)
             signal.set_wakeup_fd(woken)
             for number, handler in old.items():
@@ -221,7 +221,7 @@ class _Ending:
         self.asked = True
 
     def sleep(self, seconds: float) -> None:
-        """Sleeps for that time, or until the end is asked for."""
+        """Sleeps for the given time, or until an end is requested."""
         end = clock.monotonic() + seconds
         while not self.asked and (left := end - clock.monotonic()) > 0:
             watched = [self._read, *([self._keys] if self._keys >= 0 else [])]
@@ -261,9 +261,9 @@ def top(arguments: argparse.Namespace) -> int:
     except (HopliteError, ValueError) as error:
         print(f"hoplite-mp top: {error}", file=sys.stderr)
         return 1
-    except OSError:  # the terminal, or the reader of the output, has gone
+    except OSError:  # the terminal, or the reader of the output, is gone
         return 1
-    except KeyboardInterrupt:  # while it was connecting, or by a second signal
+    except KeyboardInterrupt:  # while connecting, or by a second signal
         return INTERRUPTED
     return 0
 
@@ -271,8 +271,8 @@ def top(arguments: argparse.Namespace) -> int:
 def _tables(
     cluster: Cluster, arguments: argparse.Namespace, ending: _Ending, console: Console
 ) -> Iterator[Group]:
-    """Yields a picture for each interval. On a terminal the first one comes at once, still without
-    rates."""
+    """Yields a picture for each interval. On a terminal the first one appears at once, still
+    without rates."""
     before: TopSnapshot | None = None
     left = arguments.count
     while not ending.asked and left != 0:

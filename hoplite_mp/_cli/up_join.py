@@ -1,6 +1,6 @@
 """`hoplite-mp up` and `hoplite-mp join`: hosts of a cluster in the foreground of a terminal.
 
-A host takes part in a cluster as long as this process runs, which prints in one line what is wrong.
+A host takes part in a cluster as long as this process runs. It reports problems in one line.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 __all__ = ["join", "up"]
 
 FROM_STDIN = "-"  # as --token-file: the token is the first line; the end of input ends the node
-# How long a host that was given up looks for its cluster. Higher: longer failures of the network
-# are survived.
+# How long a host that was declared lost looks for its cluster. Higher: longer network failures are
+# survived.
 REJOIN_S = 30.0
 # How long `join` looks for the cluster without --wait. Higher: hosts may be started in any order.
 # Lower: a wrong address is an error sooner.
 WAIT_S = 30.0
-# How often in succession a host joins again if each time it was lost within LIVED_S.
+# How often in a row a host rejoins if each time it was lost within LIVED_S.
 REJOINS_MAX = 5
 LIVED_S = 120.0
-POLL_S = 0.2  # between two tries or checks; also the timeout of a connection in `_refuses`
+POLL_S = 0.2  # between two attempts or checks; also the timeout of a connection in `_refuses`
 
 
 class HostCluster(Cluster):
@@ -52,8 +52,8 @@ class HostCluster(Cluster):
     _stays = True
 
     def __init__(self, *, standby: tuple[str, ...] = (), **options: Any) -> None:
-        """standby: with listen=, where the standby is to be; with address=, where the manager is if
-        it is not at that address. The others are those of Cluster."""
+        """standby: with listen=, the address for the standby; with address=, further addresses of
+        the manager. The other options are those of Cluster."""
         self._standby = standby
         super().__init__(**options)
 
@@ -68,7 +68,7 @@ def up(arguments: argparse.Namespace) -> int:
         return _say(error)
     host = cluster._host
     with cluster:
-        address = str(cluster.address)  # as others reach it, whatever it listens on
+        address = str(cluster.address)  # as other hosts reach it, whatever it listens on
         _announce(cluster, address, arguments.no_tls)
         with announced(address, not arguments.no_tls):
             _stay(cluster, ending)
@@ -76,8 +76,8 @@ def up(arguments: argparse.Namespace) -> int:
         return 0
     if not standby or not (host.given_up or host.node_died):
         return int(host.node_died)
-    # This host's manager has stepped down, or the other hosts have lost it. They may go on with the
-    # standby, so this host tries to join them.
+    # This host's manager has stepped down, or the other hosts have lost it. They may continue with
+    # the standby, so this host tries to join them.
     common = _common(arguments)
     return _take_part(address, standby, common, ending, again=True)
 
@@ -85,7 +85,7 @@ def up(arguments: argparse.Namespace) -> int:
 def _announce(cluster: Cluster, address: str, no_tls: bool) -> None:
     """Prints one line to stdout, for programs and for pasting, and its explanation to stderr."""
     file = cluster.token_file
-    # The path on the host that joins. It is left out if `join` looks there by default.
+    # The path on the joining host. It is left out if `join` looks there by default.
     named = file is not None and file != default_path()
     option = f" --token-file {shlex.quote(str(file))}" if named else ""
     if file is None:
@@ -108,7 +108,7 @@ def _workers(cluster: Cluster) -> str:
 
 
 def join(arguments: argparse.Namespace) -> int:
-    """Runs a node of a running cluster, until that ends. Returns the exit code."""
+    """Runs a node of a running cluster until the cluster ends. Returns the exit code."""
     if arguments.address is None:
         return _list_nearby()
     ending = _on_signals()
@@ -119,8 +119,8 @@ def join(arguments: argparse.Namespace) -> int:
         common["token"] = sys.stdin.readline().strip()
         threading.Thread(target=_until_the_end_of_input, daemon=True).start()
     else:
-        # By default `join` waits for other hosts only. A token file that is missing on this host is
-        # an error at once, unless the user has given --wait.
+        # By default `join` only waits for other hosts. A missing token file on this host is an
+        # error at once, unless the user has given --wait.
         try:
             path = token_path(arguments.token_file)
             if arguments.wait is not None and path is not None:
@@ -135,7 +135,7 @@ def join(arguments: argparse.Namespace) -> int:
 
 
 def _list_nearby() -> int:
-    """Prints the commands that join the clusters which are announced on this network."""
+    """Prints commands to join the clusters that are announced on this network."""
     try:
         found = heard()
     except HopliteError as error:
@@ -155,8 +155,8 @@ def _list_nearby() -> int:
 
 
 def _await_token(path: Path, deadline: float, ending: StopRequest) -> None:
-    """Returns when the file is there, the deadline has passed, or this process is to end. Prints
-    nothing if the file is there at the first check."""
+    """Returns when the file exists, the deadline has passed, or this process must end. Prints
+    nothing if the file exists at the first check."""
     said = False
     while _missing(path) and clock.monotonic() < deadline and not ending.is_set():
         if not said:
@@ -172,7 +172,7 @@ def _await_token(path: Path, deadline: float, ending: StopRequest) -> None:
 
 
 def _missing(path: Path) -> bool:
-    """Is there no such file? Any other error counts as no, because waiting does not mend it."""
+    """Whether there is no such file. Other errors count as no: waiting does not fix them."""
     try:
         os.stat(path)
     except FileNotFoundError:
@@ -191,9 +191,8 @@ def _take_part(
     left: float = REJOIN_S,
     again: bool = False,
 ) -> int:
-    """Joins the cluster, and joins it again each time this host is lost, until the cluster ends.
-    again: the host was a member before, so even the first join is another one. Returns the exit
-    code."""
+    """Joins the cluster, and rejoins each time this host is lost, until the cluster ends. again:
+    the host was a member before, so even the first join is a rejoin. Returns the exit code."""
     tries = REJOINS_MAX
     if common["workers"] is None:
         common["workers"] = min(cpu_count(), WORKERS_MAX)
@@ -250,7 +249,7 @@ def _join(
     again: bool,
 ) -> HostCluster | HopliteError:
     """Joins the cluster once; returns the error if that fails. If another manager may take over,
-    addresses at which none leads yet are tried until the deadline."""
+    addresses without a leading manager are tried until the deadline."""
     deadline = clock.monotonic() + left
     while True:
         left = max(POLL_S, deadline - clock.monotonic())
@@ -267,7 +266,7 @@ def _join(
 
 
 def _refuses(address: str) -> bool:
-    """Does that host answer, but refuse connections? Then its cluster has ended."""
+    """Whether the host answers, but refuses connections. Then its cluster has ended."""
     try:
         endpoints = resolve(parse_address(address))
     except OSError:  # the name cannot be resolved now
@@ -303,7 +302,7 @@ def _until_the_end_of_input() -> None:
 
 
 def _on_signals() -> StopRequest:
-    """A request that SIGTERM and SIGINT make."""
+    """A request that is set by SIGTERM and SIGINT."""
     ending = StopRequest()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ending.signalled)
@@ -311,7 +310,7 @@ def _on_signals() -> StopRequest:
 
 
 def _stay(cluster: Cluster, ending: StopRequest) -> int:
-    """Waits until a signal comes or the cluster ends by itself."""
+    """Waits for a signal or the end of the cluster."""
     host = cluster._host
     while host is not None and not ending.wait(POLL_S) and not host.ended.is_set():
         pass

@@ -1,1 +1,1 @@
-"""`hoplite-mp bench`: how fast the library is on this host, or in a running cluster."""
+"""`hoplite-mp bench`: the speed of the library on this host, or in a running cluster."""

@@ -1,7 +1,7 @@
 """Benchmarks of one host: ours, ProcessPoolExecutor, memcpy and numpy, in turns in one run.
 
 Numbers from another machine say little about this one; a ratio to software that every host has says
-more. Each result is checked, so that no work is fast because it was left out.
+more. Each result is checked, so that no benchmark is fast because it skips work.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ __all__ = ["bench", "host_rows", "show", "workers_of"]
 BLOCK_BYTES = 64 * MIB
 SOURCES, SOURCE_BYTES = 8, 16 * MIB
 WORKERS_MIN = 2  # with one, nothing runs in parallel
-# More workers do not make single calls faster, and to start so many processes takes long.
+# More workers do not make single calls faster, and take long to start.
 WORKERS_MAX = 16
-CALLS = 50  # so many calls of one contestant, then the next one has its turn
+CALLS = 50  # calls of one contestant in a row
 QUEUED = 1000
-# For one wait. On a host that works, none takes a hundredth of this.
+# For one wait. On a healthy host, no wait takes a hundredth of this.
 WAIT_S_MAX = 60.0
 POOL = "ProcessPoolExecutor"
-# The share of each benchmark in the whole time. "arguments" has the largest one, because the pool
+# The share of each benchmark in the total time. "arguments" has the largest share, because the pool
 # is slow with arguments by value.
 SHARES = {"call": 0.2, "queue": 0.2, "objects": 0.2, "arguments": 0.25, "reduce": 0.15}
 
 
 def workers_of(asked: int | None) -> int:
-    """How many workers the cluster and the pool get."""
+    """The number of workers of the cluster and the pool."""
     return min(max(cpu_count(), WORKERS_MIN), WORKERS_MAX) if asked is None else asked
 
 
@@ -76,7 +76,7 @@ def host_rows(effort: Effort, workers: int) -> Iterator[BenchRow]:
 
 
 def _wake(executor: Any, workers: int) -> None:
-    """Returns when every worker has run a task, so that all are started and have imported their
+    """Returns when every worker has run a task, so that all have started and imported their
     modules."""
     pids: set[int] = set()
     deadline = time.monotonic() + WAIT_S_MAX
@@ -88,7 +88,7 @@ def _wake(executor: Any, workers: int) -> None:
 
 
 class _Fresh:
-    """An array with new content each time, always in the same memory, which is warm."""
+    """An array with new content each time, always in the same warm memory."""
 
     def __init__(self) -> None:
         size = BLOCK_BYTES // 4
@@ -103,11 +103,11 @@ class _Fresh:
         return self.array
 
     def check(self, probe: Floats) -> None:
-        """Checks that the elements are those of the array as it is now."""
+        """Checks that the elements are those of the present array."""
         _same(probe, tasks.probe(self.array))
 
     def memcpy(self) -> float:
-        """The seconds that a copy of the block into warm memory takes, as a reference."""
+        """The seconds to copy the block into warm memory, as a reference."""
         began = time.perf_counter()
         ctypes.memmove(self.copy.ctypes.data, self.array.ctypes.data, BLOCK_BYTES)
         return time.perf_counter() - began
@@ -249,10 +249,10 @@ def _reduce(effort: Effort, cluster: Cluster) -> BenchRow:
 # `hoplite-mp bench` from its options to its exit code.
 #
 # The folder `benchmarks/` of the repository is not installed, but users who have only the package
-# want to know how fast it is on their hosts, too.
+# may also want to know how fast it is on their hosts.
 
 
-# To start and to warm up takes further time, and the least number of rounds may take longer.
+# Start and warm-up take additional time, and the minimum number of rounds may take longer.
 WHOLE, QUICK = Effort(15.0, 3), Effort(1.0, 1)
 INTERRUPTED = 130  # the exit code that shells use
 
@@ -264,7 +264,7 @@ def bench(arguments: argparse.Namespace) -> int:
     rows: list[BenchRow] = []
     try:
         if arguments.json is not None:
-            arguments.json.touch()  # so that an error in writing is known before it measures
+            arguments.json.touch()  # so that an error in writing is detected before it measures
         for row in _measure(arguments, effort, conditions):
             rows.append(row)
             print(f"measured: {row.title}", file=sys.stderr)
@@ -315,8 +315,7 @@ def _shown(value: float, unit: str) -> str:
 
 
 def _write(path: Path, rows: Sequence[BenchRow], conditions: Mapping[str, Any]) -> None:
-    """Writes a JSON file with the rows, and with the machine and software that were measured.
-    OSError."""
+    """Writes a JSON file with the rows, and with the measured machine and software. OSError."""
     content = {
         "hoplite_mp": __version__,
         "python": platform.python_version(),

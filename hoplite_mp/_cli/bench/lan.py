@@ -1,7 +1,7 @@
-"""Benchmarks between the hosts of a running cluster, seen from this one.
+"""Benchmarks between the hosts of a running cluster, as measured from this one.
 
-A program gets less from a network than its links promise; this file measures how much, by the calls
-that programs make.
+A program gets less from a network than its links promise; this file measures how much, with the
+calls that programs use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["cluster_rows"]
 
 BLOCK_BYTES = 64 * MIB
-CALLS = 20  # so many calls on one node, then the next one has its turn
+CALLS = 20  # calls on one node in a row
 WAIT_S_MAX = 120.0  # for one wait; 64 MiB take 5.4 s at 100 Mbit/s
 SHARES = {"call": 0.2, "move": 0.4, "allreduce": 0.4}
 
@@ -138,7 +138,7 @@ def _made(size: int, number: int) -> Floats:
 
 
 def _ready(cluster: Cluster, refs: list[Any]) -> None:
-    """Waits until all are done; TimeoutError after WAIT_S_MAX."""
+    """Waits until all refs are done; TimeoutError after WAIT_S_MAX."""
     _, missing = cluster.wait(refs, timeout=WAIT_S_MAX)
     if missing:
         raise TimeoutError(f"{len(missing)} of {len(refs)} were not ready after {WAIT_S_MAX:g} s")

@@ -1,8 +1,8 @@
-"""What the benchmarks measure and how: rows, turns, and the tasks of the workers.
+"""The method of the benchmarks: rows, turns, and the tasks of the workers.
 
-All rows are measured in the same way, in turns, and "ratio" has one meaning for all of them: how
-many times as fast this library is as the reference. Spawned workers, of the standard library too,
-import the tasks by name, so this module imports little.
+All rows are measured in the same way, in turns, and "ratio" always means how many times as fast
+this library is as the reference. Spawned workers (also those of the standard library) import the
+tasks by name, so this module imports little.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 UNITS = {"s", "1/s", "B/s"}
 SMALLER_IS_FASTER = {"s"}
-STRIDE = 4099  # one of so many elements is checked, which costs next to nothing
+STRIDE = 4099  # one of this many elements is checked, at almost no cost
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One line. unit: "s", "1/s" or "B/s"; reference: the name of what the other value measures."""
+    """One line. unit: "s", "1/s" or "B/s"; reference: the name of the reference measurement."""
 
     title: str
     value: float
@@ -44,7 +44,7 @@ class BenchRow:
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast as the reference; None if there is none."""
+        """How many times as fast as the reference; None if there is no reference."""
         if self.reference_value is None:
             return None
         if self.unit in SMALLER_IS_FASTER:
@@ -52,25 +52,25 @@ class BenchRow:
         return self.value / self.reference_value
 
     def as_dict(self) -> dict[str, Any]:
-        """For the JSON file."""
+        """The row for the JSON file."""
         return {**dataclasses.asdict(self), "ratio": self.ratio}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Effort:
-    """How long something is measured: for `seconds`, but at least `rounds_min` rounds."""
+    """The duration of a measurement: `seconds`, but at least `rounds_min` rounds."""
 
     seconds: float
     rounds_min: int
 
     def part(self, share: float) -> Effort:
-        """The effort for one benchmark, which has that share of the time."""
+        """The effort for one benchmark, which has the given share of the time."""
         return dataclasses.replace(self, seconds=self.seconds * share)
 
 
 def in_turns(effort: Effort, *contestants: Callable[[], float]) -> list[list[float]]:
-    """The seconds that each contestant reports, round by round. They take turns, so that whatever
-    else happens on the host affects them alike. The first round warms up and is discarded."""
+    """The seconds reported by each contestant, round by round. They take turns, so that other
+    activity on the host affects them alike. The first round warms up and is discarded."""
     for contestant in contestants:
         contestant()
     times: list[list[float]] = [[] for _ in contestants]
@@ -82,12 +82,12 @@ def in_turns(effort: Effort, *contestants: Callable[[], float]) -> list[list[flo
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value such that at least that share of all values is not above it."""
+    """The smallest value that is not exceeded by at least the given share of all values."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def echo(value: Any) -> Any:
-    """The no-op. Its result shows that the call was made."""
+    """The no-op. Its result proves that the call was made."""
     return value
 
 
@@ -110,7 +110,7 @@ def get_and_probe(ref: Any) -> tuple[float, Floats]:
 
 
 def make(size: int, number: int) -> Floats:
-    """An array in this host's store, with small whole numbers, whose sums are exact."""
+    """An array in this host's store of small whole numbers, whose sums are exact."""
     array = current().empty(size, np.float32)
     array[:] = np.arange(size, dtype=np.int64) % 1009 + number
     return array

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
     from hoplite_mp._cli.demo.training import TrainingPlan, TrainingRun
 
-# The results that the demo shows at its end: a table, and with --out a JSON file and a picture.
+# The results at the end of the demo: a table, and with --out a JSON file and a picture.
 
 
 WANTED_ACCURACY = 0.95
 
 
 def result(plan: TrainingPlan, ours: TrainingRun, pool: TrainingRun) -> dict[str, Any]:
-    """The content of result.json: our run, and under "pool" the same keys for the other."""
+    """The content of result.json: our run, and under "pool" the same keys for the pool."""
     return {
         "workers": plan.workers,
         "seed": plan.seed,
@@ -66,7 +66,7 @@ def results(ours: TrainingRun, pool: TrainingRun) -> str:
 
 
 def verdict(ours: TrainingRun) -> str | None:
-    """None if our run has learnt enough, otherwise a line that says that it has not."""
+    """None if our run has reached the required accuracy, otherwise a line that says it has not."""
     if ours.accuracy >= WANTED_ACCURACY:
         return None
     steps = len(ours.step_seconds)
@@ -77,7 +77,7 @@ def verdict(ours: TrainingRun) -> str | None:
 
 
 def write(directory: Path, plan: TrainingPlan, ours: TrainingRun, pool: TrainingRun) -> None:
-    """Writes result.json and accuracy.png into a directory that exists."""
+    """Writes result.json and accuracy.png into an existing directory."""
     text = json.dumps(result(plan, ours, pool), indent=2)
     (directory / "result.json").write_text(text + "\n", encoding="utf-8")
     picture(ours, pool).savefig(directory / "accuracy.png", dpi=120)
@@ -110,7 +110,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def moved(run: TrainingRun) -> str:
-    """Every kind of bytes on a line of its own."""
+    """The bytes of each kind, one per line."""
     kinds = {"copied": "copied once", "made_in_place": "made in place", "pickled": "pickled"}
     return "\n".join(
         f"{size / 1e9:.2f} GB {kinds.get(kind, kind)}" for kind, size in run.bytes_moved.items()

@@ -1,6 +1,6 @@
 """The same training on concurrent.futures.ProcessPoolExecutor, for comparison.
 
-It is as good as such a pool allows: the initialiser sends the examples once to each worker, workers
+It is as fast as such a pool allows: the initialiser sends the examples once to each worker, workers
 import numpy with one BLAS thread, and only parameters and gradients are pickled and sent.
 """
 
@@ -112,7 +112,7 @@ class _Pool:
         return self._pids
 
     def close(self) -> None:
-        """Cancels tasks that wait; returns without waiting for tasks that run."""
+        """Cancels waiting tasks; returns without waiting for running tasks."""
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -143,7 +143,7 @@ class _Pool:
         return total
 
     def ages(self, slots: list[int], step: int) -> list[int]:
-        """How many steps old the parameters are from which these slots' gradients were computed."""
+        """The age, in steps, of the parameters from which these slots' gradients were computed."""
         return [step - self._born[slot] for slot in slots]
 
     def resubmit(self, slots: list[int], params: Floats, step: int) -> None:
@@ -168,11 +168,11 @@ class _Pool:
         return len(lost)
 
     def tear(self) -> None:
-        """Breaks a pool that hangs, so that it notices. There is no public function for this."""
+        """Breaks a hanging pool, so that it detects that. There is no public function for this."""
         for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        # closes this process's writing end too, because otherwise the reader never meets the end
+        # closes this process's write end too, because otherwise the reader never reaches the end
         results: Any = getattr(self._executor, "_result_queue")  # noqa: B009
         results._writer.close()
 
@@ -184,7 +184,7 @@ class _Pool:
 
 
 def train(plan: TrainingPlan, digits: Digits, progress: Callable[[int], None]) -> TrainingRun:
-    """Starts a pool, trains on it, kills one of its workers half way, goes on with a new pool."""
+    """Starts a pool, trains on it, kills one of its workers half way, continues with a new pool."""
     params = start_parameters(plan)
     optimiser = Momentum(params, plan.rate, plan.momentum)
     record = Record(plan, digits)
@@ -214,8 +214,8 @@ def train(plan: TrainingPlan, digits: Digits, progress: Callable[[int], None]) -
                     hangs += 1
             optimiser.apply(mean)
             ages = pool.ages(slots, step)
-            # a copy, because the executor pickles it later, in a thread of its own, while the
-            # optimiser changes the parameters in place
+            # a copy, because the executor pickles it later, in its own thread, while the optimiser
+            # changes the parameters in place
             shared = params.copy()
             try:
                 pool.resubmit(slots, shared, step + 1)

@@ -1,8 +1,8 @@
 """The network, its data and its optimiser: the same mathematics for both runs of the demo.
 
 Two layers (64 -> hidden -> 10, ReLU, softmax) whose parameters are in one flat float32 array, so
-that sharing them and summing gradients are operations on a single array. The settings of a run are
-here too (`TrainingPlan`), and its results (`TrainingRun`).
+that sharing them and summing gradients are operations on a single array. The settings of a run
+(`TrainingPlan`) and its results (`TrainingRun`) are here, too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TrainingPlan:
 
     @property
     def taken(self) -> int:
-        """How many gradients a step waits for."""
+        """The number of gradients for which a step waits."""
         return min(2, self.workers)
 
     @property
@@ -66,7 +66,7 @@ class TrainingPlan:
 
 
 class Digits(NamedTuple):
-    """scikit-learn's handwritten digits, four fifths to learn from."""
+    """scikit-learn's handwritten digits, four fifths for training."""
 
     train_x: Floats
     train_y: Labels

@@ -1,1 +1,1 @@
-"""`hoplite-mp doctor`: what is wrong with this host, and with the way to a cluster."""
+"""`hoplite-mp doctor`: problems of this host, and of its connection to a cluster."""

@@ -1,7 +1,7 @@
 """Checks whether CPUs, limits of open files and processes, memory and the disk suffice.
 
-The effects of too few of these show late, and look like something else: workers that compete for
-cores, a slow network, a stand-in for a blocked worker that cannot be started.
+Shortages of these show late, and look like other problems: workers that compete for cores, a slow
+network, a stand-in for a blocked worker that cannot be started.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ PROC = Path("/proc")
 PROCESSES_BESIDE = 3  # besides the workers: supervisor, node, manager
 THREADS_OF_NODE = 4  # besides the threads that reduce
 DESCRIPTORS_BESIDE = 32  # of the node, besides those for workers: 10, and some for links to nodes
-DESCRIPTORS_OF_WORKER = 6  # a line and two pipes, with both ends while it starts
-# Enough bytes to measure a rate, few enough for no user to notice. A TLS record has 16 KiB.
+DESCRIPTORS_OF_WORKER = 6  # a connection and two pipes, with both ends while it starts
+# Enough bytes to measure a rate, but too few to disturb a user. A TLS record has 16 KiB.
 RECORD_BYTES, RECORDS = 16 << 10, 256
-# Code without special instructions is slower than this, and then one core limits a fast link.
+# Code without special instructions is slower than this; then one core limits a fast link.
 CRC_SLOW_BYTES_PER_S = 1.5e9
 AES_SLOW_BYTES_PER_S = 0.5e9
-# Flags in /proc/cpuinfo, and for what the library uses these instructions.
+# Flags in /proc/cpuinfo, and the purpose for which the library uses these instructions.
 INSTRUCTIONS = {
     "sse4_2": "checksums of what comes over the network",
     "aes": "TLS",
@@ -113,7 +113,7 @@ def _bytes_per_s(call: Callable[[], object]) -> float:
 
 def _blas() -> Iterator[Finding]:
     """Threads of the numerical libraries in a worker of a pool with one process for each CPU, as
-    the supervisor decides it, compared with the number of CPUs."""
+    set by the supervisor, compared with the number of CPUs."""
     cpus = cpu_count()
     given = {name: os.environ[name] for name in BLAS_VARIABLES if os.environ.get(name)}
     chosen = limits().blas_threads
@@ -179,10 +179,10 @@ def _processes() -> Iterator[Finding]:
 # Checks of memory and of the disk to which objects are spilled.
 #
 # If the store may grow beyond the free memory, puts wait, spill or fail later, which the user
-# should know before.
+# should know in advance.
 
 
-STORE_SMALL_BYTES = 64 * MIB  # of a smaller store, spans of small objects alone take a good part
+STORE_SMALL_BYTES = 64 * MIB  # in a smaller store, spans of small objects alone take a good part
 WRITTEN = b"hoplite_mp doctor"
 
 
@@ -194,7 +194,7 @@ def _store_bytes(config: Config) -> int:
 
 
 def _memory() -> Iterator[Finding]:
-    """The store's limit, compared with the host's memory and with how much of that is free."""
+    """The store's limit, compared with the host's total and free memory."""
     config = limits()
     store, total, free = _store_bytes(config), total_bytes(), available_bytes()
     reserve = min(config.memory_reserve_bytes, total // 8)
@@ -223,8 +223,8 @@ def _memory() -> Iterator[Finding]:
 
 
 def _spilling() -> Iterator[Finding]:
-    """Is the directory for spilled objects on a disk, with enough free space, and can it be written
-    to?"""
+    """Whether the directory for spilled objects is on a disk with enough free space and is
+    writable."""
     config = limits()
     if config.spill_bytes_max == 0:
         yield ok("spilling", "it is switched off (HOPLITE_MP_SPILL_BYTES_MAX=0)")

@@ -1,7 +1,7 @@
-"""The findings of checks, and how they are shown.
+"""The findings of checks, and their presentation.
 
-Each check reports what it has seen, whether that is a problem, and what to do about it. How
-findings look on a terminal is decided here for all checks.
+Each check reports its observation, whether that is a problem, and what to do about it. The
+appearance of findings on a terminal is defined here for all checks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WORDS_CHARS_MIN = 30  # even if the terminal is narrower
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """what: the subject, in a word or two; words: what was seen; advice: what to do about it."""
+    """what: the subject, in a word or two; words: the observation; advice: what to do about it."""
 
     level: Level
     what: str
@@ -59,7 +59,7 @@ def problem(what: str, words: str, advice: str = "") -> Finding:
 
 def run(checks: Iterable[Check]) -> Iterator[Finding]:
     """Yields the findings of the checks, one check after the other. A check that raises becomes a
-    finding, too, because on a broken host anything may raise, and the other checks still matter."""
+    finding as well: on a broken host anything may raise, and the other checks still matter."""
     for check in checks:
         try:
             yield from check()
@@ -80,7 +80,7 @@ def show(finding: Finding, columns: int) -> str:
 
 
 def _wrapped(text: str, width: int, after: str = "") -> list[str]:
-    """Lines that fit. A text that begins with a space is already in columns, and is not wrapped."""
+    """Lines that fit. A text that begins with a space is already aligned, and is not wrapped."""
     if text.startswith(" "):
         return [text]
     wrapper = textwrap.TextWrapper(
@@ -107,8 +107,8 @@ PREFIX = "HOPLITE_MP_"
 
 
 def limits() -> Config:
-    """The limits as the environment sets them; the defaults if they cannot be read, which
-    `_settings` reports."""
+    """The limits from the environment; the defaults if these cannot be read, which `_settings`
+    reports."""
     try:
         return Config.from_environment()
     except ConfigError:
@@ -116,8 +116,8 @@ def limits() -> Config:
 
 
 def _settings() -> Iterator[Finding]:
-    """The variables that are set, whether they can be read, and those that have no effect although
-    their names look like it."""
+    """The variables that are set, whether they are readable, and those that have no effect although
+    their names suggest it."""
     fields = {PREFIX + field.name.upper() for field in dataclasses.fields(Config)}
     secret = {VARIABLE}
     known = fields | secret | {FILE_VARIABLE, DEBUG_VARIABLE}

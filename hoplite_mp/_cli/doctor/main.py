@@ -1,6 +1,6 @@
 """`hoplite-mp doctor` from its options to its exit code.
 
-This file is the one place that knows the order of the checks, and which are worth trying.
+Only this file defines the order of the checks, and which of them are worth trying.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INTERRUPTED = 130  # the exit code that shells use
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Runs every check, and prints its findings at once. Returns 0 if nothing is a problem, else
+    """Runs every check, and prints its findings at once. Returns 0 if there is no problem, else
     1."""
     found: list[Finding] = []
     try:
@@ -52,7 +52,7 @@ def _look(arguments: argparse.Namespace, found: list[Finding]) -> None:
     look([*host, *network.host_checks(token_file, address is not None)])
     if not arguments.no_start:
         look([trial_of_host()])
-    # A host that cannot shake hands with the manager cannot join either.
+    # A host whose handshake with the manager fails cannot join either.
     reached = address is None or look(network.checks_of(address, token_file, tls))
     if address is not None and reached and not arguments.no_start:
         look([trial_of_cluster(address, token_file, tls)])

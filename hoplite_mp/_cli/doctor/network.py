@@ -1,7 +1,7 @@
-"""Checks of what a cluster over several hosts needs: addresses, the token, the way to its manager.
+"""Checks of the needs of a cluster over several hosts: addresses, token, path to the manager.
 
-"it does not connect" has a dozen causes, each with another remedy. So the way is checked step by
-step (name, route, connection, handshake), and the first step that fails shows the cause.
+"it does not connect" has a dozen causes, each with its own remedy. So the path is checked step by
+step (name, route, connection, handshake), and the first failing step shows the cause.
 
 The handshake is made as a caller of role "tool". In it both sides prove that they have the token,
 and compare their software; then the connection is closed, and no node joins.
@@ -39,9 +39,9 @@ __all__ = ["checks_of", "host_checks", "shown"]
 CONNECTS = 5  # their median is the round trip
 # For one connection. The kernel repeats a lost packet after one second, and then after two more.
 CONNECT_S_MAX = 4.0
-# The whole call ends so much later than the handshake, whose error can then be reported.
+# The whole call ends this much later than the handshake, whose error can then be reported.
 LATER_S = 0.5
-# The kernel's table of neighbours: its limit, which all network namespaces share, and its rows.
+# The kernel's neighbour table: its limit, which all network namespaces share, and its rows.
 NEIGHBOURS_MAX = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
 NEIGHBOURS = Path("/proc/net/arp")
 REMEDIES = {
@@ -59,7 +59,7 @@ REMEDIES = {
 
 
 def host_checks(token_file: Path | None, needed: bool) -> list[Check]:
-    """The checks of this host alone. needed: a cluster will be called, so there must be a token."""
+    """The checks of this host alone. needed: a cluster will be called, so a token is required."""
 
     def token() -> Iterator[Finding]:
         return _token(token_file, needed)
@@ -68,8 +68,8 @@ def host_checks(token_file: Path | None, needed: bool) -> list[Check]:
 
 
 def checks_of(address: str, token_file: Path | None, tls: bool) -> list[Check]:
-    """The way from here to the cluster's manager, as one check, because each step needs the one
-    before it."""
+    """The path from here to the cluster's manager, as one check, because each step needs the
+    previous one."""
 
     def cluster() -> Iterator[Finding]:
         return _way(address, token_file, tls)
@@ -78,7 +78,7 @@ def checks_of(address: str, token_file: Path | None, tls: bool) -> list[Check]:
 
 
 def _addresses() -> Iterator[Finding]:
-    """The addresses that this host would send to others."""
+    """The addresses that this host would send to other hosts."""
     found = own_addresses()
     if found:
         yield ok("addresses", f"{', '.join(found)} (best first)")
@@ -108,9 +108,8 @@ def _neighbours() -> Iterator[Finding]:
 
 
 def _hosts_of(address: str) -> int:
-    """How many hosts the network of this IPv4 address of this host can have; 0 if that is not
-    known. IPv6 does not count: it has a table of its own, and its prefixes do not limit the
-    hosts."""
+    """How many hosts the network of this IPv4 address of this host can have; 0 if unknown. IPv6
+    does not count: it has its own table, and its prefixes do not limit the number of hosts."""
     for entries in psutil.net_if_addrs().values():
         for entry in entries:
             if entry.address == address and entry.family == socket.AF_INET and entry.netmask:
@@ -146,7 +145,7 @@ def _user(number: int) -> str:
 
 
 def _way(address: str, token_file: Path | None, tls: bool) -> Iterator[Finding]:
-    """Takes the steps in order, and ends at the first one that fails."""
+    """Takes the steps in order, up to the first failing step."""
     try:
         where = parse_address(address)
         endpoints = resolve(where)
@@ -179,7 +178,7 @@ def _way(address: str, token_file: Path | None, tls: bool) -> Iterator[Finding]:
 
 
 def _round_trip(endpoint: Endpoint) -> float:
-    """The seconds that a connection takes: the median of several. TimeoutError, OSError."""
+    """The seconds for a connection: the median of several. TimeoutError, OSError."""
     times = []
     for _ in range(CONNECTS):
         with socket.socket(endpoint.family, socket.SOCK_STREAM) as sock:

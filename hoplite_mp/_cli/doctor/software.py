@@ -1,6 +1,6 @@
-"""Checks of software and kernel: what a host needs before it can start at all.
+"""Checks of software and kernel: the requirements for starting a host.
 
-If something is missing here, the error shows elsewhere, mostly as a host that does not start.
+A missing requirement shows as another error, usually as a host that does not start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KERNEL_MIN = "5.3"  # the first version with pidfd_open
 
 
 def _software() -> Iterator[Finding]:
-    """The versions of software, compared with those that the installed package requires."""
+    """The software versions, compared with the requirements of the installed package."""
     versions = software_versions()
     kind = platform.python_implementation()
     seen = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -51,7 +51,7 @@ def _software() -> Iterator[Finding]:
 
 
 def _required() -> list[tuple[str, str]]:
-    """(package, least version) of each package that the installed distribution always requires."""
+    """(package, minimum version) of each package that the distribution always requires."""
     try:
         wanted = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed

@@ -1,9 +1,9 @@
 """Trials: starting a cluster on this host, and joining a running one.
 
-Some causes, which no list of checks foresees, show only when processes start, tasks run and bytes
-move. A trial runs in a process of its own, which prints each step before it begins, and each
-finding. So a trial that hangs can be ended at a deadline, one that crashes does not end the
-command, and in both cases the step is reported.
+Some unforeseen problems only show when processes start, tasks run and data is transferred. A trial
+runs in a separate process, which prints each step before it begins, and each finding. So a hanging
+trial can be ended at a deadline, a crashing trial does not end the command, and in both cases the
+step is reported.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 
 __all__ = ["trial_of_cluster", "trial_of_host"]
 
-# For one whole trial. Higher: loaded hosts pass. Lower: a trial that hangs is reported sooner.
+# For one whole trial. Higher: loaded hosts pass. Lower: a hanging trial is reported sooner.
 TRIAL_S_MAX = 45.0
-STEP_S_MAX = 30.0  # for one wait inside a trial, which then raises an error of its own
+STEP_S_MAX = 30.0  # for one wait inside a trial, which then raises its own error
 AFTER_KILL_S = 5.0
-ANSWER_S_MAX = 8.0  # until every node has answered; each time a node is given two seconds
+ANSWER_S_MAX = 8.0  # until every node has answered; each attempt gives a node two seconds
 WORKERS = 2
 OBJECT_BYTES = 64 * MIB
-STORE_PART = 4  # the object takes at most one of so many parts of the store
+STORE_PART = 4  # the object takes at most this fraction of the store
 CALLS, CALLS_REMOTE = 200, 20
-# Far slower than a host that has nothing else to do (60 us; 14 ms for 64 MiB).
+# Far slower than on an idle host (60 us; 14 ms for 64 MiB).
 CALL_SLOW_S = 5e-3
 PUT_SLOW_BYTES_PER_S = 0.3e9
 
@@ -78,7 +78,7 @@ def trial_of_cluster(address: str, token_file: Path | None, tls: bool) -> Check:
 
 def _watched(words: list[str], environment: dict[str, str], what: str) -> Iterator[Finding]:
     """Runs the trial, and yields its findings; if it hung or failed, also a problem with the step
-    at which it did."""
+    at which that happened."""
     root = str(Path(__file__).resolve().parents[3])
     paths = [root, *filter(None, [environment.get("PYTHONPATH")])]
     process = subprocess.Popen(
@@ -103,7 +103,7 @@ def _watched(words: list[str], environment: dict[str, str], what: str) -> Iterat
         raise
     step = "starting python"
     for line in out.splitlines():
-        with contextlib.suppress(ValueError):  # lines that libraries have printed
+        with contextlib.suppress(ValueError):  # lines printed by libraries
             said = json.loads(line)
             step = said.get("step", step)
             if "level" in said:
@@ -149,7 +149,7 @@ def _get_and_read(ref: Any) -> tuple[int, float, int]:
 
 
 def _calls(submit: Callable[..., Any], count: int) -> float:
-    """The median of the seconds between submitting a task and its result."""
+    """The median time in seconds between submitting a task and its result."""
     times = []
     for number in range(count):
         began = time.perf_counter()
