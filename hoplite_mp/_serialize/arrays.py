@@ -1,6 +1,6 @@
-"""Payloads of one array or of one number: a head that the node can read too, and the bytes.
+"""Payloads of one array or one number: a head that the node can also read, and the bytes.
 
-Thanks to that head, a reduction never unpickles a user's data.
+Because of that head, a reduction never unpickles a user's data.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _array_head(
     contributors: tuple[int, ...] | None = None,
     buffer_offset: int | None = None,
 ) -> tuple[bytes, int, int]:
-    """Head, place of the buffer, and size of the payload. Cached, because the function is pure."""
+    """Head, offset of the buffer, and size of the payload. Cached, because the function is pure."""
     nbytes = named_dtype(name).itemsize
     for size in shape:
         nbytes *= size
@@ -83,8 +83,8 @@ def encode_array_head(
     contributors: Sequence[int] | None = None,
     buffer_offset: int | None = None,
 ) -> tuple[bytes, int, int]:
-    """The head of an array whose bytes are filled in later: (head with zeros up to them, place of
-    them, total bytes)."""
+    """The head of an array whose bytes are filled in later: (head with zeros up to the bytes, their
+    offset, total bytes)."""
     name = dtype_name(np.dtype(dtype))
     if name is None:
         raise TypeError(f"arrays of dtype {dtype} have no description without pickle")
@@ -96,7 +96,7 @@ def encode_array_head(
 
 
 def encode_array(array: Array) -> Encoded | None:
-    """The payload of an array; None for an array that only pickle can describe."""
+    """The payload of an array; None for an array that requires pickle."""
     name = dtype_name(array.dtype)
     if name is None:
         return None
@@ -115,7 +115,7 @@ def encode_array(array: Array) -> Encoded | None:
 def _parse_array(
     meta: bytes, flags: int
 ) -> tuple[np.dtype[Any], tuple[int, ...], str, tuple[int, ...] | None]:
-    """(dtype, shape, order, contributors) of an array's meta."""
+    """(dtype, shape, order, contributors) from an array's meta."""
     if len(meta) < ARRAY_META.size:
         raise malformed(memoryview(meta))
     ndim, fortran, name_len, n_who = ARRAY_META.unpack_from(meta)
@@ -154,7 +154,7 @@ def decode_array(mem: memoryview, meta_len: int, writable: bool) -> Array:
         mem = mem.toreadonly()
     if writable and nbytes >= large_copies.bytes_min:
         mem, offset = writable_copy(mem[offset : offset + nbytes]), 0
-        writable = False  # the copy is writable already
+        writable = False  # the copy is already writable
     array = np.frombuffer(mem, dtype, nbytes // dtype.itemsize, offset)
     if len(shape) != 1:
         array = array.reshape(shape, order=order)  # type: ignore[call-overload]
@@ -175,8 +175,8 @@ def read_contributors(mem: memoryview) -> tuple[int, ...] | None:
 
 
 def describe_array(mem: memoryview) -> ArrayInfo | None:
-    """Describes the array or number that a payload holds, without unpickling; None if it holds
-    neither. `mem` may end before an array's elements. ValueError: it is no payload."""
+    """Describes the array or number in a payload, without unpickling; None if there is neither.
+    `mem` may end before an array's elements. ValueError: not a payload."""
     if len(mem) < HEAD.size:
         raise malformed(mem)
     kind, flags, _, _, _, meta_len = unpack_head(mem)
@@ -193,10 +193,10 @@ def describe_array(mem: memoryview) -> ArrayInfo | None:
     return None
 
 
-# Payloads of one number, or None: the head itself holds the bytes, beside the name of their dtype.
+# Payloads of one number, or None: the head itself contains the bytes and the name of their dtype.
 #
-# They are made and read without pickle (except ints beyond 64 bits), because many results are just
-# one number.
+# They are written and read without pickle (except ints beyond 64 bits), because many results are
+# single numbers.
 
 
 @functools.lru_cache(256)
@@ -227,7 +227,7 @@ def _encode_int(value: int) -> Encoded | None:
 
 
 def encode_scalar(value: np.generic) -> Encoded | None:
-    """The payload of a numpy scalar; None for texts, and for scalars that only pickle describes."""
+    """The payload of a numpy scalar; None for texts, and for scalars that require pickle."""
     dtype = value.dtype
     name = dtype_name(dtype)
     if name is None or dtype.kind in "SU" or dtype.type is not type(value):

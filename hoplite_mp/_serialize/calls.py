@@ -1,4 +1,4 @@
-"""The function and the arguments of a task as payloads, and the refs that the task waits for."""
+"""The function and the arguments of a task as payloads, and the refs on which the task depends."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ def encode_call(
 
 
 def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
-    """A call of nothing but small immutable values and refs. Most calls are such, so it is fast."""
+    """A call with only small immutable values and refs, as most calls; therefore fast."""
     if all_atoms(map(type, args)):
         stream = pickle.dumps(args, 5)
         head = pack_head(PICKLE, PLAIN | ARGS_ONLY, 0, 0, 0, len(stream)) + stream
         call = EncodedCall(head, [], [], len(head), [])
         call.dependencies = []
         return call
-    refs: dict[ObjectRef[Any], int] = {}  # each once, with its place in the payload's list
+    refs: dict[ObjectRef[Any], int] = {}  # each once, with its index in the payload's list
     types: tuple[Any, ...] = ref_types()
     plain, places = list(args), []
     for place, arg in enumerate(args):
@@ -115,7 +115,7 @@ def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
 def _write_call(
     value: Any, args: tuple[Any, ...], scan: MakeScan | None, beside: bool
 ) -> PickleStream:
-    # Many calls hold no ref at all. Their lists need not be walked through in Python.
+    # Many calls have no refs. Their lists need not be searched in Python.
     types = ref_types()
     if not any(isinstance(arg, types) for arg in args):
         try:
@@ -131,7 +131,7 @@ def _mark(
     marks: dict[ObjectRef[Any], Resolve],
     memo: dict[int, Any],
 ) -> Any:
-    """A copy of nested exact containers with `Resolve` in the place of refs, cycles kept."""
+    """A copy of nested exact containers with `Resolve` in place of refs; cycles are kept."""
     cls = type(value)
     if cls in ATOMS:
         return value
@@ -151,7 +151,7 @@ def _mark(
             copy[_mark(key, types, marks, memo)] = _mark(item, types, marks, memo)
     else:
         items = [_mark(item, types, marks, memo) for item in value]
-        copy = memo.setdefault(id(value), cls(items))  # In a cycle, it was already made above.
+        copy = memo.setdefault(id(value), cls(items))  # in a cycle, it was already made above
     return copy
 
 
@@ -173,7 +173,7 @@ def _blame_argument(
 
 def read_dependencies(mem: memoryview) -> list[bytes]:
     """Ids of the refs whose values the call needs. Only the heads of calls whose arguments are all
-    refs and plain values contain them; for other calls the list is empty. ValueError: it is no
+    refs and plain values contain them; for other calls the list is empty. ValueError: not a
     payload."""
     if len(mem) < HEAD.size:
         raise malformed(mem)
@@ -183,9 +183,9 @@ def read_dependencies(mem: memoryview) -> list[bytes]:
 def decode_call(
     mem: memoryview, make_ref: MakeRef, resolve: ResolveRef, writable: bool = True
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of a call. Arrays by value are the task's own; in the place of a ref is what
-    `resolve` returns for it. If the arguments were lost on their way, an error came instead, and
-    is raised."""
+    """(args, kwargs) of a call. Arrays by value are the task's own; refs are replaced by the
+    results of `resolve`. If the arguments were lost on their way, the payload is an error, which is
+    raised."""
     if len(mem) < HEAD.size:
         raise malformed(mem)
     head = unpack_head(mem)
@@ -207,9 +207,9 @@ def decode_call(
     return (value, {}) if flags & ARGS_ONLY else value
 
 
-# The functions of tasks as bytes, with a name in front that is read without unpickling.
+# The functions of tasks as bytes, with a leading name that is read without unpickling.
 #
-# They are no payloads, because the sender chooses where they are stored.
+# They are not payloads, because the sender chooses where they are stored.
 
 
 def encode_function(function: Callable[..., Any], scan: Scan | None = None) -> bytes:
@@ -221,8 +221,8 @@ def encode_function(function: Callable[..., Any], scan: Scan | None = None) -> b
 def encode_with_aside(
     function: Callable[..., Any], scan: Scan | None, beside: bool = True
 ) -> tuple[bytes, list[ObjectRef[Any]], bool]:
-    """A function for a task; the objects in which its large arrays travel beside it; and whether it
-    carries refs. Those travel as in a foreign pickle and keep no object alive on the way, so the
+    """A function for a task; the objects that contain its large arrays; and whether it contains
+    refs. These are written as in a foreign pickle and keep no object alive on the way, so the
     caller keeps `function` alive until it has arrived.
     """
     name = _display_name(function).encode(errors="replace")[:255]
@@ -264,7 +264,7 @@ def _beside(scan: Scan | None, stream: PickleStream, beside: bool) -> Scan | Non
 
 def _in_band(chunk: Any) -> Any:
     """A chunk as plain bytes. Without a `buffer_callback` the pickler writes a large buffer as the
-    PickleBuffer itself, whose memory may be in an order that `join` does not take."""
+    PickleBuffer itself, whose memory may be in an order that `join` does not accept."""
     return chunk.raw() if type(chunk) is pickle.PickleBuffer else chunk
 
 

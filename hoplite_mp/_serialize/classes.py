@@ -1,10 +1,10 @@
 """Classes in streams by value: cloudpickle's reductions, with slots and without hooks.
 
-A class that arrives is as its sender has it: its attributes travel as its state. So the hooks of a
+A received class equals the sender's class: its attributes are sent as its state. So the hooks of a
 class statement (`__init_subclass__`, a metaclass's `__new__` and `__init__`) do not run again if
-they travel by value too: the state holds their effects, and the keyword arguments of the class
+they are sent by value too: the state contains their effects, and the keyword arguments of the class
 statement, which they may need, are recorded nowhere. Hooks that readers import run as usual, unless
-they demand such arguments.
+they require such arguments.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _PLAIN_DESCRIPTORS = frozenset({
 })  # fmt: skip
 _COMPILED = types.BuiltinFunctionType, types.WrapperDescriptorType
 _MEMBER_TYPES = frozenset({object, int, float, complex, str, bytes, tuple})
-_hooks = locks.rlock("serial.hooks")  # held while a hook is exchanged
+_hooks = locks.rlock("serial.hooks")  # held while a hook is replaced
 
 
 def _forked() -> None:
-    """A thread that a forked child does not have may have held the lock."""
+    """The lock may have been held by a thread that does not exist in a forked child."""
     global _hooks
     _hooks = locks.rlock("serial.hooks")
 
@@ -68,7 +68,7 @@ def cloudpickled(pickler: Any, obj: Any) -> Reduced:
         if obj not in cloudpickle._BUILTIN_TYPE_NAMES:
             return _reduce_enum(obj) if _is_plain_enum(obj) else _reduce_class(obj)
     elif isinstance(obj, types.FunctionType):
-        # Not by cloudpickle's rule, by which readers can import all that is in sys.modules here.
+        # Not by cloudpickle's rule that readers can import everything in sys.modules here.
         return pickler._dynamic_function_reduce(with_annotations(obj))
     return cloudpickle.Pickler.reducer_override(pickler, obj)
 
@@ -84,7 +84,7 @@ def _reduce_class(cls: type) -> Reduced:
     namespace["__qualname__"] = cls.__qualname__
     bases = cls.__bases__
     if typing.Generic in bases and "__orig_bases__" in vars(cls):
-        namespace["__orig_bases__"] = vars(cls)["__orig_bases__"]  # Generic refuses a class without
+        namespace["__orig_bases__"] = vars(cls)["__orig_bases__"]  # required by Generic
     if "__slots__" not in vars(cls):
         state = cloudpickle._class_getstate(cls)
     else:
@@ -99,7 +99,7 @@ def _reduce_class(cls: type) -> Reduced:
 
 def _check_metaclass(cls: type) -> None:
     """Refuses a class whose metaclass is compiled: `type` can neither create such a class nor set
-    its attributes, and the metaclass needs what only the class statement has."""
+    its attributes, and the metaclass needs data that only the class statement has."""
     meta = compiled_metaclass(cls)
     if meta is not None:
         raise TypeError(
@@ -119,8 +119,8 @@ def compiled_metaclass(cls: type) -> type | None:
 
 
 def _must_be_in_namespace(meta: type, name: str) -> bool:
-    """Is this an attribute of a class that only the class statement can set, because the metaclass
-    has a data descriptor of this name?"""
+    """Whether this is an attribute of a class that only the class statement can set, because the
+    metaclass has a data descriptor of this name."""
     for kind in meta.__mro__:
         found = vars(kind).get(name)
         if found is not None:
@@ -130,7 +130,7 @@ def _must_be_in_namespace(meta: type, name: str) -> bool:
 
 
 def _slots(cls: type) -> tuple[str, ...]:
-    """The names of the class's own slots. Private ones are mangled already."""
+    """The names of the class's own slots. Private names are already mangled."""
     members = types.MemberDescriptorType, types.GetSetDescriptorType
     return tuple(
         name
@@ -143,14 +143,14 @@ def _slots(cls: type) -> tuple[str, ...]:
 
 def _evaluate_annotations(cls: type, state: dict[str, Any]) -> None:
     """Since Python 3.14 a class has a function that evaluates its annotations (PEP 649). That
-    function refers to the namespace of the class, so the annotations travel in its place."""
+    function refers to the namespace of the class, so the annotations are sent instead of it."""
     state.pop("__classdictcell__", None)  # of that function
     if "__annotate_func__" in vars(cls):
         state["__annotations_cache__"] = own_annotations(cls)
 
 
 def _state_of_slotted(cls: type, slots: tuple[str, ...]) -> dict[str, Any]:
-    """As cloudpickle's `_class_getstate`, which does not know every form of `__slots__`."""
+    """As cloudpickle's `_class_getstate`, which does not support every form of `__slots__`."""
     from cloudpickle import cloudpickle
 
     state: dict[str, Any] = cloudpickle._extract_class_dict(cls)
@@ -165,7 +165,7 @@ def _state_of_slotted(cls: type, slots: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _is_plain_enum(cls: type) -> bool:
-    """Is this an enumeration whose members can be made from builtin values and their attributes?"""
+    """Whether the members of this enumeration can be made from builtin values and attributes."""
     return issubclass(cls, Enum) and _builtin_base(cls) in _MEMBER_TYPES
 
 
@@ -175,7 +175,7 @@ def _builtin_base(cls: type) -> Any:
 
 
 def _reduce_enum(cls: Any) -> Reduced:
-    """An enumeration with all its members: aliases, and those that a Flag has made of others."""
+    """An enumeration with all its members, including aliases and combined members of a Flag."""
     from cloudpickle import cloudpickle
 
     base = _builtin_base(cls)
@@ -207,7 +207,7 @@ def load_class(
     namespace: dict[str, Any],
     tracker_id: str,
 ) -> type:
-    """Named in streams: a class by value, whose attributes are not filled in yet."""
+    """Used in streams: a class by value, whose attributes are not filled in yet."""
     from cloudpickle import cloudpickle
 
     known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
@@ -221,7 +221,7 @@ def _make(meta: type[type], name: str, bases: tuple[type, ...], namespace: dict[
     owner = _owner_of_hook(bases)
     fill = functools.partial(_fill, namespace)
     if importable(meta) and (owner is None or importable(owner)):
-        # A TypeError: a hook demands keyword arguments. Any other TypeError is raised again below.
+        # A TypeError: a hook requires keyword arguments. Any other TypeError is raised again below.
         with contextlib.suppress(TypeError):
             return types.new_class(name, bases, {"metaclass": meta}, fill)
     create: Any = abc.ABCMeta if issubclass(meta, abc.ABCMeta) else type
@@ -235,7 +235,7 @@ def _fill(namespace: dict[str, Any], scope: dict[str, Any]) -> None:
 
 
 def fill_class(cls: type, state: tuple[dict[str, Any], Any]) -> None:
-    """Named in streams: sets the attributes of a class, without the `__setattr__` of its metaclass,
+    """Used in streams: sets the attributes of a class, without the `__setattr__` of its metaclass,
     and those of an enumeration's members."""
     attributes, members = state
     for member, own in members or ():
@@ -246,7 +246,7 @@ def fill_class(cls: type, state: tuple[dict[str, Any], Any]) -> None:
             made.__init__(value.fget, value.fset, value.fdel, value.__doc__)
         elif name != "_abc_impl":
             type.__setattr__(cls, name, value)
-    if "__firstlineno__" in attributes:  # Setting another attribute has removed it.
+    if "__firstlineno__" in attributes:  # setting another attribute has removed it
         type.__setattr__(cls, "__firstlineno__", attributes["__firstlineno__"])
     for registered in attributes.get("_abc_impl", ()):
         cls.register(registered)  # type: ignore[attr-defined]
@@ -261,8 +261,8 @@ def load_enum(
     aliases: dict[str, str],
     tracker_id: str,
 ) -> type:
-    """Named in streams: an enumeration whose members can be found by their values already, because
-    its attributes may hold them. Neither it nor its members have their other attributes yet."""
+    """Used in streams: an enumeration whose members can already be found by their values, because
+    its attributes may hold them. The enumeration and its members lack their other attributes."""
     from cloudpickle import cloudpickle
 
     known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
@@ -304,7 +304,7 @@ def _owner_of_hook(bases: Any) -> type | None:
 
 @contextlib.contextmanager
 def _without_hook(owner: type | None) -> Iterator[None]:
-    """Classes that this thread creates inside do not call the hook; those of others do."""
+    """Classes that this thread creates inside do not call the hook; those of other threads do."""
     if owner is None:
         yield
         return
@@ -327,7 +327,7 @@ def _without_hook(owner: type | None) -> Iterator[None]:
 # The annotations of a function or class, without an error for names that do not exist.
 #
 # Since Python 3.14 annotations are evaluated when they are read (PEP 649), so a name that only type
-# checkers import is an error at that moment. A function by value travels with the present values of
+# checkers import is an error at that time. A function by value is sent with the present values of
 # its annotations, or with their text if one of them cannot be evaluated.
 
 

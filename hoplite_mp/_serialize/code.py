@@ -1,9 +1,9 @@
 """Functions and classes in streams: by reference where readers can import them, else by value.
 
-By value means by cloudpickle. It is used for what `__main__` defines, for lambdas, for local
-functions and classes, and for modules that are registered to travel so. Plain pickle would
-"succeed" for `__main__` by reference, but readers never import `__main__`. This module must never
-know payloads, refs and arrays.
+By value means by cloudpickle. It is used for definitions in `__main__`, for lambdas, for local
+functions and classes, and for modules registered for it. Plain pickle would "succeed" for
+`__main__` by reference, but readers never import `__main__`. This module must not depend on
+payloads, refs and arrays.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 by_value_modules: dict[str, types.ModuleType] = {}
-# The globals and closures that travel with a function that readers import: none. Each registration
-# makes a new list, so that no function counts any longer as sent by its name.
+# The globals and closures that are sent with a function that readers import: none. Each
+# registration makes a new list, so that no function still counts as sent by name.
 by_name: list[Any] = []
 _BUILTIN_SINGLETON_TYPES = frozenset({type(None), type(...), type(NotImplemented)})
 _CO_FILENAME = 10  # the place of co_filename among the arguments of types.CodeType
-# Classes that were defined in this process, not received. A stream that comes back must not change
+# Classes that were defined in this process, not received. A stream that returns must not change
 # them.
 _native_classes: weakref.WeakSet[type] = weakref.WeakSet()
 
@@ -45,11 +45,11 @@ Reduced = Any  # What __reduce_ex__ may return, or NotImplemented.
 
 
 class NeedCloudpickle(Exception):
-    """Internal: the light pickler met an object that has to travel by value."""
+    """Internal: the light pickler found an object that must be sent by value."""
 
 
 def importable(obj: Any) -> bool:
-    """Will a reader find this very function or class by its module and qualified name?"""
+    """Whether a reader finds this very function or class by its module and qualified name."""
     module_name = getattr(obj, "__module__", None)
     qualname = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
     if type(module_name) is not str or type(qualname) is not str:
@@ -57,7 +57,7 @@ def importable(obj: Any) -> bool:
     if not module_travels(module_name):
         return False
     found: Any = sys.modules[module_name]
-    for name in qualname.split("."):  # "<locals>" and "<lambda>" are no attributes, so not found.
+    for name in qualname.split("."):  # "<locals>" and "<lambda>" are not attributes
         found = getattr(found, name, None)
         if found is None:
             return False
@@ -72,8 +72,8 @@ def register(module: types.ModuleType) -> None:
 
 
 def module_travels(module_name: Any) -> bool:
-    """Can readers import this module? Not `__main__`, nor a module that is registered to travel by
-    value, nor one that only this program has imported."""
+    """Whether readers can import this module: not `__main__`, nor a module that is registered for
+    sending by value, nor one that only this program has imported."""
     if module_name in MAIN_NAMES or module_name not in sys.modules:
         return False
     name = module_name
@@ -104,40 +104,40 @@ def cell_contents(cell: types.CellType) -> tuple[Any, ...]:
 
 
 def note_native(cls: type) -> None:
-    """Notes that this process has defined this class by value."""
+    """Records that this process has defined this class by value."""
     _native_classes.add(cls)
 
 
 def reduce_code_object(pickler: Any, obj: types.CodeType) -> Reduced:
-    """As cloudpickle does, with the name of the file that it leaves out since version 3.1."""
+    """As in cloudpickle, with the name of the file that it leaves out since version 3.1."""
     if not pickler.by_value:
         raise NeedCloudpickle
     from cloudpickle import cloudpickle
 
     kind, args = cloudpickle._code_reduce(obj)
-    # Interned, so that a pickler that meets several code objects writes the name once.
+    # Interned, so that a pickler with several code objects writes the name once.
     return kind, (*args[:_CO_FILENAME], sys.intern(obj.co_filename), *args[_CO_FILENAME + 1 :])
 
 
 def is_native(cls: type) -> bool:
-    """Was this class by value defined in this process?"""
+    """Whether this class by value was defined in this process."""
     return cls in _native_classes
 
 
 def reduce_module(pickler: Any, module: types.ModuleType) -> Reduced:
-    """A module: by its name, or with all that is in it if readers cannot import it."""
+    """A module: by its name, or with all its contents if readers cannot import it."""
     if not pickler.by_value:
         raise NeedCloudpickle
     name = module.__name__
     if name in MAIN_NAMES or (sys.modules.get(name) is module and module_travels(name)):
         return NotImplemented  # cloudpickle's dispatch table knows it.
     state = {key: value for key, value in vars(module).items() if key not in _OF_IMPORT}
-    # The state comes later than the module, because its functions may name the module.
+    # The state follows the module, because its functions may refer to the module.
     return types.ModuleType, (name,), state, None, None, load_module_state
 
 
 def load_module_state(module: types.ModuleType, state: dict[str, Any]) -> None:
-    """Named in streams: fills in a module that came by value."""
+    """Used in streams: fills in a module that was sent by value."""
     vars(module).update(state, __builtins__=builtins.__dict__)
 
 
@@ -166,12 +166,12 @@ def reduce_named(pickler: Any, obj: Any) -> Reduced:
 
 
 def load_cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    """Named in streams: a function behind `functools.lru_cache`."""
+    """Used in streams: a function behind `functools.lru_cache`."""
     return functools.lru_cache(**parameters)(function)
 
 
 def reduce_not_by_name(pickler: Any, obj: Any) -> Reduced:
-    """Instances of by-value classes that define themselves how they pickle."""
+    """Instances of by-value classes that define their own pickling."""
     reducer = copyreg.dispatch_table.get(type(obj))
     reduced: Any = obj.__reduce_ex__(5) if reducer is None else reducer(obj)
     if isinstance(reduced, str) and not module_travels(getattr(obj, "__module__", None)):
@@ -187,7 +187,7 @@ def reduce_not_by_name(pickler: Any, obj: Any) -> Reduced:
 # Workers have the `sys.path` that this program had when it started them, and the finders that
 # `site` installs. Readers can import a module if these find the same file for its name. They cannot
 # import a module that the program has made in another way: from a file at another place, in memory,
-# with a finder of its own.
+# or with its own finder.
 
 
 _OWN_FINDERS: tuple[Any, ...] = (
@@ -199,11 +199,11 @@ _BUILT_IN = frozenset({"built-in", "frozen"})
 _CYTHON = "_cython_", "cython_runtime"  # modules that compiled code makes, without a file
 Path = list[str] | None  # None: `sys.path`
 Answer = tuple[weakref.ref[types.ModuleType], Path, bool, tuple[Any, ...] | None]
-_path: Path = None  # the path of the workers that this process has started last
-# Name -> the module that was looked at, the path that was searched, the answer, and of a module
-# without a `__spec__`, which the program may still be filling, what the answer depends on.
+_path: Path = None  # the path of the workers that this process started last
+# Name -> the module that was checked, the searched path, the answer, and for a module without a
+# `__spec__`, which the program may still be filling, the basis of the answer.
 _answers: dict[str, Answer] = {}
-_site_finders: dict[str, bool] = {}  # name of a finder's module -> does `site` install it?
+_site_finders: dict[str, bool] = {}  # name of a finder's module -> whether `site` installs it
 
 
 def set_readers_path(path: list[str]) -> None:
@@ -213,7 +213,7 @@ def set_readers_path(path: list[str]) -> None:
 
 
 def is_found_by_readers(name: str) -> bool:
-    """Will a reader that imports this name, which is in sys.modules, get the same module?"""
+    """Whether a reader that imports this name, which is in sys.modules, gets the same module."""
     module: Any = sys.modules[name]
     known = _answers.get(name)
     path = _path
@@ -222,7 +222,7 @@ def is_found_by_readers(name: str) -> bool:
         if filled is None or filled == _filled(module):
             return found
     if not isinstance(module, types.ModuleType):
-        return True  # an object that stands in for its module
+        return True  # an object that replaces its module
     unfinished = getattr(module, "__spec__", None) is None
     filled = _filled(module) if unfinished else None
     found = _is_found(name, module)
@@ -238,13 +238,13 @@ def _filled(module: Any) -> tuple[Any, ...]:
 def _is_found(name: str, module: types.ModuleType) -> bool:
     real = module.__name__
     if real != name and sys.modules.get(real) is module:
-        return is_found_by_readers(real)  # the name is another one for the same module
+        return is_found_by_readers(real)  # an alias of the same module
     own = getattr(module, "__spec__", None)
     if getattr(own, "origin", None) in _BUILT_IN:
         return True  # of Python, perhaps by another name: `collections.abc` is `_collections_abc`
     files = {getattr(own, "origin", None), getattr(module, "__file__", None)} - {None}
     if any(str(file).endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES)) for file in files):
-        return True  # compiled code cannot travel by value
+        return True  # compiled code cannot be sent by value
     try:
         spec = _find(name)
     except Exception:  # a parent's `__path__` may be anything
@@ -284,7 +284,7 @@ def _same_file(one: str, other: str) -> bool:
 
 
 def _is_from_site(finder: Any) -> bool:
-    """Does `site` install this finder in each process, as for packages in development mode?"""
+    """Whether `site` installs this finder in each process, as for packages in development mode."""
     name = getattr(finder, "__module__", None)
     if type(name) is not str or finder in _OWN_FINDERS:
         return False

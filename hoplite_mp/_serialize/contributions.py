@@ -1,8 +1,8 @@
-"""What a rank gives to a Group's call, what it gets, and what kind of error a mistake is.
+"""The values that a rank gives to a Group's call and receives from it, and errors about them.
 
-An array is sent to the others as its bytes, everything else as a pickled object. Which values are
-sent as bytes, what a reduction refuses, and what `out=` accepts is the same on one host and on
-several.
+An array is sent to the other ranks as its bytes, everything else as a pickled object. The same
+rules apply on one host and on several: which values are sent as bytes, what a reduction refuses,
+and what `out=` accepts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ REDUCTIONS = ("allreduce", "reduce", "reduce_scatter")
 PREFIXES = ("scan", "exscan")  # rank r gets the reduction of ranks up to r, or below r
 TARGETED = ("alltoall", "scatter")  # a rank that gives, gives a value for each rank
 ROOTED = ("broadcast", "reduce", "gather", "scatter")  # these fail without the root
-# The last words of errors about values that are not arrays.
+# The end of errors about values that are not arrays.
 BY_FUNCTION = "; op=callable, a function of two values, reduces any values"
 NUMBERS = (bool, int, float, complex)
 _EXACT_NUMBERS = frozenset(NUMBERS)
@@ -48,7 +48,7 @@ _NUMBERS = frozenset(np.dtype(c).num for c in "?bBhHiIlLqQefdFD")  # by `dtype.n
 
 
 class Nothing:
-    """The default of an argument for which None is a value like any other."""
+    """The default of an argument for which None is a regular value."""
 
     def __repr__(self) -> str:
         return "<nothing>"
@@ -76,10 +76,10 @@ def _described(kind: str, op: str, root: int) -> str:
 
 
 def section_bounds(kind: str, size: int, nbytes: int) -> list[int]:
-    """The offsets at which hosts may begin to read what a rank gives to a large call, and `nbytes`.
+    """The offsets at which hosts may begin to read a rank's value in a large call, and `nbytes`.
 
-    Each host that owns a stripe begins where its stripe does. The last host of an allreduce owns
-    none if the call has begun without it, or if its link is slow.
+    Each host that owns a stripe begins at its stripe. The last host of an allreduce owns none if
+    the call has begun without it, or if its link is slow.
     """
     without_one = max(1, size - 1)
     counts = {"broadcast": {without_one}, "reduce": {without_one}, "allreduce": {size, without_one}}
@@ -124,7 +124,7 @@ def outs_of(kind: str, out: Any, size: int) -> list[Any]:
 
 def reducible(kind: str, x: Any) -> Array:
     """An array, number or bool as a plain array. TypeError for everything else, because a
-    conversion would silently lose a mask or a unit, or make text of numbers."""
+    conversion would silently lose a mask or a unit, or turn numbers into text."""
     cls = type(x)
     if cls is np.ndarray and x.dtype.num in _NUMBERS and x.dtype.metadata is None:
         return x  # type: ignore[no-any-return]  # the usual case, without further checks
@@ -148,7 +148,7 @@ def _is_like_an_array(x: Any) -> bool:
 
 
 def is_plain_array(x: Any) -> bool:
-    """Can its bytes be sent without pickle? Those of a subclass, of records and of objects
+    """Whether its bytes can be sent without pickle. Those of a subclass, of records and of objects
     cannot."""
     return type(x) is np.ndarray and _serialize.dtype_name(x.dtype) is not None
 
@@ -175,21 +175,20 @@ def into(value: Any, out: Array | None) -> Any:
 
 
 def _is_same_memory(a: Array, b: Array) -> bool:
-    """Are these two views of the same elements, in the same order?"""
+    """Whether these are two views of the same elements, in the same order."""
     one, other = a.__array_interface__["data"][0], b.__array_interface__["data"][0]
     return bool(one == other) and a.strides == b.strides
 
 
 def type_name(x: Any) -> str:
-    """The type of a value, as errors name it."""
+    """The type of a value for error messages."""
     cls = type(x)
     module = "" if cls.__module__ == "builtins" else f"{cls.__module__}."
     return f"{module}{cls.__qualname__}"
 
 
 def shortened(values: tuple[Any, ...], place: int) -> _serialize.Encoded:
-    """Encodes plain values, with only as much of the text at `place` as fits into an object's
-    header."""
+    """Encodes plain values, with as much of the text at `place` as fits into an object's header."""
     text = values[place].encode(errors="replace")
     without = _serialize.encode((*values[:place], "", *values[place + 1 :])).nbytes
     fits = text[: max(0, _shm.INLINE_BYTES_MAX - without)].decode(errors="ignore")
@@ -197,7 +196,7 @@ def shortened(values: tuple[Any, ...], place: int) -> _serialize.Encoded:
 
 
 def mask_of(ranks: Iterable[int]) -> int:
-    """Ranks as bits of one integer, for which there is always room, unlike for a list."""
+    """Ranks as bits of one integer, which always fits, unlike a list."""
     mask = 0
     for rank in ranks:
         mask |= 1 << operator.index(rank)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def fresh_copy(part: memoryview) -> memoryview:
-    """A copy in fresh memory of this process. Unlike a bytearray, numpy asks the kernel for huge
+    """A copy in fresh memory of this process. Unlike bytearray, numpy asks the kernel for huge
     pages, and lets other threads run during the copy."""
     made = np.empty(part.nbytes, np.uint8)
     made[:] = np.frombuffer(part, np.uint8)

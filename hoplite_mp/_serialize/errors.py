@@ -1,11 +1,11 @@
-"""Failures as payloads, and which part of a value cannot be pickled.
+"""Failures as payloads, and the search for the part of a value that cannot be pickled.
 
 An exception raised in a worker may run any code when it is pickled or loaded. So nothing here
 trusts it, and neither encoding nor decoding raises.
 
-A message between hosts has room for a short payload only, and the node that sends it never
-unpickles, so it could not shorten one. Therefore a payload above WHOLE_BYTES_MAX has another whole
-one at its end, which is a shorter form of the same failure.
+A message between hosts can only contain a short payload, and the sending node never unpickles, so
+it could not shorten a payload. Therefore a payload above WHOLE_BYTES_MAX has a second complete
+payload at its end, a shorter form of the same failure.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-# A message between hosts can hold an error payload of this size (PAYLOAD_BYTES_MAX of
+# Maximal size of an error payload in a message between hosts (PAYLOAD_BYTES_MAX of
 # _protocol/fields.py). Higher: longer errors arrive whole; lower: other messages wait less.
 WHOLE_BYTES_MAX = 80 << 10
 SHORT_FORM_LENGTH = struct.Struct("<Q")
@@ -60,7 +60,7 @@ SHORT_FORM_LENGTH = struct.Struct("<Q")
 class RemoteTraceback(Exception):
     """The traceback of an exception where it was raised, as text: its `__cause__` here."""
 
-    __module__ = "hoplite_mp._serialize"  # As tracebacks show it, and as pickle finds it.
+    __module__ = "hoplite_mp._serialize"  # as tracebacks show it, and as pickle finds it
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -82,7 +82,7 @@ def encode_error(exc: BaseException, traceback_text: str | None = None) -> Encod
 
 
 def _encode(exc: BaseException, traceback_text: str | None) -> tuple[Encoded, str]:
-    """The payload without a short form, and the text in it."""
+    """The payload without a short form, and its text."""
     summary = _summary(exc)
     if traceback_text is None:
         traceback_text = format_error(exc, get_traceback(exc))
@@ -96,13 +96,13 @@ def _encode(exc: BaseException, traceback_text: str | None) -> tuple[Encoded, st
                 return encoded, traceback_text
         except KeyboardInterrupt:
             raise
-        except BaseException:  # whatever the exception's own code raises
+        except BaseException:  # anything raised by the exception's own code
             continue
     return fill(Encoded, PickleStream(), ERROR, 0, prefix), traceback_text
 
 
 def _exit_within(exc: BaseException) -> BaseException:
-    """The exception for which `exit_error` has made this TaskError; any other one as it is."""
+    """The exception for which `exit_error` made this TaskError; other exceptions unchanged."""
     if type(exc) is TaskError and EXIT_MARK in vars(exc) and isinstance(exc.__cause__, EXITS):
         return exc.__cause__
     return exc
@@ -118,7 +118,7 @@ def exit_error(error: BaseException) -> TaskError:
 
 
 # An attribute of the TaskErrors of `exit_error`: a program's own `raise TaskError from error`, and
-# the error of a value that could not be loaded, stay as they are.
+# the error of a value that could not be loaded, stay unchanged.
 EXIT_MARK = "_exit"
 
 
@@ -133,7 +133,7 @@ def format_error(exc: BaseException, frames: TracebackType | None) -> str:
 
 
 def drop_traceback(exc: BaseException) -> None:
-    """Releases what the frames refer to. A class may refuse `exc.__traceback__ = None`."""
+    """Releases the objects in the frames. A class may refuse `exc.__traceback__ = None`."""
     BaseException.with_traceback(exc, None)
 
 
@@ -168,7 +168,7 @@ def short_error(mem: memoryview) -> bytes:
 
 
 def encode_short_error(exc: BaseException, traceback_text: str, nbytes_max: int) -> Encoded:
-    """The payload of a failure for which there is little room. It keeps the type if it can; the
+    """The payload of a failure for which memory is short. It keeps the type if possible; the
     message and the traceback are cut in the middle until they fit. If not even the type fits, it is
     a TaskError with a few words; a few hundred bytes always suffice. Never raises."""
     exc = _exit_within(exc)
@@ -210,8 +210,8 @@ def _encode_short(exc: BaseException, traceback_text: str, nbytes_max: int) -> E
     return fill(Encoded, PickleStream(), ERROR, 0, ERROR_META.pack(0, len(summary)) + summary)
 
 
-# The shares of the room that are tried for the traceback, and for the message as much again. With
-# the last there is neither.
+# The shares of the size that are tried for the traceback, and for the message the same again. With
+# the last share there is neither.
 SHARES = (0.4, 0.2, 0.1, 0.05, 0.0)
 WORDS_CHARS_MAX = 40
 
@@ -230,8 +230,8 @@ CUT = " [... cut ...] "
 
 
 def _short(part: Any, chars_max: int) -> Any:
-    """An argument of an exception, made short: a text is cut, a number stays, and the type of any
-    other object is named in its place."""
+    """An argument of an exception, shortened: a text is cut, a number is kept, and any other object
+    is replaced by the name of its type."""
     if type(part) is str:
         return _cut(part, chars_max)
     if part is None or (type(part) in (bool, int, float) and abs(part) < 1e300):
@@ -244,15 +244,15 @@ def _summary(exc: BaseException) -> str:
 
 
 def _bare(exc: BaseException) -> BareException:
-    """`exc` with only the attributes that travel."""
+    """`exc` with only the attributes that can be sent."""
     state = {name: _portable(part) for name, part in _dict_of(exc).items()}
     state = {name: part for name, part in state.items() if _travels(part)}
     return BareException(type(exc), _portable(_args_of(exc)), state)
 
 
 def _portable(value: Any) -> Any:
-    """The value, in which exceptions that do not travel are replaced: by an exception made without
-    `__init__` and without some attributes, or at last by a TaskError."""
+    """The value, with exceptions that cannot be sent replaced: by an exception made without
+    `__init__` and without some attributes, or as a last resort by a TaskError."""
     if type(value) in (list, tuple):
         return type(value)(map(_portable, value))
     if not issubclass(type(value), BaseException) or _travels(value):
@@ -274,7 +274,7 @@ def with_text(error: BaseException, text: str) -> BaseException:
 
 
 def _travels(value: Any) -> bool:
-    """Can the value be written and loaded, and does an object of its type come back?"""
+    """Whether the value can be written and loaded, and the loaded object has its type."""
     kind = value.kind if type(value) is BareException else type(value)
     try:
         mem = memoryview(fill(Encoded, write_stream(value), PICKLE, 0).tobytes())
@@ -287,13 +287,13 @@ def _travels(value: Any) -> bool:
 
 
 def _surely_loads(exc: BaseException) -> bool:
-    """A builtin class with plain arguments need not be loaded to see whether it can be."""
+    """Whether loading surely succeeds: a builtin class with plain arguments."""
     return (
         type(exc).__module__ == "builtins" and not exc.__dict__ and all_atoms(map(type, exc.args))
     )
 
 
-# As the attributes of these names, which some classes refuse or redefine.
+# The attributes of these names, which some classes refuse or redefine.
 get_traceback = vars(BaseException)["__traceback__"].__get__
 _set_cause = vars(BaseException)["__cause__"].__set__
 _args_of = vars(BaseException)["args"].__get__
@@ -306,7 +306,7 @@ def _load_error(encoded: Encoded) -> Any:
 
 
 def _error_texts(mem: memoryview) -> tuple[str, str, int]:
-    """(traceback, summary, how many bytes of the meta they take) of an ERROR payload."""
+    """(traceback, summary, their size in the meta) of an ERROR payload."""
     head = unpack_head(mem)
     meta = HEAD.size + REF_BYTES * head[3] + BUFFER.size * head[4]
     text_len, summary_len = ERROR_META.unpack_from(mem, meta)
@@ -317,7 +317,7 @@ def _error_texts(mem: memoryview) -> tuple[str, str, int]:
 
 
 def error_text(mem: memoryview) -> str:
-    """The traceback in an ERROR payload, or what there is of it, read without unpickling."""
+    """The traceback in an ERROR payload, as far as it exists, read without unpickling."""
     text, summary, _ = _error_texts(mem)
     return (text or summary).strip()
 
@@ -338,14 +338,14 @@ def decode_error(mem: memoryview, make_ref: MakeRef) -> BaseException:
         if head[5] > skip:
             loaded = load_within(mem, head, skip, make_ref, None, False)
     except UNPICKLABLE:
-        pass  # The reader lacks a module, or the exception's own code fails. The text remains.
+        pass  # the reader lacks a module, or the exception's own code fails; the text remains
     error = loaded if issubclass(type(loaded), BaseException) else TaskError(summary)
     return with_text(error, text) if text else error
 
 
 # Finds the part of a value that cannot be pickled, for error messages.
 #
-# Called only after pickling has failed. Each part is pickled alone, and the search goes on inside
+# Called only after pickling has failed. Each part is pickled alone, and the search continues inside
 # the first one that fails: the globals, closure and defaults of functions, the attributes of
 # classes and objects, the items of containers.
 
@@ -368,7 +368,7 @@ def blamed(value: Any) -> str:
     except (Exception, SystemExit, GeneratorExit):
         return ""
     if not path or (isinstance(path[-1][1], type) and compiled_metaclass(path[-1][1])):
-        return ""  # the error names such a class itself
+        return ""  # the error already names such a class
     whole = " in ".join(label for label, _ in reversed(path))
     return f": {whole} is a {type(path[-1][1]).__qualname__}; {ADVICE}"
 
@@ -404,7 +404,7 @@ def _can_travel(part: Any) -> bool:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What is pickled with a value: (its place, it)."""
+    """The parts that are pickled with a value: (place, part)."""
     if isinstance(value, types.FunctionType):
         if not importable(value):
             yield from _parts_of_function(value)
@@ -436,7 +436,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(cls: type) -> list[tuple[str, Any]]:
-    """What travels with a class. Descriptors of slots are made anew where it arrives."""
+    """The attributes that are sent with a class. Readers recreate descriptors of slots."""
     made = types.MemberDescriptorType, types.GetSetDescriptorType
     return [(name, part) for name, part in vars(cls).items() if not isinstance(part, made)]
 

@@ -1,10 +1,10 @@
-"""The layout of payloads, whatever they mean: structs, flags, and where things stand.
+"""The layout of payloads, independent of their meaning: structs, flags, and positions.
 
-docs/architecture.md draws the layout ("Payload of an object"); this is the one place in Python that
-spells it out.
+docs/architecture.md draws the layout ("Payload of an object"); this is the only place in Python
+that defines it.
 
-Payloads come from other processes and hosts. A reader compares the sizes in the head with how many
-bytes there are before it allocates anything, and raises ValueError if they do not fit. The contents
+Payloads come from other processes and hosts. A reader compares the sizes in the head with the
+available bytes before it allocates anything, and raises ValueError if they do not fit. The contents
 of a pickle stream are not checked, because only members of the cluster write them.
 """
 
@@ -32,25 +32,25 @@ pack_buffer, unpack_buffer = BUFFER.pack, BUFFER.unpack_from
 BUFFER_ALIGN = 64
 REF_BYTES = 16
 NUMBER_ALIGN = 16
-# Up to this size an array inside a container stays in the stream, because its own line in the
-# buffer table, alignment and memoryview would cost more than copying it.
+# Up to this size an array inside a container stays in the stream, because its row in the buffer
+# table, alignment and memoryview would cost more than copying it.
 INBAND_BYTES_MAX = 1024
-META_BYTES_MAX = 2**32 - 1  # The field in the head is a u32.
+META_BYTES_MAX = 2**32 - 1  # the field in the head is a u32
 
-# Flags of PICKLE. PLAIN: the stream names no function of ours. ARGS_ONLY: the arguments of a call
-# without keywords. REFS_AT: those with a list of places where a ref's index stands for its value.
+# Flags of PICKLE. PLAIN: the stream uses no function of ours. ARGS_ONLY: the arguments of a call
+# without keywords. REFS_AT: with a list of places where a ref's index stands for its value.
 PLAIN, ARGS_ONLY, REFS_AT = 1, 2, 4
 # Of PICKLE: the payload ends with the contributors of a reduction, and their number.
 CONTRIBUTORS_AT_END = 8
 MUTABLE = 1  # Of BYTES: it was a bytearray.
 HAS_CONTRIBUTORS = 1  # Of ARRAY.
 HAS_SHORT_FORM = 1  # Of ERROR: a shorter payload of the same failure, and its length, are the end.
-# Of NUMBER: which Python type it was; 0 is the numpy scalar that the description names.
+# Of NUMBER: the original Python type; 0 is the numpy scalar given in the description.
 NUMPY_SCALAR, PY_INT, PY_FLOAT, PY_COMPLEX, PY_BOOL, PY_NONE = range(6)
 
 
 class Encoded:
-    """A payload ready to be copied: `head` at 0, each of `buffers` at its place in `offsets`.
+    """A payload ready for copying: `head` at 0, each of `buffers` at its place in `offsets`.
 
     `refs` are the refs inside, in the payload's order; the caller keeps them alive. The buffers
     are one-dimensional memoryviews of the value's own memory.
@@ -73,7 +73,7 @@ class Encoded:
         self.refs = refs
 
     def tobytes(self) -> bytes:
-        """The whole payload, copied: for small ones, and for tests."""
+        """The whole payload, copied: for small payloads, and for tests."""
         payload = bytearray(self.nbytes)
         payload[: len(self.head)] = self.head
         for offset, buffer in zip(self.offsets, self.buffers, strict=True):
@@ -87,7 +87,7 @@ class Encoded:
 
 
 class ArrayInfo(NamedTuple):
-    """An array or number inside a payload: its bytes stand at `offset`."""
+    """An array or number inside a payload: its bytes begin at `offset`."""
 
     dtype_name: str
     shape: tuple[int, ...]
@@ -97,19 +97,19 @@ class ArrayInfo(NamedTuple):
 
 
 def payload_kind(mem: memoryview) -> int:
-    """PICKLE, ARRAY, BYTES, NUMBER or ERROR. ValueError: it is no payload."""
+    """PICKLE, ARRAY, BYTES, NUMBER or ERROR. ValueError: not a payload."""
     if not len(mem) or mem[0] > ERROR:
         raise malformed(mem)
     return mem[0]
 
 
 def malformed(mem: memoryview) -> ValueError:
-    """The error to raise where the bytes of a payload contradict themselves, or end too early."""
+    """The error to raise when the bytes of a payload contradict themselves, or end too early."""
     return ValueError(f"{len(mem)} bytes that are no payload: {bytes(mem[: HEAD.size]).hex()}...")
 
 
 def read_refs(mem: memoryview) -> list[bytes]:
-    """The ids of the refs inside a payload. ValueError: it is none."""
+    """The ids of the refs inside a payload. ValueError: not a payload."""
     nbytes = len(mem)
     end = HEAD.size + REF_BYTES * unpack_head(mem)[3] if nbytes >= HEAD.size else nbytes + 1
     if end > nbytes:
@@ -122,13 +122,13 @@ def align(offset: int, to: int = BUFFER_ALIGN) -> int:
     return (offset + to - 1) // to * to
 
 
-# A pickle stream that is being written, and what goes beside it: buffers and refs.
+# A pickle stream that is being written, and the buffers and refs beside it.
 #
 # Both picklers write into it, and what puts arrays beside a stream asks it for the places of refs.
 
 
 class PickleStream:
-    """A pickle stream: its bytes, the buffers beside it, and the refs that it names."""
+    """A pickle stream: its bytes, the buffers beside it, and its refs."""
 
     __slots__ = ("buffers", "chunks", "dependencies", "index", "refs", "write")
 
@@ -138,10 +138,10 @@ class PickleStream:
         self.refs: list[ObjectRef[Any]] = []
         self.dependencies: dict[ObjectRef[Any], None] = {}  # a set in order
         self.index: dict[ObjectRef[Any], int] = {}
-        self.write = self.chunks.append  # Picklers write to this object as if it were a file.
+        self.write = self.chunks.append  # picklers write to this object as if it were a file
 
     def index_of(self, ref: ObjectRef[Any]) -> int:
-        """The place of `ref` in the payload's list of refs."""
+        """The index of `ref` in the payload's list of refs."""
         index = self.index.setdefault(ref, len(self.refs))
         if index == len(self.refs):
             self.refs.append(ref)

@@ -1,9 +1,9 @@
 """The `__main__` of a worker: a module whose globals are those of its driver's `__main__`.
 
-Code in tasks reaches `__main__` by name: pickle finds classes and functions there, dataclasses and
-`typing` the names in annotations. Workers never run a script, so the module holds only what
-functions and classes by value have brought. Drivers share workers; each has a module of its own,
-and `sys.modules` names that of the driver whose task runs.
+Code in tasks refers to `__main__` by name: pickle finds classes and functions there, dataclasses
+and `typing` the names in annotations. Workers never run a script, so the module contains only what
+was sent with functions and classes by value. Drivers share workers; each driver has its own module,
+and `sys.modules` has that of the driver whose task is running.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 MAIN_NAMES = frozenset({"__main__", "__mp_main__"})
 AUDIENCES_MAX = 256  # drivers whose module is remembered; if there are more, most have ended
-TEXT_CHARS_MAX = 200  # longer texts are no annotations
+TEXT_CHARS_MAX = 200  # longer texts are not annotations
 _NAME = re.compile(r"[^\W\d]\w*")
 
 
 class Main(types.ModuleType):
-    """What stands for a driver's `__main__` in a worker."""
+    """Replaces a driver's `__main__` in a worker."""
 
     @property
     def __file__(self) -> str:  # type: ignore[override]
-        """Hidden: else processes that a task spawns would run the script. `inspect` needs it to
-        find the text of a class. Functions see the global variable."""
+        """Hidden: otherwise processes that a task spawns would run the script. `inspect` needs it
+        to find the text of a class. Functions see the global variable."""
         if sys._getframe(1).f_globals.get("__name__") == "inspect":
             name = vars(self).get("__file__")
             if name is not None:
@@ -51,16 +51,16 @@ class _Mains:
     """Which module is `__main__` in this process."""
 
     def __init__(self) -> None:
-        self.empty: Main | None = None  # that of a driver of which nothing has arrived yet
-        self.current: Main | None = None  # None: this process is no worker
+        self.empty: Main | None = None  # that of a driver from which nothing has arrived yet
+        self.current: Main | None = None  # None: this process is not a worker
         self.output_owner = 0
         self.of_output_owner: dict[int, Main] = {}
-        self.template: Any = None  # keeps the globals of the functions that have begun this process
+        self.template: Any = None  # keeps the globals of the functions that started this process
 
     def install(self, module: Main) -> None:
         """Makes the module this process's `__main__`."""
         self.current = sys.modules["__main__"] = module
-        if module.__name__ == "__mp_main__":  # The driver was itself spawned by multiprocessing.
+        if module.__name__ == "__mp_main__":  # the driver was itself spawned by multiprocessing
             sys.modules["__mp_main__"] = module
         else:
             sys.modules.pop("__mp_main__", None)
@@ -78,7 +78,7 @@ mains = _Mains()
 
 
 def begin(output_owner: int) -> None:
-    """Called when a worker begins: its `__main__` is empty until something arrives."""
+    """Called when a worker begins: its `__main__` is empty until definitions arrive."""
     mains.template = sys.modules["__main__"]
     mains.empty = Main("__main__")
     mains.output_owner = output_owner
@@ -87,7 +87,7 @@ def begin(output_owner: int) -> None:
 
 # -- names that code does not load as globals --------------------------------------------------
 
-# Code -> the names in its texts that may be annotations, and the names it may look up in `__main__`
+# Code -> the names in its texts that may be annotations, and the names it may find in `__main__`
 _names: weakref.WeakKeyDictionary[types.CodeType, tuple[frozenset[str], frozenset[str]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -96,8 +96,8 @@ _names: weakref.WeakKeyDictionary[types.CodeType, tuple[frozenset[str], frozense
 def hidden_names(
     scope: dict[str, Any], code: types.CodeType | None, annotations: Any
 ) -> Iterator[str]:
-    """The globals that code or annotations mention in another way than by loading them: as text in
-    an annotation, or as an attribute of `__main__`."""
+    """The globals that code or annotations refer to without loading them: as text in an annotation,
+    or as an attribute of `__main__`."""
     in_texts: set[str] = set()
     if type(annotations) is dict:
         in_texts.update(*(_in_text(text) for text in annotations.values() if type(text) is str))
@@ -136,7 +136,7 @@ def _in_text(text: str) -> frozenset[str]:
 
 
 def _annotates(value: Any) -> bool:
-    """Is this what annotations name: a class, a module, or an object of `typing`?"""
+    """Whether an annotation can refer to this: a class, a module, or an object of `typing`."""
     kinds = type, types.ModuleType, types.GenericAlias, types.UnionType
     return isinstance(value, kinds) or type(value).__module__ == typing.__name__
 
@@ -181,7 +181,7 @@ def _override(process: Any) -> Callable[[Any, Any], Any]:
 
 
 def _spawns(process: Any) -> bool:
-    """Is this pickled for a child that is no fork? If the pool or queue it is for cannot be found,
+    """Whether this is pickled for a child that is not a fork. If its pool or queue cannot be found,
     the answer is whether this process has such children."""
     context: Any = sys.modules["multiprocessing.context"]
     if context.get_spawning_popen() is not None:
@@ -198,8 +198,8 @@ def _is_no_fork(child: Any) -> bool:
 
 
 def _goes_to_fork() -> bool | None:
-    """Does the pool or queue of multiprocessing that pickles now belong to forked children? None:
-    neither is found in this thread."""
+    """Whether the pool or queue of multiprocessing that is now pickling belongs to forked children.
+    None: neither is found in this thread."""
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
         scope = frame.f_globals.get("__name__"), frame.f_code.co_name

@@ -1,9 +1,9 @@
 """The two picklers that write streams.
 
 The *light* one is C's own with `reducer_override`, which is called for every object of a type that
-C does not know. (`persistent_id` would do for refs as well, but costs a Python call for every
+C does not support. (`persistent_id` would do for refs as well, but costs a Python call for every
 element of every list.) The *heavy* one is cloudpickle's. It is used only when the light one fails,
-mostly because it has met code that readers cannot import.
+usually because of code that readers cannot import.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LightPickler(pickle.Pickler):
     """Plain pickle, except for refs and arrays; raises NeedCloudpickle where that is not enough."""
 
     by_value = False
-    stream: PickleStream | None = None  # None: refs are written as a foreign pickler would.
+    stream: PickleStream | None = None  # None: refs are written as a foreign pickler would
     stop_at_refs = False
     holds_refs = False  # The value has refs, and they were written as a foreign pickler would.
     aside: Scan | Borrowed | None = None  # None: no arrays become objects of their own.
@@ -43,7 +43,7 @@ def heavy_pickler() -> type[pickle.Pickler]:
 
     for module in by_value_modules.values():
         cloudpickle.register_pickle_by_value(module)
-    # The script, in a process that multiprocessing has spawned, and in workers of that process.
+    # The script, in a process spawned by multiprocessing, and in workers of that process.
     cloudpickle.cloudpickle._PICKLE_BY_VALUE_MODULES.add("__mp_main__")
 
     class HeavyPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
@@ -76,7 +76,7 @@ def write_stream(
         light.dump(value)
     except (RefMet, MemoryError):
         raise
-    except Exception as error:  # NeedCloudpickle, or a failure that cloudpickle may mend
+    except Exception as error:  # NeedCloudpickle, or a failure that cloudpickle may fix
         if is_interruption(error):
             raise
         stream = PickleStream()

@@ -1,4 +1,4 @@
-"""The functions that pickle streams name, and what they need while a stream is read.
+"""The functions used in pickle streams, and the state that they need during reading.
 
 These functions must know how refs are made, and whether arrays become writable. A stream cannot
 contain that, so they find it in a thread-local `Reading`. Their names all begin with `load_`, and
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Reading:
-    """What the functions named in a stream need to know while it is read."""
+    """The state that functions in a stream need while it is read."""
 
     __slots__ = ("_ids", "_make_ref", "_refs", "_resolve", "_values", "private", "writable")
 
@@ -42,20 +42,20 @@ class Reading:
         self._refs: dict[int, ObjectRef[Any]] = {}
         self._values: dict[int, Any] = {}
         self.writable = writable
-        self.private = 0  # Above 0 while an object is read that must have memory of its own.
+        self.private = 0  # above 0 while an object is read that must have its own memory
 
     def id(self, index: int) -> bytes:
         """The id at `index`."""
         return self._ids[index]
 
     def ref(self, index: int) -> ObjectRef[Any]:
-        """The ref at `index`, made when first asked for."""
+        """The ref at `index`, made at the first request."""
         if index not in self._refs:
             self._refs[index] = self._make_ref(self._ids[index])
         return self._refs[index]
 
     def value(self, index: int) -> Any:
-        """The value of the ref at `index`, which is one object wherever the arguments name it."""
+        """The value of the ref at `index`: one object, however often it occurs in the arguments."""
         if self._resolve is None:
             return self.ref(index)
         if index not in self._values:
@@ -97,29 +97,29 @@ def _now() -> Reading:
 
 
 def id_in_payload(index: int) -> bytes | None:
-    """The id of a ref in the list of the payload that is being read; None: none is being read."""
+    """The id of a ref in the list of the payload that is being read; None if none is being read."""
     reading = _local.reading
     return None if reading is None else reading.id(index)
 
 
 def load_ref(index: int) -> ObjectRef[Any]:
-    """Named in streams: a ref that stays a ref."""
+    """Used in streams: a ref that stays a ref."""
     return _now().ref(index)
 
 
 def load_value(index: int) -> Any:
-    """Named in streams: the value of a ref, which the task receives in the place of the ref."""
+    """Used in streams: the value of a ref, which the task receives in place of the ref."""
     return _now().value(index)
 
 
 def load_same(value: Any) -> Any:
-    """Named in streams: the value itself, such as one that was given to `by_ref`."""
+    """Used in streams: the value itself, e.g. from `by_ref`."""
     return value
 
 
 class Private:
-    """Stands in streams before (1) and after (-1) an object that is always read writable. Each of
-    these places needs an instance of its own, because pickle calls the function of an instance only
+    """Placed in streams before (1) and after (-1) an object that is always read writable. Each of
+    these places needs its own instance, because pickle calls the function of an instance only
     once."""
 
     __slots__ = ("step",)
@@ -132,7 +132,7 @@ class Private:
 
 
 def load_private(step: int) -> None:
-    """Named in streams: from here on arrays and views get memory of their own (1), or this ends
+    """Used in streams: from here on arrays and views get their own memory (1), or this ends
     (-1)."""
     _now().private += step
 
@@ -143,7 +143,7 @@ def _writable_now() -> bool:
 
 
 def load_view(data: Any, format: str, shape: tuple[int, ...]) -> memoryview:
-    """Named in streams: a memoryview. It gets memory of its own if it must be writable."""
+    """Used in streams: a memoryview. It gets its own memory if it must be writable."""
     view = memoryview(data)
     if not _writable_now():
         view = view.toreadonly()
@@ -159,7 +159,7 @@ def load_array(
     order: str,
     cls: type[Array] = np.ndarray,
 ) -> Array:
-    """Named in streams: an array over `data`. For a subclass `__array_finalize__(None)` is called,
+    """Used in streams: an array over `data`. For a subclass `__array_finalize__(None)` is called,
     as when numpy unpickles one."""
     if isinstance(dtype, str):
         dtype = named_dtype(dtype)
@@ -167,7 +167,7 @@ def load_array(
     if writable and (type(data) is bytes or (type(data) is memoryview and data.readonly)):
         data = bytearray(data)
     # numpy keeps the *owner* of a memoryview, not an export of it; an array made by frombuffer
-    # keeps the memoryview itself, so that the memory is pinned by the rules of the buffer protocol.
+    # keeps the memoryview itself, so the memory is pinned by the rules of the buffer protocol.
     flat = np.frombuffer(data, np.uint8) if len(data) else None
     array = np.ndarray.__new__(cls, shape, dtype, flat, 0, None, order)  # type: ignore[arg-type]
     if flat is None and not writable:
@@ -176,8 +176,8 @@ def load_array(
 
 
 def load_array_state(array: Any, state: tuple[Any, Any]) -> None:
-    """Named in streams: sets the state of an array that numpy or its subclass has reduced; then
-    makes the array read-only if the others are."""
+    """Used in streams: sets the state of an array that numpy or its subclass has reduced; then
+    makes the array read-only if the payload's other arrays are."""
     inner, setter = state
     if setter is not None:
         setter(array, inner)
@@ -185,13 +185,13 @@ def load_array_state(array: Any, state: tuple[Any, Any]) -> None:
         array.__setstate__(inner)
     if not _writable_now() and isinstance(array, np.ndarray):
         array.flags.writeable = False
-        for part in getattr(array, "__dict__", {}).values():  # A masked array's mask.
+        for part in getattr(array, "__dict__", {}).values():  # a masked array's mask
             if type(part) is np.ndarray and part.base is None:
                 part.flags.writeable = False
 
 
 def load_cached_property(cls: Any, locked: bool) -> Any:
-    """Named in streams: a `functools.cached_property` whose attributes are not filled in yet."""
+    """Used in streams: a `functools.cached_property` whose attributes are not filled in yet."""
     prop = cls.__new__(cls)
     if locked:
         prop.lock = vars(functools.cached_property(len))["lock"]
@@ -199,19 +199,19 @@ def load_cached_property(cls: Any, locked: bool) -> Any:
 
 
 def load_partialmethod(cls: Any, func: Any, args: Any, keywords: Any) -> Any:
-    """Named in streams: a `functools.partialmethod`."""
+    """Used in streams: a `functools.partialmethod`."""
     return cls(func, *args, **keywords)
 
 
 def load_output(name: str) -> Any:
-    """Named in streams: one of the files that this process prints to."""
+    """Used in streams: one of the files to which this process prints."""
     return getattr(sys, name)
 
 
 def load_exception(
     cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
 ) -> BaseException:
-    """Named in streams: an exception, made without its class's `__init__`."""
+    """Used in streams: an exception, made without its class's `__init__`."""
     exc = _made(cls, args)
     _set_args(exc, args)
     load_exception_state(exc, state)
@@ -219,8 +219,8 @@ def load_exception(
 
 
 def load_raised(cls: type[BaseException], args: tuple[Any, ...], exact: bool) -> BaseException:
-    """Named in streams: an exception, made by its class or, if the class refuses its own args,
-    without the class's `__init__`. exact: `args` is what its attribute `args` was."""
+    """Used in streams: an exception, made by its class or, if the class refuses its own args,
+    without the class's `__init__`. exact: `args` is the value of its attribute `args`."""
     exc: Any
     try:
         exc = cls(*args)
@@ -234,11 +234,11 @@ def load_raised(cls: type[BaseException], args: tuple[Any, ...], exact: bool) ->
 
 
 def load_exception_state(exc: BaseException, state: dict[str, Any]) -> None:
-    """Named in streams: sets the attributes of an exception, even if its class refuses them."""
+    """Used in streams: sets the attributes of an exception, even if its class refuses them."""
     for name, part in state.items():
         try:
             BaseException.__setattr__(exc, name, part)
-        except Exception:  # a property without a setter, for example
+        except Exception:  # e.g. a property without a setter
             _dict_of(exc)[name] = part
 
 
@@ -249,7 +249,7 @@ _set_args = vars(BaseException)["args"].__set__
 
 def _made(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     """An instance, made by the first builtin base whose `__new__` accepts the class, because not
-    every base fits the layout of every class that derives from it."""
+    every base fits the layout of every derived class."""
     bases: list[Any] = [base for base in cls.__mro__ if base.__module__ == "builtins"]
     for base in bases[:-1]:
         try:
@@ -262,7 +262,7 @@ def _made(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     return Exception.__new__(cls)
 
 
-# Streams name these functions most, so they are recognized by their ids, without a lookup by name.
+# The most frequent functions in streams, recognized by their ids, without a lookup by name.
 OWN_IDS = frozenset(
     map(id, (load_ref, load_value, load_same, load_view, load_array, load_array_state))
 )

@@ -1,8 +1,8 @@
-"""How objects are reduced that pickle alone would not write as we want, looked up by class.
+"""Custom reductions for objects that pickle alone would not write as required, by class.
 
-Refs become places in the payload's list of refs; arrays and views become buffers beside the stream;
-`code` reduces functions and classes. A handler is given the pickler that calls it; it must never
-know which of the two this is, nor what the stream is for.
+Refs become indices in the payload's list of refs; arrays and views become buffers beside the
+stream; `code` reduces functions and classes. A handler gets the pickler that calls it; it must not
+depend on which of the two this is, nor on the purpose of the stream.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ CLASSES_MAX = 4096
 
 
 class RefMet(Exception):
-    """Internal: a pickler that must stop at the first ref has met one."""
+    """Internal: a pickler that must stop at the first ref has found one."""
 
 
 class Resolve:
-    """Stands in a call's arguments where the task receives the value of `ref`."""
+    """Replaces a ref in a call's arguments where the task receives the value of `ref`."""
 
     __slots__ = ("ref",)
 
@@ -71,8 +71,8 @@ class Resolve:
 
 
 class BareException:
-    """Stands for an exception to be rebuilt without its `__init__`, which refused the exception's
-    own args."""
+    """Replaces an exception to be rebuilt without its `__init__`, which refused the exception's own
+    args."""
 
     __slots__ = ("args", "kind", "state")
 
@@ -134,7 +134,7 @@ def _reduce_exception(pickler: Any, exc: BaseException) -> Reduced:
 
 
 def _reduces_as_exception(cls: Any) -> bool:
-    """Is this a class of exceptions, not a builtin one, that does not define how it pickles? The
+    """Whether this is a non-builtin class of exceptions that does not define its own pickling. The
     errors of this library keep the default, which is shorter: their `__init__` takes any args."""
     return (
         issubclass(cls, BaseException)
@@ -150,7 +150,7 @@ def _reduce_shared(pickler: Any, marker: SharedArray) -> Reduced:
 
 
 def _reduce_cell(pickler: Any, cell: types.CellType) -> Reduced:
-    """A variable of a closure, with the value that the sender of its function has looked at."""
+    """A variable of a closure, with the value that the sender of its function has inspected."""
     if not pickler.by_value:
         raise NeedCloudpickle
     if pickler.scan is None:
@@ -174,7 +174,7 @@ _CASTABLE = frozenset("cbB?hHiIlLqQnNfd")
 
 
 def is_bytes_alone(array: Array) -> bool:
-    """Do its bytes, its dtype, its shape and its class describe the array completely?"""
+    """Whether its bytes, dtype, shape and class describe the array completely."""
     dtype = array.dtype
     return not dtype.hasobject and bool(dtype.itemsize) and _reduces_as_ndarray(type(array))
 
@@ -184,7 +184,7 @@ def _reduce_array(pickler: Any, array: Array) -> Reduced:
     dtype = array.dtype
     if not is_bytes_alone(array):
         # Within the stream, as numpy or the subclass reduces it. The setter makes the result
-        # read-only if the arrays of the payload are.
+        # read-only if the payload's arrays are.
         reduced: Any = array.__reduce_ex__(5)
         if isinstance(reduced, str):
             return reduced
@@ -217,13 +217,13 @@ def _reduces_as_ndarray(cls: type) -> bool:
 
 
 def _reduce_cached_property(pickler: Any, prop: functools.cached_property[Any]) -> Reduced:
-    """Until Python 3.11 it holds a lock, of which each process has its own."""
+    """Until Python 3.11 it contains a lock, which must be separate in each process."""
     state = {name: value for name, value in vars(prop).items() if name != "lock"}
     return load_cached_property, (type(prop), "lock" in vars(prop)), state
 
 
 def _reduce_partialmethod(pickler: Any, method: functools.partialmethod[Any]) -> Reduced:
-    """Since Python 3.15 its `__new__` needs the function, and its own reduction names none."""
+    """Since Python 3.15 its `__new__` needs the function, which its own reduction omits."""
     made = {"func", "args", "keywords", "_phcount", "_merger"}
     state = {name: value for name, value in vars(method).items() if name not in made}
     args = type(method), method.func, method.args, method.keywords
@@ -250,7 +250,7 @@ _REDUCTIONS = frozenset({"__reduce__", "__reduce_ex__", "__getstate__"})
 
 def _reduce_file(pickler: Any, file: Any) -> Reduced:
     """An output of this process becomes the same output of the reader. All other files are refused,
-    because cloudpickle would send the text of a file in the place of the file."""
+    because cloudpickle would send the text of the file instead."""
     for name in OUTPUTS:
         if file is getattr(sys, name, None):
             return load_output, (name,)
@@ -265,7 +265,7 @@ def _reduce_file(pickler: Any, file: Any) -> Reduced:
 
 
 def _is_file(cls: type) -> bool:
-    """Is this a class of open files that does not define itself how its instances pickle?"""
+    """Whether this is a class of open files that does not define its own pickling."""
     if not issubclass(cls, FILES) or cls in copyreg.dispatch_table:
         return False
     own = itertools.takewhile(lambda base: base not in FILES, cls.__mro__)
@@ -275,7 +275,7 @@ def _is_file(cls: type) -> bool:
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, which every class made by a class statement has
 
 Handler = Callable[[Any, Any], Reduced]
-_ref_types: tuple[type, ...] = (ObjectRef,)  # With the classes registered as Futures.
+_ref_types: tuple[type, ...] = (ObjectRef,)  # with the classes registered as Futures
 _handlers: dict[type, Handler | None] = {}
 _HANDLERS_BY_BASE: tuple[tuple[type | tuple[type, ...], Handler], ...] = (
     (ObjectRef, _reduce_ref),
@@ -311,7 +311,7 @@ def _reduce_inherited(pickler: Any, obj: Any) -> Reduced:
 
 
 def _is_inherited(cls: type) -> bool:
-    """Does multiprocessing hand instances to a new process by descriptor?"""
+    """Whether multiprocessing passes instances to a new process by descriptor."""
     reduction: Any = sys.modules.get("multiprocessing.reduction")
     if reduction is None:
         return False
@@ -325,7 +325,7 @@ _OF_DESCRIPTORS = tuple(
 
 
 def _learn_handler(cls: type) -> Handler | None:
-    """Finds out, once per class, how its instances are reduced; None leaves it to pickle."""
+    """Determines, once per class, how its instances are reduced; None leaves it to pickle."""
     handler: Handler | None = None
     handlers = _handlers  # the current ones; a registration starts new ones
     if issubclass(cls, _ref_types[1:]):
@@ -344,7 +344,7 @@ def _learn_handler(cls: type) -> Handler | None:
         own_reduce_ex = getattr(cls, "__reduce_ex__", None) is not object.__reduce_ex__
         handler = reduce_not_by_name if own_reduce or own_reduce_ex else None
     if len(handlers) >= CLASSES_MAX:
-        handlers.clear()  # Otherwise classes made at run time would live as long as the process.
+        handlers.clear()  # otherwise classes made at run time would live as long as the process
     handlers[cls] = handler
     return handler
 
@@ -376,7 +376,7 @@ def register_pickle_by_value(module: types.ModuleType) -> None:
     """Sends the functions and classes of a module by value from now on, also those sent before.
 
     For modules that the other hosts cannot import. Modules that only this program can import, for
-    example from a file outside `sys.path`, travel by value without registration.
+    example from a file outside `sys.path`, are sent by value without registration.
 
     Parameters
     ----------
@@ -386,7 +386,7 @@ def register_pickle_by_value(module: types.ModuleType) -> None:
     Raises
     ------
     TypeError
-        Something that is no module.
+        The argument is not a module.
     ValueError
         The module is not imported.
 

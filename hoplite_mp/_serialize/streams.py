@@ -1,6 +1,6 @@
-"""Pickle streams as payloads: laid out with their refs and buffers, and read back from there.
+"""Pickle streams as payloads: laid out with their refs and buffers, and read back.
 
-Values, calls and errors share this.
+Shared by values, calls and errors.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ ResolveRef = Callable[[ObjectRef[Any]], Any]
 
 # Types whose instances pickle without any function of ours in the stream.
 ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
-all_atoms = ATOMS.issuperset  # Given types.
-# Exceptions that end a program. From a task they come as the cause of a TaskError.
+all_atoms = ATOMS.issuperset  # its argument is a set of types
+# Exceptions that end a program. From a task they arrive as the cause of a TaskError.
 EXITS = (SystemExit, KeyboardInterrupt, GeneratorExit)
-# What a reducer that fails raises. A KeyboardInterrupt is more likely a Ctrl-C of the user.
+# Errors of failing reducers. A KeyboardInterrupt is more likely a Ctrl-C of the user.
 UNPICKLABLE = (Exception, SystemExit, GeneratorExit)
 cause_of = vars(BaseException)["__cause__"].__get__  # some classes redefine the attribute
-# Longer containers are left to the pickler, because to check the type of each item costs more.
+# Longer containers are left to the pickler, because checking the type of each item costs more.
 PLAIN_ITEMS_MAX = 64
 
 
 def encode_plain(value: Any, flags: int = PLAIN) -> Encoded:
-    """The payload of a value for which plain pickle is enough."""
+    """The payload of a value for which plain pickle suffices."""
     stream = pickle.dumps(value, 5)
     if (error := _too_long(len(stream))) is not None:
         raise unpicklable("value", value, error) from error
@@ -59,7 +59,7 @@ class NotPicklable(TypeError):
     """A value cannot be pickled; the message is for users."""
 
     __module__ = "hoplite_mp._serialize"  # As tracebacks show it, and as pickle finds it.
-    place = ""  # ": " and which part of the value it is, if that is known
+    place = ""  # ": " and the part of the value that fails, if known
 
     @property
     def reason(self) -> BaseException:
@@ -69,7 +69,7 @@ class NotPicklable(TypeError):
 
 
 def failure_within(error: BaseException) -> BaseException:
-    """What pickling raised, if the error is a NotPicklable; any other error as it is."""
+    """The exception raised by pickling for a NotPicklable; any other error unchanged."""
     cause = error.__cause__ if issubclass(type(error), NotPicklable) else None
     return error if cause is None else cause
 
@@ -91,7 +91,7 @@ def text_of(error: BaseException) -> str:
 
 
 def reworded(error: BaseException, text: str) -> BaseException:
-    """An exception of the same type with this text, if the type is known to take one; otherwise
+    """An exception of the same type with this text, if the type is known to accept one; otherwise
     the same exception with the text as a note."""
     kind: Any = type(error)
     known = kind.__module__ in ("builtins", "pickle", "_pickle") and not issubclass(kind, EXITS)
@@ -120,7 +120,7 @@ def unpicklable(what: str, value: Any, error: BaseException, place: str = "") ->
 
 
 def _too_long(nbytes: int) -> ValueError | None:
-    """The error for a pickle stream of so many bytes, if the head cannot say how many these are."""
+    """The error for a pickle stream that is too long for the length field in the head."""
     if nbytes <= META_BYTES_MAX:
         return None
     return ValueError(

@@ -1,10 +1,10 @@
-"""Tensors of torch: their memory stands beside the stream, and is read in place.
+"""Tensors of torch: their memory is beside the stream, and is read in place.
 
 Pickle alone writes a tensor's elements into the stream. torch has no read-only tensors, and warns
-of read-only memory. So a large tensor that is read from the store gets pages of its own where it is
-written to, and uses the store's pages everywhere else. A tensor that fills its memory travels as
-that memory, so tensors that share it share it again. A tensor that is a part of a larger one is
-copied and travels alone, without the rest.
+about read-only memory. So a large tensor that is read from the store gets private copies of the
+pages to which it is written, and otherwise uses the store's pages. A tensor that fills its memory
+is sent as that memory, so tensors that share it share it again. A tensor that is part of a larger
+one is copied and sent alone, without the rest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PRIVATE_BYTES_MIN = 64 << 10
 
 
 class _Memory:
-    """The memory of a tensor or a storage, as numpy's array interface describes it."""
+    """The memory of a tensor or a storage, as described by numpy's array interface."""
 
     __slots__ = ("__array_interface__", "owner")
 
@@ -56,7 +56,7 @@ def memory_of(
     strides: tuple[int, ...] | None = None,
 ) -> np.ndarray[Any, np.dtype[Any]]:
     """An array over the memory of a tensor or a storage; `strides` in bytes, None if contiguous.
-    `Tensor.numpy()` would make the storage not resizable, for good."""
+    `Tensor.numpy()` would make the storage permanently non-resizable."""
     if 0 in shape:
         return np.empty(shape, dtype)
     return np.asarray(_Memory(owner, shape, dtype, strides))
@@ -115,7 +115,7 @@ def _reduce_storage(pickler: Any, storage: Any) -> Reduced:
 def load_tensor(
     storage: Any, dtype: Any, offset: int, shape: Any, stride: Any, requires_grad: bool
 ) -> Any:
-    """Named in streams: a tensor over memory."""
+    """Used in streams: a tensor over memory."""
     import torch
 
     tensor: Any = torch.empty(0, dtype=dtype)
@@ -124,14 +124,14 @@ def load_tensor(
 
 
 def load_typed(storage: Any, dtype: Any) -> Any:
-    """Named in streams: memory of elements of one dtype."""
+    """Used in streams: memory of elements of one dtype."""
     import torch
 
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def load_storage(data: Any) -> Any:
-    """Named in streams: a storage of torch over `data`, always writable."""
+    """Used in streams: a storage of torch over `data`, always writable."""
     import torch
 
     nbytes = len(data)
@@ -146,7 +146,7 @@ def _writable(data: Any) -> Any:
     view = memoryview(data)
     if not view.readonly:
         return data
-    # An exporter of the store's memory can map it a second time, private to this process.
+    # An exporter of the store's memory can map it a second time, privately to this process.
     private = getattr(view.obj, "private", None)
     if private is not None and view.nbytes >= PRIVATE_BYTES_MIN:
         found = private(view)

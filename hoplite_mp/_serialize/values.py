@@ -1,9 +1,9 @@
-"""How a value becomes a payload and is read back without a copy: the choice among the kinds.
+"""How values become payloads and are read back without a copy: the choice among the kinds.
 
 Most objects need no pickle at all, because an array, bytes or a number is described by a few bytes;
 all others are pickle streams. Writing returns the head and the buffers, which compiled code copies
-into the store; reading makes arrays that are views of the store's memory. It must never copy large
-data itself, nor know where the memory comes from.
+into the store; reading makes arrays that are views of the store's memory. This module must not copy
+large data itself, nor depend on the origin of the memory.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def _encode_other(value: Any, scan: MakeScan | None, beside: bool) -> Encoded:
 
 
 class Folded:
-    """The result of a reduction by a function of the user; it is stored as `value` alone.
-    `contributors`: the indices of the sources that went in."""
+    """The result of a reduction by a function of the user; only `value` is stored. `contributors`:
+    the indices of the reduced sources."""
 
     __slots__ = ("contributors", "value")
 
@@ -125,7 +125,7 @@ class Folded:
 
 
 def _same(value: Any) -> Any:
-    """Named in the pickles of reductions' results."""
+    """Used in the pickles of reductions' results."""
     return value
 
 
@@ -165,7 +165,7 @@ def decode(
     `writable`.
 
     `mem` may be longer than the payload. The views keep the exporter of `mem` alive through the
-    buffer protocol. An ERROR payload raises its exception. ValueError: it is no payload.
+    buffer protocol. An ERROR payload raises its exception. ValueError: not a payload.
     """
     try:
         kind, flags, _, _, _, meta_len = head = unpack_head(mem)
