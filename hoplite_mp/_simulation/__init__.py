@@ -10,5 +10,5 @@
     runs       one seed: a cluster, its work, its faults, and the verdict
 
 A run is deterministic: nothing in it reads a clock or a random source of the system, except to
-measure the time that the planner takes, which has no influence on the run.
+measure the planner's time, which has no influence on the run.
 """

@@ -1,14 +1,12 @@
 """Hosts on a switch: rates and delays of their links, stopped hosts, cuts.
 
 A block leaves its host at the host's up rate, one after the other, and arrives at the receiver's
-down rate, queued behind earlier blocks; both overlap, as with packets. Streams that have a block
-ready take turns, and each has at most WINDOW_BLOCKS on the way, so a stream that is held up holds
-up no other. Messages have priority over blocks and are ordered within a connection; they delay the
-next block by the time that their bytes need. Messages of different connections may overtake each
-other.
+down rate, queued behind earlier blocks; both overlap, as with packets. Streams with a ready block
+take turns, and each has at most WINDOW_BLOCKS on the way, so a blocked stream does not block
+others. Messages have priority over blocks and are ordered within a connection; they delay the next
+block by their transmission time. Messages of different connections may overtake each other.
 
-What is sent to a host that is stopped or cut off waits; when a connection ends, what is on the way
-is lost.
+Data to a host that is stopped or cut off waits; when a connection ends, data on the way is lost.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Port", "Sending", "VirtualNetwork", "VirtualPipe"]
 
-# Blocks of one stream that may be on the way. Higher: one stream fills a busy receiver's queue. If
-# it were 1, a link would be idle while the last byte of a block arrives.
+# Blocks of one stream that may be on the way. Higher: one stream fills a busy receiver's queue. At
+# 1, a link would be idle while the last byte of a block arrives.
 WINDOW_BLOCKS = 2
 # Delay between processes of one host.
 NEAR_S = 20e-6
@@ -36,10 +34,10 @@ class Sending(Protocol):
     to: int
 
     def take(self) -> tuple[int, int] | None:
-        """The next block, which is sent now; None if it is not wanted any more."""
+        """The next block, which is sent now; None if it is no longer needed."""
 
     def arrive(self, begin: int, end: int) -> None:
-        """Called when that block has arrived."""
+        """Called when the block has arrived."""
 
 
 class Port:
@@ -53,7 +51,7 @@ class Port:
         self.down = down
         self.ready: deque[Sending] = deque()
         self.sending = False
-        self.down_free = 0.0  # when everything on its way here has arrived
+        self.down_free = 0.0  # when all data on its way here has arrived
         self.control_free = 0.0  # when all queued messages have left
         self.debt_s = 0.0  # time that messages have taken from the next block
 
@@ -128,7 +126,7 @@ class VirtualNetwork:
     # ---- messages
 
     def leaves_at(self, host: int, to: int, nbytes: int) -> float:
-        """Sends a message of that size; returns when its last byte leaves."""
+        """Sends a message of the given size; returns when its last byte leaves."""
         now = self.timeline.now
         if host == to:
             return now
@@ -141,11 +139,11 @@ class VirtualNetwork:
     # ---- obstacles
 
     def is_blocked(self, one: int, other: int) -> bool:
-        """Is `other` stopped, or cut off from `one`?"""
+        """Whether `other` is stopped, or cut off from `one`."""
         return other in self.stopped or (one, other) in self.cut
 
     def pass_on(self, one: int, other: int, call: Callable[..., object], *arguments: Any) -> None:
-        """Delivers at `other` what `one` has sent, as soon as that path is not blocked."""
+        """Delivers data from `one` to `other`, as soon as that path is not blocked."""
         if self.is_blocked(one, other):
             self._held.setdefault((one, other), []).append((call, arguments))
         else:
@@ -169,7 +167,7 @@ class VirtualNetwork:
                 self.cut |= {(one, other), (other, one)}
 
     def join(self, some: set[int], others: set[int]) -> None:
-        """Ends a cut that `separate` has made."""
+        """Ends a cut made by `separate`."""
         for one in some:
             for other in others:
                 self.cut -= {(one, other), (other, one)}

@@ -1,6 +1,6 @@
 """Runs one seed: a cluster, its work, its faults, and the verdict.
 
-A seed describes a run completely, so a failing one is a test as it stands.
+A seed describes a run completely, so a failing seed can be used directly as a test.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ SIZES = (2, 3, 3, 4, 4, 5, 6, 8)
 EVENTS_MAX = 3_000_000
 JOINED_S = 0.3  # time for all hosts to join
 POLL_S = 0.25
-# Bytes of a store and of a disk. In a small store values are spilled, and may find no room.
+# Bytes of a store and of a disk. In a small store values are spilled, and may not fit.
 STORES = 256 << 20, 256 << 20, 256 << 20, 6 << 20
 DISKS = 1 << 30, 1 << 30, 2 << 20
-# Link rates in bytes per second, for runs with equal and with unequal links. On slow ones most
+# Link rates in bytes per second, for runs with equal and with unequal links. On slow links most
 # faults strike during a transfer.
 RATES = 125e6, 125e6, 125e6, 20e6, 4e6
 UNEQUAL = 125e6, 125e6, 31e6, 62e6, 1.25e9, 4e6
-# Share of runs in which some paths are narrower than the sender's link; share of paths that are
-# narrow in these runs; the least rate of a sender's link that has narrow paths; and the rates of
-# these, as parts of that rate.
+# Share of runs in which some paths are narrower than the sender's link; share of narrow paths in
+# these runs; the minimum rate of a sender's link that has narrow paths; and the rates of the paths,
+# as fractions of that rate.
 NARROW_RUNS, NARROW_PATHS, NARROW_RATE_MIN = 0.3, 0.3, 20e6
 NARROW = 0.25, 0.1, 0.05
 # Share of those runs in which the manager knows these paths from the beginning, because few runs
-# move as many bytes as it takes to measure them.
+# move enough bytes to measure them.
 KNOWN_RUNS = 0.7
 # Share of runs that have a standby.
 SHARED = 0.35
-# Share of runs in which processes have collector threads, as all that ship have. Seeds below that
-# number are without them, because tests keep what these have found once.
+# Share of runs in which processes have collector threads, as in production. Seeds below that number
+# have none, because tests keep seeds that found bugs without them.
 COLLECTED, COLLECTED_FROM = 0.5, 7_000_000
 COLLECT_RUNS = 16  # runs per garbage collection, because one takes milliseconds
-SECONDS_MAX = 600.0  # a run that is longer, in virtual time, counts as endless
+SECONDS_MAX = 600.0  # a run that takes longer, in virtual time, counts as endless
 # Time after the end of the last program until every node knows of every death and has cleaned up. A
 # manager that was restarted shortly before still waits for nodes that do not return.
 SETTLE_S, SETTLES_MAX = 3.0, 15
@@ -65,7 +65,7 @@ SETTLE_S, SETTLES_MAX = 3.0, 15
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """The result of one run. `failure`: which promise was broken, or ""."""
+    """The result of one run. `failure`: the broken guarantee, or ""."""
 
     seed: int
     nodes: int
@@ -76,7 +76,7 @@ class RunOutcome:
     faults: tuple[str, ...]
     reads: int
     groups: int
-    managers: int  # how many managers have died
+    managers: int  # number of managers that have died
     taken_over: int  # how often a standby has won
     failure: str = ""
     tail: tuple[str, ...] = ()
@@ -93,9 +93,9 @@ def run_seed(
     standby: bool | None = None,
     collectors: bool | None = None,
 ) -> RunOutcome:
-    """Plays a seed to its end. For tests: prepare: called with the world first; begin: starts the
+    """Runs a seed to its end. For tests: prepare: called with the world first; begin: starts the
     programs; store: bytes of each store; standby: whether there is one; collectors: whether
-    processes have collector threads; None: as the seed draws it."""
+    processes have collector threads; None: as drawn from the seed."""
     timeline = Timeline(seed)
     chance = timeline.chance
     latency_s = chance.choice([20e-6, 100e-6, 1e-3])
@@ -152,7 +152,7 @@ def run_seed(
 @contextlib.contextmanager
 def _no_collector() -> Iterator[None]:
     """Switches automatic garbage collection off, because it frees refs, which is part of a run, at
-    arbitrary times. Objects that existed before are not scanned by the explicit collections."""
+    arbitrary times. Older objects are not scanned by the explicit collections."""
     enabled = gc.isenabled()
     gc.disable()
     gc.freeze()
@@ -200,7 +200,7 @@ def _play(
     while True:
         timeline.run(EVENTS_MAX, until)
         looks += 1
-        if looks & (looks - 1) == 0:  # at the 1st, 2nd, 4th, 8th, ... look
+        if looks & (looks - 1) == 0:  # at the 1st, 2nd, 4th, 8th, ... poll
             gc.collect()  # at fixed times, because other processes notice what it frees
         _check_processes(world)
         if not (work.open or (trouble is not None and trouble.pending)):

@@ -1,7 +1,7 @@
 """Virtual time: a queue of events, whose order depends on nothing but a seed.
 
 A run must be deterministic. Everything that happens is an event here, simultaneous events are
-processed in the order in which they were made, and there is one source of randomness.
+processed in the order of their creation, and there is one source of randomness.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Timeline:
 
     def __init__(self, seed: int) -> None:
         self.now = 0.0
-        self.events = 0  # number of events that have happened
+        self.events = 0  # number of processed events
         self.chance = random.Random(seed)
         self.passed: Callable[[], None] | None = None  # called when the time has changed
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -35,12 +35,12 @@ class Timeline:
         self._digest = hashlib.blake2b(digest_size=16)
 
     def at(self, time: float, call: Callable[..., object], *arguments: Any) -> None:
-        """Calls `call` at that time, or now if that is past."""
+        """Calls `call` at the given time, or now if that is past."""
         self._made += 1
         heappush(self._heap, (max(time, self.now), self._made, call, arguments))
 
     def after(self, seconds: float, call: Callable[..., object], *arguments: Any) -> None:
-        """Calls `call` so many seconds from now."""
+        """Calls `call` after the given number of seconds."""
         self._made += 1
         heappush(self._heap, (self.now + seconds, self._made, call, arguments))
 

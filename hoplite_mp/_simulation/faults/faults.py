@@ -1,8 +1,8 @@
 """The faults of a run, drawn at random.
 
-Hosts die, stop for a while or for good, are cut off, become slow, join, join again, and leave in
-order; connections between living hosts are reset; workers and programs are killed; the manager dies
-and is started again. Often a fault strikes during the repair of another one.
+Hosts die, stop for a while or for good, are cut off, become slow, join, rejoin, and leave in order;
+connections between living hosts are reset; workers and programs are killed; the manager dies and is
+restarted. Often a fault strikes during the repair of another one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["Faults"]
 
 # Faults at the first manager's host, in runs with a standby.
 FIRST = "die", "die", "stop", "cut", "reset", "manager", "leave", "split", "split"
-# Faults at any host. Each is drawn as often as it is listed.
+# Faults at any host. The number of entries of a kind is its weight.
 KINDS = ("die", "die", "die", "stop", "pause", "crawl", "cut", "join", "reset", "kill", "kill",
          "leave", "manager", "manager")  # fmt: skip
 KINDS_FEW = 2  # half of all runs draw only from two of these entries
-# Most runs have few faults, so that what survives is worth checking.
+# Most runs have few faults, so that enough survives to be checked.
 COUNTS = (0, 1, 1, 1, 2, 2, 3, 5)
 # Three in ten faults wait for a transfer or a call of a Group (for at most HUNT_S_MAX, with a check
 # every HUNT_POLL_S), and strike within STRIKE_S_MAX of it.
@@ -39,18 +39,18 @@ MESSAGE_FAULT_S_MAX = 2.0
 TRAPPED = 1, 1, 1, 2, 3, 6
 STRIKES = ("die sender", "die sender", "die receiver", "die receiver", "manager", "manager",
            "reset", "cut", "stop receiver", "kill")  # fmt: skip
-# A quarter of faults of these kinds are followed by another one, at one of the next messages,
+# A quarter of faults of these kinds are followed by another fault, at one of the next messages,
 # because most of those are about the repair of the first fault.
 FOLLOWED = "die", "manager", "reset", "stop", "cut"
 FOLLOWING = 1, 2, 3, 5, 8, 13, 20, 30
 STRIKES_S = 0.0, 0.0, 0.0, 100e-6, 1e-3, 0.05
-SILENCES_S = 2.0  # a host that is stopped for longer is given up
+SILENCES_S = 2.0  # a host that is stopped for longer is declared lost
 FOR_GOOD_S = HANGS_S + 2.0  # so long that a wait for such a host counts as a hang
-# The same for the hosts of the first manager and of the standby. While the other one of them is
-# lost, too, programs wait for an operator, for longer than for anything else. An operator powers
-# the stopped host off, and then the standby may be promoted, or nobody waits for it any more.
+# The same for the hosts of the first manager and of the standby. If both of these hosts are lost,
+# programs wait for an operator, which takes longer than anything else. An operator powers the
+# stopped host off; then the standby may be promoted, or the programs no longer wait.
 FENCED_S = 30.0
-GIVEN_UP_S = 10.0  # by then the manager has given up a host that is stopped
+GIVEN_UP_S = 10.0  # by then the manager has declared a stopped host lost
 STOPS_S = (0.0, 1.0, 4.0, 12.0)  # added in runs with a standby, which may lead meanwhile
 RATE_MIN = 250e3  # in bytes per second; anything slower looks like a hang
 CUTS_S = (0.01, 0.5, 3.0, 8.0)
@@ -60,14 +60,14 @@ class Faults:
     """The faults of one run."""
 
     def __init__(self, world: World, span_s: float) -> None:
-        """span_s: the time within which faults are scheduled."""
+        """span_s: the period in which faults are scheduled."""
         self.world = world
         self.chance = world.timeline.chance
         self.span_s = span_s
         self.happened: list[str] = []
         self.begun_at = 0.0
         self._kinds: Sequence[str] = KINDS
-        self._calls = 0  # number of Groups' calls when last looked at
+        self._calls = 0  # number of Groups' calls at the last check
         self.pending = 0  # faults that are scheduled, or will end by themselves
 
     def begin(self) -> None:
@@ -184,7 +184,7 @@ class Faults:
         return self.chance.choice(places) if places else None
 
     def _first(self) -> None:
-        """Strikes at the host that has the manager at the beginning."""
+        """Strikes at the host of the first manager."""
         kind = self.chance.choice(FIRST)
         if kind == "split":  # cut off from its standby alone
             self.happened.append("cut")
@@ -202,8 +202,8 @@ class Faults:
             self._later(self._soon(), self.world.rejoin, place)
 
     def _stop(self, place: int) -> None:
-        """Stops a host for long enough to be given up. Some of these hosts never continue, and are
-        switched off in the end."""
+        """Stops a host for long enough to be declared lost. Some of these hosts never continue, and
+        are switched off in the end."""
         self.world.stop(place)
         if self.chance.random() < 0.15:
             self._later(GIVEN_UP_S, self._check_given_up, self.world.hosts[place], self.world.stops)
@@ -214,7 +214,7 @@ class Faults:
         self._later(SILENCES_S + longer + self._soon(), self._back, place)
 
     def _check_given_up(self, host: VirtualHost, stops: int) -> None:
-        """Checks that the manager has given up a stopped host, if no other was stopped since."""
+        """Checks that the manager has declared a host lost, if no other was stopped since."""
         world = self.world
         manager = world.manager
         if manager is None or world.struck & world.around.managers or not manager.decides:
@@ -229,7 +229,7 @@ class Faults:
         self.world.go_on(place)
 
     def _pause(self, place: int) -> None:
-        """Stops a host so briefly that it is not given up."""
+        """Stops a host so briefly that it is not declared lost."""
         self.world.stop(place)
         self._later(self.chance.random() * 1.2, self.world.go_on, place)
 
@@ -245,7 +245,7 @@ class Faults:
         port.up, port.down = max(RATE_MIN, port.up * factor), max(RATE_MIN, port.down * factor)
 
     def _cut(self, place: int) -> None:
-        """Cuts some hosts off from the others, or two from each other."""
+        """Cuts some hosts off from the rest, or two hosts from each other."""
         others = [host.place for host in self.world.hosts if host.place != place]
         some = {place}
         if self.chance.random() < 0.3:
@@ -268,7 +268,7 @@ class Faults:
             self.world.reset(place, self.chance.choice(others))
 
     def _leave(self, place: int) -> None:
-        """A node leaves in order, after handing over what others need."""
+        """A node leaves in order, after transferring objects that other nodes need."""
         self.world.leave(place)
 
     def _kill(self, place: int) -> None:

@@ -1,7 +1,7 @@
 """Faults that strike at a message: just before it leaves, or when it arrives.
 
 Many rules matter only if a process dies between two messages, which a fault at a random time hits
-once in ten thousand runs. Messages are known by their tags, so a fault can wait for one; rare
+once in ten thousand runs. Messages are identified by their tags, so a fault can wait for one; rare
 messages are chosen as often as common ones (as in FATE: Gunawi et al., NSDI 2011).
 """
 
@@ -28,8 +28,8 @@ UNUSED = {
     "TraceAsked", "TraceRead",
 }  # fmt: skip
 UNIONS = ManagerToNode, NodeToManager, PeerMessage, Report, TermsToManager, TermsToNode
-# Tags that messages had before they were renamed. Faults are drawn from this order, so seeds that
-# have found something play the same story again.
+# Tags of messages before they were renamed. Faults are drawn from this order, so seeds that have
+# failed replay the same run.
 DRAWN_AS = {
     "OwnerAsked": "HomeAsked", "OwnerTold": "HomeTold", "OwnersKnown": "HomesKnown",
     "OwnersNamed": "HomesNamed",
@@ -44,7 +44,7 @@ _length = struct.Struct("<I").unpack_from
 
 @dataclass(eq=False)
 class MessageFault:
-    """Waits for the `left`-th message with that tag ("": any message), and strikes. strike: called
+    """Waits for the `left`-th message with the tag ("": any message), and strikes. strike: called
     with the machines of its sender and of its receiver."""
 
     message: str

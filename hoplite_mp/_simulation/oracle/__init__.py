@@ -1,1 +1,1 @@
-"""What must hold in a run: the invariants of all data that its processes read, and of its end."""
+"""The invariants of a run: of all data that its processes read, and of its end."""

@@ -1,6 +1,6 @@
-"""What is true in a run, which its processes cannot know, and the invariants of all that they read.
+"""The true state of a run, which its processes cannot know, and the invariants of all reads.
 
-An object that is read is complete and unchanged. A result contains each contributor that it names
+An object that is read is complete and unchanged. A result contains each of its listed contributors
 exactly once in every byte, and has the same bits wherever it is read. Every error has a cause among
 the faults.
 """
@@ -34,15 +34,15 @@ LOSSES = (
     errors.WorkerLostError,
     errors.ManagerLostError,
     errors.PeerLostError,
-    CancelledError,  # for a task whose submitter is gone with its host
+    CancelledError,  # for a task whose submitter is lost with its host
 )
 
 
-# ValueErrors about nodes that the caller does not know yet, or no longer.
+# ValueErrors about nodes that the caller does not know yet, or no longer knows.
 NO_NODE = "there is no node ", "copies=2: each needs a node", "no node of this cluster"
 
 
-# Errors of a node that leaves, because it starts no more actors, and its actors take no more calls.
+# Errors of a leaving node, which starts no more actors, and whose actors take no more calls.
 REFUSED = errors.ActorLostError, errors.NodeLostError
 
 
@@ -54,7 +54,7 @@ TRIES = 4  # runs of a task: 1 + Config.retries
 
 
 class WrongEnd(AssertionError):
-    """Something ended as it must not, or did not end."""
+    """An operation ended incorrectly, or did not end."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,17 @@ class ExpectedOperation:
 
 
 class Oracle:
-    """The truth about one run. `reads`: number of values checked; `errors`: those that programs
-    got."""
+    """The true state of one run. `reads`: number of values checked; `errors`: errors of
+    programs."""
 
     def __init__(self, world: World) -> None:
         runs.clear()
         self.world = world
         self.reads = 0
         self.errors: list[str] = []
-        self.tight = False  # stores or disks are small, and what does not fit is refused
-        self._refused: set[str] = set()  # programs to which a full store has refused something
-        self.made_by: dict[str, str] = {}  # the result of a collective -> the program that asked
+        self.tight = False  # stores or disks are small, and objects that do not fit are refused
+        self._refused: set[str] = set()  # programs to which a full store has refused a request
+        self.made_by: dict[str, str] = {}  # the result of a collective -> its requester
         self._results: dict[tuple[int, int], tuple[Any, bytes]] = {}
         self._told: list[tuple[tuple[object, int], tuple[Any, ...], VirtualHost | None]] = []
 
@@ -133,19 +133,19 @@ class Oracle:
             raise WrongBytes(f"{operation.kind} {operation.number} has other bits than elsewhere")
 
     def note_call(self, call: tuple[object, int], ranks: tuple[Any, ...]) -> None:
-        """The running program, a member of a Group, was told that these ranks contributed to that
+        """The running program, a member of a Group, was given these ranks as contributors to the
         call."""
         running = self.world.processes.running
         self._told.append((call, ranks, self.world.host_of(running)))
 
     def check_runs(self) -> None:
-        """No task may have run more often than its tries allow."""
+        """Checks that no task has run more often than its tries allow."""
         for task, count in runs.items():
             if count > TRIES:
                 raise WrongEnd(f"the task that makes {task} has run {count} times")
 
     def check_members(self) -> None:
-        """No host may have been given up without a fault."""
+        """Checks that no host has been declared lost without a fault."""
         world = self.world
         disturbed = world.cuts or world.resets or world.stops or world.managers or world.crawls
         if world.gave_up and world.lives[0].alive and not disturbed:
@@ -164,7 +164,7 @@ class Oracle:
         return ""
 
     def check_agreed(self) -> None:
-        """All members on hosts that have survived must have been told the same about each call."""
+        """Checks that all members on surviving hosts got the same contributors of each call."""
         seen: dict[tuple[object, int], tuple[Any, ...]] = {}
         for call, ranks, host in self._told:
             if host is not None and host.alive and seen.setdefault(call, ranks) != ranks:
@@ -175,7 +175,7 @@ class Oracle:
 
     @property
     def calm(self) -> bool:
-        """Has nothing happened that may cause errors?"""
+        """Whether nothing has happened that may cause errors."""
         world = self.world
         return not (world.lost or world.cuts or world.resets or world.stops or world.killed)
 
@@ -197,7 +197,7 @@ class Oracle:
         if not (unknown or unfilled or isinstance(error, LOSSES)):
             raise error
         host = self.world.host_of(self.world.processes.running)
-        # A host that leaves does not wait for what its programs submit meanwhile.
+        # A leaving host does not wait for tasks that its programs submit meanwhile.
         if host in self.world.left:
             return
         if (unknown or isinstance(error, REFUSED)) and self.world.left:
@@ -209,15 +209,15 @@ class Oracle:
             raise WrongEnd(f"{what}: {type(error).__name__}: {error}, and nothing has happened")
 
 
-# Checks that nothing is left of the programs of a run when all of them have ended.
+# Checks that nothing remains of the programs of a run when all of them have ended.
 #
-# A leak, a host that does not leave, or a list of members that is out of date disturbs no program
-# for long, so only the end of a run shows it.
+# A leak, a host that does not leave, or an outdated list of members disturbs no program for long,
+# so only the end of a run shows it.
 
 
 FUNCTION_BYTES_MAX = 1024
-# Tables of nodes and managers that outlast all programs: what is known of the host, its processes,
-# the other hosts and their links, handlers, logs of limited length. Any other table must be empty.
+# Tables of nodes and managers that outlast all programs: records of the host, its processes, the
+# other hosts and their links, handlers, logs of limited length. Any other table must be empty.
 LASTING = {
     "ClusterMembership._ended", "ClusterMembership._gone", "ClusterMembership._living",
     "ClusterMembership._numbers", "ClusterNode._peer_handlers", "Counters._more",
@@ -247,7 +247,7 @@ TABLES = dict, set, list, deque
 
 
 def left_over(world: World) -> str:
-    """What is left over although all programs have ended, or ""."""
+    """The remains after all programs have ended, or ""."""
     managers = [one for one in (world.manager, world.standby) if one is not None and one.decides]
     living = {one.number for one in world.hosts if one.alive and one.number >= 0}
     for host in world.hosts:
@@ -277,7 +277,7 @@ def _of_memory(host: VirtualHost) -> str:
 
 
 def _of_tables(room: Any, seen: set[int]) -> str:
-    """Looks at all tables of a component, and of the components that it refers to."""
+    """Inspects all tables of a component, and of the components to which it refers."""
     for name, value in getattr(room, "__dict__", {}).items():
         if id(value) in seen:
             continue
@@ -294,7 +294,7 @@ def _of_tables(room: Any, seen: set[int]) -> str:
 
 
 def _is_empty(table: Any) -> bool:
-    """Is the table empty, or does it contain only empty tables?"""
+    """Whether the table is empty, or contains only empty tables."""
     if isinstance(table, dict):
         return all(isinstance(one, TABLES) and not one for one in table.values())
     return not table
@@ -311,7 +311,7 @@ def _of_members(world: World, host: VirtualHost, living: set[int]) -> str:
 
 
 def _is_a_function(host: VirtualHost, header: dict[str, Any]) -> bool:
-    """Is this a function that a living worker keeps because it may send tasks with it again?"""
+    """Whether this is a function that a living worker keeps, perhaps to send more tasks."""
     owner = header["owner"]
     lives = owner in host.node.components.workers.all and header["refs"] == [owner]
     return lives and header["kind"] == KIND_PUT and header["size"] <= FUNCTION_BYTES_MAX

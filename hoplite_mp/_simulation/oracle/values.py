@@ -1,8 +1,8 @@
-"""Values whose every byte tells where it comes from, and what collectives must make of them.
+"""Values whose bytes all identify their origin, and the expected results of collectives of them.
 
-Promises are checked to the byte. A source of a collective is a power of two times a pattern over
-the positions of its elements, so a sum tells which sources it contains, and misplaced bytes are
-noticed. Where the order of additions matters, sources are floats whose sum depends on it.
+Guarantees are checked to the byte. A source of a collective is a power of two times a pattern over
+the positions of its elements, so a sum shows which sources it contains, and misplaced bytes are
+detected. Where the order of additions matters, sources are floats whose sum depends on it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = [
     "sum_of",
 ]
 
-PERIOD = 7  # of the pattern; not a power of two, as sizes of blocks and stripes are
-PATTERNS = 64  # how many patterns are cached, because many sources have the same length
+PERIOD = 7  # of the pattern; unlike sizes of blocks and stripes, not a power of two
+PATTERNS = 64  # number of cached patterns, because many sources have the same length
 SOURCES_MAX = 40  # bits of index, salt and pattern together fit into an int64
 SALT_BITS = 10
 RETRY_DELAY = 0.05, 3.0, 0.4
@@ -47,12 +47,12 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class WrongBytes(AssertionError):
-    """What was read is not what was written."""
+    """The data that was read differs from the data that was written."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One source: number `index` of a collective with that salt. `ordered`: floats, whose sum
+    """One source: number `index` of a collective with the salt. `ordered`: floats, whose sum
     depends on the order of additions. `fortran`: a matrix of two rows in column-major order."""
 
     salt: int  # below 1 << SALT_BITS, and odd
@@ -87,7 +87,7 @@ runs: Counter[tuple[int, int]] = Counter()
 
 
 def make(leaf: Leaf, seconds: float) -> Array:
-    """A task that makes a source, in that time."""
+    """A task that makes a source, in the given time."""
     runs[leaf.salt, leaf.index] += 1
     time.sleep(seconds)
     return leaf.array()
@@ -108,19 +108,19 @@ def make_refs(leaves: list[Leaf]) -> list[ObjectRef[Array]]:
 
 
 def make_with_refs(leaves: list[Leaf], items: int) -> tuple[Array, list[ObjectRef[Array]]]:
-    """A task whose result has that many items beside such a list."""
+    """A task whose result has the given number of items beside such a list."""
     return pattern(items), make_refs(leaves)
 
 
 def rolled(leaf: Leaf, seconds: float) -> Array:
-    """A task whose value tells how often it has run."""
+    """A task whose value shows how often it has run."""
     runs[leaf.salt, leaf.index] += 1
     time.sleep(seconds)
     return leaf.array() + runs[leaf.salt, leaf.index]
 
 
 def delayed(c: Cluster, salt: int) -> Cluster:
-    """The cluster for tasks of that salt: every second one is tried again after a delay."""
+    """The cluster for tasks of the salt: every second one is tried again after a delay."""
     return c.options(retry_delay=RETRY_DELAY) if salt % 4 == 1 else c
 
 
@@ -144,7 +144,7 @@ def sum_of(leaves: list[Leaf], seconds: list[float]) -> Array:
 
 
 def contributors_in(value: Array, salt: int) -> set[int]:
-    """The indices of the sources in a sum. WrongBytes if it is not the same sum in every place."""
+    """The indices of the sources in a sum. WrongBytes if the sum differs between places."""
     if not len(value):
         return set()
     first, rest = divmod(int(value[0]), salt)

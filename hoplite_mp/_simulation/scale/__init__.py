@@ -1,1 +1,1 @@
-"""One operation on very many simulated nodes: the real planner, and imitations of all the rest."""
+"""One operation on very many simulated nodes: the real planner, and imitations of the rest."""

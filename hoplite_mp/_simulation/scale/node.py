@@ -1,8 +1,8 @@
-"""One simulated node: what its process asks for, and what the manager sends it.
+"""One simulated node: the requests of its process, and the messages of the manager.
 
-Thousands of real nodes, as in _simulation/virtual/, do not fit into one process. This one reports
-sources as _node/collectives/operations.py does, and learns of objects of other nodes as
-_node/objects/imports.py does. It makes one request in its life.
+Thousands of real nodes, as in _simulation/virtual/, do not fit into one process. This node reports
+sources as _node/collectives/operations.py does, and imports objects of other nodes as
+_node/objects/imports.py does. It makes a single request.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ __all__ = [
 ]
 
 
-# An operation's number has the number of the node that requests it in the bits from this one on; in
-# the lower bits it has the node's life and a count.
+# An operation's number contains the number of the requesting node in the bits from this one on, and
+# the node's life and a count in the lower bits.
 OPERATION_BITS = 40
 FIRST_OPERATION = 1 << 24 | 1
 
@@ -90,7 +90,7 @@ class ScaleNode:
     # ---- what a process asks for
 
     def get(self, object_id: bytes) -> Wait:
-        """A process here wants the value of an object that is ready."""
+        """A process here requests the value of an object that is ready."""
         wait = Wait(f"a get on host {self.host.number}")
         if object_id in self.host.holds:
             wait.ended_at = self.host.timeline.now
@@ -175,7 +175,7 @@ class ScaleNode:
                 if message.operation == self.operation and self._wanted is not None:
                     self._end(self._wanted, message)
             case MembersChanged(went=()):
-                pass  # an announcement of nodes that have joined
+                pass  # an announcement of new nodes
             case _:
                 raise WrongCompletion(f"nothing has failed, and a node is sent {message!r}")
 
@@ -193,18 +193,18 @@ class ScaleNode:
 #
 # It sends the planner the same messages as _node/collectives/ at the same points, and turns
 # programs into cells as the modules there do, as long as nothing fails. Every fold is a sum of
-# float32. If a program has two names for the same bytes, both mean one cell, as they do there.
+# float32. If a program has two names for the same bytes, both refer to one cell, as there.
 
 
 ITEM_BYTES = 4
-# Interval at which a cell is advanced that is served while another plan still receives its bytes
-# (see _node/execution/plan_cells.py).
+# Interval for advancing a cell that is served while another plan still receives its bytes (see
+# _node/execution/plan_cells.py).
 WINDOW_S = 0.004
 
 
 @dataclass(slots=True, eq=False)
 class ScalePart:
-    """One plan, as far as this host takes part."""
+    """This host's part in one plan."""
 
     plan: Distribute | ExecuteReduce
     program: Program
@@ -218,7 +218,7 @@ class ScalePart:
     growing: list[ScaleCell] = field(default_factory=list)
 
     def key(self, name: Name) -> Key:
-        """The key by which hosts ask each other for that cell."""
+        """The key with which other hosts request the cell."""
         return self.plan.operation, self.plan.epoch, name.stripe, name.part
 
     def object(self, stripe: int) -> bytes:
@@ -248,7 +248,7 @@ class Executions:
     # ---- what the manager sends
 
     def fetch(self, object_id: bytes, holders: tuple[int, ...]) -> None:
-        """Asks the manager for a copy that a process wants."""
+        """Requests from the manager a copy that a process needs."""
         host, nbytes = self.host, self.host.oracle.sizes[object_id]
         host.send_manager(FetchRequested(host.number, object_id, nbytes, holders))
 
@@ -312,8 +312,8 @@ class Executions:
         return ScalePart(plan, program_of(plan, self.host.number), _bounds_of(plan))
 
     def _make(self, part: ScalePart, older: ScalePart | None) -> None:
-        """Makes all cells of a plan. older: the plan that is still receiving what this one
-        serves."""
+        """Makes all cells of a plan. older: the plan that is still receiving the bytes that this
+        plan serves."""
         program, made = part.program, part.made
         pulled = {pull.cell for pull in program.pulls}
         served = {serve.cell for serve in program.serves}
@@ -432,7 +432,7 @@ def _bounds_of(plan: Distribute | ExecuteReduce) -> list[tuple[int, int]]:
 # The state that the parts of a simulated node share: its objects, its engine, its messages.
 #
 # All plans of a host fill cells of one engine and leave objects on that host, whichever node has
-# requested them. Hosts are identified by number, which is also that of their node.
+# requested them. Hosts are identified by number, which is also their node's number.
 
 
 MANAGER_HOST = 0
@@ -444,7 +444,7 @@ PEER_MESSAGE_BYTES = 100
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """A process's wait for something; `ended_at` is None until the wait has ended."""
+    """A process's wait for a result; `ended_at` is None until the wait has ended."""
 
     what: str
     ended_at: float | None = None
@@ -489,7 +489,7 @@ class ScaleHost:
     # ---- objects
 
     def put(self, object_id: bytes) -> None:
-        """The object is complete on this host from now on, and others may read it."""
+        """The object is complete on this host from now on, and other hosts may read it."""
         self.holds.add(object_id)
         for asker, answer in self._askers.pop(object_id, ()):
             self._answer(object_id, asker, answer)
@@ -500,7 +500,7 @@ class ScaleHost:
             self.send(owner.number, PEER_MESSAGE_BYTES, owner._copied, object_id, self.number)
 
     def is_own(self, object_id: bytes) -> bool:
-        """Was the object made here?"""
+        """Whether the object was made here."""
         return self._owner(object_id) is self
 
     def holders(self, object_id: bytes) -> tuple[int, ...]:
@@ -509,8 +509,8 @@ class ScaleHost:
         return (*here, *sorted(self._copies_at.get(object_id, ())))
 
     def ask(self, object_id: bytes, answer: Callable[[bytes, tuple[int, ...]], None]) -> None:
-        """Asks the object's owner which hosts hold it. The owner answers at once and, if the object
-        is pending, again when it is ready."""
+        """Asks the object's owner for its holders. The owner answers at once and, if the object is
+        pending, again when it is ready."""
         owner = self._owner(object_id)
         self.send(owner.number, PEER_MESSAGE_BYTES, owner._asked, object_id, self, answer)
 

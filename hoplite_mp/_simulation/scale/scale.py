@@ -1,4 +1,4 @@
-"""One operation on many nodes: its time, a lower bound that no plan could beat, and its cost.
+"""One operation on many nodes: its time, the theoretical lower bound, and its cost.
 
 Plans can be tried for more hosts than anybody has. All links are alike, nothing fails, and every
 source is ready; what remains is the plan, the delays of messages, and the planner's own time, which
@@ -36,7 +36,7 @@ __all__ = ["OPERATIONS", "ScaleRow", "ScaleWorld", "Size", "coarseness", "measur
 
 # With more nodes than this, blocks have at least COARSE_BYTES, unless --block says otherwise,
 # because a thousand nodes have a million streams. Longer blocks need fewer events, but a stripe
-# shorter than a block moves as a whole, so a transfer over two hops seems up to twice as slow.
+# shorter than a block moves as a whole, so a transfer over two hops appears up to twice as slow.
 COARSE_NODES = 128
 COARSE_BYTES = 64 << 10
 # The host that requests an operation, and that has the source of a broadcast or get. It is not the
@@ -86,7 +86,7 @@ def coarseness(nodes: int) -> int:
 
 
 def bound_s(operation: str, size: Size) -> float:
-    """The time that the links need at least, if all are alike and latency is zero."""
+    """The minimum time on the links, if all are alike and latency is zero."""
     n, one = size.nodes, size.nbytes / size.rate
     if operation == "allreduce":
         return 2 * (n - 1) / n * one
@@ -99,7 +99,7 @@ def bound_s(operation: str, size: Size) -> float:
 
 def measure(operation: str, size: Size) -> ScaleRow:
     """Simulates one operation."""
-    gc.disable()  # nothing here becomes garbage before the end, and there are many objects to scan
+    gc.disable()  # no garbage before the end, but many objects to scan
     try:
         world = ScaleWorld(size.nodes, size.rate, latency_s=size.latency_s, least=size.least)
         seconds = world.run(_begin(world, operation, size.nbytes))
@@ -152,7 +152,7 @@ class ScaleWorld:
     def __init__(
         self, nodes: int, rate: float, *, latency_s: float = 100e-6, least: int = 0
     ) -> None:
-        """rate: of each link in each direction, in bytes per second; least: no block is shorter."""
+        """rate: of each link in each direction, in bytes per second; least: the shortest block."""
         self.timeline = Timeline(0)
         self.network = VirtualNetwork(self.timeline, latency_s, 0.0)
         self.oracle = ScaleOracle()
@@ -174,7 +174,7 @@ class ScaleWorld:
     # ---- objects
 
     def put(self, node: ScaleNode, nbytes: int, ready_in: float = 0.0) -> bytes:
-        """Makes an object of that node, which becomes ready after that time. Returns its id."""
+        """Makes an object of the node, which becomes ready after the given time. Returns its id."""
         object_id = self._new_id(node, nbytes, 1)
         if ready_in:
             self.timeline.after(ready_in, self._ready, node, object_id)
@@ -220,7 +220,7 @@ class ScaleWorld:
         self.notes += plan.notes
         encoded: tuple[object, int] = (None, 0)
         for number, sent in plan.sends:
-            if encoded[0] is not sent:  # a plan that is sent to many nodes is encoded once
+            if encoded[0] is not sent:  # a plan for many nodes is encoded once
                 encoded = (sent, len(encode(sent)))
             self.bytes_out += encoded[1]
             manager = self.nodes[MANAGER_HOST].host

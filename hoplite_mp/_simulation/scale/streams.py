@@ -1,13 +1,13 @@
-"""The cells of one node: pulls, serves and folds, by the rule of `transfer_model.py`.
+"""The cells of one node: pulls, serves and folds, according to `transfer_model.py`.
 
-It is the compiled engine without bytes. Where blocks end, and when one may move, is decided by
-`serve_goal` and `fold_goal` of that module, which tests compare with the engine; this file adds
-when things happen, because requests take time and blocks wait for their links. Nothing fails here.
-As in the engine, a request for a key that no cell has yet waits for one.
+It is the compiled engine without bytes. The ends of blocks, and when a block may move, are
+determined by `serve_goal` and `fold_goal` of that module, which tests compare with the engine; this
+file adds the times, because requests take time and blocks wait for their links. Nothing fails here.
+As in the engine, a request for a key without a cell waits for the cell.
 
-Instead of bytes a cell has a place in a whole object, and a content, which tells what each of its
-bytes is made of. Each pull and each fold passes both on, so a cell that is filled from a wrong one
-is noticed.
+Instead of bytes a cell has a place in a whole object, and a content, which describes the origin of
+each byte. Each pull and each fold passes both on, so a cell that is filled from a wrong one is
+detected.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = [
 # Invariants of all data that plans deliver.
 #
 # A plan that delivers wrong bytes must not be praised for its speed. A copy contains its object,
-# complete. A result contains each contributor that its commit names exactly once in every byte, and
-# is made of the same additions on every host, so it has the same bits.
+# complete. A result contains each contributor in its commit exactly once in every byte, and results
+# from the same additions on every host, so it has the same bits.
 
 
 class WrongCompletion(AssertionError):
-    """Something ended as it must not, or did not end."""
+    """An operation ended incorrectly, or did not end."""
 
 
 class ScaleOracle:
@@ -55,7 +55,7 @@ class ScaleOracle:
         self._commits: dict[int, Commit] = {}
 
     def check_copy(self, object_id: bytes, cells: Iterable[ScaleCell]) -> None:
-        """These cells are to be a copy of that object."""
+        """Checks that these cells are a copy of the object."""
         for cell in _in_order(cells, 0, self.sizes[object_id]):
             if cell.content != object_id:
                 raise WrongPlace(f"a copy of {object_id.hex()} has {cell}")
@@ -69,7 +69,7 @@ class ScaleOracle:
     def check_result(
         self, plan: ExecuteReduce, commit: Commit, cells: Iterable[ScaleCell], begin: int, end: int
     ) -> None:
-        """A destination is told to seal these cells as bytes [begin, end) of the result."""
+        """A destination must seal these cells as bytes [begin, end) of the result."""
         if commit.contributors != plan.members:
             raise WrongPlace(f"{commit} is about other members than {plan.members}")
         for cell in _in_order(cells, begin, end):
@@ -111,16 +111,16 @@ def _check_sum(plan: ExecuteReduce, content: Content) -> None:
 
 Key = tuple[int, int, int, int]
 # The name of an object, the index of a member, or a tuple of contents that were added in this
-# order, because in another order floating-point sums have other bits.
+# order, because floating-point sums in another order have other bits.
 Content = Any
 
 # The first request between two hosts arrives after this many one-way delays, because TCP, TLS and
-# the handshake come before it.
+# the handshake precede it.
 CONNECT_WAYS = 6
 
 
 class WrongPlace(AssertionError):
-    """Bytes are where they must not be."""
+    """Bytes are in the wrong place."""
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +140,7 @@ class ScaleCell:
 
 @dataclass(slots=True, eq=False)
 class ScaleFold:
-    """A fold whose next step goes to byte `goal`; `behind` sources have not got that far."""
+    """A fold whose next step ends at byte `goal`; `behind` sources have not reached it."""
 
     cell: ScaleCell
     sources: Sequence[ScaleCell]
@@ -148,7 +148,7 @@ class ScaleFold:
     behind: int = 0
 
     def aim(self) -> bool:
-        """Computes the next step's goal. Can that step be taken?"""
+        """Computes the next step's goal. Returns whether that step is possible."""
         cell = self.cell
         self.goal = end = fold_goal(cell.nbytes, cell.watermark, cell.block)
         self.behind = sum(source.watermark < end for source in self.sources)
@@ -191,7 +191,7 @@ class ScaleStream:
         return begin, end
 
     def arrive(self, begin: int, end: int) -> None:
-        """That block has arrived at the puller."""
+        """The block has arrived at the puller."""
         cell, source = self.cell, self.source
         assert source is not None
         if begin != cell.watermark or cell.begin != source.begin or source.watermark < end:
@@ -211,7 +211,7 @@ class ScaleEngine:
     def __init__(
         self, network: VirtualNetwork, host: int, block_bytes: int, least: int = 0
     ) -> None:
-        """least: no block is shorter than this (coarser, but faster to simulate)."""
+        """least: minimum length of blocks (coarser, but faster to simulate)."""
         self.network = network
         self.host = host
         self.block_bytes = block_bytes
@@ -224,7 +224,7 @@ class ScaleEngine:
     def cell(
         self, key: Key | None, begin: int, nbytes: int, content: Content = None, watermark: int = 0
     ) -> ScaleCell:
-        """Makes a cell; streams that have waited for its key begin."""
+        """Makes a cell; streams that have been waiting for its key begin."""
         block = max(self.least, block_bytes_for(nbytes, self.block_bytes))
         cell = ScaleCell(key, begin, nbytes, watermark, content, block)
         self.cells.add(cell)
@@ -251,7 +251,7 @@ class ScaleEngine:
             cell.filled()
 
     def close(self, cell: ScaleCell) -> None:
-        """Closes a cell that is full and that no stream reads any more."""
+        """Closes a full cell that no stream reads any more."""
         if cell.watermark < cell.nbytes or cell.serves:
             raise WrongPlace(f"the cell {cell.key} is closed at byte {cell.watermark}")
         self.cells.remove(cell)

@@ -1,1 +1,1 @@
-"""What real nodes, managers and clients run in: virtual hosts, processes, network and time."""
+"""The environment of real nodes, managers and clients: virtual hosts, processes, network, time."""

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 __all__ = ["virtual_time"]
 
-# What each host reads as its total and its free memory, because a run must not depend on those of
+# The total and free memory that each host reads, because a run must not depend on the memory of
 # this machine.
 TOTAL_BYTES = AVAILABLE_BYTES = 1 << 40
 CLOCKS: tuple[Any, ...] = (time, clock)
-ASK_FOR_MEMORY: tuple[Any, ...] = (budget, sweeper)  # errors say how much is in use
+ASK_FOR_MEMORY: tuple[Any, ...] = (budget, sweeper)  # errors contain the memory in use
 
 
 class VirtualStacks:
-    """Replaces `_stack` in _client/runtime.py: the open clusters of the process that is running."""
+    """Replaces `_stack` in _client/runtime.py: the open clusters of the running process."""
 
     def __init__(self, processes: VirtualProcesses) -> None:
         self._processes = processes
@@ -83,7 +83,7 @@ def virtual_time(processes: VirtualProcesses) -> Iterator[None]:
         return EPOCH_S + timeline.now if processes.is_ours() else real_monotonic()
 
     def monotonic_ns() -> int:
-        """No two calls return the same, as in the compiled modules, whose clock counts its
+        """No two calls return the same value, as in the compiled modules, whose clock counts its
         readings: a loop whose deadline is past for that clock alone would never end."""
         nonlocal now_ns
         if not processes.is_ours():

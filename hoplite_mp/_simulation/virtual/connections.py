@@ -1,8 +1,8 @@
 """Connection attempts between simulated hosts, and the listeners at which they arrive.
 
 It implements the port Connections (_node/ports.py). An attempt takes as long as its packets do. It
-is refused at an address where no process listens, and gets no answer across a cut or from a host
-that is stopped. No tokens are exchanged, because other tests cover strangers.
+is refused at an address where no process listens, and gets no answer across a cut or from a stopped
+host. No tokens are exchanged, because other tests cover authentication.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 ARRIVE_S = 2.0
 ROUND_PAUSE_S = 0.2
 HANDSHAKE_S = 5.0
-ACCEPT_S = 0.005  # how often an attempt that waits to be accepted is retried
+ACCEPT_S = 0.005  # how often an attempt that waits for acceptance is retried
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Switchboard:
         self.network = network
         self.descriptors = descriptors
         self.listeners: dict[tuple[str, int], VirtualListener] = {}
-        self.streams: dict[VirtualStream, None] = {}  # one end of each connection that was made
+        self.streams: dict[VirtualStream, None] = {}  # one end of each established connection
         # Addresses at which a supervisor keeps the listening socket open while it starts another
         # manager, so that attempts wait there.
         self.kept_open: set[tuple[str, int]] = set()
@@ -73,19 +73,19 @@ class Switchboard:
     def connect(
         self, loop: Any, host: int, to: VirtualListener
     ) -> tuple[VirtualStream, VirtualStream]:
-        """Makes a connection from that process to a listener."""
+        """Makes a connection from the process to a listener."""
         ends = connect(self.network, self.descriptors, (loop, host), (to.loop, to.host))
         self.streams[ends[0]] = None
         return ends
 
     def close_all(self, loop: Any) -> list[VirtualStream]:
-        """Closes the connections of a process that has ended. Returns the other ends of those to
-        other hosts, which are still to be reset."""
+        """Closes the connections of a process that has ended. Returns the other ends of connections
+        to other hosts, which must still be reset."""
         found = []
         for stream in list(self.streams):
             for end in (stream, stream.peer):
                 if end.loop is loop and end.host == end.peer.host:
-                    end.close()  # no reset, because all it has sent within its host arrives
+                    end.close()  # no reset, because all data sent within its host arrives
                     self.streams.pop(stream, None)
                 elif end.loop is loop:
                     end.is_closed = True
@@ -97,7 +97,7 @@ class Switchboard:
         return found
 
     def between(self, one: int, other: int) -> list[VirtualStream]:
-        """Living connections between these hosts, each by one of its ends."""
+        """Living connections between these hosts, each represented by one end."""
         alive = [s for s in self.streams if not (s.is_closed or s.peer.is_closed or s.failure)]
         return [stream for stream in alive if {stream.host, stream.peer.host} == {one, other}]
 
@@ -130,7 +130,7 @@ class VirtualCalling:
         self._host_id = host_id
         self._rounds_max = rounds_max
         self._rounds_lost = 0
-        self._arrived = False  # something answered in this round
+        self._arrived = False  # there was an answer in this round
         self._next = 0
         self._attempt = 0
         self._attempt_ends = now
@@ -188,14 +188,14 @@ class VirtualCalling:
         network.timeline.after(network.delay(self._host, there), self._reach, self._attempt, there)
 
     def _host_at(self, at: tuple[str, int]) -> int:
-        """The host at that address, which refuses attempts if no process listens there."""
+        """The host at the address, which refuses attempts if no process listens there."""
         return int(at[0].rpartition(".")[2]) - 1
 
     def _reach(self, attempt: int, there: int) -> None:
         """The first packet has reached the other host."""
         network = self._board.network
         if attempt != self._attempt or network.is_blocked(self._host, there):
-            return  # the packet is lost, or nobody answers
+            return  # the packet is lost, or there is no answer
         at = self._endpoints[self._next]
         listener = self._board.listeners.get(at)
         if listener is None and at in self._board.kept_open:
@@ -350,7 +350,7 @@ class Noticing(Protocol):
     """The loop of a process."""
 
     def notice(self, fd: int) -> None:
-        """There is something to read at this descriptor."""
+        """There is data to read at this descriptor."""
 
 
 class Bulk(Protocol):
@@ -448,8 +448,8 @@ class VirtualStream:
     # -- receiving -------------------------------------------------------------------------------
 
     def receive(self, data: bytes | None) -> None:
-        """Receives data from the other end. b"": that end was closed. None: data from here reached
-        that end after it was closed, which resets the connection."""
+        """Receives data from the other end. b"": the other end was closed. None: data from here
+        reached the other end after it was closed, which resets the connection."""
         if data is None:
             self.break_off()
         elif self.is_closed:
@@ -471,7 +471,7 @@ class VirtualStream:
             self._early.append(data)
 
     def attach(self, bulk: Bulk) -> None:
-        """An engine takes this end over."""
+        """An engine takes over this end."""
         self.bulk = bulk
         early, self._early = self._early, []
         for data in early:
@@ -511,7 +511,7 @@ class VirtualSocket:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Does nothing, because the engine keeps a descriptor of its own."""
+        """Does nothing, because the engine keeps its own descriptor."""
 
 
 def connect(

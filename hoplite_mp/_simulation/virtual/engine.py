@@ -1,7 +1,7 @@
 """The compiled engine of a simulated host. The timeline steps it, the network carries its frames.
 
-It implements EnginePort (_node/ports.py) with the engine that ships, which plans blocks, fills
-cells and folds them as in production; only its thread and its sockets are replaced.
+It implements EnginePort (_node/ports.py) with the production engine, which plans blocks, fills
+cells and folds them as usual; only its thread and its sockets are replaced.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CellMemory", "VirtualEngine"]
 
-# Which memory a simulated engine still uses, so that a block which is freed too early is noticed.
+# The memory that a simulated engine still uses, to detect blocks that are freed too early.
 #
 # The engine reads and writes memory that its node owns, and a block that is freed meanwhile may be
-# somebody else's at the next moment. In production such bytes are only spoiled now and then; here
-# each block that is freed is compared with all cells.
+# reused at any time. In production such bytes are only corrupted now and then; here each block that
+# is freed is compared with all cells.
 #
 #   open:    until it is FILLED the engine writes it, or may do so at the next pull
 #            as long as it has a key, other hosts may read it
@@ -39,7 +39,7 @@ __all__ = ["CellMemory", "VirtualEngine"]
 
 @dataclass(slots=True)
 class _Cell:
-    """The addresses of one cell, and what the engine may still do with them."""
+    """The addresses of one cell, and the remaining uses by the engine."""
 
     begin: int
     end: int
@@ -62,7 +62,7 @@ class CellMemory:
 
     def make(self, cell: int, begin: int, end: int, *, served: bool, whole: bool) -> None:
         """A cell was made over these addresses, or placed there. served: it has a key. whole: all
-        is there."""
+        bytes are present."""
         folds = {filled for filled, sources in self._sources.items() if cell in sources}
         self._cells[cell] = _Cell(begin, end, served, whole, folds)
 
@@ -77,26 +77,26 @@ class CellMemory:
                 memory.folds.add(cell)
 
     def fold_is_over(self, cell: int) -> None:
-        """The fold that filled the cell, if there was one, reads nothing any more."""
+        """The fold that filled the cell, if there was one, no longer reads anything."""
         for source in self._sources.pop(cell, ()):
             memory = self._cells.get(source)
             if memory is not None:
                 memory.folds.discard(cell)
 
     def filled(self, cell: int) -> None:
-        """The engine has said that the cell is FILLED."""
+        """The engine has reported the cell as FILLED."""
         self.fold_is_over(cell)
         if cell in self._cells:
             self._cells[cell].whole = True
 
     def close(self, cell: int, watermark: int) -> None:
-        """The node has closed the cell, of which so many bytes are there."""
+        """The node has closed the cell, of which this many bytes are present."""
         memory = self._cells.get(cell)
         if memory is not None and watermark == memory.end - memory.begin:
             memory.whole, memory.served = True, False
 
     def closed(self, cell: int) -> None:
-        """The engine has said that the cell is CLOSED."""
+        """The engine has reported the cell as CLOSED."""
         self.fold_is_over(cell)
         self._cells.pop(cell, None)
 
@@ -111,7 +111,7 @@ class CellMemory:
 
 # Frames of one link that may be on the way; see _simulation/network.py.
 WINDOW_FRAMES = 2
-# How late quiet events are told at most; QUIET_NS in cext/engine_state.h, and a millisecond.
+# The longest delay of quiet events; QUIET_NS in cext/engine_state.h, and a millisecond.
 QUIET_S_MAX = 5e-3
 
 
@@ -133,7 +133,7 @@ class VirtualLink:
 
     @property
     def is_busy(self) -> bool:
-        """Are frames on their way to the other end?"""
+        """Whether frames are on their way to the other end."""
         return bool(self._flying)
 
     # -- sending ---------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class VirtualLink:
             self.engine.network.offer(self.stream.host, self)
 
     def count_backlog(self, goes_on: bool) -> None:
-        """Adds up the time in which the engine has had a frame to send; see engine_sockets.c."""
+        """Adds up the time in which the engine had a frame to send; see engine_sockets.c."""
         now = self.engine.loop.now()
         if self._backlogged_since is not None:
             self.backlogged_s += now - self._backlogged_since
@@ -182,7 +182,7 @@ class VirtualLink:
     # -- receiving -------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Copies received bytes to the places that the engine gives."""
+        """Copies received bytes to the places given by the engine."""
         left = memoryview(data)
         while left and not self.is_over:
             self.engine.step()
@@ -215,7 +215,7 @@ class VirtualLink:
         self.engine.loop.run_soon(self.end)
 
     def close(self) -> None:
-        """The engine has lost the link: drops all frames, and gives back the one not yet sent."""
+        """The engine has lost the link: drops all frames, and returns the unsent one."""
         self.is_over = True
         if self._next is not None:
             self._next = None
@@ -255,8 +255,8 @@ class VirtualEngine:
         self._descriptors = descriptors
         self._engine = _engine.Engine(host_id, block, threaded=False)
         self._fd = descriptors.add(self)
-        self._looks = False  # a look has been scheduled
-        self._tells = False  # that quiet events are told has been scheduled
+        self._looks = False  # a poll has been scheduled
+        self._tells = False  # the delivery of quiet events has been scheduled
         self._told = False  # they may be taken
         self._is_over = False
         self._memory = CellMemory()
@@ -267,7 +267,7 @@ class VirtualEngine:
 
     @property
     def is_busy(self) -> bool:
-        """Are any of its frames on their way?"""
+        """Whether any of its frames are on their way."""
         return any(link.is_busy for link in self.links.values())
 
     # -- steps -----------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class VirtualEngine:
         return self._engine.step()
 
     def look_soon(self) -> None:
-        """Schedules a look. In production the engine's thread is woken at these points."""
+        """Schedules a poll. In production the engine's thread is woken at these points."""
         if not self._looks and not self.loop.over:
             self._looks = True
             self.network.timeline.after(0.0, self._look_now)
@@ -362,7 +362,7 @@ class VirtualEngine:
         return cell
 
     def check_free(self, begin: int, end: int) -> None:
-        """AssertionError if the engine still uses that memory, which is to be freed."""
+        """AssertionError if the engine still uses the memory, which will be freed."""
         self._memory.free(begin, end)
 
     def watermark(self, cell: int) -> int:
@@ -396,7 +396,7 @@ class VirtualEngine:
         self.look_soon()
 
     def hold(self) -> None:
-        """Does nothing: without a thread nothing is asked before the engine's next turn."""
+        """Does nothing: without a thread nothing is requested before the engine's next turn."""
 
     def release(self) -> None:
         """See `hold`."""
@@ -473,7 +473,7 @@ class VirtualEngine:
         self.look_soon()
 
     def rung(self) -> None:
-        """A process of this host has run, and may have given to a small call."""
+        """A process of this host has run, and may have contributed to a small call."""
         if not self.loop.over:
             self._engine.small_look()
             self.look_soon()

@@ -1,6 +1,6 @@
-"""What all hosts of a run share: time, the network, listeners, sizes.
+"""The common parts of all hosts of a run: time, the network, listeners, sizes.
 
-Hosts are built from these, and need not know the world that contains them.
+Hosts are built from these, independently of the world that contains them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MANAGER_PORT = 7001
 
 
 def address_of(place: int) -> Address:
-    """The address at which the node of that machine listens."""
+    """The address at which the node of the machine listens."""
     return Address(f"10.0.{place // 250}.{place % 250 + 1}", PORT)
 
 
@@ -69,7 +69,7 @@ class RunEnvironment:
         self.processes = VirtualProcesses(self.timeline, self.network)
 
     def config_of(self, place: int) -> Config:
-        """The configuration of the host on that machine."""
+        """The configuration of the host on the machine."""
         if place % 3 != 1 or self.resources is None:
             return self.config
         return replace(self.config, resources=self.resources)

@@ -54,11 +54,11 @@ __all__ = ["VirtualHost"]
 
 KEY = Secret(b"k" * 32)
 FIRST_PID = 10_000  # pids of programs begin here
-LEAVE_S = 0.001  # between the end of a program's line and its process's end
+LEAVE_S = 0.001  # between the end of a program's connection and of its process
 
 
 class _Mute:
-    """Discards what a worker prints; see _worker/stdio.py."""
+    """Discards a worker's output; see _worker/stdio.py."""
 
     def turn_to(self, output_owner: int) -> None: ...
 
@@ -80,7 +80,7 @@ class VirtualHost:
         manager: VirtualStream | None = None,
     ) -> None:
         """place: number of the machine. host_id: of this life. ended: called when the node has
-        ended, with the reason. standby: called when a standby is to run here. manager: the
+        ended, with the reason. standby: called when a standby must run here. manager: the
         connection to a manager on the same machine."""
         self.around = around
         self.ended = ended
@@ -207,11 +207,11 @@ class VirtualHost:
             self.workers.start(Spawn(slot, 0, 0, 0))
 
     def channel(self, slot: int) -> VirtualChannel:
-        """A line for the process in that slot."""
+        """A connection for the process in the slot."""
         return VirtualChannel(self, slot, self.around.processes)
 
     def runtime(self, slot: int, channel: VirtualChannel, label: str) -> Runtime:
-        """The Runtime of a process in that slot."""
+        """The Runtime of a process in the slot."""
         line: Any = channel
         runtime = Runtime(
             self.control_fd, self.store_fd, self.event_fd, slot, line, self.config, label
@@ -359,7 +359,7 @@ class VirtualHost:
         return self.client.number if self.node.components.life.standing else -1
 
     def die(self) -> None:
-        """Ends all its processes; see `World.end` for what other hosts notice."""
+        """Ends all its processes; see `World.end` for the effect on other hosts."""
         self.alive = False
         self.loop.over = True
         for process in self.processes:
@@ -379,4 +379,4 @@ class VirtualHost:
 
 
 def _nothing() -> None:
-    """A turn that only looks at shared memory."""
+    """A turn that only polls shared memory."""

@@ -1,4 +1,4 @@
-"""What a simulated machine provides to its node: lines to processes, workers, a disk.
+"""The ports of a simulated machine for its node: connections to processes, workers, a disk.
 
 These implement ports of _node/ports.py with the timeline instead of the system.
 """
@@ -30,7 +30,7 @@ KILLED = -9
 
 
 class VirtualLines:
-    """Lines to processes of the host; see _node/ports.py."""
+    """Connections to processes of the host; see _node/ports.py."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.by_slot: dict[int, VirtualChannel] = {}
@@ -75,7 +75,7 @@ class Supervised(Protocol):
         """The process has started."""
 
     def standby_wanted(self, ask: StartStandby) -> None:
-        """A standby is to run on this host."""
+        """A standby must run on this host."""
 
 
 class VirtualWorkers:
@@ -94,7 +94,7 @@ class VirtualWorkers:
         return ""
 
     def start(self, ask: Spawn) -> None:
-        """Starts one of the first workers, as the supervisor does by itself."""
+        """Starts one of the first workers, as the supervisor itself does."""
         self._last += 1
         self._start(ask, self._last)
 
@@ -163,7 +163,7 @@ class VirtualDisk:
 
 
 class NoStacks:
-    """See `StacksPort` in _node/ports.py; stacks are never asked for."""
+    """See `StacksPort` in _node/ports.py; stacks are never requested."""
 
     def ask(self, done: Callable[[list[dict[str, Any]]], None]) -> None:
         done([])

@@ -1,7 +1,7 @@
 """The loop of a simulated host: its time, timers and descriptors come from the timeline.
 
-It implements LoopPort (_node/ports.py), so a real node can run on it. Everything on a host
-happens in turns, and a host that is stopped has none.
+It implements LoopPort (_node/ports.py), so a real node can run on it. Everything on a host happens
+in turns, and a stopped host has no turns.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["EPOCH_S", "Descriptor", "Descriptors", "VirtualLoop"]
 
 T = TypeVar("T")
 
-# What clocks show at the beginning of a run. Zero would mean "never" in some places.
+# Initial time of the clocks of a run. Zero would mean "never" in some places.
 EPOCH_S = 1000.0
-# The longest time until a process that sleeps runs again.
+# The longest time until a sleeping process runs again.
 WAKE_S = 20e-6
 # The longest time that work in a thread takes.
 THREAD_S = 0.002
@@ -31,11 +31,11 @@ FIRST_DESCRIPTOR = 1 << 24
 
 
 class Descriptor(Protocol):
-    """What a loop can watch."""
+    """An object that a loop can watch."""
 
     @property
     def is_ready(self) -> bool:
-        """Is there something to read?"""
+        """Whether there is data to read."""
 
 
 class Descriptors:
@@ -54,7 +54,7 @@ class Descriptors:
 
 
 class VirtualLoop:
-    """The loop of one process of one host. `over`: the process has ended, and nothing calls it."""
+    """The loop of one process of one host. `over`: the process has ended, and so has the loop."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class VirtualLoop:
             self._turn(action)
 
     def run_soon(self, action: Callable[[], object]) -> None:
-        """Makes a turn after the time that waking a process takes."""
+        """Makes a turn after the time for waking a process."""
         timeline = self.timeline
         timeline.after(WAKE_S * timeline.chance.random(), self.run, action)
 
@@ -139,7 +139,7 @@ class VirtualLoop:
     # -- descriptors ---------------------------------------------------------------------------
 
     def notice(self, fd: int) -> None:
-        """There is something to read at this descriptor."""
+        """There is data to read at this descriptor."""
         if fd in self._ready and fd not in self._noticed and not self.over:
             self._noticed.add(fd)
             self.run_soon(partial(self._serve, fd))
@@ -151,6 +151,6 @@ class VirtualLoop:
             return
         ready()
         one = self._descriptors.all.get(fd)
-        # Repeats the event for data that was not read, as level-triggered epoll does.
+        # Repeats the event for unread data, as level-triggered epoll does.
         if one is not None and one.is_ready:
             self.notice(fd)

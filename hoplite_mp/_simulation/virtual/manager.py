@@ -1,7 +1,7 @@
 """The manager's process on a simulated host: the real loop, waiting on the timeline.
 
-_manager/loop.py decides which messages reach the planner in which order, and when a silent node is
-given up. Therefore it runs here unchanged.
+_manager/loop.py decides in which order messages reach the planner, and when a silent node is lost.
+Therefore it runs here unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PACKING_S = 0.05  # duration of the thread that packs trees
 
 
 class VirtualSelector(selectors.BaseSelector):
-    """Returns what the simulated loop has found ready; instead of waiting, it schedules a turn."""
+    """Returns the events found by the simulated loop; instead of waiting, it schedules a turn."""
 
     def __init__(self, loop: VirtualLoop, wait: Callable[[float | None], None]) -> None:
         self._loop = loop
@@ -111,7 +111,7 @@ class VirtualManager:
         leadership: Leadership[Any] | None = None,
         turned: Callable[[], None] = lambda: None,
     ) -> None:
-        """at: where it listens. again: it replaces one that has died. own: the number of its host's
+        """at: where it listens. again: it replaces a dead manager. own: the number of its host's
         node. leadership: whether it may decide; None: always. turned: called after each turn."""
         network, descriptors = board.network, board.descriptors
         self.board = board
@@ -149,17 +149,17 @@ class VirtualManager:
 
     @property
     def leads(self) -> bool:
-        """Is it the manager, even if it may not decide at present? False: a waiting standby."""
+        """Whether it is the manager, even if it may not decide now. False: a waiting standby."""
         return self.leadership is None or self.leadership.leads
 
     @property
     def decides(self) -> bool:
-        """May it decide now?"""
+        """Whether it may decide now."""
         return self.leadership is None or self.leadership.decides(self.loop.now())
 
     @property
     def is_out(self) -> bool:
-        """Must it step down? To be asked once per turn."""
+        """Whether it must step down. Called once per turn."""
         return self.leadership is not None and self.leadership.is_out(self.loop.now())
 
     # As the listener's descriptor. It is never ready, because each connection is admitted in a
@@ -212,7 +212,7 @@ TOOL_HOST_ID = 1  # a tool does not belong to a host
 
 
 def first_leadership(around: RunEnvironment, again: bool) -> Leadership[Any] | None:
-    """The leadership of the manager that begins the cluster; None if there is no standby."""
+    """The leadership of the cluster's first manager; None if there is no standby."""
     if not around.standby_at:
         return None
     heartbeat_timeout_s = around.config.heartbeat_timeout_s
@@ -222,7 +222,7 @@ def first_leadership(around: RunEnvironment, again: bool) -> Leadership[Any] | N
 
 
 def candidate_leadership(around: RunEnvironment, own: int) -> tuple[Candidate, Leadership[Any]]:
-    """What the standby knows of votes, and its leadership; own: the number of its host's node."""
+    """The standby's vote count, and its leadership; own: the number of its host's node."""
     candidate = Candidate(own, around.timeline.chance.randrange(IDENTITIES) + 1)
     seconds = lease_s(around.config.heartbeat_timeout_s)
     return candidate, Leadership(
@@ -271,7 +271,7 @@ class Superseding(_Calls):
     """Repeatedly tells the former manager that it has been superseded; see _manager/standby.py."""
 
     def begin(self, term: int) -> None:
-        """Begins after the standby has won that term."""
+        """Begins after the standby has won the term."""
 
         def called(admission: Admission | None) -> None:
             if admission is not None:
@@ -287,7 +287,7 @@ class Superseding(_Calls):
 
 
 class Promotion(_Calls):
-    """`hoplite-mp promote --anyway`, by an operator who knows that the manager's host is gone."""
+    """`hoplite-mp promote --anyway`, by an operator who knows that the manager's host is lost."""
 
     def __init__(self, around: RunEnvironment, place: int, to: tuple[str, int]) -> None:
         loop = VirtualLoop(around.timeline, around.network, place, around.descriptors, _turn)

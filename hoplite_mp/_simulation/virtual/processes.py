@@ -1,9 +1,9 @@
 """Processes of simulated hosts. They run real client code, one process at a time.
 
-Drivers, workers and members of Groups run the code that ships, which blocks. Each process has a
+Drivers, workers and members of Groups run the production code, which blocks. Each process has a
 thread, and only the thread that has the baton runs. The timeline hands the baton to a process,
-which gives it back when it sleeps at a futex, waits for its node, or sleeps for some time. So a run
-is deterministic, although the code in it blocks wherever it likes.
+which returns it when it sleeps at a futex, waits for its node, or sleeps for some time. So a run is
+deterministic, although its code blocks at arbitrary points.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ WAKE_S = 30e-6
 # How long, in real time, a process may compute before the run counts as hung.
 HUNG_S = 60.0
 FIRST_PID = 1 << 24  # above the pids that the system uses
-STRANGER_S = 0.001  # how long threads sleep that do not belong to the run
+STRANGER_S = 0.001  # sleep time of threads that do not belong to the run
 _real_sleep = time.sleep
 
 
 class Ended(BaseException):
-    """The run is over: unwinds a process's thread."""
+    """The run has ended: unwinds a process's thread."""
 
 
 class VirtualProcess:
-    """A simulated process. `alive`: it has neither ended nor been killed. `failure`: what `body`
-    raised."""
+    """A simulated process. `alive`: it has neither ended nor been killed. `failure`: the error of
+    `body`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class VirtualProcess:
         body: Callable[[], object],
         turned: Callable[[], None],
     ) -> None:
-        """turned: called after each time that it has given the baton back."""
+        """turned: called each time after it has returned the baton."""
         self.host = host
         self.name = name
         self.alive = True
@@ -107,7 +107,7 @@ class VirtualProcess:
         self._all.give_back()
 
     def wait(self, whatever: Hashable, seconds: float | None) -> bool:
-        """Waits until woken by that name, or for so many seconds. Returns False after a timeout."""
+        """Waits until woken by that name, or for the given time. Returns False after a timeout."""
         if self._all.over:
             raise Ended
         self._waits += 1
@@ -135,7 +135,7 @@ class VirtualProcess:
         self.wake()
 
     def has_thread(self, thread: VirtualProcess) -> None:
-        """That one is a thread of this process, and dies with it."""
+        """`thread` is a thread of this process, and dies with it."""
         thread.main, thread.pid = self, self.pid
         self._threads.append(thread)
 
@@ -185,7 +185,7 @@ class VirtualProcess:
         self._turned()
 
     def kill(self) -> None:
-        """Never runs it again, so that nothing of it is tidied up, as after SIGKILL."""
+        """Never runs it again, so that nothing of it is cleaned up, as after SIGKILL."""
         self.alive = False
         self._leave()
         for thread in self._threads:
@@ -200,7 +200,7 @@ class VirtualProcess:
 
 
 class VirtualProcesses:
-    """All processes of a run. `over`: the run is over."""
+    """All processes of a run. `over`: the run has ended."""
 
     def __init__(self, timeline: Timeline, network: VirtualNetwork) -> None:
         self.timeline = timeline
@@ -213,7 +213,7 @@ class VirtualProcesses:
         self._back = _thread.allocate_lock()
         self._back.acquire()
         self._bases: list[int] = []  # addresses of mappings, sorted
-        self._mapped: dict[int, int] = {}  # address -> id of the host whose memory it is
+        self._mapped: dict[int, int] = {}  # address -> id of the host that owns the memory
         self._clients: list[_shm.Client] = []
 
     # -- the baton -----------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class VirtualProcesses:
         self.running = None
 
     def give_back(self) -> None:
-        """Called on the thread of the process that runs."""
+        """Called on the thread of the running process."""
         self._back.release()
 
     def begin(
@@ -242,7 +242,7 @@ class VirtualProcesses:
     # -- futexes ---------------------------------------------------------------------------------
 
     def map(self, client: _shm.Client, host: Hashable) -> None:
-        """Registers that this client has mapped the memory of that host."""
+        """Registers that this client has mapped the memory of the host."""
         self._clients.append(client)
         address = client.control_address
         if address not in self._mapped:
@@ -268,12 +268,12 @@ class VirtualProcesses:
             self.wake_all(self.word(address))
 
     def wake_all(self, name: Hashable) -> None:
-        """Wakes all processes that wait by that name."""
+        """Wakes all processes that wait for this name."""
         for process in self.waiting.pop(name, ()):
             process.wake()
 
     def is_ours(self) -> bool:
-        """Is the caller's thread the timeline's, or that of the process that runs?"""
+        """Whether the caller's thread is the timeline's, or that of the running process."""
         caller = threading.get_ident()
         return caller == self._main or (
             self.running is not None and caller == self.running._thread.ident
@@ -287,8 +287,8 @@ class VirtualProcesses:
         _engine.play_small(self.sleep, self.wake)
 
     def finish(self) -> None:
-        """The run is over: ends all threads. First all clients are closed, because otherwise the
-        thread of a killed process would release in shared memory what its node has given to others
+        """The run has ended: ends all threads. First all clients are closed; otherwise the thread
+        of a killed process would release in shared memory resources that its node has reassigned
         since."""
         self.over = True
         for client in self._clients:
@@ -302,8 +302,8 @@ class VirtualProcesses:
 
 # Locks that the threads of a simulated process share.
 #
-# A thread that finds a lock taken must give the baton back, or its owner could never release it. So
-# in a run whose processes have several threads, `locks` makes these locks for client code.
+# A thread that finds a lock taken must return the baton, or its owner could never release it. So in
+# a run whose processes have several threads, `locks` makes these locks for client code.
 
 
 # Modules of simulated processes whose locks both threads take.
@@ -339,8 +339,8 @@ class VirtualLock:
         return True
 
     def _is_left(self) -> bool:
-        """Whether its owner was killed. Then only finalizers of that process's objects come here,
-        which nobody would run in a process that is dead."""
+        """Whether its owner was killed. Then only finalizers of that process's objects use the
+        lock, which would not run in a dead process."""
         return self._processes.over or not getattr(self._owner, "alive", True)
 
     def release(self) -> None:
@@ -360,7 +360,7 @@ class VirtualLock:
 
 
 class _Locks:
-    """Stands for the module `locks`, and makes locks of the run."""
+    """Replaces the module `locks`, and makes locks of the run."""
 
     def __init__(self, processes: VirtualProcesses) -> None:
         self._processes = processes
@@ -377,8 +377,8 @@ class _Locks:
 
 @contextlib.contextmanager
 def virtual_locks(processes: VirtualProcesses) -> Iterator[None]:
-    """Surrounds a run in which processes have collectors: locks that client code makes with
-    `locks` meanwhile are locks of the run."""
+    """Surrounds a run in which processes have collectors: locks that client code makes with `locks`
+    meanwhile are locks of the run."""
     ours = [
         module
         for name, module in list(sys.modules.items())
@@ -395,10 +395,10 @@ def virtual_locks(processes: VirtualProcesses) -> Iterator[None]:
 
 # Collector threads of simulated processes.
 #
-# A process that ships has a second thread, which processes completions while nobody waits for them
-# (_client/collector.py). Without it a program that waits for something else never learns that a
-# call has ended: dependencies do not advance, and the lock of a dead process is never free again.
-# In a run that thread is a process of its own with the same pid, which gets the baton as any other.
+# A production process has a second thread, which processes completions while nobody waits for them
+# (_client/collector.py). Without it a program that waits for something else never detects that a
+# call has ended: dependencies do not advance, and the lock of a dead process is never freed. In a
+# run that thread is a separate process with the same pid, which gets the baton like any other.
 
 
 class VirtualCollector(Collector):
@@ -447,7 +447,7 @@ class VirtualCollector(Collector):
             self._woken.get()
 
 
-# A simulated process's line to the node of its host.
+# A simulated process's connection to the node of its host.
 #
 # Client code sends requests to its node over a `Channel` (_client/channel.py). Here the timeline
 # carries the packets. Each message is encoded and decoded, as if it went through a socket.
@@ -467,7 +467,7 @@ class NodeOfHost(Protocol):
 
 
 class _There:
-    """Stands in for `Watched`, because no code closes the descriptor of a simulated line."""
+    """Replaces `Watched`, because no code closes the descriptor of a simulated connection."""
 
     def there(self) -> bool:
         return True
@@ -494,7 +494,7 @@ class VirtualChannel:
         self._send(Request(0, 0, ask))
         if sent is not None:
             sent.append(1)
-        # Producing the next piece of a large value takes that long.
+        # Producing the next piece of a large value takes this time.
         if isinstance(ask, GroupWritten):
             running = self.processes.running
             assert running is not None

@@ -1,7 +1,7 @@
 """All parts of one run, and everything that can happen to a host.
 
-Hosts, the manager and the network know each other through this. A host that dies resets its
-connections; one that is stopped or cut off is given up by the real code in due time.
+Hosts, the manager and the network refer to each other through this. A host that dies resets its
+connections; a host that is stopped or cut off is declared lost by the real code in due time.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ UNACKNOWLEDGED_S = 40.0
 # In a cluster host ids are random; here they are consecutive from this number on.
 HOST_ID_BASE = 1000
 MANAGER_PLACE = 0
-PROMOTED_S = 5.0  # how often an operator looks whether to promote a standby
-RESTART_S = 0.001  # the least time in which a supervisor forks another manager
+PROMOTED_S = 5.0  # interval at which an operator checks whether to promote a standby
+RESTART_S = 0.001  # the minimum time for a supervisor to fork another manager
 
 
 class World:
@@ -49,25 +49,25 @@ class World:
         self.processes = around.processes
         self.hosts: list[VirtualHost] = []  # the latest life on each machine
         self.lives: list[VirtualHost] = []
-        self.lost: list[VirtualHost] = []  # lives that are over
+        self.lost: list[VirtualHost] = []  # lives that have ended
         self.manager: VirtualManager | None = None  # the manager on the first host
         self.standby: VirtualManager | None = None
-        self.managers = 0  # how many managers have died
+        self.managers = 0  # number of managers that have died
         self.calls_begun = 0  # calls of Groups begun by any member
         self.taken_over = 0  # how often a standby has won
-        # A human has made a host lead without which the others had gone on.
+        # A user has made a host lead although the other hosts had continued without it.
         self.overruled = False
         self._counted: tuple[int, ...] = ()  # the nodes of the last manager's hosts when it ended
         # The standby's host, and the request to start the standby there.
         self._standby_of: tuple[VirtualHost, StartStandby] | None = None
         self.cuts = self.resets = self.stops = self.killed = 0
-        # Hosts whose links became slow. What such a host sends leaves in one queue here, in which
-        # a beat may wait behind megabytes, so it may be given up.
+        # Hosts whose links became slow. All data of such a host leaves in one queue here, in which
+        # a heartbeat may wait behind megabytes, so the host may be declared lost.
         self.crawls = 0
         self.left: set[VirtualHost] = set()  # lives that were asked to leave
         self.went: set[VirtualHost] = set()  # those of them whose node has ended by itself
         self.struck: set[int] = set()  # machines at which any fault has struck
-        # Lives whose node ended because it learned that it had been given up.
+        # Lives whose node ended because it detected that it had been declared lost.
         self.gave_up: list[VirtualHost] = []
         self._introduction = Introduction(HOST_ID_BASE, software_versions())
 
@@ -115,8 +115,8 @@ class World:
         def won(term: int) -> None:
             self.timeline.note(f"the standby leads in term {term}")
             self.taken_over += 1
-            # Who votes need not know that this host was given up, because the manager has told it
-            # to nobody who lives.
+            # Voters need not know that this host was declared lost, because the manager has not
+            # informed any living node of that.
             given_up = bool(self._counted) and ask.node not in self._counted
             self.overruled = self.overruled or given_up or candidate.is_struck(candidate.votes)
             Superseding(around, standby.loop, place, host_id, around.manager_at).begin(term)
@@ -124,7 +124,7 @@ class World:
         leadership.won = won
 
     def add_host(self, up: float, down: float) -> VirtualHost:
-        """Adds a machine, whose node joins. The first one has the manager."""
+        """Adds a machine, whose node joins. The first machine has the manager."""
         place = self.network.add(up, down)
         self.hosts.append(self._begin(place))
         return self.hosts[-1]
@@ -141,20 +141,20 @@ class World:
         return host
 
     def rejoin(self, place: int) -> None:
-        """Begins a new life on that machine."""
+        """Begins a new life on the machine."""
         if not self.hosts[place].alive:
             self.timeline.note(f"host {place} joins again")
             self.go_on(place)
             self.hosts[place] = self._begin(place)
 
     def host_of(self, process: VirtualProcess | None) -> VirtualHost | None:
-        """The life of a host on which that process runs."""
+        """The life of the host on which the process runs."""
         return next((host for host in self.lives if process in host.processes), None)
 
     # -- ends ----------------------------------------------------------------------------------
 
     def end(self, host: VirtualHost, why: str) -> None:
-        """Ends a life and its connections, which the other ends notice."""
+        """Ends a life and its connections, which the other ends detect."""
         if not host.alive:
             return
         self.timeline.note(f"host {host.place} ends: {why}")
@@ -186,8 +186,8 @@ class World:
     # -- managers ------------------------------------------------------------------------------
 
     def _manager_turned(self) -> None:
-        """A manager or standby has had a turn: checks that at most one may decide, and ends one
-        that steps down."""
+        """A manager or standby has had a turn: checks that at most one may decide, and ends a
+        manager that steps down."""
         if self.manager is not None and self.standby is not None:
             both = self.manager.decides and self.standby.decides
             if both:
@@ -208,7 +208,7 @@ class World:
     def _end_manager(self) -> bool:
         manager, self.manager = self.manager, None
         if manager is not None:
-            # One that dies before its nodes have reported to it has counted nobody yet.
+            # A manager that dies before its nodes have reported to it has not counted any node yet.
             self._counted = manager.planner.membership.nodes or self._counted
         return self._end_process(manager)
 
@@ -217,7 +217,7 @@ class World:
         return self._end_process(standby)
 
     def lose_manager(self, away_s: float) -> None:
-        """The manager's process dies; another one is started after that time."""
+        """The manager's process dies; another one is started after the given time."""
         if self._end_manager():
             self.timeline.note("the manager dies")
             self.managers += 1
@@ -243,8 +243,8 @@ class World:
             self._start_standby(*self._standby_of)
 
     def _promote(self) -> None:
-        """Called when the manager's host is gone for good: an operator promotes the standby, in
-        case fewer than a majority of nodes are left to vote."""
+        """Called when the manager's host is finally lost: an operator promotes the standby, in case
+        fewer than a majority of nodes are left to vote."""
         if self.standby is None or self.standby.leads:
             return
         Promotion(self.around, self.standby.host, *self.around.standby_at).begin()
@@ -291,8 +291,8 @@ class World:
         self.network.go_on(place)
 
     def cut(self, some: set[int], others: set[int]) -> None:
-        """Cuts all traffic between these hosts. Their connections end if they are cut off from each
-        other UNACKNOWLEDGED_S later."""
+        """Cuts all traffic between these hosts. Their connections end if they are still cut off
+        from each other after UNACKNOWLEDGED_S."""
         self.cuts += 1
         self.struck |= some | others
         self.network.separate(some, others)
@@ -305,7 +305,7 @@ class World:
                     self.reset(one, other)
 
     def heal(self, some: set[int], others: set[int]) -> None:
-        """Ends a cut that `cut` has made."""
+        """Ends a cut made by `cut`."""
         self.network.join(some, others)
 
     def reset(self, one: int, other: int) -> None:

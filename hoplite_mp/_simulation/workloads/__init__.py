@@ -1,1 +1,1 @@
-"""What the programs of a run do: groups, actors, queues, deadlines, lost hosts and full stores."""
+"""The programs of a run: groups, actors, queues, deadlines, lost hosts and full stores."""

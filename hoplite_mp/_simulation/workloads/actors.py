@@ -1,9 +1,9 @@
 """Actors in a run: each keeps a ledger, to which programs on several hosts add entries.
 
-An actor promises order and at-most-once execution. So at the end a ledger has each entry at most
-once, those of one caller in order, and each confirmed entry in the confirmed place. With
+An actor guarantees order and at-most-once execution. So at the end a ledger has each entry at most
+once, the entries of each caller in order, and each confirmed entry in the confirmed place. With
 checkpoints this survives deaths of the actor's process and host; with restarts alone the ledger
-begins again empty; without either all calls fail after a death.
+restarts empty; without either all calls fail after a death.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LedgerActor:
 
 @dataclass
 class Story:
-    """One ledger as its callers see it."""
+    """One ledger from the view of its callers."""
 
     name: str
     salt: int
@@ -93,10 +93,10 @@ def begin_actor(work: Programs) -> None:
 
 
 def _survives(work: Programs, story: Story) -> bool:
-    """Given all that has happened so far, must all calls of that actor succeed?"""
+    """Whether all calls of the actor must succeed, given all that has happened so far."""
     world = work.world
     disturbed = world.cuts or world.resets or world.stops or world.managers or work.oracle.tight
-    if disturbed or world.left:  # an actor on a node that leaves takes no more calls
+    if disturbed or world.left:  # an actor on a leaving node takes no more calls
         return False
     if story.kind != "checkpoints" or story.maker in world.lost:
         return False
@@ -169,9 +169,9 @@ def _check(work: Programs, story: Story, entries: list[Entry]) -> None:
         mine = [number for one, number in entries if one == caller]
         if mine != sorted(mine):
             raise WrongEnd(f"{told}: in another order")
-    if story.kind == "restarts":  # it may have begun again, empty
+    if story.kind == "restarts":  # it may have restarted empty
         return
-    if work.world.overruled:  # its state may be the one from before its host was given up
+    if work.world.overruled:  # its state may be older than the loss of its host
         return
     for entry, place in story.confirmed.items():
         if place >= len(entries) or entries[place] != entry:

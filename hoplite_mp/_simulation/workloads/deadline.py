@@ -1,7 +1,7 @@
-"""What must be there in time: sources at a deadline, and data for hosts that have just joined.
+"""Timely availability: sources at a deadline, and data for hosts that have just joined.
 
-A reduction with a deadline contains everything that was ready, and a host can be used as soon as it
-has been admitted, even before the others know of it.
+A reduction with a deadline contains all ready sources, and a host can be used as soon as it has
+been admitted, even before the other hosts know of it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _in_time(
 
 
 def begin_newcomer(work: Programs) -> None:
-    """A host joins, and reads what others have as soon as it has been admitted."""
+    """A host joins, and reads other hosts' objects as soon as it has been admitted."""
     hosts, chance = work.hosts(), work.chance
     if not hosts:
         return

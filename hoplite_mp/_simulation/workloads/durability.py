@@ -1,9 +1,9 @@
 """Values that must survive lost hosts: recomputed results, second copies, refs inside objects.
 
-A result that is lost with the only host that has it is recomputed by the node whose host submitted
-the task, as long as that lives. An object with a second copy survives the loss of one host. A ref
-inside an object keeps the object that it names. So programs that read these values must get no
-error even if hosts have died.
+A result that is lost with its only host is recomputed by the node whose host submitted the task, as
+long as that lives. An object with a second copy survives the loss of one host. A ref inside an
+object keeps the object to which it refers. So programs that read these values must get no error
+even if hosts have died.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def begin_copies(work: Programs) -> None:
 def _read_copy(
     work: Programs, host: Any, leaf: Leaf, name: str, late: float, over: list[bool]
 ) -> None:
-    """over: not empty as soon as the program that has put the object lets go of it."""
+    """over: not empty as soon as the program that has put the object releases it."""
     held: list[bool] = []  # whether it was held before any host died; empty if it was never held
 
     def read(c: Cluster) -> None:
@@ -149,7 +149,7 @@ def _read_copy(
 
         ref = work.ref(c, name)
         if ref is None or ref._hold is None or over:
-            return  # nobody may have held it when this host's request reached its owner
+            return  # it may have had no holder when this host's request reached its owner
         held.append(not work.world.lost)
         time.sleep(late)
         work.oracle.check_leaf(leaf, work.value(c, ref, f"reader of {name}"))
@@ -187,8 +187,8 @@ def begin_fetched(work: Programs) -> None:
 
 @dataclass
 class _Fetched:
-    """A value that others fetch. to_hold: how many readers do not hold it yet; to_read: how many
-    may still read it."""
+    """A value that other hosts fetch. to_hold: how many readers do not hold it yet; to_read: how
+    many may still read it."""
 
     work: Programs
     leaf: Leaf
@@ -245,7 +245,7 @@ class _Fetched:
         return value
 
     def must_be_there(self, host: VirtualHost) -> bool:
-        """Given all that has happened so far, must a reader on that host get it?"""
+        """Whether a reader on the host must get it, given all that has happened so far."""
         holds_on, maker = self.work.holds_on, self.maker
         if host in self.held and maker in self.work.world.went and holds_on(host)():
             return True
@@ -253,8 +253,8 @@ class _Fetched:
 
 
 def begin_nested(work: Programs) -> None:
-    """Begins a program that stores refs inside an object, and one that reads this object. It can
-    also read the objects that the refs name, although no process holds those any more."""
+    """Begins a program that stores refs inside an object, and one that reads this object. The
+    reader can also read the objects behind the refs, although no process holds those any more."""
     hosts, chance = work.hosts(), work.chance
     if not hosts:
         return
@@ -300,7 +300,7 @@ def begin_nested(work: Programs) -> None:
 
     maker, reader = chance.choice(hosts), chance.choice(hosts)
     holds = work.holds_on(maker, reader, tasks=bool(by_task))
-    if by_task == "all":  # what a task has put is lost with the host where it ran, which may be any
+    if by_task == "all":  # a task's objects are lost with the host where it ran, which may be any
         holds = bool
     work.program(maker, name, put, holds)
     work.program(reader, f"reader of {name}", read, holds)

@@ -1,7 +1,7 @@
 """Groups in a run: members on many hosts that make calls together, and die at any time.
 
-Survivors continue among themselves, and must all agree on the ranks that contributed to a call, and
-on its result.
+Survivors continue among themselves, and must all agree on the contributors to a call, and on its
+result.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ __all__ = ["begin_group", "begin_letters", "begin_rejoining"]
 ITS_ROOT = "is gone with what was to come here"
 MEMBERS_MAX = 8
 CALLS_MAX = 5
-# Some Groups make this many times as many calls, of kinds that engines can make by themselves. The
-# first call opens the engines, so these make most of the others.
+# Some Groups repeat calls of kinds that engines can make by themselves this many times. The first
+# call opens the engines, which then make most of the remaining calls.
 AGAIN = 4
 # Groups with salt % SPLIT == 1 are split at their end: a quarter of all, because salts are odd.
 SPLIT = 8
-# Groups with salt % SPLIT == REPEATS make few different calls, which are not small, again and
-# again: their nodes begin by the plans of earlier ones. One of these has other bytes in between.
-# What members give is an object of so many items, or a block of its own. Half of these Groups have
-# one member a host, if there are enough hosts, and make more calls: these nodes vote for them.
+# Groups with salt % SPLIT == REPEATS repeat a few different calls, which are not small: their nodes
+# begin by the plans of earlier calls. One call in between has other bytes. Members give an object
+# of this many items, or a block of their own. Half of these Groups have one member per host, if
+# there are enough hosts, and make more calls, on which these nodes vote.
 REPEATS, REPEATED_ITEMS_MIN = 3, (4_000, 12_000)
 VOTES_SALT_MIN = 16  # of salt % (4 * SPLIT)
 # Groups with salt % SPLIT == OTHERS reduce by other operators: the mean of bytes is eight times as
-# large as what was given, and for hypot there is no kernel. Half of their calls are of parts that
-# just travel inside messages.
+# large as the given values, and hypot has no kernel. Half of their calls are of parts that barely
+# fit into messages.
 OTHERS, INSIDE_ITEMS = 5, 1_500
 OPERATORS: tuple[tuple[Any, Any], ...] = (
     ("mean", np.uint8), (np.hypot, np.float64), ("max", np.int16),
@@ -57,8 +57,8 @@ OPERATORS: tuple[tuple[Any, Any], ...] = (
 # Members of Groups with salt % SPLIT == TIMED leave by a timeout (even ranks, after the first
 # call), or because a call is interrupted (every other odd rank), and write to their arrays at once.
 TIMED, TIMEOUT_S = 7, 0.004
-# Some Groups of so few members give values so large that the first bytes are sent while the member
-# still writes the rest (WRITE_ROUND_BYTES).
+# Some Groups of up to this many members give values so large that the first bytes are sent while
+# the member still writes the rest (WRITE_ROUND_BYTES).
 FEW, LARGE_ITEMS = 3, 400_000
 KINDS = ("allreduce", "allreduce", "reduce_scatter", "broadcast", "reduce", "gather", "allgather",
          "alltoall", "scatter", "scan", "exscan", "refs", "barrier")  # fmt: skip
@@ -112,7 +112,7 @@ def begin_group(work: Programs) -> None:
 def _repeated(
     plan: tuple[tuple[str, int, int], ...], items_min: int, votes: bool
 ) -> tuple[tuple[str, int, int], ...]:
-    """The first call and the last one of `plan`, again and again."""
+    """The first call and the last one of `plan`, repeated."""
     first, last = ((kind, max(items, items_min), root) for kind, items, root in (plan[0], plan[-1]))
     kind, items, root = first
     other = kind, 2 * items, root
@@ -164,7 +164,7 @@ def _member(
 
 
 class Interrupted(Exception):
-    """As a signal handler may raise."""
+    """Raised as by a signal handler."""
 
 
 def _limit(g: Any, salt: int, call: int) -> None:
@@ -186,7 +186,7 @@ def _limit(g: Any, salt: int, call: int) -> None:
 
 
 def _split(oracle: Oracle, g: Any, leaf: Leaf, holds: Callable[[], bool]) -> None:
-    """Members of even and of odd ranks make a Group each, and add up their values."""
+    """Members of even and of odd ranks form separate Groups, and add up their values."""
     try:
         with g.split(leaf.index % 2) as part:
             value = part.allreduce(leaf.array())
@@ -200,7 +200,7 @@ def _split(oracle: Oracle, g: Any, leaf: Leaf, holds: Callable[[], bool]) -> Non
 
 
 def _operator(salt: int, call: int) -> tuple[Any, Any]:
-    """By what a Group's call reduces, and the dtype of what its members give."""
+    """The operator of a Group's call, and the dtype of its members' values."""
     if salt % SPLIT != OTHERS:
         return "sum", np.int64
     return OPERATORS[(salt // SPLIT + call) % len(OPERATORS)]
@@ -213,7 +213,7 @@ def _array(salt: int, call: int, rank: int, items: int) -> Any:
 
 
 def _given(g: Any, array: Any, in_place: bool) -> Any:
-    """The member's value, in the store if `in_place` and there is room."""
+    """The member's value, in the store if `in_place` and if it fits."""
     if not in_place:
         return array
     try:
@@ -239,7 +239,7 @@ def _call(c: Cluster, g: Any, kind: str, op: Any, given: Any, rank: int, root: i
         if kind == "alltoall":
             return g.alltoall(parts)
         return g.scatter(parts if rank == root else None, root=root)
-    if kind == "refs":  # only the call holds these objects, because each giver lets go
+    if kind == "refs":  # only the call holds these objects, because each giver releases them
         brought = g.allgather({"ref": c.put(given.copy()), "pad": bytes(8 * given.size)})
         return [None if one is None else c.get(one["ref"], timeout=HANGS_S) for one in brought]
     if kind == "allgather":
@@ -266,7 +266,7 @@ def _check(
     value: Any,
     contributors: tuple[int, ...],
 ) -> None:
-    """Checks that all members agree on the contributors, and that the value is made of these."""
+    """Checks that all members agree on the contributors, and that the value results from these."""
     what = f"{kind} {call} of group {salt}"
     if rank not in contributors:
         raise WrongEnd(f"{what}: rank {rank} got a result of {contributors}")
@@ -296,7 +296,7 @@ def _check(
     if not _equal(value, expected):
         raise WrongBytes(f"{what} of {contributors} is {str(value)[:200]}")
     if isinstance(value, np.ndarray) and value.flags.writeable:
-        value += 1  # no other rank may notice, because each result is its rank's own
+        value += 1  # no other rank may notice, because each rank has its own result
 
 
 def _equal(value: Any, expected: Any) -> bool:
@@ -313,9 +313,9 @@ def _equal(value: Any, expected: Any) -> bool:
 
 # Messages between two members of a Group, and members that rejoin.
 #
-# What is received from a rank is a prefix of what it has sent, and all of it if the rank left in
-# order, or died alone while its host lived. A rank that rejoins takes part beginning with a call
-# that no rank had begun, and all members agree which call that is.
+# Messages from a rank are received as a prefix of those sent, and completely if the rank left in
+# order, or died alone while its host lived. A rank that rejoins takes part from a call on that no
+# rank had begun, and all members agree on that call.
 
 
 SIZE_MAX, LETTERS_MAX, STEPS_MAX = 4, 12, 12
@@ -327,7 +327,7 @@ STEP_S = 0.02
 
 
 def begin_letters(work: Programs) -> None:
-    """Begins members that send numbered messages to all others, and receive theirs."""
+    """Begins members that send numbered messages to all other members, and receive theirs."""
     hosts, chance = work.hosts(), work.chance
     if not hosts:
         return
@@ -456,6 +456,6 @@ def _step(
             if total[rank] != life:
                 raise WrongEnd(f"call {g.calls} of {salt} is {total} for life {life} of {rank}")
             work.oracle.reads += 1
-            # When all first lives are over, the second ones make another Group of that name.
+            # When all first lives have ended, the second ones make another Group of that name.
             call = f"{salt} ({g._member.generation})", g.calls or 0
             work.oracle.note_call(call, (*g.contributors, *map(int, total)))

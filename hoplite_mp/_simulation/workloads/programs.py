@@ -1,6 +1,6 @@
-"""What all simulated programs share: where they run, how they exchange objects, their limits.
+"""Common parts of all simulated programs: their hosts, exchange of objects, and limits.
 
-All programs are begun, judged and counted in the same way, whatever they do.
+All programs are begun, judged and counted in the same way.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["BYTES_MAX", "DEATHS_MAX", "HANGS_S", "Board", "Programs"]
 
 ITEMS = (0, 1, 100, 3_000, 20_000, 100_000)  # of 8 bytes each
-# Roughly how many bytes all collectives of a run may move together, which bounds its cost.
+# Approximate total of bytes moved by all collectives of a run, which bounds its cost.
 BYTES_MAX = 16 << 20
-# The longest that a program waits for another one to publish an object.
+# The longest time that a program waits for another one to publish an object.
 PATIENCE_S = 25.0
-# The longest until a node hears of another one that has joined, unless a fault delays that.
+# The longest time until a node detects that another one has joined, without faults.
 HEARD_OF_S = 1.0
 # After this time a wait for a result counts as a hang.
 HANGS_S = 90.0
@@ -39,7 +39,7 @@ DEATHS_MAX = 2
 
 @dataclass(eq=False)
 class Board:
-    """Ids by name, by which programs find each other's objects without the code under test."""
+    """Ids by name, through which programs find each other's objects without the code under test."""
 
     world: World
     ids: dict[str, bytes | None] = field(default_factory=dict)  # None: it will never be there
@@ -62,7 +62,7 @@ class Programs:
     """The programs of one run. `groups`: number of Groups begun; `begun`: number of programs."""
 
     def __init__(self, world: World, oracle: Oracle, span_s: float) -> None:
-        """span_s: the time within which programs begin."""
+        """span_s: the period in which programs begin."""
         self.world = world
         self.oracle = oracle
         self.chance = world.timeline.chance
@@ -79,13 +79,13 @@ class Programs:
                 if process.alive]  # fmt: skip
 
     def hosts(self) -> list[VirtualHost]:
-        """Hosts that are running and whose node has been admitted."""
+        """Running hosts whose node has been admitted."""
         stopped = self.world.network.stopped
         return [one for one in self.world.hosts if one.alive and one.number >= 0
                 and one.place not in stopped]  # fmt: skip
 
     def items(self, copies: int) -> int:
-        """Draws the number of items of a value, of which there will be `copies` copies."""
+        """Draws the number of items of a value with `copies` copies."""
         room = self.left // max(1, 8 * copies)
         items = self.chance.choice([one for one in ITEMS if one <= max(1, room)])
         self.left -= 8 * items * copies
@@ -98,8 +98,8 @@ class Programs:
 
     def holds_on(self, *hosts: VirtualHost, tasks: bool = False) -> Callable[[], bool]:
         """For `program`: any error is wrong as long as no fault has struck at these hosts or at
-        those of managers, whatever happens to others. tasks: tasks are involved, which may run on
-        any host."""
+        those of managers, whatever happens to other hosts. tasks: tasks are involved, which may run
+        on any host."""
         return partial(self._holds_on, {host.place for host in hosts}, tasks)
 
     def _holds_on(self, places: set[int], tasks: bool) -> bool:
@@ -116,8 +116,8 @@ class Programs:
         body: Callable[[Cluster], object],
         holds: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Runs a program that attaches to that host's node. holds: whether, given all that has
-        happened so far, any error is wrong."""
+        """Runs a program that attaches to the host's node. holds: whether any error is wrong, given
+        all that has happened so far."""
 
         def live(runtime: Runtime) -> None:
             try:
@@ -129,8 +129,8 @@ class Programs:
         host.attach(name, live)
 
     def hear_of(self, host: VirtualHost, names: Sequence[str]) -> None:
-        """Waits until that host's node has heard of these nodes. A program knows the name of a node
-        from its own one; here it may be that of a host that joined a moment ago."""
+        """Waits until the host's node knows these nodes. A program gets a node's name from its own
+        node; here it may be that of a host that has just joined."""
         import time
 
         lan, until = host.lan, self.world.timeline.now + HEARD_OF_S

@@ -1,8 +1,8 @@
 """Tasks on other hosts: shared arguments, results with refs, resources that few hosts have.
 
 A task that stays on its host needs no transfers. These tasks need a resource that the submitting
-host does not have, so that arguments, results and refs inside results travel. Some results depend
-on how often the task has run, so that readers of different values are noticed.
+host lacks, so that arguments, results and refs inside results are transferred. Some results depend
+on how often the task has run, so that readers of different values are detected.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ SIZES = 0, 100, 20_000  # items of 8 bytes beside refs; a result of more than 64
 def _places(
     work: Programs, hosts: list[VirtualHost]
 ) -> tuple[list[VirtualHost], list[VirtualHost]]:
-    """(those hosts that are without the resource, those with it)."""
+    """(the hosts without the resource, the hosts with it)."""
     have = [host for host in hosts if host.config.resources]
     return [host for host in hosts if host not in have], have
 
 
 def _survives(oracle: Oracle, others: list[VirtualHost]) -> bool:
-    """Must the result exist in the end? Yes, if a host on which the task may run has stayed alive,
-    and if the faults so far have left the task enough tries."""
+    """Whether the result must exist in the end: if a host on which the task may run has stayed
+    alive, and the faults so far have left the task enough tries."""
     world = oracle.world
     disturbed = world.cuts or world.resets or world.stops or world.managers or oracle.tight
     few = len(world.lost) + world.killed <= DEATHS_MAX
@@ -53,14 +53,14 @@ def _survives(oracle: Oracle, others: list[VirtualHost]) -> bool:
 
 
 def _stays(work: Programs, *users: VirtualHost) -> bool:
-    """Must what a task has put exist in the end? It is lost with the host where the task ran."""
+    """Whether a task's objects must exist in the end. They are lost with the task's host."""
     return work.holds_on(*users, *_places(work, work.world.lives)[1])()
 
 
 def begin_shared(work: Programs) -> None:
     """Begins a program whose tasks share an argument that only they hold; some of their results are
-    dropped, the others are read. In other runs it submits one task, which returns refs to objects
-    that it has put where it ran; this program reads them, or one on another host."""
+    dropped, the rest is read. In other runs it submits one task, which returns refs to objects that
+    it has put where it ran; this program, or one on another host, reads them."""
     (senders, others), chance = _places(work, work.hosts()), work.chance
     if not (senders and others):
         return
@@ -137,8 +137,8 @@ def _share(
     name = f"shared {leaf.salt}"
     argument: Any = c.put(leaf.array())
     results: list[Any] = [there.submit(scaled, argument, factor).ref for factor in range(width)]
-    # A process with a collector lets go of it when the tasks are done, and then it is gone, because
-    # it was put: a result that is lost later cannot be made again.
+    # A process with a collector releases it when the tasks are done. Then it is gone, because it
+    # was put: a result that is lost later cannot be reconstructed.
     if not work.world.around.collectors:
         del argument
     time.sleep(late[0])
@@ -151,7 +151,7 @@ def _share(
 
 
 def begin_rolled(work: Programs) -> None:
-    """Begins programs that read the result of one task, which tells how often the task has run. As
+    """Begins programs that read the result of one task, which shows how often the task has run. As
     long as any program holds a value of it, all programs must read the same value. Some of the
     hosts on which the task may run die."""
     (senders, others), chance = _places(work, work.hosts()), work.chance
@@ -199,7 +199,7 @@ def _roll(
         value = work.value(c, ref, f"reader of {name}")
         run = int(value[0] - leaf.array()[0])
         work.oracle.check_value(value, leaf.array() + run, name)
-        if not work.oracle.tight:  # else a host may have to drop its copy
+        if not work.oracle.tight:  # otherwise a host may have to drop its copy
             work.oracle.note_call((name, 0), (run,))
     finally:
         users[0] -= 1
@@ -211,7 +211,7 @@ def _roll(
 # Tasks that need a resource of which only some hosts have any, while hosts come and go.
 #
 # A task that waits for a resource begins when that is free on some host, and fails when no host has
-# it any more. What `wait` reports as ready is ready, whatever hosts have died since.
+# it any more. Objects that `wait` reports as ready are ready, whatever hosts have died.
 
 
 RESOURCE = "gpu"
@@ -244,7 +244,7 @@ def _submit(
         except ValueError as error:
             if NOBODY_HAS_IT not in str(error):
                 raise
-            return  # the hosts that have it are gone, or have not joined yet
+            return  # the hosts with the resource are gone, or have not joined yet
     ready, pending = c.wait(futures, timeout=HANGS_S)
     if pending:
         raise WrongEnd(f"{len(pending)} of {len(futures)} tasks that need {RESOURCE} hang")

@@ -1,9 +1,9 @@
 """Programs that share locks, queues and streams by name and by ref.
 
-These live in the processes of actors and of generators, and what becomes of them when a process or
-a host dies is decided by threads that only runs with collectors have. One program at a time is
-inside a lock, an item of a queue is taken once, and the items of a stream come in order, each with
-its bytes.
+These objects live in the processes of actors and of generators. Threads that only exist in runs
+with collectors decide what happens when a process or a host dies. One program at a time is inside a
+lock, an item of a queue is taken once, and the items of a stream arrive in order, each with its
+bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PUT_S, GETS_S = 5.0, (0.01, 0.3)
 
 @dataclass
 class _Shared:
-    """One lock and one queue, as all their users have seen them."""
+    """One lock and one queue, from the view of all their users."""
 
     name: str
     size: int  # of the queue; 0: no limit
@@ -95,7 +95,7 @@ def _use(
 
 
 def _be_inside(work: Programs, shared: _Shared, host: VirtualHost) -> None:
-    """Stays inside for a while. Another one may be inside only if its process is dead, or if a
+    """Stays inside for a while. Another program may be inside only if its process is dead, or if a
     fault has ended the lock's process, after which there is a new lock."""
     import time
 
@@ -121,7 +121,7 @@ def _numbers(first: int, count: int, items: int, pause_s: float) -> Iterator[Any
 
 
 def begin_stream(work: Programs) -> None:
-    """Begins a program that reads a stream, to its end or not, slowly or not."""
+    """Begins a program that reads a stream, completely or not, slowly or fast."""
     hosts, chance = work.hosts(), work.chance
     if not hosts:
         return

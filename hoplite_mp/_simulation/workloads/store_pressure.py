@@ -1,7 +1,7 @@
-"""Programs with more data than a host has room for: spilled, read again, reduced in chunks.
+"""Programs with more data than fits on a host: spilled, read again, reduced in chunks.
 
-Stores and disks are small in some runs, and what does not fit is moved, refused or read from the
-spill file. These programs hold their values, so that there is no room for others.
+Stores and disks are small in some runs; objects that do not fit are moved, refused or read from the
+spill file. These programs hold their values, so that others do not fit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ITEMS = 40_000, 100_000  # of 8 bytes: a store of 6 MiB is full after seven of t
 
 def begin_full(work: Programs) -> None:
     """Begins a program that puts many values, reads some of them repeatedly, and may sum them up;
-    another program may read them, too. Does nothing unless stores are small."""
+    another program may also read them. Does nothing unless stores are small."""
     hosts, chance = work.hosts(), work.chance
     if not hosts or not work.oracle.tight:
         return
@@ -72,7 +72,7 @@ def _fill(
             if index < len(refs):
                 value = _value(work, c, refs[index], name)
                 if value is None:
-                    break  # there was no room for long, and every further wait would take as long
+                    break  # it did not fit for long; every further wait would take as long
                 work.oracle.check_leaf(leaves[index], value)
                 views = [*views, value][-held:] if held else []
     finally:
@@ -106,7 +106,7 @@ def _value(work: Programs, c: Cluster, ref: Any, name: str) -> Any:
 
 
 def _add_up(work: Programs, leaves: list[Leaf], refs: list[Any], name: str, c: Cluster) -> None:
-    """Sums all values on this host, and checks that the sum contains every one."""
+    """Sums all values on this host, and checks that the sum contains each of them."""
     total = c.reduce(refs)
     value = np.asarray(work.value(c, total, f"the sum of {name}"))
     whole = sum((leaf.array() for leaf in leaves[1:]), start=leaves[0].array())
@@ -120,10 +120,10 @@ def _read(work: Programs, leaves: list[Leaf], name: str, c: Cluster) -> None:
         for index, leaf in enumerate(leaves):
             ref = work.ref(c, f"{name}: {index}")
             if ref is None:
-                break  # there was no room for this one, nor for later ones
+                break  # this one did not fit, nor will later ones
             value = _value(work, c, ref, f"reader of {name}")
             if value is None:
-                break  # there was no room here for long, and more such waits would tell nothing new
+                break  # memory was short here for long; more such waits would show nothing new
             work.oracle.check_leaf(leaf, value)
     finally:
         work.board.publish(f"{name} is not needed", None)

@@ -1,8 +1,8 @@
-"""What programs of a simulated cluster do, drawn at random, using the library's public API.
+"""The programs of a simulated cluster, drawn at random, using the library's public API.
 
 Faults need work to disturb. Programs on all hosts put values and submit tasks, run collectives of
-all kinds over what other programs have made, read results on any host, and drop and delete them.
-Sources become ready early, late or never.
+all kinds over other programs' objects, read results on any host, and drop and delete them. Sources
+become ready early, late or never.
 """
 
 from __future__ import annotations
@@ -53,18 +53,17 @@ KINDS = ("reduce", "reduce", "allreduce", "allreduce", "reduce_scatter", "broadc
 
 # Factors for how often a kind of program occurs in a run.
 SWARM = 0, 0, 1, 1, 3
-# Share of runs that have programs of only KINDS_FEW kinds, and how many of each kind these have,
-# before the factors of SWARM.
+# Share of runs with programs of only KINDS_FEW kinds, and the number of each kind in these, before
+# the factors of SWARM.
 FOCUSED, KINDS_FEW, FEW = 0.25, 3, (1, 2, 3)
 
 
 class Workload(Programs):
-    """The programs of one run, which is over when all of them have ended."""
+    """The programs of one run, which ends when all of them have ended."""
 
     def begin(self) -> None:
         """Schedules the programs. A run omits some kinds and has more of others (swarm testing:
-        Groce et al., ISSTA 2012), so that combinations which matter are not lost among many
-        others."""
+        Groce et al., ISSTA 2012), so that important combinations are not lost among many others."""
         chance = self.chance
         kinds: list[tuple[Callable[[], object], tuple[int, ...]]] = [
             (self._collective, (1, 2, 3)),
@@ -261,7 +260,7 @@ class Workload(Programs):
         asker: VirtualHost,
         c: Cluster,
     ) -> None:
-        """took: the hosts that take part. tasks: whether tasks make sources."""
+        """took: the participating hosts. tasks: whether tasks make sources."""
         refs: list[Any] = []
         try:
             for name in names:
