@@ -192,7 +192,7 @@ def test_places_of_an_alltoall_are_looked_up_and_not_searched(
     commit = m.Commit(1, 1, tuple(range(columns)))
     msgspec.structs.force_setattr(commit, "destinations", destinations)
     compared.compared = 0
-    operations.placed(node.cluster.plan_executor, ask, commit)
+    operations.placed(node.cluster.plan_runner, ask, commit)
     assert compared.compared < 20 * columns
     copies = [node.parts.exports.copies_of(hold.oid) for hold in holds]
     assert copies == [(), (1,)] * (columns // 2)
