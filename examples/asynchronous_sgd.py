@@ -1,7 +1,7 @@
-"""How do I train with the gradients that are ready first, and not wait for stragglers?
+"""How do I train with the first gradients that are ready, without waiting for stragglers?
 
-`reduce(..., num=k)` takes the first k that are ready and says which ones; the others stay in the
-race for the next step, with the weights that they began with.
+`reduce(..., num=k)` takes the first k gradients that are ready, and `contributors` names them. The
+other tasks keep running, and their gradients, of older weights, count in a later step.
 """
 
 import time
@@ -15,7 +15,7 @@ RATE = 0.2
 
 
 def gradient(weights, x, y, part):
-    time.sleep(0.02 if part == 0 else 0.001)  # one of them is slow
+    time.sleep(0.02 if part == 0 else 0.001)  # one part is slow
     mine = slice(part, None, WORKERS)
     guess = 1 / (1 + np.exp(-x[mine] @ weights))
     return x[mine].T @ (guess - y[mine]) / len(y[mine])
@@ -37,7 +37,7 @@ def main():
             total = c.reduce([running[part] for part in parts], op="mean", num=TAKEN)
             weights = weights - RATE * c.get(total)
             now = c.put(weights)
-            for place in total.contributors:  # these begin again, the others go on
+            for place in total.contributors:  # restart only these parts
                 used[parts[place]] += 1
                 running[parts[place]] = c.submit(gradient, now, x, y, parts[place])
         right = float(((features @ weights > 0) == labels).mean())

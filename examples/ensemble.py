@@ -1,8 +1,8 @@
-"""How do I serve an ensemble of models, one of whose processes is killed?
+"""How do I serve an ensemble of models that survives the death of a process?
 
-Each model is an actor with `restarts`: when its process dies, the constructor runs again, calls
-that had not begun go on, and the one that was running fails with an ActorLostError. A vote needs
-two of three answers, so nobody who asks sees the death.
+Each model is an actor with `restarts`: when its process dies, the constructor runs again, queued
+calls continue, and the running call fails with an ActorLostError. A vote needs two of three
+answers, so clients do not notice the death.
 """
 
 import os
@@ -27,7 +27,7 @@ class Model:
 
 
 def vote(c, models, batch):
-    """The majority of the answers that come first."""
+    """The majority of the first answers."""
     asked = [model.predict(batch) for model in models]
     while True:
         done, waiting = c.wait(asked, num=min(NEEDED, len(asked)))
@@ -49,7 +49,7 @@ def main():
             answer, answers = vote(c, models, c.put(batch))
             assert answers >= 1
             right.append(float((answer == np.sign(batch.sum(axis=1))).mean()))
-        models[1].predict(np.zeros((1, 16))).result()  # it is back
+        models[1].predict(np.zeros((1, 16))).result()  # wait for the restart
         print(f"model 1 was started again {hoplite_mp.Actor.restarts(models[1])} time(s)")
         assert hoplite_mp.Actor.restarts(models[1]) == 1
     print(f"{REQUESTS} requests answered, {np.mean(right):.1%} of the predictions right")

@@ -1,8 +1,8 @@
 """How do I run scikit-learn's searches on a cluster?
 
-Importing the integration registers a backend of joblib; inside `parallel_config` whatever uses
-joblib runs on it. The data are stored once and read by all workers. With `cluster=` it runs on a
-cluster that is open already, of one host or many.
+Importing the integration registers a joblib backend, which all joblib calls inside
+`parallel_config` use. The data are stored once and read by all workers. With `cluster=` the backend
+uses an open cluster, of one host or many.
 
 Needs: sklearn, joblib
 (`pip install 'hoplite-mp[joblib]' scikit-learn`)

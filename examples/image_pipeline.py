@@ -1,8 +1,8 @@
 """How do I process images while they are still being read, with bounded memory?
 
-`stream` gives what a generator yields in another process, one ref each; it pauses when so many
-items have not been taken. Each image goes on to a task as a ref, so it never comes to this process;
-results are taken as they are ready.
+`stream` runs a generator in another process and returns a ref for each item; the generator pauses
+while `buffersize` items are waiting. Each image is passed to a task as a ref, so it is never copied
+to this process. Results are taken as they are ready.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ SHAPE = (480, 640, 3)
 
 
 def read_images(count):
-    """Stands for a camera or a directory: noise, with a bright square somewhere."""
+    """In place of a camera or a directory: noise with a bright square."""
     rng = np.random.default_rng(0)
     for number in range(count):
         image = hoplite_mp.current().empty(SHAPE, np.uint8)  # published without a copy
@@ -38,7 +38,7 @@ def main():
         right = []
         for asked, image in enumerate(images):
             working.add(c.submit(find_square, image))
-            if asked >= AHEAD:  # so many are under way: take one that is ready
+            if asked >= AHEAD:  # limit the number of running tasks
                 right.append(next(working).result())
         right += [one.result() for one in working]
         used = c.stats()["bytes_used"]

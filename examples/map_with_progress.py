@@ -1,8 +1,7 @@
-"""How do I map a function over many items and see how far it is?
+"""How do I map a function over many items and show the progress?
 
-`map` returns results in order while later ones are computed; `progress=` draws a bar, in a terminal
-or a notebook (`pip install 'hoplite-mp[progress]'`). With `ordered=False` results come as they are
-ready.
+`map` returns results in order while later ones are computed; `progress=` draws a bar in a terminal
+or a notebook. With `ordered=False` results are returned as they are ready.
 
 Needs: tqdm
 (`pip install 'hoplite-mp[progress]'`)

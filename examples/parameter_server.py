@@ -1,8 +1,8 @@
-"""How do I keep parameters in one process that others update, and lose none when it is killed?
+"""How do I write a parameter server that loses no update when its process is killed?
 
-An actor is an object in a process of its own; calls on its handle run one after the other. With
-`checkpoint=1` its state is kept after every call, together with the results that callers may not
-have yet, so a call that is tried again after a death is applied once.
+An actor is an object in a process of its own, whose calls run one after another. With
+`checkpoint=1` its state is saved after every call, together with results that callers may not have
+received, so a call that is retried after a death is applied only once.
 """
 
 import os
@@ -52,7 +52,7 @@ def main():
         server = options.actor(Server, FEATURES)
         working = [c.submit(work, server, seed) for seed in range(WORKERS)]
         while server.pull().result()[0] < PUSHES:
-            pass  # until a third of all is done
+            pass  # until a third of the updates are done
         os.kill(server.pid().result(), signal.SIGKILL)
         stalest = max(one.result() for one in working)
         version, weights = c.get_actor("server").pull().result()

@@ -1,8 +1,8 @@
-"""How do I learn from many simulations at once, and use the episodes that end first?
+"""How do I learn from many simulations at once, and use the first episodes that end?
 
-Samplers are actors that keep their environment and its random numbers; the learner puts a policy,
-asks all of them, takes the episodes that are ready first, and gives the new policy to these alone.
-The environment is a pole on a cart, the learner a cross-entropy method.
+Samplers are actors that keep their own random numbers. The learner uses episodes as they end, and
+restarts each sampler at once with the current policy. The environment is a pole on a cart, the
+learner a cross-entropy method.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ class Sampler:
         self.rng = np.random.default_rng(seed)
 
     def episode(self, mean, spread):
-        """Weights drawn from the policy, and for how many steps they keep the pole up."""
+        """The number of steps that the pole stays up, and the weights drawn from the policy."""
         weights = mean + spread * self.rng.normal(size=4)
         x, v, angle, turn = self.rng.uniform(-0.05, 0.05, size=4)
         for step in range(STEPS_MAX):

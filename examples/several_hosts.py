@@ -1,8 +1,8 @@
-"""How do I use several hosts, and where do my tasks and arrays go?
+"""How do I use several hosts, and choose where tasks run and arrays are stored?
 
-On real machines: `hoplite-mp up --listen HOST:PORT` on one, `hoplite-mp join HOST:PORT` on the
-others, and HOST:PORT as the argument of this program. Without an argument it starts three nodes on
-this one.
+Run `hoplite-mp up --listen HOST:PORT` on one host, `hoplite-mp join HOST:PORT` on the other hosts,
+and this program with the argument HOST:PORT. Without an argument the program starts three nodes on
+this host.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ COMMAND = [sys.executable, "-m", "hoplite_mp"]
 
 @contextlib.contextmanager
 def three_nodes():
-    """The address of a cluster that lives as long as the block."""
+    """The address and token file of a cluster that ends with the block."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
 
         def start(*words):
@@ -56,7 +56,7 @@ def use(address, token=None):
         c.broadcast(block).result()  # a tree over all nodes, in blocks
         print("held by", c.locations(block))
         assert len(c.locations(block)) == len(c.nodes)
-        for node in others:  # bound to a node
+        for node in others:  # a task bound to a node
             assert c.options(node=node).submit(mean_of, block, 1).result() == 2.0
         parts = [c.options(node=node).submit(np.full, 1_000_000, 2.0) for node in c.nodes]
         total = c.reduce(parts, op="sum", to=here)

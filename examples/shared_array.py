@@ -1,7 +1,7 @@
 """How do many tasks read one large array without copying it?
 
-`put` copies it once into memory that all processes of the host share; the ref is the argument. The
-tasks get read-only views. A result that a task makes with `empty` is in the store from the start.
+`put` copies the array once into memory that all processes of the host share. Tasks take the ref as
+an argument and get read-only views. An array made with `empty` is in the store from the start.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""How do I train in step, and go on when a member dies?
+"""How do I train synchronously, and continue when a member dies?
 
-Peers call `allreduce` together. When one is killed, the call completes among the survivors with the
-same bits on all of them; `contributors` says who was in it. docs/rejoining.md has the loop in which
-the member that died comes back.
+All peers call `allreduce`. When a peer is killed, the call completes among the survivors with the
+same bits on all of them; `contributors` names the ranks in the result. docs/rejoining.md shows how
+a dead member rejoins.
 """
 
 import os

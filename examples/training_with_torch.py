@@ -1,7 +1,7 @@
-"""How does training with torch go on when one of its processes is killed?
+"""How does training with torch continue when one of its processes is killed?
 
-Three ranks train one model. Rank 1 is killed in the middle, and comes back: the others go on
-without it, then hand weights, the optimizer's state and the number of the step over to it.
+Three ranks train one model. Rank 1 is killed in the middle and rejoins. The other ranks continue
+without it, then send it the weights, the optimizer's state and the step number.
 
 Needs: torch.
 """
@@ -18,7 +18,7 @@ RANKS, STEPS = 3, 150
 
 
 def batch(step: int, rank: int):
-    """What a rank learns from in a step: the sum of four numbers."""
+    """A rank's data for a step: four numbers and their sum."""
     import torch
 
     x = torch.randn(32, 4, generator=torch.Generator().manual_seed(step * RANKS + rank))
@@ -33,13 +33,13 @@ def train(rank: int, folder: Path):
     model = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     group = hoplite_mp.current().group("training", RANKS, rank)
-    note = folder / f"rank{rank}-{os.getpid()}"  # of the step, so that it can be killed in one
+    note = folder / f"rank{rank}-{os.getpid()}"  # the current step, for kill_rank_1
     note.touch()
     ddp = DistributedDataParallel(model, group=group, state={"optimizer": optimizer})
     began = ddp.step_number
     alone = set()
     while ddp.step_number < STEPS:
-        if ddp.step_number == STEPS // 2:  # long enough for rank 1 to come back
+        if ddp.step_number == STEPS // 2:  # wait until rank 1 has restarted
             while len(list(folder.glob("rank1-*"))) < 2:
                 time.sleep(0.01)
         note.write_text(str(ddp.step_number))
@@ -55,7 +55,7 @@ def train(rank: int, folder: Path):
 
 
 def kill_rank_1(folder: Path, ranks: list) -> None:
-    while not any(rank.done() for rank in ranks):  # one that fails will say why
+    while not any(rank.done() for rank in ranks):  # a failed rank raises below
         for path in folder.glob("rank1-*"):
             if int(path.read_text() or 0) > 10:
                 os.kill(int(path.name.split("-")[1]), signal.SIGKILL)

@@ -1,9 +1,9 @@
 """How does a web service compute in other processes, with hundreds of requests at a time?
 
-The event loop parses and answers; a request is a task, and `await` takes no thread for it. A model
-lies in shared memory once, and workers read it without a copy. A worker that dies is replaced, and
-its requests are tried again. `python web_service.py 8000` serves until Ctrl-C; without a port it
-asks itself. Needs what `pip install 'hoplite-mp[examples]'` installs.
+The event loop parses and answers; each request is a task, and `await` needs no thread. One copy of
+the model is in shared memory, and workers read it in place. A worker that dies is replaced, and its
+requests are retried. `python web_service.py 8000` serves until Ctrl-C; without a port the program
+sends requests to itself. Install the packages with `pip install 'hoplite-mp[examples]'`.
 
 Needs: starlette, uvicorn
 """
@@ -32,7 +32,7 @@ def predict(model, features):
 
 @contextlib.asynccontextmanager
 async def lifespan(app):
-    """From the start of the server to its end, which waits for the requests under way."""
+    """Opens a cluster for the life of the server; its end waits for open requests."""
     async with hoplite_mp.connect(memory="256MiB") as c:
         yield {"c": c, "model": c.put(np.random.default_rng(0).random((FEATURES, CLASSES)))}
 
@@ -44,7 +44,7 @@ async def answer(request):
         async with asyncio.timeout(PATIENCE_S):
             return JSONResponse(await future)
     except TimeoutError:
-        future.cancel()  # the `await` has ended, the task has not: if it waits, it never runs
+        future.cancel()  # only the `await` has ended; a queued task now never runs
         return JSONResponse({"error": "too busy"}, status_code=503)
     except ValueError as error:  # raised by predict()
         return JSONResponse({"error": str(error)}, status_code=422)
