@@ -1,4 +1,4 @@
-"""Dask's workers, the one beside the scheduler first; one for each host, with one thread."""
+"""Dask's workers, one per host with one thread, starting with the scheduler's host."""
 
 from distributed import Client
 
@@ -6,7 +6,7 @@ WAIT_S = 120
 
 
 def connect(given):
-    """A client, and the addresses of all workers; without an address, of some here."""
+    """A client and the addresses of all workers; without an address, of new workers here."""
     if given.address is None:
         client = Client(n_workers=given.hosts, threads_per_worker=1, dashboard_address=None)
     else:

@@ -1,4 +1,4 @@
-"""Fashion-MNIST, as Debian has it: 70 000 pictures of clothes in ten classes."""
+"""Fashion-MNIST from Debian's package: 70 000 pictures of clothes in ten classes."""
 
 import gzip
 from pathlib import Path
@@ -10,7 +10,7 @@ PIXELS, CLASSES = 28 * 28, 10
 
 
 def load(kind):
-    """Images, a row of bytes for each, and labels; kind: "train" or "t10k"."""
+    """Images, one row of bytes each, and labels; `kind` is "train" or "t10k"."""
     if not FOLDER.exists():
         raise FileNotFoundError(f"no {FOLDER}: install it, apt install dataset-fashion-mnist")
     with gzip.open(FOLDER / f"{kind}-images-idx3-ubyte.gz") as images:

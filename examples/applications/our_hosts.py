@@ -1,7 +1,7 @@
-"""A cluster of ours: the running one, as soon as it has all hosts, or one here.
+"""Our cluster: a running one, once all hosts have joined, or a new one on this host.
 
-All hosts were started with `--resources place=1`, and all but the first with `place=1,away=1`, so
-that what needs one of these has a host for itself.
+The first host was started with `--resources place=1`, all others with `place=1,away=1`, so that a
+task that needs one of these resources has a host for itself.
 """
 
 import time
@@ -12,7 +12,7 @@ WAIT_S = 120
 
 
 def connect(given):
-    """Without an address this host has it all."""
+    """The cluster at the address; without an address, a new one on this host."""
     if given.address is None:
         n = given.hosts
         return hoplite_mp.Cluster(workers=n, resources={"place": n, "away": n - 1})

@@ -1,9 +1,9 @@
-"""What the programs of reinforcement learning have in common: episodes, V-trace, and gradients.
+"""The common part of the programs for reinforcement learning: episodes, V-trace, and gradients.
 
-It stands here, without a word of any engine, so that every program trains the same policy with the
-same steps, and they differ in nothing but how policies, rollouts and gradients travel. A policy
-travels as one vector of float32. It may be longer than the network is: the rest is padding, which
-is carried and added up like weights, and never computed with.
+This module uses no engine, so that every program trains the same policy with the same steps, and
+the programs differ only in how policies, rollouts and gradients are sent. A policy is sent as one
+vector of float32. If the vector is longer than the network, the rest is padding, which is sent and
+added up like weights, but never used in computations.
 
 Needs: gymnasium, torch.
 """
@@ -20,16 +20,16 @@ from gymnasium.vector import AutoresetMode
 
 HIDDEN = 64
 DISCOUNT = 0.99
-ENTROPY, CRITIC = 0.01, 0.5  # weights of these parts of the loss
-RATE, NORM_MAX = 0.003, 0.5  # of a step, and of its gradient
-EPISODES = 100  # the last of which tell how good a policy is
+ENTROPY, CRITIC = 0.01, 0.5  # their weights in the loss
+RATE, NORM_MAX = 0.003, 0.5  # learning rate, and maximum norm of the gradient
+EPISODES = 100  # number of last episodes for the quality of a policy
 
-# V-trace's bounds of how much more probable an action may be now than when it was taken.
+# V-trace's bounds of the ratio between an action's probabilities now and when it was taken.
 RHO_MAX, C_MAX = 1.0, 1.0
 
 
 class Network(torch.nn.Module):
-    """Gives a preference for each action, and the value of the state."""
+    """Returns a preference for each action, and the value of the state."""
 
     def __init__(self, environment):
         super().__init__()
@@ -42,20 +42,20 @@ class Network(torch.nn.Module):
         return self.actor(observations), self.critic(observations).squeeze(-1)
 
     def parts(self, vector):
-        """Tensors like its parameters, from the front of a vector."""
+        """Tensors like the network's parameters, from the start of a vector."""
         at = 0
         for weights in self.parameters():
             yield torch.tensor(vector[at : at + weights.numel()]).view_as(weights)
             at += weights.numel()
 
     def load(self, policy):
-        """Takes its weights from a policy's vector."""
+        """Loads the weights from a policy's vector."""
         with torch.no_grad():
             for weights, part in zip(self.parameters(), self.parts(policy), strict=True):
                 weights.copy_(part)
 
     def store(self, policy):
-        """Writes its weights there."""
+        """Writes the weights to a policy's vector."""
         _write(self.parameters(), policy)
 
 
@@ -67,7 +67,7 @@ def _layers(inputs, outputs):
 
 
 def _write(tensors, vector):
-    """One behind the other; returns where they end."""
+    """Writes the tensors one after another, and returns the end of the last."""
     at = 0
     for tensor in tensors:
         vector[at : at + tensor.numel()] = tensor.detach().numpy().ravel()
@@ -76,24 +76,24 @@ def _write(tensors, vector):
 
 
 class Rollout(NamedTuple):
-    """What a sampler has seen, by time and copy of the environment."""
+    """A sampler's data, by time and copy of the environment."""
 
-    observations: np.ndarray  # one more than actions: where the last of them led
+    observations: np.ndarray  # one more than actions: also the last state
     actions: np.ndarray
-    rewards: np.ndarray  # times 1 - DISCOUNT, which keeps values near 1
+    rewards: np.ndarray  # scaled by 1 - DISCOUNT, which keeps values near 1
     discounts: np.ndarray  # 0 where an episode ended
-    log_probabilities: np.ndarray  # of the actions, when they were taken
+    log_probabilities: np.ndarray  # of the actions when they were taken
 
 
 class Seen(NamedTuple):
-    """For the record: how many actions were taken, and what the episodes that ended brought."""
+    """Statistics: the number of actions, and the returns of episodes that ended."""
 
     samples: int
     returns: list
 
 
 class Sampler:
-    """Several copies of an environment, played at once by the policy that is given."""
+    """Several copies of an environment, played at the same time by one policy."""
 
     def __init__(self, environment, seed, copies=16, steps=32):
         torch.set_num_threads(1)
@@ -106,7 +106,7 @@ class Sampler:
         self.sums = np.zeros(copies)
 
     def play(self, policy):
-        """`steps` steps in each copy: a Rollout, and what was Seen."""
+        """Plays `steps` steps in each copy; returns a Rollout and a Seen."""
         self.network.load(policy)
         seen, moves, ended = [self.now], [], []
         for _ in range(self.steps):
@@ -136,9 +136,9 @@ class Sampler:
 
 
 def vtrace(log_ratios, discounts, rewards, values, last_value):
-    """Values and advantages as the policy of now would have had them, from rollouts of an older one
-    (V-trace: Espeholt and others, IMPALA, 2018, section 4.1). All are by time and environment, but
-    `last_value`, which is of the state after the last step."""
+    """Values and advantages under the current policy, from rollouts of an older policy (V-trace:
+    Espeholt and others, IMPALA, 2018, section 4.1). All arrays are by time and environment, except
+    `last_value`, the value of the state after the last step."""
     rho = np.minimum(RHO_MAX, np.exp(log_ratios))
     c = np.minimum(C_MAX, np.exp(log_ratios))
     following = np.concatenate([values[1:], last_value[None]])
@@ -154,7 +154,7 @@ def vtrace(log_ratios, discounts, rewards, values, last_value):
 
 
 def backward(network, rollouts):
-    """Leaves the gradient of the loss in the network's parameters."""
+    """Computes the gradient of the loss in the network's parameters."""
     rollout = Rollout(*(np.concatenate(one, axis=1) for one in zip(*rollouts, strict=True)))
     scores, values = network(torch.from_numpy(rollout.observations))
     scores, values, last_value = scores[:-1].log_softmax(-1), values[:-1], values[-1]
@@ -176,7 +176,7 @@ def backward(network, rollouts):
 
 
 class Learner:
-    """The network, its optimizer, and the policy as a vector of at least so many MB."""
+    """The network, its optimizer, and the policy as a vector of at least `megabytes`."""
 
     def __init__(self, environment, megabytes=0, seed=0):
         torch.manual_seed(seed)
@@ -188,12 +188,12 @@ class Learner:
         self.optimizer = torch.optim.Adam(self.network.parameters(), RATE)
 
     def learn(self, rollouts):
-        """A step of IMPALA: from rollouts of policies that are a few steps old."""
+        """A step of IMPALA, from rollouts of policies that are a few steps old."""
         backward(self.network, rollouts)
         self._step()
 
     def apply(self, gradient):
-        """A step of A3C: with the mean of gradients that the samplers have computed."""
+        """A step of A3C, with the mean of the samplers' gradients."""
         parts = self.network.parts(gradient)
         for weights, part in zip(self.network.parameters(), parts, strict=True):
             weights.grad = part
@@ -206,7 +206,7 @@ class Learner:
 
 
 def mean(gradients):
-    """Of vectors, one after the other, in memory of its own."""
+    """The mean of the vectors, in new memory."""
     total = gradients[0].copy()
     for gradient in gradients[1:]:
         total += gradient
@@ -215,25 +215,25 @@ def mean(gradients):
 
 
 class Record:
-    """Of a run: when each step was made, from how many samples, and how good the policy was."""
+    """For each step of a run: its time, its number of samples, and the quality of the policy."""
 
     def __init__(self):
         self.steps, self.samples, self.returns = [], [], []
         self._last = collections.deque(maxlen=EPISODES)  # returns
 
     def note(self, seen):
-        """A step that was made from these."""
+        """Records a step with these samples."""
         self.steps.append(time.monotonic())
         self.samples.append(sum(one.samples for one in seen))
         self._last += [episode for one in seen for episode in one.returns]
         self.returns.append(float(np.mean(self._last)) if self._last else None)
 
     def found(self):
-        """What there is to say at the end, a mean of the last EPISODES returns for each step."""
+        """The results: times, samples, and the mean of the last EPISODES returns for each step."""
         return {"steps": self.steps, "samples": self.samples, "returns": self.returns}
 
 
 @functools.cache
 def sampler(environment, seed):
-    """One for this process, where tasks have no object of their own to keep it in."""
+    """A single instance for this process, because tasks have no state of their own."""
     return Sampler(environment, seed)

@@ -1,7 +1,7 @@
-"""Ray, as soon as it has all hosts, or here.
+"""Connects to Ray: a running cluster, once all hosts have joined, or a new one on this host.
 
-The hosts were started with `ray start --resources='{"place": 1}'`, and all but the first with
-`{"place": 1, "away": 1}`, so that what needs one of these has a host for itself.
+The first host was started with `ray start --resources='{"place": 1}'`, all others with
+`{"place": 1, "away": 1}`, so that an actor that needs one of these has a host for itself.
 """
 
 import logging
@@ -14,7 +14,7 @@ WAIT_S = 240
 
 
 def connect(given):
-    """Returns when there are as many nodes as hosts; without an address, this host is all."""
+    """Returns when all hosts have joined; without an address, starts Ray on this host."""
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if given.address is None:
         here = {"place": given.hosts, "away": given.hosts - 1}
@@ -29,6 +29,6 @@ def connect(given):
 
 
 def here():
-    """Options of an actor that is to be beside the driver."""
+    """Options for an actor on the driver's host."""
     node = ray.get_runtime_context().get_node_id()
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}

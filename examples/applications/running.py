@@ -1,7 +1,7 @@
-"""How these programs are told what to do, and say what they have found.
+"""The arguments and the output of these programs.
 
-Each takes one argument, a text of JSON: `python -m examples.applications.asynchronous_sgd.ours
-'{"seconds": 5}'`, and prints lines of JSON. Without "address" it runs on this host alone.
+Each program takes one argument in JSON: `python -m examples.applications.asynchronous_sgd.ours
+'{"seconds": 5}'`, and prints lines of JSON. Without "address" the program runs on this host only.
 """
 
 import json
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 
 def arguments(**defaults):
-    """The defaults, and what the command line has instead of them."""
+    """The defaults, overridden by the command line."""
     given = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
     defaults = {"address": None, "hosts": 4} | defaults
     unknown = given.keys() - defaults.keys()
@@ -21,5 +21,5 @@ def arguments(**defaults):
 
 
 def say(event, **more):
-    """A line of JSON; `begun` and `ended` enclose what is measured, `result` is the last one."""
+    """Prints a line of JSON; `begun` and `ended` enclose the measured time, `result` is last."""
     print(json.dumps({"event": event, "at": time.monotonic(), **more}), flush=True)

@@ -1,8 +1,8 @@
-"""The same on Dask alone: tasks compute gradients, the learner gathers and adds up those that
-`as_completed` names.
+"""The same on Dask alone: tasks compute gradients; the learner gathers and adds up the first
+ones from `as_completed`.
 
-The policy is scattered to the worker of the learner's host; the others fetch it from there, or from
-each other. A sampler's environments stay in its worker's process.
+The policy is scattered to the worker of the learner's host; the other workers fetch it from there,
+or from each other. A sampler's environments stay in its worker's process.
 
 Needs: distributed, gymnasium, torch
 """
@@ -23,7 +23,7 @@ def gradient(policy, environment, seed):
 
 
 def train(client, workers, given):
-    server, places = workers[0], workers[1:]  # the learner's host, and the others
+    server, places = workers[0], workers[1:]  # the learner's host, and the other hosts
 
     def scattered():
         return client.scatter(learner.policy, workers=[server], direct=True, hash=False)
@@ -39,7 +39,7 @@ def train(client, workers, given):
     half, seed_of = (len(places) + 1) // 2, {}
     policy = scattered()
     begun = [begin(seed) for seed in range(len(places))]
-    wait(begun)  # all workers are there
+    wait(begun)  # wait for all workers
     ready = as_completed(begun)
     del begun
     say("begun")

@@ -1,8 +1,8 @@
-"""How do I learn from gradients that samplers have computed, on several hosts?
+"""How do I learn from gradients that samplers compute, on several hosts?
 
-A3C: `reduce(..., num=)` gives the mean of the half that is ready first, added up on its way to the
-learner, which is this process. Their samplers begin again with the new policy; the others go on,
-and count in a later step.
+A3C: `reduce(..., num=)` returns the mean of the first half of the gradients, added up in transit to
+the learner, which is this process. The samplers of these gradients start again with the new policy;
+the other samplers keep running, and count in a later step.
 
 Needs: gymnasium, torch
 """
@@ -34,7 +34,7 @@ def train(c, given):
     policy = c.put(learner.policy)
     running = [sampler.gradient(policy) for sampler in samplers]
     seen = [sampler.seen() for sampler in samplers]
-    c.wait(running)  # all processes have started
+    c.wait(running)  # wait until all processes have started
     say("begun")
     end = time.monotonic() + given.seconds
     while time.monotonic() < end:

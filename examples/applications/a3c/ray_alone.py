@@ -1,4 +1,4 @@
-"""The same on Ray alone: the learner gets the gradients that `ray.wait` names, and adds them up.
+"""The same on Ray alone: the learner fetches the gradients from `ray.wait`, and adds them up.
 
 Needs: gymnasium, ray, torch
 """
@@ -26,7 +26,7 @@ def train(given):
     half = (len(samplers) + 1) // 2
     policy = ray.put(learner.policy)
     running = {sampler.gradient.remote(policy): sampler for sampler in samplers}
-    ray.wait(list(running), num_returns=len(running))  # all processes have started
+    ray.wait(list(running), num_returns=len(running))  # wait until all processes have started
     say("begun")
     end = time.monotonic() + given.seconds
     while time.monotonic() < end:

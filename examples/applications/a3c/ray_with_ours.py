@@ -1,7 +1,7 @@
-"""The same on Ray, with this library inside: Ray's actors give refs to gradients of ours, which
-`reduce` adds up on their way to the learner.
+"""The same on Ray, with this library inside: Ray's actors return our refs to gradients, which
+`reduce` adds up in transit to the learner.
 
-What Ray carries is held for `ref_hold_s`, so that is short here: each step has a new policy.
+Refs that Ray carries are held for `ref_hold_s`, short here, because each step has a new policy.
 
 Needs: gymnasium, ray, torch
 """
@@ -33,7 +33,7 @@ def train(c, given):
     half = (len(samplers) + 1) // 2
     policy = c.put(learner.policy)
     running = {sampler.gradient.remote(policy): sampler for sampler in samplers}
-    ray.wait(list(running), num_returns=len(running))  # all processes have started
+    ray.wait(list(running), num_returns=len(running))  # wait until all processes have started
     say("begun")
     end = time.monotonic() + given.seconds
     while time.monotonic() < end:

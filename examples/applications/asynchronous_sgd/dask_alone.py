@@ -1,7 +1,7 @@
-"""The same on Dask alone: futures of gradients go to the server's worker as they are done.
+"""The same on Dask alone: the server's worker gets futures of gradients as they are done.
 
-`as_completed` names the gradients that are ready first; the step is a task on the server's host,
-and arrays go from worker to worker, not through this process.
+`as_completed` yields the first gradients that are ready; the step is a task on the server's host,
+and arrays are sent from worker to worker, not through this process.
 
 Needs: distributed, torch
 """
@@ -43,7 +43,7 @@ def train(client, workers, given):
     weights = client.submit(training.first_weights, size, workers=server)
     half = parts // 2
     begun = [begin(part) for part in range(parts)]
-    wait(begun)  # all workers have the data
+    wait(begun)  # wait until all workers have loaded the data
     ready = as_completed(begun)
     del begun
     say("begun")

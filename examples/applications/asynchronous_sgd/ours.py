@@ -1,8 +1,8 @@
 """How do I train with the first half of the gradients, on several hosts?
 
-`reduce(..., num=)` adds up the gradients that are ready first, on their way to the server. Their
-workers begin again with the new weights; the others go on, and count in a later step. The
-server makes new weights while the next gradients are added up.
+`reduce(..., num=)` adds up the first gradients that are ready, in transit to the server. Their
+workers start again with the new weights; the other gradients count in a later step. The server
+computes new weights while the next gradients are added up.
 
 Needs: torch
 """
@@ -23,7 +23,7 @@ def gradient(weights, part, parts):
 
 
 class Server:
-    """Has the weights; each call makes new ones."""
+    """Holds the weights; each call computes new weights."""
 
     def __init__(self, weights):
         self.weights, self.record = weights, training.Record()
@@ -44,16 +44,16 @@ def train(c, given):
     parts, half = given.hosts, given.hosts // 2
     first = c.put(training.first_weights(training.size_of(given.megabytes)))
     server = c.options(node=c.here).actor(Server, first)
-    # Each host has one place: a task that finds none waits, also for a new host.
+    # Each host has one place: a task waits until a place is free, or a host with a place joins.
     pool = c.options(resources={"place": 1})
     running = [pool.submit(gradient, first, part, parts) for part in range(parts)]
-    c.wait(running)  # all workers have the data
+    c.wait(running)  # wait until all workers have loaded the data
     say("begun")
     steps, end = [], time.monotonic() + given.seconds
     while not steps or steps[-1] < end:
         mean = c.reduce(running, op="mean", num=half)
         c.wait([mean])
-        weights = server.apply(mean)  # nobody waits for that: the next sum begins meanwhile
+        weights = server.apply(mean)  # not awaited: the next sum begins meanwhile
         for part in mean.contributors:
             running[part] = pool.submit(gradient, weights, part, parts)
         steps.append(time.monotonic())

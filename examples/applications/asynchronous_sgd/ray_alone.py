@@ -1,6 +1,6 @@
-"""The same on Ray alone, as Ray's own example of an asynchronous parameter server has it.
+"""The same on Ray alone, like Ray's own example of an asynchronous parameter server.
 
-`ray.wait` names the gradients that are ready first; the server, an actor, is given all of them.
+`ray.wait` returns the first gradients that are ready; the server, an actor, takes all of them.
 
 Needs: ray, torch
 """
@@ -45,7 +45,7 @@ def train(given):
     workers = [Worker.remote(part, given.hosts) for part in range(given.hosts)]
     half = len(workers) // 2
     running = {worker.gradient.remote(weights): worker for worker in workers}
-    ray.wait(list(running), num_returns=len(workers))  # all processes have started
+    ray.wait(list(running), num_returns=len(workers))  # wait until all processes have started
     say("begun")
     steps, end = [], time.monotonic() + given.seconds
     while not steps or steps[-1] < end:

@@ -1,8 +1,8 @@
 """The same on Ray, with this library inside: Ray's actors, our objects.
 
-Actors are given refs and return refs; the arrays are in the store beside each of Ray's nodes. The
-server adds up with `reduce`, on the way. What Ray carries is held for `ref_hold_s`, so that is
-short here, and gradients are deleted when they have been taken.
+Actors take and return refs; the arrays are in the store beside each Ray node. The server adds them
+up in transit, with `reduce`. Refs that Ray carries are held for `ref_hold_s`, which is short
+here, and gradients are deleted after use.
 
 Needs: ray, torch
 """
@@ -37,7 +37,7 @@ def computed(gradients):
     for gradient in gradients:
         try:
             yield ray.get(gradient)
-        except RayError:  # its host has died, and what it was to be computed from is gone
+        except RayError:  # lost with its host, together with its arguments
             continue
 
 
@@ -51,7 +51,7 @@ class Server:
         refs = list(computed(gradients))
         try:
             mean = self.c.get(self.c.reduce(refs, op="mean"))
-        except (ReduceError, ValueError):  # a host has died with its gradient, or all have
+        except (ReduceError, ValueError):  # some or all gradients are lost with their hosts
             return self.now
         finally:
             self.c.delete(refs)
@@ -72,7 +72,7 @@ def train(c, given):
     workers = [Worker.remote(part, given.hosts) for part in range(given.hosts)]
     half = len(workers) // 2
     running = {worker.gradient.remote(first): worker for worker in workers}
-    ray.wait(list(running), num_returns=len(workers))  # all processes have started
+    ray.wait(list(running), num_returns=len(workers))  # wait until all processes have started
     say("begun")
     steps, end = [], time.monotonic() + given.seconds
     while not steps or steps[-1] < end:

@@ -1,7 +1,7 @@
-"""What all these programs train: a small network on Fashion-MNIST, its weights one flat array.
+"""The model of these programs: a small network on Fashion-MNIST, whose weights are one flat array.
 
-Only the first WEIGHTS numbers of that array belong to the network. The rest is padding: it travels
-as weights do, and costs no computing, so that large models can be moved on a small machine.
+Only the first WEIGHTS numbers of the array belong to the network. The rest is padding: it is sent
+like weights but not computed, so that a small machine can imitate large models.
 """
 
 import functools
@@ -19,7 +19,7 @@ RATE, BATCH, TESTED, NOTE_EVERY_S = 0.1, 32, 2000, 0.5
 
 
 def size_of(megabytes):
-    """How many numbers are in an array of so many MB; at least those of the network (5 MB)."""
+    """The size of an array of `megabytes`, at least that of the network (5 MB)."""
     return max(WEIGHTS, round(megabytes * 1e6 / 4))
 
 
@@ -50,7 +50,7 @@ def put_into(model, weights):
 
 
 class Learner:
-    """Computes gradients from a part of the data, which it has as a whole."""
+    """Computes gradients from parts of the data, all of which it has loaded."""
 
     def __init__(self):
         pixels, labels = load("train")
@@ -58,7 +58,7 @@ class Learner:
         self.model, self.random = network(), np.random.default_rng()
 
     def gradient(self, weights, part, parts, out):
-        """Of the loss on some images of that part, chosen at random, into `out`."""
+        """Writes the gradient of the loss on random images of a part to `out`."""
         chosen = self.random.integers(len(self.labels) // parts, size=BATCH) * parts + part
         put_into(self.model, weights)
         self.model.zero_grad()
@@ -71,7 +71,7 @@ class Learner:
 
 
 def stepped(weights, gradients):
-    """New weights; the gradients are added up here."""
+    """New weights, from the mean of the gradients."""
     new = gradients[0].copy()
     for gradient in gradients[1:]:
         new += gradient
@@ -81,8 +81,8 @@ def stepped(weights, gradients):
 
 
 class Record:
-    """Keeps the network's weights now and then; how good they were is found out at the end, so
-    that it disturbs nobody."""
+    """Keeps a copy of the weights from time to time. Accuracies are computed only at the end, so
+    that the training is not disturbed."""
 
     def __init__(self):
         self.kept = []
@@ -93,7 +93,7 @@ class Record:
             self.kept.append((now, weights[:WEIGHTS].copy()))
 
     def accuracies(self):
-        """Pairs of a time and the share of test images that were recognized then."""
+        """Pairs of a time and the accuracy on test images at that time."""
         pixels, labels = load("t10k")
         images, model = floats(pixels[:TESTED]), network()
         right = torch.from_numpy(labels[:TESTED].astype(np.int64))
@@ -107,11 +107,11 @@ class Record:
 
 @functools.cache
 def learner():
-    """One for this process, where tasks have no object of their own to keep it in."""
+    """A single instance for this process, because tasks have no state of their own."""
     return Learner()
 
 
 @functools.cache
 def record():
-    """One for this process."""
+    """A single instance for this process."""
     return Record()

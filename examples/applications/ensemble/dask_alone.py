@@ -1,4 +1,4 @@
-"""The same on Dask alone: a batch is scattered to a worker, the models are tasks that are pinned.
+"""The same on Dask alone: a batch is scattered to a worker, and the models are pinned tasks.
 
 Needs: distributed
 """
@@ -22,9 +22,9 @@ def serve(client, workers, given):
             for seed in range(given.models)
         ]
 
-    client.gather(ask(requests.batch[:1]))  # all have learned
+    client.gather(ask(requests.batch[:1]))  # wait until all models are trained
     for batch in requests:
-        # The others take it from that one, or from each other: `broadcast=True` takes much longer.
+        # Other workers fetch it from this one or each other: `broadcast=True` takes much longer.
         future = client.scatter(batch, workers=places[:1], hash=False)
         requests.answer(client.gather(ask(future)))
     return requests.found()

@@ -1,7 +1,7 @@
 """How do I serve an ensemble of models on several hosts, some of which die?
 
-A batch is put once, and goes from host to host, not from here to each. A model that has died is
-begun anew, on its host or, if that is gone, on the next one that joins; until then the others vote.
+A batch is put once, and forwarded from host to host. A model that has died is restarted on its host
+or, if the host is lost, on the next host that joins; until then the other models vote.
 """
 
 import math
@@ -15,17 +15,17 @@ from hoplite_mp import ActorLostError
 class Ensemble:
     def __init__(self, c, count):
         self.c, self.models, self.places = c, {}, {}
-        self.away = {}  # models that cannot be asked -> a call that ends when they can
+        self.away = {}  # models that are not ready -> a call that ends when they are
         self.on_host = math.ceil(count / len(self.hosts()))
         for seed in range(count):
             self.begin(seed)
-        c.wait(list(self.away.values()))  # all have learned
+        c.wait(list(self.away.values()))  # wait until all models are trained
 
     def hosts(self):
-        return self.c.nodes[1:] or self.c.nodes  # not this one, if there are others
+        return self.c.nodes[1:] or self.c.nodes  # not this host, if there are others
 
     def begin(self, seed):
-        """On a host that has room; if there is none, the next request tries again."""
+        """Starts a model on a host with a free place; if none has one, the next request retries."""
         others = [place for other, place in self.places.items() if other != seed]
         for node in self.hosts():
             if others.count(node.id) < self.on_host:
@@ -34,7 +34,7 @@ class Ensemble:
                 return
 
     def look(self):
-        """Who can be asked again, who is to be begun anew?"""
+        """Checks which models have restarted, and restarts those that have failed."""
         for seed, ready in list(self.away.items()):
             if not ready.done():
                 continue

@@ -1,4 +1,4 @@
-"""The same on Ray alone: the batch is an object of Ray's, the models are its actors.
+"""The same on Ray alone: the batch is a Ray object, the models are Ray actors.
 
 Needs: ray
 """
@@ -14,7 +14,7 @@ Model = ray.remote(num_cpus=0, max_restarts=-1)(Classifier)
 
 
 def answers(models, asked, away):
-    """Of those that have not died; of the others it notes what comes when they are back."""
+    """Answers of living models; for each dead model, `away` gets a call that waits for its restart."""
     for seed, answer in asked.items():
         try:
             yield ray.get(answer)
@@ -31,7 +31,7 @@ def serve(given):
     models = [place.remote(seed) for seed in range(given.models)]
     requests = Requests(given)
     away = {seed: model.ready.remote() for seed, model in enumerate(models)}
-    ray.get(list(away.values()))  # all have learned
+    ray.get(list(away.values()))  # wait until all models are trained
     for batch in requests:
         ref = ray.put(batch)
         there = [s for s in range(len(models)) if s not in away or is_back(away[s])]

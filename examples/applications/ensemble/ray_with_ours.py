@@ -1,7 +1,7 @@
-"""The same on Ray, with this library inside: the batch is an object of ours.
+"""The same on Ray, with this library inside: the batch is our object.
 
-The models are actors of Ray's. A batch goes from host to host, and is read in a host's store. What
-Ray carries is held for `ref_hold_s`, so a batch is deleted when it has been answered.
+The models are Ray actors. A batch is forwarded from host to host, and read in the host's store.
+Refs that Ray carries are held for `ref_hold_s`, so each batch is deleted after its request.
 
 Needs: ray
 """
@@ -23,7 +23,7 @@ class Model(Classifier):
 
 
 def answers(models, asked, away):
-    """Of those that have not died; of the others it notes what comes when they are back."""
+    """Answers of living models; for each dead model, `away` gets a call that waits for its restart."""
     for seed, answer in asked.items():
         try:
             yield ray.get(answer)
@@ -40,7 +40,7 @@ def serve(c, given):
     models = [place.remote(seed) for seed in range(given.models)]
     requests = Requests(given)
     away = {seed: model.ready.remote() for seed, model in enumerate(models)}
-    ray.get(list(away.values()))  # all have learned
+    ray.get(list(away.values()))  # wait until all models are trained
     for batch in requests:
         ref = c.put(batch)
         there = [s for s in range(len(models)) if s not in away or is_back(away[s])]

@@ -1,6 +1,6 @@
-"""What all these programs serve: eight classifiers of Fashion-MNIST that vote.
+"""The models of all these programs: eight classifiers of Fashion-MNIST that vote.
 
-A request is a batch of images, as an array of numbers from 0 to 1, and every model sees all of it.
+A request is a batch of images, an array of numbers from 0 to 1; every model gets the full batch.
 """
 
 import functools
@@ -18,12 +18,12 @@ LEARNED, STEPS, RATE = 6000, 150, 0.02
 
 
 def share(given):
-    """How much of a host a model takes, so that hosts have equally many."""
+    """The share of a host for each model, so that hosts have equal numbers of models."""
     return math.floor(1e4 / math.ceil(given.models / (given.hosts - 1))) / 1e4
 
 
 class Classifier:
-    """Softmax regression, learned from a part of the data that the seed chooses."""
+    """Softmax regression, trained on a part of the data that depends on the seed."""
 
     def __init__(self, seed):
         pixels, labels = load("train")
@@ -48,12 +48,12 @@ class Classifier:
 
 @functools.cache
 def classifier(seed):
-    """One for this process, where tasks have no object of their own to keep it in."""
+    """A single instance for this process, because tasks have no state of their own."""
     return Classifier(seed)
 
 
 class Requests:
-    """Batches of so many MB of test images; how right the answers were, and when they came."""
+    """Batches of test images of a given size; records the accuracy and time of the answers."""
 
     def __init__(self, given):
         pixels, labels = load("t10k")
@@ -64,11 +64,11 @@ class Requests:
         self.begun, self.answered, self.given = [], [], given
 
     def __iter__(self):
-        """One request after the other, each when the one before has been answered."""
+        """One request after another, each after the answer to the previous one."""
         say("begun")
         end, kill_at = self._after(self.given.seconds), self._after(self.given.kill_s)
         while time.monotonic() < end:
-            self.killing = time.monotonic() > kill_at  # a replica is to be killed now
+            self.killing = time.monotonic() > kill_at  # kill a replica now
             kill_at = end if self.killing else kill_at
             self.begun.append(time.monotonic())
             yield self.batch
@@ -79,7 +79,7 @@ class Requests:
         return time.monotonic() + (1e9 if seconds is None else seconds)
 
     def answer(self, answers):
-        """The vote of those models that have answered."""
+        """Takes the vote of the models that have answered."""
         votes = np.zeros((len(self.labels), CLASSES), np.uint8)
         for one in answers:
             votes[np.arange(len(one)), one] += 1

@@ -1,7 +1,7 @@
-"""The same on Dask alone: tasks play, `as_completed` names those that are ready first.
+"""The same on Dask alone: tasks play, and `as_completed` yields the first ones that are ready.
 
-The policy is scattered to the worker of the learner's host; the others fetch it from there, or from
-each other. A sampler's environments stay in its worker's process.
+The policy is scattered to the worker of the learner's host; the other workers fetch it from there,
+or from each other. A sampler's environments stay in its worker's process.
 
 Needs: distributed, gymnasium, torch
 """
@@ -20,7 +20,7 @@ def play(policy, environment, seed):
 
 
 def train(client, workers, given):
-    server, places = workers[0], workers[1:]  # the learner's host, and the others
+    server, places = workers[0], workers[1:]  # the learner's host, and the other hosts
 
     def scattered():
         return client.scatter(learner.policy, workers=[server], direct=True, hash=False)
@@ -36,7 +36,7 @@ def train(client, workers, given):
     half, seed_of = (len(places) + 1) // 2, {}
     policy = scattered()
     begun = [begin(seed) for seed in range(len(places))]
-    wait(begun)  # all workers are there
+    wait(begun)  # wait for all workers
     ready = as_completed(begun)
     del begun
     say("begun")

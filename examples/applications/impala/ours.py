@@ -1,8 +1,8 @@
-"""How do I learn from the samplers that are ready first, on several hosts?
+"""How do I learn from the first samplers that are ready, on several hosts?
 
-IMPALA: the learner, this process, learns from the rollouts of the half that is ready first, and
-puts a new policy. It is given to these alone, as a ref: from its host to theirs it goes once, and
-they hand it on while it arrives.
+IMPALA: the learner, this process, uses the rollouts of the first half of the samplers to finish,
+and puts a new policy. Only these samplers get it, as a ref: the policy leaves the learner's host
+once, and the samplers' hosts forward it while it arrives.
 
 Needs: gymnasium, torch
 """
@@ -21,7 +21,7 @@ def train(c, given):
     half = (len(samplers) + 1) // 2
     policy = c.put(learner.policy)
     running = {sampler.play(policy): sampler for sampler in samplers}
-    c.wait(list(running))  # all processes have started
+    c.wait(list(running))  # wait until all processes have started
     say("begun")
     end = time.monotonic() + given.seconds
     while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""The same on Ray alone: actors play, `ray.wait` names those that are ready first.
+"""The same on Ray alone: actors play, and `ray.wait` returns the first results.
 
 Needs: gymnasium, ray, torch
 """
@@ -19,7 +19,7 @@ def train(given):
     half = (len(samplers) + 1) // 2
     policy = ray.put(learner.policy)
     running = {sampler.play.remote(policy): sampler for sampler in samplers}
-    ray.wait(list(running), num_returns=len(running))  # all processes have started
+    ray.wait(list(running), num_returns=len(running))  # wait until all processes have started
     say("begun")
     end = time.monotonic() + given.seconds
     while time.monotonic() < end:

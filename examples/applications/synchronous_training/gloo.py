@@ -1,5 +1,5 @@
-"""The same with torch's own DistributedDataParallel, on Gloo. Every rank is a program of its own,
-which is started on its host; without a rank this one is the first, and starts the others here.
+"""The same with torch's own DistributedDataParallel, on Gloo. Every rank is a separate program
+on its host; without `rank`, this program is rank 0, and starts the other ranks on this host.
 
 Needs: torch
 """
@@ -37,8 +37,8 @@ def train(rank, given):
         if rank == VICTIM and step == given.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         try:
-            loss.backward()  # gradients travel while it runs
-        except RuntimeError as lost:  # all ranks end here: the world has a fixed size
+            loss.backward()  # gradients are sent during this call
+        except RuntimeError as lost:  # all ranks end here: the world size is fixed
             error = f"in step {step}: {lost}"
             break
         optimizer.step()

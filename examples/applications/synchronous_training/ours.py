@@ -1,8 +1,8 @@
-"""How do I train in equal steps on several hosts, when a rank may die?
+"""How do I train synchronously on several hosts when a rank may die?
 
-Each rank is a member of `spmd`, one for each host. When one is killed the others go on; it is
-started again, takes over their weights, the state of the optimizer and the number of the step, and
-takes part from then on.
+Each rank is a member of `spmd`, one per host. When a rank is killed, the other ranks continue. The
+rank is restarted, takes over the weights, the optimizer's state and the step number, and takes part
+from then on.
 
 Needs: torch
 """
@@ -25,11 +25,11 @@ def train(rank, given, warm):
     model, data, record = Model(given.megabytes), Data(rank, given.hosts), Record()
     optimizer = model.optimizer()
     try:
-        # When all else is there: from now on the others wait for this rank.
+        # Last, because from now on the other ranks wait for this one.
         group = hoplite_mp.current().group("training", given.hosts, rank)
         ddp = DistributedDataParallel(model, group=group, state={"optimizer": optimizer})
     except hoplite_mp.PeerLostError:
-        return None  # it has come back too late: the others have finished
+        return None  # rejoined too late: all other ranks have finished
     while ddp.step_number < given.steps:
         step = ddp.step_number
         if rank == 0 and step == WARM_UP:
@@ -37,9 +37,9 @@ def train(rank, given, warm):
         images, labels = data.batch(step)
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(ddp(images), labels)
-        if rank == VICTIM and step == given.kill_at:  # it comes back after this step
+        if rank == VICTIM and step == given.kill_at:  # the rank rejoins after this step
             os.kill(os.getpid(), signal.SIGKILL)
-        loss.backward()  # gradients travel while it runs
+        loss.backward()  # gradients are sent during this call
         optimizer.step()
         record.note(loss, len(ddp.contributors))
     return vars(record)

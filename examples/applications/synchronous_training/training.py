@@ -1,7 +1,7 @@
-"""What both programs train: a small network on Fashion-MNIST, in equal steps of all ranks.
+"""The model of both programs: a small network on Fashion-MNIST, trained synchronously.
 
-Beside the network's parameters there are others, of zeros. Their gradients are zeros that travel as
-gradients do, and cost no computing, so that large models can be trained on a small machine.
+The model has additional parameters, all zero. Their gradients are zeros that are sent but not
+computed, so that a small machine can imitate large models.
 """
 
 import time
@@ -12,11 +12,11 @@ import torch
 from examples.applications.fashion_mnist import CLASSES, PIXELS, load
 
 BATCH, RATE, WARM_UP = 32, 0.1, 3
-PART = 5_000_000  # bytes of one parameter of zeros: as many small ones as models have
+PART = 5_000_000  # bytes of one parameter of zeros: many small parameters, as in real models
 
 
 class Model(torch.nn.Module):
-    """The network, and parameters of zeros, so many MB together."""
+    """The network, and parameters of zeros, of `megabytes` in total."""
 
     def __init__(self, megabytes):
         super().__init__()
@@ -35,12 +35,12 @@ class Model(torch.nn.Module):
         return self.network(images) + sum(0 * one[0] for one in self.padding)
 
     def optimizer(self):
-        """It steps the network alone."""
+        """An optimizer for the network only, without the padding."""
         return torch.optim.SGD(self.network.parameters(), lr=RATE, momentum=0.9)
 
 
 class Data:
-    """What a rank learns from in a step; the same at each start."""
+    """A rank's data for each step; the same after a restart."""
 
     def __init__(self, rank, size):
         self.pixels, self.labels = load("train")
@@ -54,7 +54,7 @@ class Data:
 
 
 class Record:
-    """When each step was over, the rank's loss in it, and how many ranks took part."""
+    """The time of each step, the rank's loss, and the number of ranks that took part."""
 
     def __init__(self):
         self.steps, self.losses, self.ranks = [], [], []
