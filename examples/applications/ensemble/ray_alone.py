@@ -14,7 +14,7 @@ Model = ray.remote(num_cpus=0, max_restarts=-1)(Classifier)
 
 
 def answers(models, asked, away):
-    """Answers of living models; for each dead model, `away` gets a call that waits for its restart."""
+    """Answers of living models. A dead model: `away` gets a call that waits for its restart."""
     for seed, answer in asked.items():
         try:
             yield ray.get(answer)
