@@ -163,13 +163,13 @@ TSAN_S := 30
 tsan: $(VENV)/.installed-dev
 	mkdir -p $(SANITIZE)
 	$(TSAN) tests/cext/race_engine.c cext/engine_*.c cext/reduce_kernels.c -lm -o $(SANITIZE)/race_engine
-	$(TSAN) tests/cext/race_small.c cext/engine_*.c cext/reduce_kernels.c -lm \
-	    -o $(SANITIZE)/race_small
+	$(TSAN) tests/cext/race_coll.c cext/engine_*.c cext/reduce_kernels.c -lm \
+	    -o $(SANITIZE)/race_coll
 	$(TSAN) tests/cext/race_shm.c -o $(SANITIZE)/race_shm
 	$(TSAN) tests/cext/race_spans.c -o $(SANITIZE)/race_spans
 	$(TSAN) tests/cext/race_file.c -o $(SANITIZE)/race_file
 	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_engine
-	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_small
+	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_coll
 	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_shm
 	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_spans
 	TSAN_OPTIONS=halt_on_error=1 $(SANITIZE)/race_file

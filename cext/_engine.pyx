@@ -37,11 +37,11 @@ PULL_FAILED = EVENT_PULL_FAILED
 FOLD_FAILED = EVENT_FOLD_FAILED
 CLOSED = EVENT_CLOSED
 LINK_LOST = EVENT_LINK_LOST
-SMALL_TAKEN = EVENT_SMALL_TAKEN
-SMALL_PART = EVENT_SMALL_PART
-SMALL_FIRST = EVENT_SMALL_FIRST
-SMALL_SEND = EVENT_SMALL_SEND
-SMALL_MOVED = EVENT_SMALL_MOVED
+COLL_TAKEN = EVENT_COLL_TAKEN
+COLL_PART = EVENT_COLL_PART
+COLL_FIRST = EVENT_COLL_FIRST
+COLL_SEND = EVENT_COLL_SEND
+COLL_MOVED = EVENT_COLL_MOVED
 HEADER_BYTES = FRAME_BYTES
 BLOCK_BYTES_LEAST = BLOCK_BYTES_MIN
 BLOCK_BYTES_MOST = FRAME_BLOCK_BYTES_MAX
@@ -62,14 +62,14 @@ include "engine_kernels.pxi"
 
 
 include "engine_held.pxi"
-include "engine_small.pxi"
+include "engine_coll.pxi"
 
 
 # Without the collector: it would take the dictionaries of an engine that hangs on a cycle to pieces,
 # and the buffers with them, while the thread still runs. Counted references end it in order.
 @cython.no_gc
 @cython.final
-cdef class Engine(_SmallCalls):
+cdef class Engine(_EngineCalls):
     """Streams between this process and others, in one thread of its own without the GIL.
 
     `incarnation` (1 .. 2**64 - 1) stands in every frame that it sends. A block has at most
@@ -381,7 +381,7 @@ cdef class Engine(_SmallCalls):
         """FILLED of these cells comes when all of them are full, or at once for those that are when
         one of them is closed or put together with others. A cell alone is told by itself.
 
-        vote: (generation, call, plan) of small_vote(), which is done when all are full. If that has
+        vote: (generation, call, plan) of coll_vote(), which is done when all are full. If that has
         an effect, FILLED comes some milliseconds later, because nobody waits for it.
         """
         self.check()
@@ -418,8 +418,8 @@ cdef class Engine(_SmallCalls):
                 self.forget_link(event.number)
             elif event.kind == EVENT_FILLED:
                 found.append((event.kind, event.number))
-            elif event.kind >= EVENT_SMALL_TAKEN:
-                found.append(self.small_event(event))
+            elif event.kind >= EVENT_COLL_TAKEN:
+                found.append(self.coll_event(event))
             elif event.kind == EVENT_CLOSED:
                 found.append((event.kind, event.number))
                 del self.held[event.number]
@@ -449,7 +449,7 @@ cdef class Engine(_SmallCalls):
 include "engine_driver.pxi"
 
 
-def play_small(sleep, wake) -> None:
+def play_coll(sleep, wake) -> None:
     """For a simulation: as play(), and for the members that small calls wake."""
     play(sleep, wake)
-    small_play_c(<void *> played)
+    coll_play_c(<void *> played)

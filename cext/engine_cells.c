@@ -138,7 +138,7 @@ void cell_open(struct engine *engine, struct cell *cell) {
 
 /* All that is held back is told, and its cells are on their own from now on. */
 static void batch_end(struct engine *engine, struct batch *batch) {
-    const bool voted = batch->plan && !batch->unfilled && small_cells_full(engine, batch);
+    const bool voted = batch->plan && !batch->unfilled && coll_cells_full(engine, batch);
     for (size_t i = 0; i < batch->count; i++) {
         struct cell *cell = batch->cells[i];
         cell->batch = NULL;

@@ -240,8 +240,8 @@ const char *frame_fault(const struct frame *frame) {
         return "a header does not match its checksum";
     if (frame->type < FRAME_REQUEST || frame->type >= FRAME_TYPE_END)
         return "a frame of an unknown type";
-    if (frame->type == FRAME_SMALL)
-        return frame->length > FRAME_SMALL_BYTES_MAX || frame->part >= FRAME_SMALL_PHASES || frame->reason
+    if (frame->type == FRAME_COLL)
+        return frame->length > FRAME_COLL_BYTES_MAX || frame->part >= FRAME_COLL_PHASES || frame->reason
                    ? "a small call's frame of a wrong form"
                    : NULL;
     if (frame->type == FRAME_DATA ? !frame->length || frame->length > FRAME_BLOCK_BYTES_MAX

@@ -10,18 +10,18 @@ cdef extern from "engine_state.h" nogil:
         BLOCK_BYTES_MIN
         FRAME_BYTES
         FRAME_BLOCK_BYTES_MAX
-        FRAME_SMALL_BYTES_MAX
+        FRAME_COLL_BYTES_MAX
         LINK_PULLS_MAX
         EVENT_FILLED
         EVENT_PULL_FAILED
         EVENT_FOLD_FAILED
         EVENT_CLOSED
         EVENT_LINK_LOST
-        EVENT_SMALL_TAKEN
-        EVENT_SMALL_PART
-        EVENT_SMALL_FIRST
-        EVENT_SMALL_SEND
-        EVENT_SMALL_MOVED
+        EVENT_COLL_TAKEN
+        EVENT_COLL_PART
+        EVENT_COLL_FIRST
+        EVENT_COLL_SEND
+        EVENT_COLL_MOVED
         COMMAND_CELL
         COMMAND_ADVANCE
         COMMAND_PULL
@@ -34,7 +34,7 @@ cdef extern from "engine_state.h" nogil:
         COMMAND_SENT
         PLACE_HEADER
         PLACE_CELL
-        PLACE_SMALL
+        PLACE_COLL
         SCRATCH_BYTES
         REASON_BYTES
         REDUCE_OP_COUNT
@@ -119,29 +119,29 @@ cdef extern from "engine_state.h" nogil:
     int driven_wait_place(engine_t *engine, link_t *link, double timeout_s, int *kind,
                           uint32_t *nbytes, uint64_t *cell_number, uint64_t *offset, char *reason)
     void driven_header(link_t *link, const char *header)
-    void driven_small(link_t *link, const char *bytes, size_t nbytes)
+    void driven_coll(link_t *link, const char *bytes, size_t nbytes)
     void event_free(event_t *event)
     void *engine_memory(size_t nbytes)
 
 
-cdef extern from "engine_small_ports.h" nogil:
+cdef extern from "engine_coll_ports.h" nogil:
     enum:
         BOARDS
         MEMBERS
-        SMALL_NOBODY
-        SMALL_ASK_ADD
-        SMALL_ASK_OPEN
-        SMALL_ASK_CLOSE
-        SMALL_ASK_YIELD
-        SMALL_ASK_FORGET
-        SMALL_ASK_BEGIN
-        SMALL_ASK_VOTE
-        SMALL_ASK_RESULT
-        SMALL_ASK_FRAME
-        SMALL_ASK_BELL
-        SMALL_ASK_LOOK
+        COLL_NOBODY
+        COLL_ASK_ADD
+        COLL_ASK_OPEN
+        COLL_ASK_CLOSE
+        COLL_ASK_YIELD
+        COLL_ASK_FORGET
+        COLL_ASK_BEGIN
+        COLL_ASK_VOTE
+        COLL_ASK_RESULT
+        COLL_ASK_FRAME
+        COLL_ASK_BELL
+        COLL_ASK_LOOK
 
-    ctypedef struct small_request:
+    ctypedef struct coll_request:
         int kind, fd
         uint64_t generation, version, call, result
         uint32_t size, node, board, nbytes, plan
@@ -151,5 +151,5 @@ cdef extern from "engine_small_ports.h" nogil:
         char *bytes
         uint32_t *node_of
 
-    void engine_post_small(engine_t *engine, small_request *asked)
-    void small_play_c "small_play" (void *play)
+    void engine_post_coll(engine_t *engine, coll_request *asked)
+    void coll_play_c "coll_play" (void *play)

@@ -36,13 +36,13 @@ static void give_frame(struct engine *engine, struct link *link) {
 
 static void give_place(struct engine *engine, struct link *link) {
     const struct iovec place = link_place(engine, link);
-    const bool small = link->in_block && link->in.type == FRAME_SMALL;
+    const bool small = link->in_block && link->in.type == FRAME_COLL;
     struct cell *cell = link->in_block && !small ? link->in_pull->cell : NULL;
     hold(cell);
     pthread_mutex_lock(&engine->lock);
     link->place_cell = cell;
     link->place_kind = !link->in_block ? PLACE_HEADER
-                       : small         ? PLACE_SMALL
+                       : small         ? PLACE_COLL
                        : cell          ? PLACE_CELL
                                        : PLACE_SCRATCH;
     link->place_offset = cell ? (uint64_t)((char *)place.iov_base - cell->bytes) : 0;
@@ -143,7 +143,7 @@ int driven_wait_frame(struct engine *engine, struct link *link, double timeout_s
         *frame = link->out;
         *cell_number = link->frame_cell ? link->frame_cell->number : 0;
         *small = NULL;
-        if (frame->type == FRAME_SMALL && frame->length) { /* it is freed if the link is lost */
+        if (frame->type == FRAME_COLL && frame->length) { /* it is freed if the link is lost */
             *small = engine_memory(frame->length);
             memcpy(*small, link->out_block, frame->length);
         }
@@ -171,8 +171,8 @@ void driven_header(struct link *link, const char *header) {
     memcpy(&link->in, header, FRAME_BYTES);
 }
 
-void driven_small(struct link *link, const char *bytes, size_t nbytes) {
-    memcpy(link->in_small + link->in_block_bytes, bytes, nbytes);
+void driven_coll(struct link *link, const char *bytes, size_t nbytes) {
+    memcpy(link->in_coll + link->in_block_bytes, bytes, nbytes);
 }
 
 /* All links are lost, so all who wait come back. */

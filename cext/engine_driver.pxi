@@ -148,8 +148,8 @@ cdef class Driver:
         amount = self.place_bytes if nbytes else 0
         if amount and self.place_kind == PLACE_HEADER:
             driven_header(self.joined.link, PyByteArray_AS_STRING(self.header))
-        if amount and self.place_kind == PLACE_SMALL:
-            driven_small(self.joined.link, PyByteArray_AS_STRING(self.scratch), amount)
+        if amount and self.place_kind == PLACE_COLL:
+            driven_coll(self.joined.link, PyByteArray_AS_STRING(self.scratch), amount)
         self.place_out, self.place = False, None
         self.post(COMMAND_RECEIVED, amount)
 

@@ -20,9 +20,9 @@
  *   DATA     bytes [offset, offset + length) of that pull, in order, none left out.
  *   REFUSED  no more will come of that pull; `reason` says why. Also the answer to CANCEL.
  *   CANCEL   I want no more of that pull. DATA that was under way is still taken from the stream.
- *   SMALL    what the sender's members give to a small call of a Group (engine_small.h): operation is
+ *   SMALL    what the sender's members give to a small call of a Group (engine_coll.h): operation is
  *            the Group's generation, offset the call, end the version of its members; part what
- *            the frame says (enum small_phase), epoch the plan that it names.
+ *            the frame says (enum coll_phase), epoch the plan that it names.
  *
  * Little-endian. header_crc is crc32c of the 60 bytes before it, on every link; block_crc that of
  * the block where the link carries checksums, else 0 (TLS has done that work already).
@@ -37,13 +37,13 @@
 enum {
     FRAME_BYTES = 64,
     FRAME_MAGIC = 0x4801, /* 'H' and the version */
-    FRAME_SMALL_PHASES = 4, /* SMALL_PHASE_END of engine_small.h */
+    FRAME_COLL_PHASES = 4, /* COLL_PHASE_END of engine_coll.h */
     /* The longest block: a peer is delayed by one at most when streams take turns. */
     FRAME_BLOCK_BYTES_MAX = 1024 * 1024,
-    FRAME_SMALL_BYTES_MAX = 65 * 1024, /* as much as engine_small.h ever sends */
+    FRAME_COLL_BYTES_MAX = 65 * 1024, /* as much as engine_coll.h ever sends */
 };
 
-enum frame_type { FRAME_REQUEST = 1, FRAME_DATA, FRAME_REFUSED, FRAME_CANCEL, FRAME_SMALL,
+enum frame_type { FRAME_REQUEST = 1, FRAME_DATA, FRAME_REFUSED, FRAME_CANCEL, FRAME_COLL,
                   FRAME_TYPE_END };
 
 enum frame_reason {

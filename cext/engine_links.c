@@ -44,7 +44,7 @@ void link_free(struct link *link) {
     chain_remove(&link->in_links);
     free(link->pulls);
     free(link->serves);
-    free(link->in_small);
+    free(link->in_coll);
     pthread_cond_destroy(&link->changed);
     free(link);
 }
@@ -86,7 +86,7 @@ void link_lose(struct engine *engine, struct link *link, const char *reason) {
     link->out_cell = NULL;
     link->out_full = false;
     link->in_pull = NULL;
-    small_link_lost(engine, link);
+    coll_link_lost(engine, link);
 }
 
 /* ---- What goes -------------------------------------------------------------------------------- */
@@ -202,8 +202,8 @@ struct iovec link_place(struct engine *engine, struct link *link) {
         return (struct iovec){(char *)&link->in + link->in_header_bytes,
                               FRAME_BYTES - link->in_header_bytes};
     const size_t rest = link->in.length - link->in_block_bytes;
-    if (link->in.type == FRAME_SMALL)
-        return (struct iovec){link->in_small + link->in_block_bytes,
+    if (link->in.type == FRAME_COLL)
+        return (struct iovec){link->in_coll + link->in_block_bytes,
                               rest < SCRATCH_BYTES ? rest : SCRATCH_BYTES};
     if (!link->in_pull->cell)
         return (struct iovec){engine->scratch, rest < SCRATCH_BYTES ? rest : SCRATCH_BYTES};
@@ -226,12 +226,12 @@ static const char *begin_block(struct link *link) {
     return NULL;
 }
 
-static const char *begin_small(struct engine *engine, struct link *link) {
+static const char *begin_coll(struct engine *engine, struct link *link) {
     if (!link->in.length) {
         link->in_header_bytes = 0;
-        return small_frame(engine, link, &link->in, NULL);
+        return coll_frame(engine, link, &link->in, NULL);
     }
-    if (!link->in_small) link->in_small = engine_memory(FRAME_SMALL_BYTES_MAX);
+    if (!link->in_coll) link->in_coll = engine_memory(FRAME_COLL_BYTES_MAX);
     link->in_pull = NULL;
     link->in_block = true;
     link->in_block_bytes = 0;
@@ -258,9 +258,9 @@ static const char *end_block(struct engine *engine, struct link *link) {
     link->in_block = false;
     link->in_pull = NULL;
     link->in_header_bytes = 0;
-    if (link->in.type == FRAME_SMALL) /* nobody would ask for it again: it is lost with its link */
+    if (link->in.type == FRAME_COLL) /* nobody would ask for it again: it is lost with its link */
         return spoiled ? "a small call does not match its checksum"
-                       : small_frame(engine, link, &link->in, link->in_small);
+                       : coll_frame(engine, link, &link->in, link->in_coll);
     pull->next += link->in.length;
     if (spoiled) {
         end_spoiled(engine, pull);
@@ -299,7 +299,7 @@ static const char *take_header(struct engine *engine, struct link *link) {
     if (fault) return fault;
     if (!link->peer_incarnation) link->peer_incarnation = frame->incarnation;
     if (frame->incarnation != link->peer_incarnation) return "a frame of another incarnation";
-    if (frame->type == FRAME_SMALL) return begin_small(engine, link);
+    if (frame->type == FRAME_COLL) return begin_coll(engine, link);
     if (!frame->pull) return "a frame without a pull";
     if (frame->type == FRAME_DATA) return begin_block(link);
     link->in_header_bytes = 0;

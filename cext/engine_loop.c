@@ -4,7 +4,7 @@
  * nobody waits for a peer that is slow or for a sum that is large. It sleeps in epoll when there is
  * nothing to do, and is woken by a command or a socket.
  */
-#include "engine_small_ports.h"
+#include "engine_coll_ports.h"
 #include "engine_state.h"
 
 #include <errno.h>
@@ -86,8 +86,8 @@ void engine_post_batch(struct engine *engine, struct batch *batch) {
     post(engine, &(struct command){.kind = COMMAND_BATCH, .batch = batch});
 }
 
-void engine_post_small(struct engine *engine, struct small_request *asked) {
-    post(engine, &(struct command){.kind = COMMAND_SMALL, .small = asked});
+void engine_post_coll(struct engine *engine, struct coll_request *asked) {
+    post(engine, &(struct command){.kind = COMMAND_COLL, .small = asked});
 }
 
 static uint64_t monotonic_ns(void) {
@@ -144,7 +144,7 @@ void engine_tell_filled(struct engine *engine, uint64_t number, bool quiet) {
     tell(engine, &(struct event){.kind = EVENT_FILLED, .number = number}, quiet);
 }
 
-void engine_tell_small(struct engine *engine, int kind, uint64_t generation, uint64_t peer,
+void engine_tell_coll(struct engine *engine, int kind, uint64_t generation, uint64_t peer,
                        uint64_t call, uint64_t version, uint8_t phase, uint32_t plan, char *bytes,
                        size_t nbytes, bool quiet) {
     tell(engine, &(struct event){.kind = kind,
@@ -202,7 +202,7 @@ static void execute(struct engine *engine, const struct command *command) {
         break;
     case COMMAND_SENT: driven_sent(engine, command->link); break;
     case COMMAND_STOP: engine->stopping = true; break;
-    case COMMAND_SMALL: small_execute(engine, command->small); break;
+    case COMMAND_COLL: coll_execute(engine, command->small); break;
     }
 }
 
@@ -223,7 +223,7 @@ static void execute_all(struct engine *engine) {
 /* Edges: a link stays readable and writable until a call has said otherwise. */
 static void look_at_sockets(struct engine *engine, bool sleep) {
     struct epoll_event events[EVENTS_A_TURN];
-    const int look_ms = small_sleep_ms(engine), quiet_ms = end_quiet_ms(engine);
+    const int look_ms = coll_sleep_ms(engine), quiet_ms = end_quiet_ms(engine);
     const int sleep_ms = look_ms >= 0 && (quiet_ms < 0 || look_ms < quiet_ms) ? look_ms : quiet_ms;
     const int count = epoll_wait(engine->epoll_fd, events, EVENTS_A_TURN, sleep ? sleep_ms : 0);
     bool posted = false, rung = look_ms >= 0;
@@ -233,7 +233,7 @@ static void look_at_sockets(struct engine *engine, bool sleep) {
             posted = true;
             continue;
         }
-        if (small_rung(link)) {
+        if (coll_rung(link)) {
             rung = true;
             continue;
         }
@@ -246,7 +246,7 @@ static void look_at_sockets(struct engine *engine, bool sleep) {
         clear_fd(engine->command_fd);
         execute_all(engine);
     }
-    if (rung) small_answer(engine);
+    if (rung) coll_answer(engine);
 }
 
 static void take_turns(struct engine *engine) {
@@ -340,7 +340,7 @@ void engine_stop(struct engine *engine) {
     driven_wait_for_nobody(engine);
     while (!chain_empty(&engine->links))
         link_free(FROM(engine->links.next, struct link, in_links));
-    small_end(engine);
+    coll_end(engine);
     for (struct event *event = engine_take(engine), *next; event; event = next) {
         next = event->next;
         event_free(event);

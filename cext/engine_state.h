@@ -166,7 +166,7 @@ struct notice {
 };
 
 /* Where the next bytes go, for threads that drive a link. */
-enum place_kind { PLACE_HEADER, PLACE_CELL, PLACE_SCRATCH, PLACE_SMALL };
+enum place_kind { PLACE_HEADER, PLACE_CELL, PLACE_SCRATCH, PLACE_COLL };
 
 /* ---- Links ---------------------------------------------------------------------------------- */
 struct link {
@@ -183,7 +183,7 @@ struct link {
     bool in_block;
     struct pull *in_pull;
     uint32_t in_crc;
-    char *in_small; /* the parts of a SMALL frame */
+    char *in_coll; /* the parts of a SMALL frame */
 
     /* What goes: one frame at a time. */
     struct frame out;
@@ -246,12 +246,12 @@ enum engine_event_kind {
     EVENT_CLOSED,      /* cell */
     EVENT_LINK_LOST,   /* link, peer, reason */
     /* Of small calls; number: the Group's generation. */
-    EVENT_SMALL_TAKEN, /* call, version, bytes: Python owns its calls */
-    EVENT_SMALL_PART,  /* call, version, bytes: a member here has made that call */
-    EVENT_SMALL_FIRST, /* call: committed, as the first small one since the Group was opened, or since
+    EVENT_COLL_TAKEN, /* call, version, bytes: Python owns its calls */
+    EVENT_COLL_PART,  /* call, version, bytes: a member here has made that call */
+    EVENT_COLL_FIRST, /* call: committed, as the first small one since the Group was opened, or since
                         * a call that was committed by votes */
-    EVENT_SMALL_SEND,  /* peer, call, version, phase, plan, bytes: a frame, and there is no link */
-    EVENT_SMALL_MOVED, /* call: committed by votes */
+    EVENT_COLL_SEND,  /* peer, call, version, phase, plan, bytes: a frame, and there is no link */
+    EVENT_COLL_MOVED, /* call: committed by votes */
 };
 
 struct event {
@@ -279,7 +279,7 @@ enum command_kind {
     COMMAND_RECEIVED, /* link, amount */
     COMMAND_SENT,     /* link */
     COMMAND_STOP,
-    COMMAND_SMALL,    /* small */
+    COMMAND_COLL,    /* small */
 };
 
 struct command {
@@ -291,7 +291,7 @@ struct command {
     struct batch *batch;
     struct frame_key key;
     uint64_t amount;
-    struct small_request *small;
+    struct coll_request *small;
 };
 
 struct engine {
@@ -317,7 +317,7 @@ struct engine {
     struct chain folds;  /* those that can go on */
     struct spot **buckets;
     size_t bucket_count, spot_count;
-    struct small_world *small; /* NULL before the first Group */
+    struct coll_world *small; /* NULL before the first Group */
     char scratch[SCRATCH_BYTES];
 };
 
@@ -337,7 +337,7 @@ void engine_stop(struct engine *engine); /* joins the thread, frees all but cell
 void engine_tell(struct engine *engine, int kind, uint64_t number, uint64_t peer,
                  const char *reason);
 void engine_tell_filled(struct engine *engine, uint64_t number, bool quiet);
-void engine_tell_small(struct engine *engine, int kind, uint64_t generation, uint64_t peer,
+void engine_tell_coll(struct engine *engine, int kind, uint64_t generation, uint64_t peer,
                        uint64_t call, uint64_t version, uint8_t phase, uint32_t plan, char *bytes,
                        size_t nbytes, bool quiet);
 void *engine_memory(size_t bytes); /* zeroed; ends the process if there is none */
@@ -406,19 +406,19 @@ int driven_wait_frame(struct engine *engine, struct link *link, double timeout_s
 int driven_wait_place(struct engine *engine, struct link *link, double timeout_s, int *kind,
                       uint32_t *bytes, uint64_t *cell_number, uint64_t *offset, char *reason);
 void driven_header(struct link *link, const char *header); /* before it is received */
-void driven_small(struct link *link, const char *bytes, size_t nbytes);
+void driven_coll(struct link *link, const char *bytes, size_t nbytes);
 void driven_wait_for_nobody(struct engine *engine);
 
-/* engine_small_ports.c: small calls of Groups. */
-void small_execute(struct engine *engine, struct small_request *asked); /* frees it */
-int small_sleep_ms(const struct engine *engine); /* how long epoll may sleep at most; -1: for ever */
-bool small_rung(void *pointer); /* of an epoll event: was it a doorbell? */
-void small_answer(struct engine *engine);
-const char *small_frame(struct engine *engine, struct link *link, const struct frame *frame,
+/* engine_coll_ports.c: small calls of Groups. */
+void coll_execute(struct engine *engine, struct coll_request *asked); /* frees it */
+int coll_sleep_ms(const struct engine *engine); /* how long epoll may sleep at most; -1: for ever */
+bool coll_rung(void *pointer); /* of an epoll event: was it a doorbell? */
+void coll_answer(struct engine *engine);
+const char *coll_frame(struct engine *engine, struct link *link, const struct frame *frame,
                         const char *bytes);
-void small_link_lost(struct engine *engine, struct link *link);
-bool small_cells_full(struct engine *engine, const struct batch *batch); /* has it voted? */
-void small_end(struct engine *engine);
+void coll_link_lost(struct engine *engine, struct link *link);
+bool coll_cells_full(struct engine *engine, const struct batch *batch); /* has it voted? */
+void coll_end(struct engine *engine);
 
 /* engine_fold.c */
 int fold_accumulator(int op, int dtype); /* its dtype; -1: no such kernel */

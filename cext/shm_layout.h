@@ -48,9 +48,9 @@ enum {
     GLOBAL_FLAGS = 16,
     TRACE_OPEN = 256,       /* tasks inside one another in one process */
     TRACE_RING = 4096,      /* events of one process that its node has not collected */
-    SMALL_GIVEN_BYTES = 64 * 1024, /* what all members together give to one small call */
-    SMALL_RECORD_BYTES = 66 * 1024, /* what comes of it: as much, and where it stands */
-    SMALL_HEAD_BYTES = 64 + 64 * MEMBERS, /* what a new Group must find empty */
+    COLL_GIVEN_BYTES = 64 * 1024, /* what all members together give to one small call */
+    COLL_RECORD_BYTES = 66 * 1024, /* what comes of it: as much, and where it stands */
+    COLL_HEAD_BYTES = 64 + 64 * MEMBERS, /* what a new Group must find empty */
 };
 
 /* state word of a header: | acquires 16 | generation 28 | attempt 8 | claimant 8 | state 4 | */
@@ -308,7 +308,7 @@ typedef struct {
     uint8_t data[PART_BYTES_MAX];
 } shm_part;
 static_assert(sizeof(shm_part) == 128 + PART_BYTES_MAX, "part");
-/* Small calls of a Group over several hosts (engine_small.h): each member here writes what it gives
+/* Small calls of a Group over several hosts (engine_coll.h): each member here writes what it gives
  * into its share of `given`, then its seq, and rings; the engine's thread writes what comes of the
  * call into `record`, then its number. A member gives to call k + 1 only after it has read k. */
 typedef struct {
@@ -317,20 +317,20 @@ typedef struct {
     uint32_t offset;       /* of the elements in the payload */
     uint8_t kind, op, dtype, root;
     uint32_t pad[11];
-} shm_small_part;
-static_assert(sizeof(shm_small_part) == 64, "small part");
+} shm_coll_part;
+static_assert(sizeof(shm_coll_part) == 64, "small part");
 typedef struct {
     uint64_t open;         /* node: members may expect that small calls stay here */
     uint64_t done;         /* engine: last call committed here + 1 */
     uint64_t pad[6];
-    shm_small_part parts[MEMBERS];
-    char given[SMALL_GIVEN_BYTES]; /* in shares of small_share(size) */
-    char record[SMALL_RECORD_BYTES];
-} shm_small;
-static_assert(sizeof(shm_small) == 64 + 64 * MEMBERS + SMALL_GIVEN_BYTES + SMALL_RECORD_BYTES,
+    shm_coll_part parts[MEMBERS];
+    char given[COLL_GIVEN_BYTES]; /* in shares of coll_share(size) */
+    char record[COLL_RECORD_BYTES];
+} shm_coll;
+static_assert(sizeof(shm_coll) == 64 + 64 * MEMBERS + COLL_GIVEN_BYTES + COLL_RECORD_BYTES,
               "small calls");
-static inline uint32_t small_share(uint32_t size) {
-    return SMALL_GIVEN_BYTES / (size ? size : 1) / 64 * 64;
+static inline uint32_t coll_share(uint32_t size) {
+    return COLL_GIVEN_BYTES / (size ? size : 1) / 64 * 64;
 }
 
 typedef struct {
@@ -412,8 +412,8 @@ static_assert(sizeof(shm_trace) == 128 + 64 * (TRACE_OPEN + TRACE_RING), "trace"
 #define OFF_TRACES (OFF_RECORDS + (uint64_t)TABLES * TABLE_HEADERS * sizeof(shm_record))
 #define OFF_SPANS (OFF_TRACES + (uint64_t)CLIENTS * sizeof(shm_trace))
 #define OFF_PARTS (OFF_SPANS + (uint64_t)SPANS * 8)
-#define OFF_SMALL (OFF_PARTS + (uint64_t)BOARDS * (MEMBERS + 1) * sizeof(shm_part))
-#define CONTROL_BYTES (OFF_SMALL + (uint64_t)BOARDS * sizeof(shm_small))
+#define OFF_COLL (OFF_PARTS + (uint64_t)BOARDS * (MEMBERS + 1) * sizeof(shm_part))
+#define CONTROL_BYTES (OFF_COLL + (uint64_t)BOARDS * sizeof(shm_coll))
 #define ROOT_BYTES ((OFF_BOARDS + 4095) & ~4095ULL) /* what create() writes to */
 static_assert(CLIENTS <= 256 && TABLE_HEADERS <= 65536 && TABLES <= 65536, "fields of the words");
 static_assert(TABLE_WORDS == 64, "one summary word");
@@ -430,7 +430,7 @@ static inline shm_board *board_of(char *c, unsigned i) { return (shm_board *)(c 
 static inline shm_part *part_of(char *c, unsigned board, unsigned rank) {
     return (shm_part *)(c + OFF_PARTS) + (size_t)board * (MEMBERS + 1) + rank;
 }
-static inline shm_small *small_of(char *c, unsigned i) { return (shm_small *)(c + OFF_SMALL) + i; }
+static inline shm_coll *coll_of(char *c, unsigned i) { return (shm_coll *)(c + OFF_COLL) + i; }
 static inline shm_queue *queue_of(char *c, unsigned i) { return (shm_queue *)(c + OFF_QUEUES) + i; }
 static inline shm_table *table_of(char *c, unsigned i) { return (shm_table *)(c + OFF_TABLES) + i; }
 static inline shm_header *header_at(char *c, unsigned table, unsigned index) {

@@ -30,7 +30,7 @@ cdef extern from "shm_board.h" nogil:
 CALL_KINDS = tuple([call_kind_names[i].decode() for i in range(CALL_KIND_COUNT)])
 BOARD_BYTES_MAX, BOARD_DIMS_MAX = PART_BYTES_MAX, PART_DIMS_MAX
 BUFFER_HEAD_BYTES = sizeof(shm_form)  # of each call buffer, before the elements
-include "tasks_small.pxi"
+include "tasks_coll.pxi"
 
 @cython.final
 cdef class Board:
@@ -56,7 +56,7 @@ cdef class Board:
 
     def reset(self, uint32_t size, uint64_t generation) -> None:
         memset(self.b, 0, sizeof(shm_board))
-        memset(<void *> small_of(self.c, self.index), 0, SMALL_HEAD_BYTES)
+        memset(<void *> coll_of(self.c, self.index), 0, COLL_HEAD_BYTES)
         self.b.size = size
         self.b.generation = generation
         STORE32(&self.b.used, 1)

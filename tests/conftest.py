@@ -92,7 +92,7 @@ LEVELS = {
 }  # fmt: skip
 # Marked slow: the files that take most of the time of units and components, by `--durations`.
 SLOW = (
-    "model/test_scenarios.py", "model/test_small_calls.py", "node/test_group_world.py",
+    "model/test_scenarios.py", "model/test_engine_calls.py", "node/test_group_world.py",
     "simulation/test_aimed.py", "simulation/test_cluster.py", "simulation/test_latecomers.py",
     "simulation/test_packed.py", "simulation/test_scale.py", "simulation/test_slow_hosts.py",
 )  # fmt: skip

@@ -15,7 +15,7 @@ import pickle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hoplite_mp import _serialize, errors
-from hoplite_mp._client.acquire_import import take_over
+from hoplite_mp._client.channel import take_over
 from hoplite_mp._common import ids, locks
 from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.ref import ObjectRef

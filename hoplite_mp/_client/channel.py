@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import select
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -22,13 +22,17 @@ from hoplite_mp import errors
 from hoplite_mp._client.descriptors import Watched, close_socket, lift_socket
 from hoplite_mp._common import locks
 from hoplite_mp._common.signals import is_interruption
-from hoplite_mp._protocol.local import Ask, Reply, Request
+from hoplite_mp._protocol.local import Ask, Imported, Reply, Request
 from hoplite_mp.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Channel"]
+    from hoplite_mp import _shm
+    from hoplite_mp._protocol.local import Ask
+
+__all__ = ["Channel", "take_over", "take_over_all"]
+
 
 PACKET_BYTES_MAX = 1 << 20
 GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN)  # the other end is closed
@@ -205,3 +209,42 @@ def seqpacket_pair() -> tuple[socket.socket, socket.socket]:
 def dump(message: Any) -> bytes:
     """Any message of protocol.local as bytes."""
     return msgspec.msgpack.encode(message)
+
+
+# Takes over an object that the node holds on behalf of this process.
+#
+# The node holds an object that it has given to a process until it receives Imported. That
+# acknowledges all earlier replies, too, because some of them may never be read (Ctrl-C). So a
+# thread must acquire its hold before another thread of the process can send an Imported; it does so
+# while it still has the channel's lock.
+
+
+class Holder(Protocol):
+    """A process's connection to its node, and its client."""
+
+    @property
+    def client(self) -> _shm.Client: ...
+    @property
+    def channel(self) -> Channel: ...
+
+
+def take_over(holder: Holder, ask: Ask, oid_in: Callable[[Any], int]) -> Any:
+    """Sends the request and returns a hold on the object that `oid_in` finds in the reply; None if
+    there is none."""
+    (hold,) = take_over_all(holder, ask, lambda value: [oid_in(value)])
+    return hold
+
+
+def take_over_all(holder: Holder, ask: Ask, oids_in: Callable[[Any], list[int]]) -> list[Any]:
+    """Sends the request and returns holds on the objects that `oids_in` finds in the reply; None
+    for an id that is 0, and for an object that is gone."""
+
+    def take(value: Any, number: int, seen: list[int]) -> tuple[int, list[Any]]:
+        holds = [holder.client.hold(oid) if oid else None for oid in oids_in(value)]
+        seen[0] = number
+        return number, holds
+
+    taken: tuple[int, list[Any]] = holder.channel.call(ask, take)
+    number, holds = taken
+    holder.channel.tell(Imported(number))
+    return holds

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hoplite_mp._client.memory import Memory
-    from hoplite_mp._client.pending import Settles
     from hoplite_mp._client.ports import Submitting
+    from hoplite_mp._client.queues import Settles
 
 __all__ = ["Completion", "Unread", "call_back", "fail_pending", "keep_results", "suppress_closed"]
 

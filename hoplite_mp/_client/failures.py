@@ -21,7 +21,7 @@ from hoplite_mp._common.object_states import NODE_SLOT, STATE
 
 if TYPE_CHECKING:
     from hoplite_mp import _shm, _tasks
-    from hoplite_mp._client.pending import Pending, Settles
+    from hoplite_mp._client.queues import Pending, Settles
 
 __all__ = ["Failures"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _serialize, _shm, errors
-from hoplite_mp._client.acquire_import import take_over
+from hoplite_mp._client.channel import take_over
 from hoplite_mp._common import clock, ids
 from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.machine_limits import format_bytes

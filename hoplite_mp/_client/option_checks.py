@@ -15,7 +15,7 @@ from hoplite_mp._client.memory import whole
 from hoplite_mp._protocol.fields import ENV_BYTES_MAX, NAME_CHARS_MAX
 
 if TYPE_CHECKING:
-    from hoplite_mp._client.pending import Pending
+    from hoplite_mp._client.queues import Pending
     from hoplite_mp._planner.resources import Demand
     from hoplite_mp._protocol.spawning import Environment
 

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from hoplite_mp._client.channel import Channel
     from hoplite_mp._client.failures import Failures
     from hoplite_mp._client.memory import Memory
-    from hoplite_mp._client.pending import Pending, Settles
-    from hoplite_mp._client.queues import Queues
+    from hoplite_mp._client.queues import Pending, Queues, Settles
 
 __all__ = ["Collecting", "MembershipPort", "Submitting", "WaitsPort"]
 

@@ -9,7 +9,7 @@ the node are sent under the lock, which preserves their order: sending takes no 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _tasks
 from hoplite_mp._client.option_checks import Best
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Container
 
     from hoplite_mp._client.memory import Memory
-    from hoplite_mp._client.pending import Pending
+    from hoplite_mp._common.ref import ObjectRef
+    from hoplite_mp._planner.resources import Demand
     from hoplite_mp._tasks import Tasks
 
-__all__ = ["HERE", "PLACE", "SHUT_DOWN", "Queues"]
+__all__ = ["HERE", "PLACE", "SHUT_DOWN", "Pending", "Queues"]
+
 
 # Instead of a pool's number: the common pool, but only its workers on this host.
 HERE = -1
@@ -187,3 +189,53 @@ class Queues:
         the call, so it is asked to fail the call."""
         if self._tasks.pool_state(pool) == POOL_ENDED:
             self._memory.channel.tell(FailActorCalls(pool))
+
+
+# The submitter's record of each unfinished task.
+#
+# A task that waits for its arguments, or for space in a queue, is listed in several places, all of
+# which list this record.
+
+
+class Settles(Protocol):
+    """A Future, as seen by the code that processes the end of its task."""
+
+    _oid: int
+    _kept: memoryview | None  # the payload, kept when its cluster closed
+    _unkept: str  # why it could not be kept
+    _reports: bool  # an unread failure is reported at the end
+
+    def cancelled(self) -> bool:
+        """Whether the task was cancelled."""
+
+    def _complete(self, cancelled: bool, failed: bool = False) -> None:
+        """Called when the task has ended."""
+
+    def _settle(self, cancelled: bool, failed: bool, error: BaseException | None = None) -> bool:
+        """Called when the task has ended, or never will. True: the caller must then call
+        `_tell`."""
+
+    def _tell(self) -> None:
+        """Calls the Future's callbacks."""
+
+    @property
+    def _is_unread(self) -> bool:
+        """Whether this process still needs the store to read the result."""
+
+
+class Pending:
+    """One task, until it is done."""
+
+    __slots__ = ("demand", "future", "holds", "missing", "needs", "oid", "queue", "rank")
+
+    def __init__(self, oid: int, queue: int, future: Settles | None, holds: Any) -> None:
+        self.oid = oid
+        self.queue = queue
+        self.future = future
+        self.holds = holds
+        self.missing: set[int] = set()  # dependencies that are not known to be done
+        self.needs: list[ObjectRef[Any]] = []  # all its dependencies
+        # (priority, floor) of a task whose hint is in a bag
+        self.rank: tuple[int, int] | None = None
+        # Resources that the task needs: its node decides when it begins.
+        self.demand: Demand | None = None

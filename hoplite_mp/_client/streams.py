@@ -12,7 +12,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from hoplite_mp import _serialize, errors
-from hoplite_mp._client.acquire_import import take_over_all
+from hoplite_mp._client.channel import take_over_all
 from hoplite_mp._common import ids, locks
 from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.object_states import GONE, STATE

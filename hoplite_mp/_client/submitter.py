@@ -22,8 +22,7 @@ from hoplite_mp._client.failures import Failures
 from hoplite_mp._client.functions import FrozenFunction, Functions, is_async
 from hoplite_mp._client.futures import Future
 from hoplite_mp._client.option_checks import NO_FLOOR, retry_pause
-from hoplite_mp._client.pending import Pending
-from hoplite_mp._client.queues import HERE, PLACE, SHUT_DOWN, Queues
+from hoplite_mp._client.queues import HERE, PLACE, SHUT_DOWN, Pending, Queues
 from hoplite_mp._client.waiting import Waiting
 from hoplite_mp._common import clock, locks
 from hoplite_mp._common.clock import FOREVER_NS
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._client.memory import Memory
     from hoplite_mp._client.option_checks import RetryDelay
-    from hoplite_mp._client.pending import Settles
+    from hoplite_mp._client.queues import Settles
     from hoplite_mp._planner.resources import Demand
 
 

@@ -86,7 +86,7 @@ class CallProtocol:
         self._led = -1  # the latest call that this member has committed itself, as an object
         runtime, rank = member.runtime, member.rank
         self._leading = Combiner(runtime, member.name)
-        self._small = SingleHost(runtime, self._board, self._generation, rank, member.size)
+        self._single_host = SingleHost(runtime, self._board, self._generation, rank, member.size)
         # This rank's own arrays that other ranks read in place.
         self._in_place = InPlace(self._memory)
         self._hosts: MultiHost | None = None
@@ -142,7 +142,7 @@ class CallProtocol:
         except DOCUMENTED as error:  # every rank gets it; otherwise others would wait for ever
             mistake = error
             part = self._mistake(error)
-        mask = self._small.make(call, part, deadline) if self._hosts is None else None
+        mask = self._single_host.make(call, part, deadline) if self._hosts is None else None
         if mask:
             self._over(call)
             return self._take_here(kind, part[2], call, mask, out)
@@ -204,7 +204,7 @@ class CallProtocol:
 
     def leave_board(self) -> None:
         """Called when this member makes no more calls."""
-        self._small.leave()
+        self._single_host.leave()
 
     def drop(self) -> None:
         """Called when the node has registered that this member has left."""
@@ -355,7 +355,7 @@ class CallProtocol:
         for rank in ranks:
             oid = self._board.member(rank)[2]
             if not oid:
-                parts[rank] = self._small.part(rank)
+                parts[rank] = self._single_host.part(rank)
                 if parts[rank] is None or self._board.member(rank)[2]:
                     raise Retry  # the part is being published
                 continue
@@ -448,7 +448,7 @@ class CallProtocol:
         try:
             if mask != self._last_mask or self.strict:
                 self._check_contributors(mask)
-            found = self._small.take(kind, root, call, mask, out)
+            found = self._single_host.take(kind, root, call, mask, out)
         except Exception:  # perhaps caused by bytes that other ranks have overwritten
             self._check_held()
             raise

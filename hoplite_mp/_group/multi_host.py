@@ -439,7 +439,7 @@ def _overlaps(own: Array, out: Any) -> bool:
 # A member's small calls over several hosts: written to the board, answered there by the engine.
 #
 # While all members make small calls of one kind, the engines of their nodes exchange the parts, and
-# no node runs Python (`cext/engine_small.h`). A member then writes its part to the board, rings its
+# no node runs Python (`cext/engine_coll.h`). A member then writes its part to the board, rings its
 # doorbell (an eventfd that the engine watches), and sleeps until the result is on the board. A call
 # that is large, or of another kind, goes through the node (`MultiHost`).
 
@@ -479,7 +479,7 @@ class EngineCalls:
 
     def __init__(self, runtime: Runtime, board: int, generation: int, rank: int, size: int) -> None:
         self._channel = runtime.channel
-        self._board = _tasks.SmallBoard(runtime.tasks, board)
+        self._board = _tasks.CollectiveBoard(runtime.tasks, board)
         self._generation = generation
         self._rank = rank
         self._size = size

@@ -65,8 +65,8 @@ PIECE_BYTES_MAX = 16 << 10
 PIECE_HEAD_BYTES_MAX = 16 << 10
 # The mean of one-byte integers, and of bools, has eight bytes per element.
 RESULT_GROWTH_MAX = 8
-SMALL_PARTS_BYTES_MAX = 65 << 10  # FRAME_SMALL_BYTES_MAX in cext/engine_frames.h
-SMALL_PHASE_MAX = 3  # of enum small_phase in cext/engine_small.h
+SMALL_PARTS_BYTES_MAX = 65 << 10  # FRAME_COLL_BYTES_MAX in cext/engine_frames.h
+SMALL_PHASE_MAX = 3  # of enum coll_phase in cext/engine_coll.h
 PIECES_MAX = RANKS_MAX * RANKS_MAX
 # The pieces in one message together; the rest of a frame is for other fields.
 PIECES_BYTES_MAX = FRAME_BYTES_MAX - (64 << 10)
@@ -292,8 +292,8 @@ class GroupSkip(Message, frozen=True, tag="GroupSkip"):
 
 
 class GroupSmall(Message, frozen=True, tag="GroupSmall"):
-    """A frame between two engines (cext/engine_small.h) that have no link, or have lost it. phase:
-    its kind (enum small_phase); plan: the number of its plan, or 0; parts: the contributions of the
+    """A frame between two engines (cext/engine_coll.h) that have no link, or have lost it. phase:
+    its kind (enum coll_phase); plan: the number of its plan, or 0; parts: the contributions of the
     sender's members to a small call."""
 
     generation: int

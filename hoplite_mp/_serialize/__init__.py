@@ -56,9 +56,6 @@ from hoplite_mp._serialize.calls import (
 from hoplite_mp._serialize.code import (
     set_readers_path,
 )
-from hoplite_mp._serialize.copies import (
-    large_copies,
-)
 from hoplite_mp._serialize.errors import (
     RemoteTraceback,
     decode_error,
@@ -104,6 +101,7 @@ from hoplite_mp._serialize.layout import (
     REFS_AT,
     ArrayInfo,
     Encoded,
+    large_copies,
     payload_kind,
     read_refs,
 )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp._common.reduction import Array, dtype_name, named_dtype, raw_bytes
-from hoplite_mp._serialize.copies import large_copies, writable_copy
 from hoplite_mp._serialize.layout import (
     ARRAY,
     ARRAY_META,
@@ -34,11 +33,13 @@ from hoplite_mp._serialize.layout import (
     ArrayInfo,
     Encoded,
     align,
+    large_copies,
     malformed,
     pack_buffer,
     pack_head,
     unpack_buffer,
     unpack_head,
+    writable_copy,
 )
 from hoplite_mp._serialize.streams import encode_plain
 

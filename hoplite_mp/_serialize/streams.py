@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp._common.ref import ObjectRef
-from hoplite_mp._serialize.copies import writable_copy
 from hoplite_mp._serialize.layout import (
     BUFFER,
     HEAD,
@@ -23,6 +22,7 @@ from hoplite_mp._serialize.layout import (
     malformed,
     pack_buffer,
     pack_head,
+    writable_copy,
 )
 from hoplite_mp._serialize.reading import Reading, load_stream
 from hoplite_mp.errors import TaskError

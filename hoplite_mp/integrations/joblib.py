@@ -42,8 +42,8 @@ from joblib.parallel import (
 
 from hoplite_mp._api.cluster import Cluster, current
 from hoplite_mp._api.nodes import WORKERS_MAX
+from hoplite_mp._client.captured_arrays import Lending
 from hoplite_mp._client.futures import Future
-from hoplite_mp._client.lending import Lending
 from hoplite_mp._serialize import Lender, NotPicklable, failure_within
 from hoplite_mp.errors import ClosedError
 from hoplite_mp.integrations._joblib_pools import (

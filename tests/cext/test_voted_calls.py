@@ -1,6 +1,6 @@
 """Large calls of Groups that engines commit by votes: the compiled machine, stepped in every order.
 
-The nodes, and what Python does beside them, are those of test_small_calls.py. Here Python also
+The nodes, and what Python does beside them, are those of test_coll_calls.py. Here Python also
 begins to move a call by a plan, votes when all nodes have begun the same one, and names a result.
 """
 
@@ -28,7 +28,7 @@ from tests.support.engine_calls import (
     EngineWorld,
 )
 
-MOVED = _engine.SMALL_MOVED
+MOVED = _engine.COLL_MOVED
 PLAN, OTHER = 641, 642
 
 
@@ -52,14 +52,14 @@ def board(node: EngineNode) -> tuple[int, int]:
 
 
 def begin(node: EngineNode, call: int, plan: int = PLAN) -> None:
-    node.engine.small_begin(GROUP, call, plan)
+    node.engine.coll_begin(GROUP, call, plan)
     node.step()
 
 
 def vote(node: EngineNode, call: int, plan: int = PLAN, result: int = 0) -> None:
-    node.engine.small_vote(GROUP, call, plan)
+    node.engine.coll_vote(GROUP, call, plan)
     if result:
-        node.engine.small_result(GROUP, call, result)
+        node.engine.coll_result(GROUP, call, result)
     node.step()
 
 
@@ -80,7 +80,7 @@ def test_all_votes_commit_the_result(world: Any) -> None:
     vote(all_.nodes[2], 4)
     all_.carry_all()
     assert [board(node) for node in all_.nodes] == [(5, 70), (5, 71), (0, 0)], "one has no result"
-    all_.nodes[2].engine.small_result(GROUP, 4, 72)
+    all_.nodes[2].engine.coll_result(GROUP, 4, 72)
     all_.nodes[2].step()
     assert board(all_.nodes[2]) == (5, 72)
     assert [node.told for node in all_.nodes] == [[(MOVED, GROUP, 4, b"")]] * 3
@@ -116,7 +116,7 @@ def test_small_calls_before_and_after(world: Any) -> None:
     for node in all_.nodes:
         assert (board(node), node.board.done()) == ((2, 9), 4)
         assert kinds(node) == [FIRST, MOVED, FIRST]
-        node.engine.small_close(GROUP)
+        node.engine.coll_close(GROUP)
         node.step()
         assert node.told[-1][2] == 4
 
@@ -132,7 +132,7 @@ def test_after_a_voted_call_no_record_is_told(world: Any) -> None:
         vote(node, 1, result=9)
     all_.carry_all()
     for node in all_.nodes:
-        node.engine.small_close(GROUP)
+        node.engine.coll_close(GROUP)
         node.step()
         assert node.told[-2:] == [(MOVED, GROUP, 1, b""), (TAKEN, GROUP, 2, b"")]
 
@@ -186,16 +186,16 @@ def test_only_what_somebody_waits_for_is_told_at_once(world: Any) -> None:
         all_.open(1, 0)
         for node in all_.nodes:
             begin(node, 0)
-            node.engine.small_result(GROUP, 0, 5, awaited)
+            node.engine.coll_result(GROUP, 0, 5, awaited)
             node.step()
         for node in all_.nodes:
-            node.engine.small_vote(GROUP, 0, PLAN)
+            node.engine.coll_vote(GROUP, 0, PLAN)
             node.step()
         (frame,) = all_.nodes[0].out[-1:]
         second = all_.nodes[1]
-        second.engine.small_frame(GROUP, 0, *frame[2:])
+        second.engine.coll_frame(GROUP, 0, *frame[2:])
         assert (second.engine.step(), second.engine.is_quiet()) == (awaited, not awaited)
-        second.engine.small_close(GROUP)  # what follows is told, and all that came before it
+        second.engine.coll_close(GROUP)  # what follows is told, and all that came before it
         assert (second.engine.step(), second.engine.is_quiet()) == (True, False)
 
 
@@ -223,7 +223,7 @@ def test_who_has_voted_does_not_yield(world: Any) -> None:
     all_.open(1, 0)
     voter, other = all_.nodes
     vote(voter, 0, result=5)
-    voter.engine.small_yield(GROUP, 0)
+    voter.engine.coll_yield(GROUP, 0)
     voter.step()
     assert not voter.told
     vote(other, 0, result=6)
@@ -238,7 +238,7 @@ def test_who_has_begun_yields_and_all_hear_it(world: Any) -> None:
         begin(node, 0)
     all_.carry_all()
     vote(all_.nodes[0], 0, result=5)
-    all_.nodes[1].engine.small_yield(GROUP, 0)
+    all_.nodes[1].engine.coll_yield(GROUP, 0)
     all_.nodes[1].step()
     all_.carry_all()
     assert [kinds(node) for node in all_.nodes] == [[TAKEN]] * 3
@@ -267,9 +267,9 @@ def test_a_result_of_an_earlier_try_is_not_committed(world: Any) -> None:
     all_.open(1, 0)
     first, second = all_.nodes
     begin(first, 0)
-    first.engine.small_result(GROUP, 0, 5)
+    first.engine.coll_result(GROUP, 0, 5)
     for node in all_.nodes:
-        node.engine.small_close(GROUP)
+        node.engine.coll_close(GROUP)
         node.step()
     all_.open(2, 0)
     for node in all_.nodes:
@@ -288,7 +288,7 @@ def test_the_engine_votes_when_the_last_of_these_cells_is_full(world: Any) -> No
     buffers = [bytearray(8), bytearray(8)]
     cells = [first.engine.cell(None, one) for one in buffers]
     first.engine.together(cells, (GROUP, 0, PLAN))
-    first.engine.small_result(GROUP, 0, 5)
+    first.engine.coll_result(GROUP, 0, 5)
     vote(second, 0, result=6)
     all_.carry_all()
     first.engine.advance(cells[0], 8)
@@ -308,7 +308,7 @@ def test_no_vote_for_cells_of_which_one_was_closed(world: Any) -> None:
     first, second = all_.nodes
     cells = [first.engine.cell(None, bytearray(8)) for _ in range(2)]
     first.engine.together(cells, (GROUP, 0, PLAN))
-    first.engine.small_result(GROUP, 0, 5)
+    first.engine.coll_result(GROUP, 0, 5)
     vote(second, 0, result=6)
     first.engine.close(cells[0])
     first.engine.advance(cells[1], 8)
@@ -323,7 +323,7 @@ def test_the_engine_votes_at_once_where_nothing_is_to_come(world: Any) -> None:
     for node in all_.nodes:
         begin(node, 0)
         node.engine.together([], (GROUP, 0, PLAN))
-        node.engine.small_result(GROUP, 0, 5)
+        node.engine.coll_result(GROUP, 0, 5)
         node.step()
     all_.carry_all()
     assert [board(node) for node in all_.nodes] == [(1, 5)] * 2
@@ -331,13 +331,13 @@ def test_the_engine_votes_at_once_where_nothing_is_to_come(world: Any) -> None:
 
 def test_what_cannot_be_said_is_refused(world: Any) -> None:
     engine = world(1).nodes[0].engine
-    for wrong in (engine.small_begin, engine.small_vote):
+    for wrong in (engine.coll_begin, engine.coll_vote):
         with pytest.raises(ValueError, match="no plan"):
             wrong(GROUP, 0, 0)
     with pytest.raises(ValueError, match="no object"):
-        engine.small_result(GROUP, 0, 0)
+        engine.coll_result(GROUP, 0, 0)
     with pytest.raises(OverflowError):
-        engine.small_begin(GROUP, 0, 1 << 32)
+        engine.coll_begin(GROUP, 0, 1 << 32)
 
 
 class Voted(EngineRun):
@@ -406,11 +406,11 @@ class Voted(EngineRun):
         elif kind == "result":
             (number,) = about
             self.resulted[number] = self.next[number]
-            nodes[number].engine.small_result(GROUP, self.next[number], self.opened[number])
+            nodes[number].engine.coll_result(GROUP, self.next[number], self.opened[number])
             nodes[number].step()
         elif kind == "fail":
             (number,) = about
-            nodes[number].engine.small_yield(GROUP, self.next[number])
+            nodes[number].engine.coll_yield(GROUP, self.next[number])
             nodes[number].step()
         else:
             super().do(what)

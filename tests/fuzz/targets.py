@@ -319,7 +319,6 @@ SOURCES: dict[str, str] = {
     "_serialize/out_of_band.py": "payloads",
     "_serialize/arrays.py": "payloads; heads of payloads",
     "_serialize/calls.py": "calls; heads of payloads",
-    "_serialize/copies.py": OWN + ": a copy, whatever the bytes mean",
     "_serialize/errors.py": "payloads",
     "_serialize/layout.py": "payloads; heads of payloads",
     "_serialize/reading.py": "payloads",

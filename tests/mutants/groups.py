@@ -235,7 +235,7 @@ MUTANTS = (
     Mutant(
         "voted-calls-begin-in-silence",
         "hoplite_mp/_node/groups/engine_commit.py",
-        "        self.small.engine.small_begin(go.generation, go.call, go.attempt)\n",
+        "        self.small.engine.coll_begin(go.generation, go.call, go.attempt)\n",
         "",
         (
             "If members make different calls, every rank hears of it; here a node that has begun "

@@ -103,15 +103,15 @@ def test_a_call_like_an_earlier_one_is_begun_and_the_leading_node_hears_nothing(
     node: Repeating,
 ) -> None:
     done = node.moves(1)
-    node.engine.small_begin.assert_called_once_with(GENERATION, 1, attempt(1))
-    node.engine.small_result.assert_called_once_with(GENERATION, 1, 77, False)
+    node.engine.coll_begin.assert_called_once_with(GENERATION, 1, attempt(1))
+    node.engine.coll_result.assert_called_once_with(GENERATION, 1, 77, False)
     assert node.results.go.call_args.kwargs == {
         "always": True,
         "vote": (GENERATION, 1, attempt(1)),
     }
     done("", "")
-    node.engine.small_vote.assert_called_once_with(GENERATION, 1, attempt(1))
-    node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
+    node.engine.coll_vote.assert_called_once_with(GENERATION, 1, attempt(1))
+    node.says(_engine.COLL_MOVED, GENERATION, 1, b"")
     assert not node.sent
     assert (node.state.calls, node.state.voting, node.state.go) == (2, None, None)
     assert (node.state.last.call, node.state.last.attempt) == (1, attempt(1))
@@ -130,10 +130,10 @@ def test_one_in_so_many_calls_is_led(node: Repeating) -> None:
     for call in range(1, 2 * LED_EVERY + 1):
         node.calls.member_called(MEMBER_SLOT, node.ask(call))
         if call % LED_EVERY:
-            node.says(_engine.SMALL_MOVED, GENERATION, call, b"")
+            node.says(_engine.COLL_MOVED, GENERATION, call, b"")
             continue
-        node.engine.small_yield.assert_called_with(GENERATION, call)
-        node.says(_engine.SMALL_TAKEN, GENERATION, call, b"")
+        node.engine.coll_yield.assert_called_with(GENERATION, call)
+        node.says(_engine.COLL_TAKEN, GENERATION, call, b"")
         ((to, part),) = node.sent
         assert (to, part.call, part.repeats) == (OTHER, call, 1)
         go = node.state.go
@@ -153,9 +153,9 @@ def test_a_result_is_held_although_word_of_an_earlier_small_call_comes_after_it(
     node.moves(2)
     node.known.board.commit(2, 77)
     node.calls.member_called(MEMBER_SLOT, node.ask(2))  # interrupted, and made again
-    node.says(_engine.SMALL_FIRST, GENERATION, 2, b"")
+    node.says(_engine.COLL_FIRST, GENERATION, 2, b"")
     assert node.state.result == ["hold"]
-    node.says(_engine.SMALL_FIRST, GENERATION, 4, b"")
+    node.says(_engine.COLL_FIRST, GENERATION, 4, b"")
     assert node.state.result == []
 
 
@@ -169,8 +169,8 @@ def test_other_calls_are_given_back_to_the_leading_node(node: Repeating, why: st
     else:
         node.state.members = group_members(OTHER, HERE, HERE)
     node.calls.member_called(MEMBER_SLOT, ask)
-    node.engine.small_begin.assert_not_called()
-    node.engine.small_yield.assert_called_once_with(GENERATION, 1)
+    node.engine.coll_begin.assert_not_called()
+    node.engine.coll_yield.assert_called_once_with(GENERATION, 1)
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -180,7 +180,7 @@ def test_what_is_given_back_goes_on_by_the_plan_that_was_begun(
     done = node.moves(1)
     if ended:
         done("", "")
-    node.says(_engine.SMALL_TAKEN, GENERATION, 1, b"")
+    node.says(_engine.COLL_TAKEN, GENERATION, 1, b"")
     if not ended:
         assert [type(message) for _, message in node.sent] == [GroupPart]
         done("", "")
@@ -198,17 +198,17 @@ def test_what_is_given_back_goes_on_by_the_plan_that_was_begun(
 def test_a_failure_is_yielded_and_then_told(node: Repeating) -> None:
     done = node.moves(1)
     done("no room", "full")
-    node.engine.small_vote.assert_not_called()
-    node.engine.small_yield.assert_called_once_with(GENERATION, 1)
+    node.engine.coll_vote.assert_not_called()
+    node.engine.coll_yield.assert_called_once_with(GENERATION, 1)
     node.results.take_back.assert_called_once()
-    node.says(_engine.SMALL_TAKEN, GENERATION, 1, b"")
+    node.says(_engine.COLL_TAKEN, GENERATION, 1, b"")
     _, said = (message for _, message in node.sent)
     assert (said.failure, said.error) == ("no room", "full")
 
 
 def test_another_attempt_takes_the_prepared_result_back(node: Repeating) -> None:
     node.moves(1)
-    node.says(_engine.SMALL_TAKEN, GENERATION, 1, b"")
+    node.says(_engine.COLL_TAKEN, GENERATION, 1, b"")
     node.calls.receive(OTHER, GroupGo(GENERATION, 1, MADE + 1, ()))
     node.results.take_back.assert_called_once()
     assert node.state.voting is None
@@ -220,8 +220,8 @@ def test_a_change_of_the_members_is_answered_with_what_the_engine_has_committed(
     node.moves(1)
     node.change(group_members(OTHER, HERE, None, version=VERSION + 1))
     assert not node.sent
-    node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
-    node.says(_engine.SMALL_TAKEN, GENERATION, 2, b"")
+    node.says(_engine.COLL_MOVED, GENERATION, 1, b"")
+    node.says(_engine.COLL_TAKEN, GENERATION, 2, b"")
     sync = node.sent[0][1]
     assert isinstance(sync, GroupSync)
     assert (sync.committed, sync.last.call, sync.last.attempt) == (2, 1, attempt(1))
@@ -233,7 +233,7 @@ def test_what_another_node_has_seen_committed_is_committed_here_from_own_bytes(
     done = node.moves(1)
     done("", "")
     node.change(group_members(OTHER, HERE, None, version=VERSION + 1))
-    node.says(_engine.SMALL_TAKEN, GENERATION, 1, b"")
+    node.says(_engine.COLL_TAKEN, GENERATION, 1, b"")
     about = GENERATION, 1, (0, 1, 2), "allreduce", "sum", 0, (), attempt(1)
     node.calls.receive(OTHER, GroupCommit(*about, leader=GONE, to=OTHER, whole=False))
     assert node.state.calls == 2
@@ -247,7 +247,7 @@ def test_a_member_that_goes_on_is_ahead_of_the_engines_word(node: Repeating) -> 
     node.calls.member_called(MEMBER_SLOT, node.ask(2))
     node.results.settle.assert_called_once()
     assert node.state.voting.go.call == 2
-    node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
+    node.says(_engine.COLL_MOVED, GENERATION, 1, b"")
     assert node.state.voting.go.call == 2
 
 
@@ -267,7 +267,7 @@ def test_a_group_that_has_ended_holds_no_result(node: Repeating) -> None:
     gone, state = weakref.ref(holds[0]), node.state
     node.results.settle.side_effect = lambda *about: (77, [holds.pop()])
     node.moves(1)
-    node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
+    node.says(_engine.COLL_MOVED, GENERATION, 1, b"")
     assert gone() is not None
     node.calls.closed(GENERATION)
     assert gone() is None
@@ -278,7 +278,7 @@ def test_member_that_leaves_before_the_commit_gets_no_blocks(node: Repeating) ->
     node.moves(1)
     left = GroupLeave("g", GENERATION, RANK, 1)
     node.calls.member_left(left, MEMBER_SLOT)
-    node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
+    node.says(_engine.COLL_MOVED, GENERATION, 1, b"")
     assert node.results.settle.call_args.args[2] == {}
 
 
@@ -288,7 +288,7 @@ def test_member_that_leaves_after_the_commit_frees_what_it_has_not_taken(
 ) -> None:
     node.results.given = {RANK: [4096]}
     node.moves(1)
-    node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
+    node.says(_engine.COLL_MOVED, GENERATION, 1, b"")
     node.calls.member_left(GroupLeave("g", GENERATION, RANK, calls), MEMBER_SLOT)
     assert node.results.take_untaken.called == frees
 
@@ -298,14 +298,14 @@ def test_what_others_say_of_the_next_call_is_kept(node: Repeating) -> None:
     node.moves(1)
     said = GroupDone(GENERATION, 2, attempt(2), "no room", 0, 0, "full")
     node.calls.receive(OTHER, said)
-    node.says(_engine.SMALL_MOVED, GENERATION, 1, b"")
+    node.says(_engine.COLL_MOVED, GENERATION, 1, b"")
     assert node.state.leading.early == {OTHER: said}
 
 
 def test_a_member_that_has_lent_an_array_does_not_wait_for_a_quiet_word(node: Repeating) -> None:
     node.results.has_lent.return_value = True
     node.moves(1)
-    node.engine.small_result.assert_called_once_with(GENERATION, 1, 77, True)
+    node.engine.coll_result.assert_called_once_with(GENERATION, 1, 77, True)
 
 
 def test_repeated_calls_open_the_engines_and_others_do_not() -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 GROUP, BOARD = 7, 3
 TAKEN, PART, FIRST, SEND = (
-    _engine.SMALL_TAKEN, _engine.SMALL_PART, _engine.SMALL_FIRST, _engine.SMALL_SEND,
+    _engine.COLL_TAKEN, _engine.COLL_PART, _engine.COLL_FIRST, _engine.COLL_SEND,
 )  # fmt: skip
 BARRIER, ALLREDUCE, REDUCE, REDUCE_SCATTER, BROADCAST, GATHER, ALLGATHER, SPLIT = range(8)
 
@@ -30,8 +30,8 @@ class EngineNode:
         self.engine = _engine.Engine(1 + number, threaded=False)
         board = _tasks.Board(self.host.node_tasks, BOARD)
         board.reset(size, GROUP)
-        self.board = _tasks.SmallBoard(self.host.node_tasks, BOARD)
-        self.engine.small_add(GROUP, size, number, self.host.node, BOARD)
+        self.board = _tasks.CollectiveBoard(self.host.node_tasks, BOARD)
+        self.engine.coll_add(GROUP, size, number, self.host.node, BOARD)
         self.out: list[tuple[int, int, int, int, int, int, bytes]] = []  # frames not carried yet
         self.told: list[tuple[Any, ...]] = []
 
@@ -54,7 +54,7 @@ class EngineNode:
             if kind in (ALLREDUCE, REDUCE, REDUCE_SCATTER):
                 about = kind, OPS.index(op), DTYPES.index(array.dtype.name), root
         assert self.board.give(rank, self.size, call, about, head, offset, elements)
-        self.engine.small_look()
+        self.engine.coll_look()
         self.step()
 
     def close(self) -> None:
@@ -73,12 +73,12 @@ class EngineWorld:
         for node in self.nodes:
             if node.number not in gone:
                 places = [None if at in gone else at for at in self.places]
-                node.engine.small_open(GROUP, version, call, places)
+                node.engine.coll_open(GROUP, version, call, places)
                 node.step()
 
     def carry(self, frame: tuple[int, int, int, int, int, int, bytes]) -> None:
         sender, to, *about = frame
-        self.nodes[to].engine.small_frame(GROUP, sender, *about)
+        self.nodes[to].engine.coll_frame(GROUP, sender, *about)
         self.nodes[to].step()
 
     def carry_all(self) -> None:
@@ -171,7 +171,7 @@ class EngineRun:
             self.given[number] = call
             if self.chance.random() < 0.1:  # what no small call carries
                 if self.owned[number]:
-                    nodes[number].engine.small_yield(GROUP, call)
+                    nodes[number].engine.coll_yield(GROUP, call)
                     nodes[number].step()
                 self.asked[number] = call
             else:
@@ -190,7 +190,7 @@ class EngineRun:
         elif kind == "hear":
             (number,) = about
             self.shown[number] = self.version
-            nodes[number].engine.small_close(GROUP)
+            nodes[number].engine.coll_close(GROUP)
             nodes[number].step()
         elif kind == "die":
             (number,) = about
@@ -242,7 +242,7 @@ class EngineRun:
         for number in ranks:
             self.owned[number] = True
             node = self.world.nodes[number]
-            node.engine.small_open(GROUP, self.version, call + 1, places)
+            node.engine.coll_open(GROUP, self.version, call + 1, places)
             node.step()
 
     def known(self, call: int) -> tuple[int, ...]:

@@ -98,7 +98,7 @@ class FollowingNode:
         self.calls.receive(OTHER, GroupCommit(*about, leader=OTHER, to=HERE, opens=opens))
 
     def says(self, *event: Any) -> None:
-        (take,) = self.links.when_small.call_args.args
+        (take,) = self.links.when_coll.call_args.args
         take(event)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp._client.acquire_import import take_over, take_over_all
+from hoplite_mp._client.channel import take_over, take_over_all
 from hoplite_mp._protocol.local import Import, Imported
 
 if TYPE_CHECKING:

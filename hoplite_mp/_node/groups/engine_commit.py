@@ -2,7 +2,7 @@
 
 When a call repeats the plan of an earlier one, there is nothing to decide. Each node moves the
 bytes, votes when it has all that it should receive, and prepares the result; the engines exchange
-the votes (two-phase commit without a coordinator; `cext/engine_small.h` has the protocol) and write
+the votes (two-phase commit without a coordinator; `cext/engine_coll.h` has the protocol) and write
 the result's id to the boards, so no node's Python has to have a turn before the members go on. The
 leading node is not asked, and learns of the commit as every other one.
 
@@ -21,7 +21,7 @@ import msgspec
 
 from hoplite_mp import _tasks
 from hoplite_mp._common.reduction import OPS
-from hoplite_mp._engine import SMALL_FIRST, SMALL_MOVED, SMALL_PART, SMALL_SEND, SMALL_TAKEN
+from hoplite_mp._engine import COLL_FIRST, COLL_MOVED, COLL_PART, COLL_SEND, COLL_TAKEN
 from hoplite_mp._node.groups.call_state import CallEvent, CallPhase
 from hoplite_mp._node.groups.group_state import Voting
 from hoplite_mp._node.objects.remote_objects import payload_layout
@@ -89,7 +89,7 @@ class EngineCommit:
         if failure:
             self.small.give_back(state, go.call)  # every node asks the leading one then
             return
-        self.small.engine.small_vote(go.generation, go.call, go.attempt)
+        self.small.engine.coll_vote(go.generation, go.call, go.attempt)
         self.prepare(state)
 
     def _begin(self, state: GroupState, called: MemberCall) -> bool:
@@ -109,7 +109,7 @@ class EngineCommit:
         if before.kind in FOLDING and before.pieces:
             return False
         state.voting = Voting(go, first, _commit_of(before, go, part, self.client.number))
-        self.small.engine.small_begin(go.generation, go.call, go.attempt)
+        self.small.engine.coll_begin(go.generation, go.call, go.attempt)
         state.member_calls[ask.rank] = called
         state.phase.take(CallEvent.ATTEMPT)
         self.small.calls.move(state, go)
@@ -159,7 +159,7 @@ class EngineCommit:
         holds = [hold for one in here.values() for hold in one.holds]
         awaited = self.results.has_lent(holds)
         go, oid = voting.go, voting.prepared.oid
-        self.small.engine.small_result(go.generation, go.call, oid, awaited)
+        self.small.engine.coll_result(go.generation, go.call, oid, awaited)
 
     def settle(self, voting: Voting) -> tuple[int, list[Any]]:
         """The call is committed: (object that members read, holds on what it needs)."""
@@ -190,13 +190,13 @@ def _commit_of(before: GroupCommit, go: GroupGo, part: GroupPart, number: int) -
 
 # Calls of Groups that the engine commits without this process's Python while it *owns* them.
 #
-# `cext/engine_small.h` has the protocol. When a call is committed that the leading node has decided
+# `cext/engine_coll.h` has the protocol. When a call is committed that the leading node has decided
 # under the present members, the engine gets the group's later calls, and it gives them back when
 # anything deviates. This component hands them over and takes them back; while it waits for the
 # engine's answer, events that concern the group are deferred.
 
 
-_PART = struct.Struct("<IIIBBBB")  # struct small_part: rank, bytes, offset, kind, op, dtype, root
+_PART = struct.Struct("<IIIBBBB")  # struct coll_part: rank, bytes, offset, kind, op, dtype, root
 
 
 class EngineCallsOwnerEvents(Protocol):
@@ -240,9 +240,9 @@ class EngineCallsOwner:
         self.tasks = host.tasks
         self.links = links
         self.engine = links.engine
-        self.boards: dict[int, _tasks.SmallBoard] = {}  # by generation
+        self.boards: dict[int, _tasks.CollectiveBoard] = {}  # by generation
         self.known: dict[int, Known] = {}
-        links.when_small(self._event)
+        links.when_coll(self._event)
 
     def serve(self, calls: EngineCallsOwnerEvents) -> None:
         """Sets the component that makes the calls which the engine does not own."""
@@ -263,25 +263,25 @@ class EngineCallsOwner:
             if other.board.index == index:  # it ended, but the last manager died before it said so
                 self.forget(other.generation)
         self.known[known.generation] = known
-        self.boards[known.generation] = _tasks.SmallBoard(self.tasks, index)
+        self.boards[known.generation] = _tasks.CollectiveBoard(self.tasks, index)
         number = self.client.number
-        self.engine.small_add(known.generation, known.shown.size, number, self.client, index)
+        self.engine.coll_add(known.generation, known.shown.size, number, self.client, index)
 
     def forget(self, generation: int) -> None:
         """Removes a group that has ended."""
         if self.known.pop(generation, None) is not None:
             self.boards.pop(generation).set_open(False)
-            self.engine.small_forget(generation)
+            self.engine.coll_forget(generation)
 
     def open(self, state: GroupState, call: int) -> None:
         """Gives the calls from this one on to the engine, before any member can make it."""
         members = state.members
         state.owned = True
         self.boards[members.generation].set_open(True)
-        self.engine.small_open(members.generation, members.version, call, members.nodes)
+        self.engine.coll_open(members.generation, members.version, call, members.nodes)
         self.links.prepare(state.nodes)
         for one in state.member_calls.values():  # this process has these, so the engine yields them
-            self.engine.small_yield(members.generation, one.ask.call)
+            self.engine.coll_yield(members.generation, one.ask.call)
 
     def close(self, state: GroupState, then: Callable[[], None]) -> None:
         """Takes the calls back at once, and calls `then` when the engine has given them back."""
@@ -289,7 +289,7 @@ class EngineCallsOwner:
         state.phase.take(CallEvent.FROZE)
         self.boards[generation].set_open(False)
         state.deferred.append(then)
-        self.engine.small_close(generation)
+        self.engine.coll_close(generation)
 
     def give_way(self, state: GroupState, call: int, then: Callable[[], None]) -> None:
         """Asks the engine to yield this call, and calls `then` when it has given the calls back."""
@@ -299,11 +299,11 @@ class EngineCallsOwner:
     def give_back(self, state: GroupState, call: int) -> None:
         """Asks the engine to yield this call, which cannot be voted for."""
         state.phase.take(CallEvent.FROZE)
-        self.engine.small_yield(state.members.generation, call)
+        self.engine.coll_yield(state.members.generation, call)
 
     def receive(self, node: int, message: GroupSmall) -> None:
         """Hands the engine a frame that came as a message, because there was no link for it."""
-        self.engine.small_frame(
+        self.engine.coll_frame(
             message.generation,
             node,
             message.version,
@@ -317,7 +317,7 @@ class EngineCallsOwner:
         """Hands the engine a member's doorbell: an eventfd, or -1 if the process is simulated."""
         known = self.known.get(generation)
         if known is not None and known.here.get(rank, (-1,))[0] == slot:
-            self.engine.small_doorbell(generation, rank, given.pop() if given else -1)
+            self.engine.coll_doorbell(generation, rank, given.pop() if given else -1)
 
     # -- events of the engine --------------------------------------------------------------------
 
@@ -329,22 +329,22 @@ class EngineCallsOwner:
         state = self.calls.states.get(generation)
         if state is None:
             return
-        if kind == SMALL_SEND:
+        if kind == COLL_SEND:
             node, version, call, phase, plan, parts = event[2:]
             self.links.prepare((node,))  # so that the next frame has a link
             frame = GroupSmall(generation, version, call, phase, plan, parts)
             self.calls.send(state, node, frame)
-        elif kind == SMALL_PART and not state.owned:  # an engine that owns the calls has it already
+        elif kind == COLL_PART and not state.owned:  # an engine that owns the calls has it already
             call, data = event[2:]
             self._part(generation, call, data)
-        elif kind == SMALL_FIRST:
+        elif kind == COLL_FIRST:
             # All members have read the result of the large call before, because they have made a
             # later call. The board may have shown a large call after that one already.
             if event[2] >= state.calls:
                 state.result = []
-        elif kind == SMALL_MOVED:
+        elif kind == COLL_MOVED:
             self._committed(state, event[2])
-        elif kind == SMALL_TAKEN and state.owned:
+        elif kind == COLL_TAKEN and state.owned:
             calls, record = event[2:]
             self._taken(state, calls, record)
 
@@ -369,7 +369,7 @@ class EngineCallsOwner:
         state.owned = False
         self.look_at_board(state)
         if record:  # else this process has made the last commit known, or has heard MOVED
-            state.last = _small_commit(state.members.generation, self.client.number, record)
+            state.last = _engine_commit(state.members.generation, self.client.number, record)
         if calls > state.calls:
             state.end_call(calls)
             state.result = []
@@ -396,7 +396,7 @@ class EngineCallsOwner:
         self.calls.member_called(slot[0], ask)
 
 
-def _small_commit(generation: int, node: int, record: bytes) -> GroupCommit:
+def _engine_commit(generation: int, node: int, record: bytes) -> GroupCommit:
     """The commit of a small call, as if a leading node had decided it."""
     call, mask, kind, op, _, root, found = _tasks.read_record(record)
     pieces = [

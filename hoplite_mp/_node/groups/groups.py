@@ -406,7 +406,7 @@ def _over_hosts(number: int, state: GroupState, found: dict[str, Any]) -> None:
 
 
 def _in_engine(
-    number: int, state: GroupState, board: _tasks.SmallBoard, found: dict[str, Any]
+    number: int, state: GroupState, board: _tasks.CollectiveBoard, found: dict[str, Any]
 ) -> None:
     """Fills in what the board shows of calls that the engine owns, that is, which members here have
     made the next one. If all have, members elsewhere are awaited, which only the engine knows."""

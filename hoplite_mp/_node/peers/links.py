@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp._engine import (
     CLOSED,
+    COLL_TAKEN,
     FILLED,
     FOLD_FAILED,
     LINK_LOST,
     PULL_FAILED,
-    SMALL_TAKEN,
 )
 from hoplite_mp._node.io.tls_links import TlsLink
 from hoplite_mp._node.peers.path_estimator import Flow
@@ -85,7 +85,7 @@ class Links:
         self.wanting: dict[int, Wanting] = {}  # cell -> the component to notify
         self.pulling: dict[int, Pulling] = {}  # cell -> the pull that is filling it
         self.trace_events = host.trace_events
-        self._takes_small: Callable[[tuple[Any, ...]], None] | None = None
+        self._takes_coll: Callable[[tuple[Any, ...]], None] | None = None
         self.closing: dict[int, EngineBuffer] = {}  # closed cells that the engine may still write
         host.loop.watch(engine.fileno(), self.on_ready)
 
@@ -170,9 +170,9 @@ class Links:
             with contextlib.suppress(KeyError):
                 self.engine.disconnect(link)
 
-    def when_small(self, take: Callable[[tuple[Any, ...]], None]) -> None:
+    def when_coll(self, take: Callable[[tuple[Any, ...]], None]) -> None:
         """Registers the receiver of the engine's events about small calls of Groups."""
-        self._takes_small = take
+        self._takes_coll = take
 
     # -- cells ---------------------------------------------------------------------------------
 
@@ -259,8 +259,8 @@ class Links:
                     wanting.failed(event[1], event[2])
             elif kind == CLOSED:
                 self._closed(event[1])
-            elif kind >= SMALL_TAKEN and self._takes_small is not None:
-                self._takes_small(event)
+            elif kind >= COLL_TAKEN and self._takes_coll is not None:
+                self._takes_coll(event)
 
     def _lost(self, link: int, number: int, reason: str) -> None:
         self.ends.pop(link, None)

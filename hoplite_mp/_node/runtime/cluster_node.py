@@ -145,9 +145,9 @@ class ClusterNode:
         cells = PlanCells(host, self.links)
         self.plan_runner = PlanRunner(host, cells, self.replicas, self.streaming_sources)
         self.transfers = Transfers(host, self.replicas, self.plan_runner)
-        self.small_calls = EngineCallsOwner(host, self.links)
+        self.engine_calls = EngineCallsOwner(host, self.links)
         results = GroupResults(host, self.plan_runner)
-        self.group_calls = MultiHostCalls(host, results, self.small_calls)
+        self.group_calls = MultiHostCalls(host, results, self.engine_calls)
         cells.pairs.when_slow(self.group_calls.slowed)
         cells.pairs.when_slow(self.plan_runner.slowed)
         local.groups.hosts = self.group_calls
@@ -320,7 +320,7 @@ class ClusterNode:
 
     def _doorbell(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
-        self.small_calls.doorbell(slot, ask.generation, ask.rank, self.local.requests.given)
+        self.engine_calls.doorbell(slot, ask.generation, ask.rank, self.local.requests.given)
         self.host.reply(slot, Reply(request.number))
 
     def _counts(self) -> dict[str, int]:

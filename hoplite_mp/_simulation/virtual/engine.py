@@ -423,39 +423,39 @@ class VirtualEngine:
 
     # -- small calls of Groups -------------------------------------------------------------------
 
-    def small_add(self, generation: int, size: int, node: int, client: Any, board: int) -> None:
-        self._engine.small_add(generation, size, node, client, board)
+    def coll_add(self, generation: int, size: int, node: int, client: Any, board: int) -> None:
+        self._engine.coll_add(generation, size, node, client, board)
 
-    def small_open(
+    def coll_open(
         self, generation: int, version: int, call: int, nodes: Sequence[int | None]
     ) -> None:
-        self._engine.small_open(generation, version, call, nodes)
+        self._engine.coll_open(generation, version, call, nodes)
         self.look_soon()
 
-    def small_close(self, generation: int) -> None:
-        self._engine.small_close(generation)
+    def coll_close(self, generation: int) -> None:
+        self._engine.coll_close(generation)
         self.look_soon()
 
-    def small_yield(self, generation: int, call: int) -> None:
-        self._engine.small_yield(generation, call)
+    def coll_yield(self, generation: int, call: int) -> None:
+        self._engine.coll_yield(generation, call)
         self.look_soon()
 
-    def small_forget(self, generation: int) -> None:
-        self._engine.small_forget(generation)
+    def coll_forget(self, generation: int) -> None:
+        self._engine.coll_forget(generation)
 
-    def small_begin(self, generation: int, call: int, plan: int) -> None:
-        self._engine.small_begin(generation, call, plan)
+    def coll_begin(self, generation: int, call: int, plan: int) -> None:
+        self._engine.coll_begin(generation, call, plan)
         self.look_soon()
 
-    def small_vote(self, generation: int, call: int, plan: int) -> None:
-        self._engine.small_vote(generation, call, plan)
+    def coll_vote(self, generation: int, call: int, plan: int) -> None:
+        self._engine.coll_vote(generation, call, plan)
         self.look_soon()
 
-    def small_result(self, generation: int, call: int, result: int, awaited: bool = False) -> None:
-        self._engine.small_result(generation, call, result, awaited)
+    def coll_result(self, generation: int, call: int, result: int, awaited: bool = False) -> None:
+        self._engine.coll_result(generation, call, result, awaited)
         self.look_soon()
 
-    def small_frame(
+    def coll_frame(
         self,
         generation: int,
         node: int,
@@ -465,17 +465,17 @@ class VirtualEngine:
         plan: int,
         parts: bytes,
     ) -> None:
-        self._engine.small_frame(generation, node, version, call, phase, plan, parts)
+        self._engine.coll_frame(generation, node, version, call, phase, plan, parts)
         self.look_soon()
 
-    def small_doorbell(self, generation: int, rank: int, fd: int) -> None:
-        self._engine.small_doorbell(generation, rank, fd)
+    def coll_doorbell(self, generation: int, rank: int, fd: int) -> None:
+        self._engine.coll_doorbell(generation, rank, fd)
         self.look_soon()
 
     def rung(self) -> None:
         """A process of this host has run, and may have contributed to a small call."""
         if not self.loop.over:
-            self._engine.small_look()
+            self._engine.coll_look()
             self.look_soon()
 
     def stop(self) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hoplite_mp._client.submitter import Submitter
     from hoplite_mp._protocol.local import Ask
     from hoplite_mp._simulation.network import VirtualNetwork
-    from hoplite_mp._simulation.timeline import Timeline
+    from hoplite_mp._simulation.virtual.loop import Timeline
 
 __all__ = [
     "Ended",
@@ -284,7 +284,7 @@ class VirtualProcesses:
         self._main = threading.get_ident()
         for module in (_shm, _tasks):
             module.play(self.sleep, self.wake)
-        _engine.play_small(self.sleep, self.wake)
+        _engine.play_coll(self.sleep, self.wake)
 
     def finish(self) -> None:
         """The run has ended: ends all threads. First all clients are closed; otherwise the thread
@@ -297,7 +297,7 @@ class VirtualProcesses:
             process.finish()
         for module in (_shm, _tasks):
             module.play(None, None)
-        _engine.play_small(None, None)
+        _engine.play_coll(None, None)
 
 
 # Locks that the threads of a simulated process share.

@@ -49,18 +49,18 @@ def ask(call: int) -> GroupCall:
 
 def test_a_commit_opens_what_it_was_decided_for(node: FollowingNode) -> None:
     node.commit(0, VERSION - 1)
-    node.engine.small_open.assert_not_called()
+    node.engine.coll_open.assert_not_called()
     node.commit(1, VERSION)
-    node.engine.small_open.assert_called_once_with(GENERATION, VERSION, 2, (OTHER, HERE, GONE))
+    node.engine.coll_open.assert_called_once_with(GENERATION, VERSION, 2, (OTHER, HERE, GONE))
     assert node.small.boards[GENERATION].is_open()
 
 
 def test_a_call_that_is_not_small_waits_for_the_engine(node: FollowingNode) -> None:
     node.commit(0, VERSION)
     node.calls.member_called(MEMBER_SLOT, ask(1))
-    node.engine.small_yield.assert_called_once_with(GENERATION, 1)
+    node.engine.coll_yield.assert_called_once_with(GENERATION, 1)
     assert not node.sent
-    node.says(_engine.SMALL_TAKEN, GENERATION, 1, b"")
+    node.says(_engine.COLL_TAKEN, GENERATION, 1, b"")
     assert node.sent == [(OTHER, alltoall_part(1))]
 
 
@@ -68,8 +68,8 @@ def test_a_plan_for_a_later_call_waits_for_the_engine(node: FollowingNode) -> No
     node.commit(0, VERSION)
     go = GroupGo(GENERATION, 5, VERSION << 8 | 1, ())
     node.calls.receive(OTHER, go)
-    node.engine.small_yield.assert_called_once_with(GENERATION, 5)
-    node.says(_engine.SMALL_TAKEN, GENERATION, 5, commit_record())
+    node.engine.coll_yield.assert_called_once_with(GENERATION, 5)
+    node.says(_engine.COLL_TAKEN, GENERATION, 5, commit_record())
     state = node.calls.states[GENERATION]
     assert (state.calls, state.go) == (5, go)
 
@@ -77,10 +77,10 @@ def test_a_plan_for_a_later_call_waits_for_the_engine(node: FollowingNode) -> No
 def test_nothing_is_reported_before_the_freeze(node: FollowingNode) -> None:
     node.commit(0, VERSION)
     node.change(group_members(OTHER, HERE, None, version=VERSION + 1))
-    node.engine.small_close.assert_called_once_with(GENERATION)
+    node.engine.coll_close.assert_called_once_with(GENERATION)
     assert not node.sent
     assert not node.small.boards[GENERATION].is_open()
-    node.says(_engine.SMALL_TAKEN, GENERATION, 5, commit_record())
+    node.says(_engine.COLL_TAKEN, GENERATION, 5, commit_record())
     ((to, sync),) = node.sent
     assert isinstance(sync, GroupSync)
     assert (to, sync.version, sync.committed) == (OTHER, VERSION + 1, 5)
@@ -95,10 +95,10 @@ def test_nothing_is_reported_before_the_freeze(node: FollowingNode) -> None:
 def test_parts_that_the_engine_passes_on_are_calls(node: FollowingNode) -> None:
     node.commit(0, VERSION)
     head = np.array([1, 2, 0], np.uint32).tobytes() + bytes([4, 255, 255, 2])
-    node.says(_engine.SMALL_PART, GENERATION, 1, head + b"xy")
+    node.says(_engine.COLL_PART, GENERATION, 1, head + b"xy")
     assert not node.calls.states[GENERATION].member_calls, "the engine owns it"
-    node.says(_engine.SMALL_TAKEN, GENERATION, 1, b"")
-    node.says(_engine.SMALL_PART, GENERATION, 1, head + b"xy")
+    node.says(_engine.COLL_TAKEN, GENERATION, 1, b"")
+    node.says(_engine.COLL_PART, GENERATION, 1, head + b"xy")
     called = node.calls.states[GENERATION].member_calls[1]
     assert called.ask == GroupCall(GENERATION, 1, 1, "broadcast", "", 2, [b"xy"])
     assert called.slot == MEMBER_SLOT
@@ -106,11 +106,11 @@ def test_parts_that_the_engine_passes_on_are_calls(node: FollowingNode) -> None:
 
 def test_a_frame_without_a_link_is_a_message(node: FollowingNode) -> None:
     node.commit(0, VERSION)
-    node.says(_engine.SMALL_SEND, GENERATION, GONE, VERSION, 1, 3, 641, b"parts")
+    node.says(_engine.COLL_SEND, GENERATION, GONE, VERSION, 1, 3, 641, b"parts")
     message = GroupSmall(GENERATION, VERSION, 1, 3, 641, b"parts")
     assert node.sent == [(GONE, message)]
     node.calls.receive(GONE, message)
-    node.engine.small_frame.assert_called_once_with(GENERATION, GONE, VERSION, 1, 3, 641, b"parts")
+    node.engine.coll_frame.assert_called_once_with(GENERATION, GONE, VERSION, 1, 3, 641, b"parts")
 
 
 def test_engines_are_opened_by_small_calls_of_exactly_the_living() -> None:

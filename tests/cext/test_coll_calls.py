@@ -122,7 +122,7 @@ def test_a_yield_reaches_all_and_later_parts_are_passed_on(world: Any) -> None:
     all_.open(1, 0)
     first, second, third = all_.nodes
     first.give(0, 0, BARRIER)
-    second.engine.small_yield(GROUP, 0)
+    second.engine.coll_yield(GROUP, 0)
     second.step()
     all_.carry_all()
     assert [event[0] for event in first.told] == [TAKEN, PART]
@@ -142,7 +142,7 @@ def test_who_has_given_does_not_yield(world: Any) -> None:
     all_.open(1, 0)
     first, second = all_.nodes
     first.give(0, 0, BARRIER)
-    first.engine.small_yield(GROUP, 0)
+    first.engine.coll_yield(GROUP, 0)
     first.step()
     assert not first.told
     second.give(1, 0, BARRIER)
@@ -156,7 +156,7 @@ def test_a_yield_of_a_later_call_waits_for_it(world: Any) -> None:
     all_.open(1, 0)
     first, second = all_.nodes
     first.give(0, 0, BARRIER)
-    first.engine.small_yield(GROUP, 1)
+    first.engine.coll_yield(GROUP, 1)
     first.step()
     second.give(1, 0, BARRIER)
     all_.carry_all()
@@ -181,7 +181,7 @@ def test_frames_of_an_earlier_version_do_not_count(world: Any) -> None:
     old = [frame for node in all_.nodes for frame in node.out]
     for node in all_.nodes:
         node.out = []
-        node.engine.small_close(GROUP)
+        node.engine.coll_close(GROUP)
         node.step()
     all_.open(2, 1)  # Python has decided call 0
     for frame in old:
@@ -200,7 +200,7 @@ def test_the_last_commit_is_told_whole(world: Any) -> None:
         node.give(node.number, 0, ALLREDUCE, np.full(3, node.number + 1))
     all_.carry_all()
     first = all_.nodes[0]
-    first.engine.small_close(GROUP)
+    first.engine.coll_close(GROUP)
     first.step()
     *_, taken = first.told
     assert taken[:3] == (TAKEN, GROUP, 1)

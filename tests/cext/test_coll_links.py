@@ -29,10 +29,10 @@ class Node:
         self.engine = _engine.Engine(1 + number)
         board = _tasks.Board(self.host.node_tasks, BOARD)
         board.reset(2, GROUP)
-        self.board = _tasks.SmallBoard(self.host.node_tasks, BOARD)
-        self.engine.small_add(GROUP, 2, number, self.host.node, BOARD)
+        self.board = _tasks.CollectiveBoard(self.host.node_tasks, BOARD)
+        self.engine.coll_add(GROUP, 2, number, self.host.node, BOARD)
         self.bell = os.eventfd(0, os.EFD_NONBLOCK)
-        self.engine.small_doorbell(GROUP, number, os.dup(self.bell))
+        self.engine.coll_doorbell(GROUP, number, os.dup(self.bell))
         self.told: list[tuple[Any, ...]] = []
 
     def give(self, call: int, data: bytes) -> None:
@@ -64,10 +64,10 @@ def until(nodes: list[Node], holds: Callable[[], bool]) -> None:
         assert time.monotonic() < end, [node.told for node in nodes]
         for node in nodes:
             node.hears()
-            for event in [one for one in node.told if one[0] == _engine.SMALL_SEND]:
+            for event in [one for one in node.told if one[0] == _engine.COLL_SEND]:
                 node.told.remove(event)
                 _, _, to, *frame = event
-                nodes[to].engine.small_frame(GROUP, node.number, *frame)
+                nodes[to].engine.coll_frame(GROUP, node.number, *frame)
         time.sleep(0.0005)
 
 
@@ -90,7 +90,7 @@ def all_have(nodes: list[Node], call: int) -> Callable[[], bool]:
 def test_over_a_link(nodes: list[Node], checksum: bool) -> None:
     link(nodes, checksum)
     for node in nodes:
-        node.engine.small_open(GROUP, 1, 0, [0, 1])
+        node.engine.coll_open(GROUP, 1, 0, [0, 1])
     for call in range(200):
         parts = [bytes([call % 256, node.number]) * (1 + call * 37 % 15000) for node in nodes]
         for node, part in zip(nodes, parts, strict=True):
@@ -101,13 +101,13 @@ def test_over_a_link(nodes: list[Node], checksum: bool) -> None:
     for node in nodes:
         node.hears()
         # A part that came before the group was open is told besides, and of no use then.
-        told = [event[0] for event in node.told if event[0] != _engine.SMALL_PART]
-        assert told == [_engine.SMALL_FIRST]
+        told = [event[0] for event in node.told if event[0] != _engine.COLL_PART]
+        assert told == [_engine.COLL_FIRST]
 
 
 def test_a_link_that_is_lost_in_the_middle(nodes: list[Node]) -> None:
     for node in nodes:
-        node.engine.small_open(GROUP, 1, 0, [0, 1])
+        node.engine.coll_open(GROUP, 1, 0, [0, 1])
     for call in range(60):
         links = link(nodes) if call % 3 else []
         for node in nodes:
@@ -125,9 +125,9 @@ def test_a_bell_that_epoll_refuses(nodes: list[Node], tmp_path: Path) -> None:
     """As when the user has as many watches as the system allows: no call waits for ever."""
     link(nodes)
     refused = os.open(tmp_path / "no bell", os.O_RDWR | os.O_CREAT)  # it cannot watch plain files
-    nodes[0].engine.small_doorbell(GROUP, 0, refused)
+    nodes[0].engine.coll_doorbell(GROUP, 0, refused)
     for node in nodes:
-        node.engine.small_open(GROUP, 1, 0, [0, 1])
+        node.engine.coll_open(GROUP, 1, 0, [0, 1])
     for call in range(20):
         for node in nodes:
             node.give(call, b"x" * 100)
@@ -144,9 +144,9 @@ def test_engine_thread_and_a_driven_link() -> None:
     try:
         drivers = [first.engine.drive(1), second.engine.drive(0)]
         for node in (first, second):
-            node.engine.small_open(GROUP, 1, 0, [0, 1])
+            node.engine.coll_open(GROUP, 1, 0, [0, 1])
         first.give(0, b"x" * 10_000)
-        second.engine.small_yield(GROUP, 0)
+        second.engine.coll_yield(GROUP, 0)
         for sender, receiver in (drivers, drivers[::-1]):
             frame = None
             end = time.monotonic() + WAIT_S
@@ -166,12 +166,12 @@ def test_engine_thread_and_a_driven_link() -> None:
         def taken() -> bool:  # and the part that nobody has folded, which is told after that
             for node in (first, second):
                 node.hears()
-            return _engine.SMALL_PART in kinds(first) and all(
-                _engine.SMALL_TAKEN in kinds(node) for node in (first, second)
+            return _engine.COLL_PART in kinds(first) and all(
+                _engine.COLL_TAKEN in kinds(node) for node in (first, second)
             )
 
         until([first, second], taken)
-        part = next(event for event in first.told if event[0] == _engine.SMALL_PART)
+        part = next(event for event in first.told if event[0] == _engine.COLL_PART)
         assert part[3][16:] == b"x" * 10_000
     finally:
         first.close()

@@ -1,8 +1,8 @@
-# Small calls of Groups, as the part of Engine that is about them. engine_small.h has the protocol.
+# Small calls of Groups, as the part of Engine that is about them. engine_coll.h has the protocol.
 
 
 @cython.no_gc
-cdef class _SmallCalls:
+cdef class _EngineCalls:
     """What Python asks of an engine about small calls; all is posted, and answered by events."""
 
     cdef engine_t *engine
@@ -16,18 +16,18 @@ cdef class _SmallCalls:
             raise RuntimeError("the engine was stopped")
         return 0
 
-    cdef small_request *request(self, int kind, uint64_t generation) except NULL:
+    cdef coll_request *request(self, int kind, uint64_t generation) except NULL:
         self.check()
-        cdef small_request *asked = <small_request *> engine_memory(sizeof(small_request))
+        cdef coll_request *asked = <coll_request *> engine_memory(sizeof(coll_request))
         asked.kind = kind
         asked.generation = generation
         asked.fd = -1
         return asked
 
-    def small_add(self, generation: int, size: int, node: int, client, board: int) -> None:
+    def coll_add(self, generation: int, size: int, node: int, client, board: int) -> None:
         """A Group with members on this host, whose board lies in the control memory of `client`.
 
-        Python owns its calls until small_open(). What members here publish comes as SMALL_PART.
+        Python owns its calls until coll_open(). What members here publish comes as COLL_PART.
         """
         cdef uint64_t address = client.control_address
         if not 1 <= size <= MEMBERS:
@@ -39,103 +39,103 @@ cdef class _SmallCalls:
     @cython.critical_section
     cdef int add(self, uint64_t generation, uint32_t size, uint32_t node, object client,
                  uint64_t address, uint32_t board) except -1:
-        cdef small_request *asked = self.request(SMALL_ASK_ADD, generation)
+        cdef coll_request *asked = self.request(COLL_ASK_ADD, generation)
         self.memory = client
         asked.size = size
         asked.node = node
         asked.control = <char *> address
         asked.board = board
-        engine_post_small(self.engine, asked)
+        engine_post_coll(self.engine, asked)
         return 0
 
     @cython.critical_section
-    def small_open(self, generation: int, version: int, call: int, nodes) -> None:
+    def coll_open(self, generation: int, version: int, call: int, nodes) -> None:
         """The engine owns the calls from this one on. `nodes`: of each rank, None for nobody.
 
-        It ends by SMALL_TAKEN.
+        It ends by COLL_TAKEN.
         """
         cdef list numbers = list(nodes)
         if len(numbers) > MEMBERS:
             raise ValueError(f"{len(numbers)} ranks: a board has {MEMBERS}")
         cdef uint64_t version_word = version
         cdef uint64_t call_word = call
-        cdef small_request *asked = self.request(SMALL_ASK_OPEN, generation)
+        cdef coll_request *asked = self.request(COLL_ASK_OPEN, generation)
         cdef Py_ssize_t i
         asked.version = version_word
         asked.call = call_word
         for i in range(MEMBERS):
             number = numbers[i] if i < len(numbers) else None
-            asked.node_of[i] = <uint32_t> SMALL_NOBODY if number is None else <uint32_t> number
-        engine_post_small(self.engine, asked)
+            asked.node_of[i] = <uint32_t> COLL_NOBODY if number is None else <uint32_t> number
+        engine_post_coll(self.engine, asked)
 
     @cython.critical_section
-    def small_close(self, generation: int) -> None:
-        """The freeze: no call is committed after SMALL_TAKEN, until small_open()."""
-        engine_post_small(self.engine, self.request(SMALL_ASK_CLOSE, generation))
+    def coll_close(self, generation: int) -> None:
+        """The freeze: no call is committed after COLL_TAKEN, until coll_open()."""
+        engine_post_coll(self.engine, self.request(COLL_ASK_CLOSE, generation))
 
     @cython.critical_section
-    def small_yield(self, generation: int, call: int) -> None:
+    def coll_yield(self, generation: int, call: int) -> None:
         """Python shall own the calls from this one on, unless this node has given its parts of it
         already: then it is committed, or another node yields it."""
         cdef uint64_t word = call
-        cdef small_request *asked = self.request(SMALL_ASK_YIELD, generation)
+        cdef coll_request *asked = self.request(COLL_ASK_YIELD, generation)
         asked.call = word
-        engine_post_small(self.engine, asked)
+        engine_post_coll(self.engine, asked)
 
     @cython.critical_section
-    def small_forget(self, generation: int) -> None:
+    def coll_forget(self, generation: int) -> None:
         """The group is over."""
-        engine_post_small(self.engine, self.request(SMALL_ASK_FORGET, generation))
+        engine_post_coll(self.engine, self.request(COLL_ASK_FORGET, generation))
 
     @cython.critical_section
-    def small_begin(self, generation: int, call: int, plan: int) -> None:
+    def coll_begin(self, generation: int, call: int, plan: int) -> None:
         """Python moves the bytes of a call that the engine owns. Nodes whose plan is the same name
         the same number, which has 32 bits and is not 0."""
-        self.about_plan(SMALL_ASK_BEGIN, generation, call, plan)
+        self.about_plan(COLL_ASK_BEGIN, generation, call, plan)
 
     @cython.critical_section
-    def small_vote(self, generation: int, call: int, plan: int) -> None:
+    def coll_vote(self, generation: int, call: int, plan: int) -> None:
         """This node has all that it should receive of that call. It is committed when all nodes
-        have voted for the same plan, and small_result() was called: SMALL_MOVED."""
-        self.about_plan(SMALL_ASK_VOTE, generation, call, plan)
+        have voted for the same plan, and coll_result() was called: COLL_MOVED."""
+        self.about_plan(COLL_ASK_VOTE, generation, call, plan)
 
     cdef int about_plan(self, int kind, uint64_t generation, uint64_t call,
                         uint32_t plan) except -1:
         if not plan:
             raise ValueError("0 is no plan's number")
-        cdef small_request *asked = self.request(kind, generation)
+        cdef coll_request *asked = self.request(kind, generation)
         asked.call = call
         asked.plan = plan
-        engine_post_small(self.engine, asked)
+        engine_post_coll(self.engine, asked)
         return 0
 
     @cython.critical_section
-    def small_result(self, generation: int, call: int, result: int, awaited: bool = False) -> None:
+    def coll_result(self, generation: int, call: int, result: int, awaited: bool = False) -> None:
         """The object (not 0) that members here are to read as that call's result. awaited: a member
-        waits until SMALL_MOVED is heard, which else comes some milliseconds later."""
+        waits until COLL_MOVED is heard, which else comes some milliseconds later."""
         cdef uint64_t call_word = call
         cdef uint64_t result_word = result
         if not result_word:
             raise ValueError("0 is no object")
-        cdef small_request *asked = self.request(SMALL_ASK_RESULT, generation)
+        cdef coll_request *asked = self.request(COLL_ASK_RESULT, generation)
         asked.call = call_word
         asked.result = result_word
         asked.awaited = bool(awaited)
-        engine_post_small(self.engine, asked)
+        engine_post_coll(self.engine, asked)
 
     @cython.critical_section
-    def small_frame(self, generation: int, node: int, version: int, call: int, phase: int,
+    def coll_frame(self, generation: int, node: int, version: int, call: int, phase: int,
                     plan: int, parts: bytes) -> None:
-        """A frame that SMALL_SEND has named at that node."""
+        """A frame that COLL_SEND has named at that node."""
         cdef uint32_t sender = node
         cdef uint64_t version_word = version
         cdef uint64_t call_word = call
         cdef unsigned char phase_word = phase
         cdef uint32_t plan_word = plan
         cdef Py_ssize_t nbytes = len(parts)
-        if nbytes > FRAME_SMALL_BYTES_MAX:
+        if nbytes > FRAME_COLL_BYTES_MAX:
             raise ValueError(f"a small call's frame of {nbytes} bytes")
-        cdef small_request *asked = self.request(SMALL_ASK_FRAME, generation)
+        cdef coll_request *asked = self.request(COLL_ASK_FRAME, generation)
         asked.node = sender
         asked.version = version_word
         asked.call = call_word
@@ -144,31 +144,31 @@ cdef class _SmallCalls:
         asked.nbytes = nbytes
         asked.bytes = <char *> engine_memory(nbytes)
         memcpy(asked.bytes, <const char *> parts, nbytes)
-        engine_post_small(self.engine, asked)
+        engine_post_coll(self.engine, asked)
 
     @cython.critical_section
-    def small_doorbell(self, generation: int, rank: int, fd: int) -> None:
+    def coll_doorbell(self, generation: int, rank: int, fd: int) -> None:
         """The eventfd to which the member of that rank writes; it is the engine's from now on."""
         cdef uint32_t place = rank
-        cdef small_request *asked = self.request(SMALL_ASK_BELL, generation)
+        cdef coll_request *asked = self.request(COLL_ASK_BELL, generation)
         asked.size = place
         asked.fd = fd
-        engine_post_small(self.engine, asked)
+        engine_post_coll(self.engine, asked)
 
     @cython.critical_section
-    def small_look(self) -> None:
+    def coll_look(self) -> None:
         """Look at all boards: for an engine without a thread, which hears no doorbell."""
-        engine_post_small(self.engine, self.request(SMALL_ASK_LOOK, 0))
+        engine_post_coll(self.engine, self.request(COLL_ASK_LOOK, 0))
 
     def is_quiet(self) -> bool:
         """Of an engine without a thread: has events() nothing but what is to be told late?"""
         self.check()
         return self.engine.events != NULL and not self.engine.signalled
 
-    cdef tuple small_event(self, event_t *event):
+    cdef tuple coll_event(self, event_t *event):
         cdef bytes data = PyBytes_FromStringAndSize(event.bytes, event.nbytes) \
             if event.nbytes else b""
-        if event.kind == EVENT_SMALL_SEND:
+        if event.kind == EVENT_COLL_SEND:
             return (event.kind, event.number, event.peer, event.version, event.call,
                     event.phase, event.plan, data)
         return (event.kind, event.number, event.call, data)

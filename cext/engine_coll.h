@@ -46,10 +46,10 @@
  * state, and sent again when a link is lost; a node that needs none drops it by version and call.
  *
  * The machine has no thread, socket or clock: inputs are function calls, outputs the functions of
- * small_ports. So tests and the simulation play it step by step.
+ * coll_ports. So tests and the simulation play it step by step.
  */
-#ifndef ENGINE_SMALL_H
-#define ENGINE_SMALL_H
+#ifndef ENGINE_COLL_H
+#define ENGINE_COLL_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -60,43 +60,43 @@
 
 /* What travels between two nodes: for each member one of these, then `nbytes` bytes: a payload
  * (docs/architecture.md), whose elements begin at `offset`. */
-struct small_part {
+struct coll_part {
     uint32_t rank, nbytes, offset;
     uint8_t kind, op, dtype, root;
 };
-_Static_assert(sizeof(struct small_part) == 16, "it travels");
+_Static_assert(sizeof(struct coll_part) == 16, "it travels");
 
 /* A committed call: this, then `count` places, then the payloads at their places. */
-struct small_record {
+struct coll_record {
     uint64_t call, ranks; /* ranks as bits */
     uint8_t kind, op, dtype, root;
     uint32_t count, nbytes, pad; /* nbytes: of all */
 };
-struct small_place {
+struct coll_place {
     uint32_t source, nbytes, at, pad;
 };
-_Static_assert(sizeof(struct small_record) == 32 && sizeof(struct small_place) == 16, "as read");
+_Static_assert(sizeof(struct coll_record) == 32 && sizeof(struct coll_place) == 16, "as read");
 
 /* What a frame says of a call. BEGUN is followed by VOTES or YIELDS, unless a change of the members
  * comes first; the others are a node's last word. */
-enum small_phase { SMALL_GIVES, SMALL_YIELDS, SMALL_BEGUN, SMALL_VOTES, SMALL_PHASE_END };
+enum coll_phase { COLL_GIVES, COLL_YIELDS, COLL_BEGUN, COLL_VOTES, COLL_PHASE_END };
 
 enum {
     /* Larger calls go by stripes. Higher: each node receives so much for each call, while a stripe
      * would need 2/n of it. */
-    SMALL_BYTES_MAX = SMALL_GIVEN_BYTES,
-    SMALL_FRAME_BYTES_MAX = SMALL_GIVEN_BYTES + MEMBERS * (int)sizeof(struct small_part),
-    SMALL_NOBODY = 0xffffffff, /* as the node of a rank */
+    COLL_BYTES_MAX = COLL_GIVEN_BYTES,
+    COLL_FRAME_BYTES_MAX = COLL_GIVEN_BYTES + MEMBERS * (int)sizeof(struct coll_part),
+    COLL_NOBODY = 0xffffffff, /* as the node of a rank */
 };
-_Static_assert((int)SMALL_PHASE_END == (int)FRAME_SMALL_PHASES, "what a frame may say");
-_Static_assert((int)SMALL_FRAME_BYTES_MAX <= (int)FRAME_SMALL_BYTES_MAX, "a link carries it");
-_Static_assert(SMALL_RECORD_BYTES >= SMALL_GIVEN_BYTES + 32 + MEMBERS * 16 + 64 &&
-               SMALL_RECORD_BYTES % 64 == 0, "room for all parts of a call");
+_Static_assert((int)COLL_PHASE_END == (int)FRAME_COLL_PHASES, "what a frame may say");
+_Static_assert((int)COLL_FRAME_BYTES_MAX <= (int)FRAME_COLL_BYTES_MAX, "a link carries it");
+_Static_assert(COLL_RECORD_BYTES >= COLL_GIVEN_BYTES + 32 + MEMBERS * 16 + 64 &&
+               COLL_RECORD_BYTES % 64 == 0, "room for all parts of a call");
 
 /* What a node has given to a call. `plan`: of BEGUN and VOTES, which one, as the number of Python's
  * attempt at the call (_node/groups/group_decisions.py); nodes that name the same one have the same
  * plan. */
-struct small_slot {
+struct coll_slot {
     bool here;
     uint8_t phase;
     uint32_t plan;
@@ -105,22 +105,22 @@ struct small_slot {
     char *parts;
 };
 
-struct small_node {
-    struct small_node *next;
+struct coll_node {
+    struct coll_node *next;
     uint32_t number;
-    struct small_slot slots[2]; /* by the call's last bit: this call, and the one before or after */
+    struct coll_slot slots[2]; /* by the call's last bit: this call, and the one before or after */
 };
 
 /* A member of this node. */
-struct small_member {
+struct coll_member {
     uint64_t seq; /* of its last call that is known here, + 1 */
-    struct small_part part;
+    struct coll_part part;
     char *bytes;
     uint32_t room;
 };
 
-struct small_group {
-    struct small_group *next;
+struct coll_group {
+    struct coll_group *next;
     uint64_t generation;
     bool open, fresh; /* fresh: nothing committed since it was opened */
     bool yields;
@@ -131,73 +131,73 @@ struct small_group {
     uint32_t size, me;
     uint64_t ranks, here; /* as bits: all members, those of this node */
     uint32_t node_of[MEMBERS];
-    struct small_node own; /* what this node has sent */
-    struct small_node *others;
-    struct small_member members[MEMBERS];
+    struct coll_node own; /* what this node has sent */
+    struct coll_node *others;
+    struct coll_member members[MEMBERS];
     bool has_last;
-    char *last; /* a small_record */
+    char *last; /* a coll_record */
     void *board; /* of the ports */
 };
 
-enum small_news {
-    SMALL_TAKEN, /* Python owns the calls from `call` on; bytes: the last commit, or none */
-    SMALL_PART,  /* that member here has made that call; bytes: a small_part and its payload. Of
+enum coll_news {
+    COLL_TAKEN, /* Python owns the calls from `call` on; bytes: the last commit, or none */
+    COLL_PART,  /* that member here has made that call; bytes: a coll_part and its payload. Of
                   * use only while Python owns the calls: whatever opens the group knows it, too */
-    SMALL_FIRST, /* the first commit of a small call since the group was opened, or since MOVED */
-    SMALL_MOVED, /* that call is committed by votes */
+    COLL_FIRST, /* the first commit of a small call since the group was opened, or since MOVED */
+    COLL_MOVED, /* that call is committed by votes */
 };
 
-struct small_ports {
+struct coll_ports {
     void *context;
     /* To one other node. */
-    void (*send)(void *context, struct small_group *group, uint32_t node,
-                 const struct small_slot *slot);
+    void (*send)(void *context, struct coll_group *group, uint32_t node,
+                 const struct coll_slot *slot);
     /* group->last is the result. */
-    void (*commit)(void *context, struct small_group *group);
+    void (*commit)(void *context, struct coll_group *group);
     /* group->result is the result of the call before group->call. */
-    void (*commit_moved)(void *context, struct small_group *group);
-    void (*tell)(void *context, struct small_group *group, int news, uint64_t number,
+    void (*commit_moved)(void *context, struct coll_group *group);
+    void (*tell)(void *context, struct coll_group *group, int news, uint64_t number,
                  const void *bytes, size_t nbytes);
 };
 
-struct small_calls {
-    struct small_group *groups;
-    struct small_ports ports;
+struct coll_calls {
+    struct coll_group *groups;
+    struct coll_ports ports;
 };
 
-struct small_group *small_find(struct small_calls *all, uint64_t generation);
-struct small_group *small_add(struct small_calls *all, uint64_t generation, uint32_t size,
+struct coll_group *coll_find(struct coll_calls *all, uint64_t generation);
+struct coll_group *coll_add(struct coll_calls *all, uint64_t generation, uint32_t size,
                               uint32_t me);
-void small_forget(struct small_calls *all, uint64_t generation);
-void small_forget_all(struct small_calls *all);
+void coll_forget(struct coll_calls *all, uint64_t generation);
+void coll_forget_all(struct coll_calls *all);
 
-/* From Python. node_of: one for each rank, or SMALL_NOBODY. */
-void small_open(struct small_calls *all, struct small_group *group, uint64_t version,
+/* From Python. node_of: one for each rank, or COLL_NOBODY. */
+void coll_open(struct coll_calls *all, struct coll_group *group, uint64_t version,
                 uint64_t call, const uint32_t *node_of);
-void small_close(struct small_calls *all, struct small_group *group);
-void small_yield(struct small_calls *all, struct small_group *group, uint64_t call);
+void coll_close(struct coll_calls *all, struct coll_group *group);
+void coll_yield(struct coll_calls *all, struct coll_group *group, uint64_t call);
 
 /* Python moves that call by this plan (not 0); it has all bytes; and has made the result, which is
  * not 0. Without effect if Python owns the calls, or is about to be told so; the first two also if
  * this node has said its last word of the call (vote: false), the third if it has said nothing. */
-void small_begin(struct small_calls *all, struct small_group *group, uint64_t call, uint32_t plan);
-bool small_vote(struct small_calls *all, struct small_group *group, uint64_t call, uint32_t plan);
-void small_result(struct small_calls *all, struct small_group *group, uint64_t call,
+void coll_begin(struct coll_calls *all, struct coll_group *group, uint64_t call, uint32_t plan);
+bool coll_vote(struct coll_calls *all, struct coll_group *group, uint64_t call, uint32_t plan);
+void coll_result(struct coll_calls *all, struct coll_group *group, uint64_t call,
                   uint64_t result, bool awaited);
 
 /* A member here has made its call; bytes: part->nbytes. */
-void small_given(struct small_calls *all, struct small_group *group, uint64_t call,
-                 const struct small_part *part, const char *bytes);
+void coll_given(struct coll_calls *all, struct coll_group *group, uint64_t call,
+                 const struct coll_part *part, const char *bytes);
 /* A frame of another node. NULL, or what is wrong with it. */
-const char *small_receive(struct small_calls *all, uint64_t generation, uint32_t node,
+const char *coll_receive(struct coll_calls *all, uint64_t generation, uint32_t node,
                           uint64_t version, uint64_t call, uint8_t phase, uint32_t plan,
                           const char *parts, uint32_t nbytes);
 /* What was sent to that node may be lost. */
-void small_resend(struct small_calls *all, uint32_t node);
+void coll_resend(struct coll_calls *all, uint32_t node);
 
-/* For engine_small.c, from engine_small_results.c: makes group->last of what all nodes have given to
+/* For engine_coll.c, from engine_coll_results.c: makes group->last of what all nodes have given to
  * the call in progress. False: the parts do not belong to one call. */
-bool small_combine(struct small_group *group);
-bool small_takes_part(const struct small_group *group, uint32_t number);
+bool coll_combine(struct coll_group *group);
+bool coll_takes_part(const struct coll_group *group, uint32_t number);
 
 #endif

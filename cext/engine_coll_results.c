@@ -1,9 +1,9 @@
 /* What comes of the parts of a small call: they are compared, folded or gathered, and recorded.
  *
  * Every node finds the same for itself, so none has to send a result. The protocol is in
- * engine_small.c.
+ * engine_coll.c.
  */
-#include "engine_small.h"
+#include "engine_coll.h"
 
 #include <string.h>
 
@@ -22,17 +22,17 @@ static bool is_rooted(uint8_t kind) {
 }
 
 struct found {
-    struct small_part part[MEMBERS];
+    struct coll_part part[MEMBERS];
     const char *bytes[MEMBERS];
     uint64_t ranks;
 };
 
 /* False: a rank twice, or of another node. The lengths were checked when it came. */
-static bool find_parts(const struct small_group *group, const struct small_node *node,
+static bool find_parts(const struct coll_group *group, const struct coll_node *node,
                        struct found *found) {
-    const struct small_slot *slot = &node->slots[group->call & 1];
+    const struct coll_slot *slot = &node->slots[group->call & 1];
     for (uint32_t at = 0; at < slot->nbytes;) {
-        struct small_part part;
+        struct coll_part part;
         memcpy(&part, slot->parts + at, sizeof part);
         at += sizeof part;
         if (part.rank >= group->size || found->ranks & bit(part.rank) ||
@@ -48,7 +48,7 @@ static bool find_parts(const struct small_group *group, const struct small_node 
 
 static uint32_t first_rank(uint64_t ranks) { return (uint32_t)__builtin_ctzll(ranks); }
 
-static const struct reduce_kernel *kernel_of(const struct small_part *part) {
+static const struct reduce_kernel *kernel_of(const struct coll_part *part) {
     const struct reduce_kernel *kernel = reduce_kernel_find(part->op, part->dtype);
     if (!kernel || reduce_source_bytes(kernel) != reduce_result_bytes(kernel)) return NULL;
     const uint32_t elements = part->nbytes - part->offset;
@@ -56,10 +56,10 @@ static const struct reduce_kernel *kernel_of(const struct small_part *part) {
 }
 
 /* Do all parts belong to one call that has a result? If not, Python finds the words for it. */
-static bool agree(const struct small_group *group, const struct found *found) {
+static bool agree(const struct coll_group *group, const struct found *found) {
     if (found->ranks != group->ranks) return false;
     const uint32_t lowest = first_rank(group->ranks);
-    const struct small_part *first = &found->part[lowest];
+    const struct coll_part *first = &found->part[lowest];
     if (first->kind >= CALL_KIND_COUNT) return false;
     if (is_rooted(first->kind) && (first->root >= group->size || !(group->ranks & bit(first->root))))
         return false;
@@ -67,7 +67,7 @@ static bool agree(const struct small_group *group, const struct found *found) {
     uint64_t total = 0;
     for (uint32_t rank = lowest; rank < group->size; rank++) {
         if (!(group->ranks & bit(rank))) continue;
-        const struct small_part *part = &found->part[rank];
+        const struct coll_part *part = &found->part[rank];
         if (part->kind != first->kind || part->op != first->op || part->root != first->root)
             return false;
         if (folds(first->kind) &&
@@ -77,14 +77,14 @@ static bool agree(const struct small_group *group, const struct found *found) {
             return false;
         total += (part->nbytes + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
     }
-    return total <= SMALL_BYTES_MAX &&
+    return total <= COLL_BYTES_MAX &&
            (first->kind != CALL_BROADCAST || found->part[first->root].nbytes);
 }
 
 /* The same bits as reduce_arrays in Python: the same kernels, in the order of ranks. */
-static void fold(const struct small_group *group, const struct found *found, char *into) {
+static void fold(const struct coll_group *group, const struct found *found, char *into) {
     const uint32_t lowest = first_rank(group->ranks);
-    const struct small_part *first = &found->part[lowest];
+    const struct coll_part *first = &found->part[lowest];
     const void *sources[MEMBERS];
     size_t count = 0;
     for (uint32_t rank = lowest; rank < group->size; rank++)
@@ -95,12 +95,12 @@ static void fold(const struct small_group *group, const struct found *found, cha
     if (elements) reduce_run(kernel, sources, count, into + first->offset, elements, 1);
 }
 
-static void record(struct small_group *group, const struct found *found) {
+static void record(struct coll_group *group, const struct found *found) {
     const uint32_t lowest = first_rank(group->ranks);
-    const struct small_part *first = &found->part[lowest];
-    struct small_record *head = (struct small_record *)group->last;
-    struct small_place *places = (struct small_place *)(head + 1);
-    *head = (struct small_record){
+    const struct coll_part *first = &found->part[lowest];
+    struct coll_record *head = (struct coll_record *)group->last;
+    struct coll_place *places = (struct coll_place *)(head + 1);
+    *head = (struct coll_record){
         .call = group->call,
         .ranks = group->ranks,
         .kind = first->kind,
@@ -115,9 +115,9 @@ static void record(struct small_group *group, const struct found *found) {
     uint32_t at = sizeof *head + (uint32_t)__builtin_popcountll(sources) * sizeof *places;
     for (; sources; sources &= sources - 1) {
         const uint32_t rank = first_rank(sources);
-        const struct small_part *part = &found->part[rank];
+        const struct coll_part *part = &found->part[rank];
         at = (at + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
-        places[head->count++] = (struct small_place){rank, part->nbytes, at, 0};
+        places[head->count++] = (struct coll_place){rank, part->nbytes, at, 0};
         if (folds(first->kind))
             fold(group, found, group->last + at);
         else if (part->nbytes)
@@ -128,11 +128,11 @@ static void record(struct small_group *group, const struct found *found) {
     group->has_last = true;
 }
 
-bool small_combine(struct small_group *group) {
+bool coll_combine(struct coll_group *group) {
     struct found found = {.ranks = 0};
     bool fits = find_parts(group, &group->own, &found);
-    for (struct small_node *node = group->others; node && fits; node = node->next)
-        if (small_takes_part(group, node->number)) fits = find_parts(group, node, &found);
+    for (struct coll_node *node = group->others; node && fits; node = node->next)
+        if (coll_takes_part(group, node->number)) fits = find_parts(group, node, &found);
     if (!fits || !agree(group, &found)) return false;
     record(group, &found);
     return true;

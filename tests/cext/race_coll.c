@@ -5,7 +5,7 @@
  * frames without one are carried by the threads that hear events. Every third call is a large one,
  * for which the nodes vote.
  */
-#include "engine_small_ports.h"
+#include "engine_coll_ports.h"
 
 #include <poll.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ enum { NODES = 2, RANKS = 4, CALLS = 400, GROUP = 5, BOARD = 2, WORDS = 64,
 
 static void check(bool holds, const char *what) {
     if (holds) return;
-    fprintf(stderr, "race_small: %s\n", what);
+    fprintf(stderr, "race_coll: %s\n", what);
     abort();
 }
 
@@ -37,8 +37,8 @@ struct node {
 };
 static struct node nodes[NODES];
 
-static small_request *asking(int kind) {
-    small_request *asked = engine_memory(sizeof *asked);
+static coll_request *asking(int kind) {
+    coll_request *asked = engine_memory(sizeof *asked);
     asked->kind = kind;
     asked->generation = GROUP;
     asked->fd = -1;
@@ -52,9 +52,9 @@ static void *hear(void *argument) {
         poll(&wanted, 1, 20);
         for (struct event *event = engine_take(node->engine), *next; event; event = next) {
             next = event->next;
-            check(event->kind != EVENT_SMALL_TAKEN, "nothing deviates here");
-            if (event->kind == EVENT_SMALL_SEND) {
-                small_request *asked = asking(SMALL_ASK_FRAME);
+            check(event->kind != EVENT_COLL_TAKEN, "nothing deviates here");
+            if (event->kind == EVENT_COLL_SEND) {
+                coll_request *asked = asking(COLL_ASK_FRAME);
                 asked->node = (uint32_t)node->number;
                 asked->version = event->version;
                 asked->call = event->call;
@@ -63,7 +63,7 @@ static void *hear(void *argument) {
                 asked->nbytes = (uint32_t)event->nbytes;
                 asked->bytes = event->bytes;
                 event->bytes = NULL;
-                engine_post_small(nodes[event->peer].engine, asked);
+                engine_post_coll(nodes[event->peer].engine, asked);
             }
             event_free(event);
         }
@@ -72,7 +72,7 @@ static void *hear(void *argument) {
 }
 
 static bool is_over(const struct node *node, uint64_t call) {
-    return call % VOTED_EVERY ? LOAD(&small_of(node->control, BOARD)->done) == call + 1
+    return call % VOTED_EVERY ? LOAD(&coll_of(node->control, BOARD)->done) == call + 1
                               : LOAD(&board_of(node->control, BOARD)->result_call) == call + 1;
 }
 
@@ -89,20 +89,20 @@ static void wait_for_call(const struct node *node, shm_client *mine, uint64_t ca
 
 /* What a node's Python says of a large call. */
 static void say(const struct node *node, int kind, uint64_t call) {
-    small_request *asked = asking(kind);
+    coll_request *asked = asking(kind);
     asked->call = call;
     asked->plan = PLAN;
     asked->result = RESULT + call;
     asked->awaited = call % 2;
-    engine_post_small(node->engine, asked);
+    engine_post_coll(node->engine, asked);
 }
 
 static void make_voted(struct node *node, uint32_t rank, shm_client *mine, uint64_t call) {
     if (rank < NODES) { /* the node's first member speaks for its Python */
-        say(node, SMALL_ASK_BEGIN, call);
-        if (call % 4) say(node, SMALL_ASK_RESULT, call);
-        say(node, SMALL_ASK_VOTE, call);
-        if (call % 4 == 0) say(node, SMALL_ASK_RESULT, call);
+        say(node, COLL_ASK_BEGIN, call);
+        if (call % 4) say(node, COLL_ASK_RESULT, call);
+        say(node, COLL_ASK_VOTE, call);
+        if (call % 4 == 0) say(node, COLL_ASK_RESULT, call);
     }
     wait_for_call(node, mine, call);
     check(LOAD(&board_of(node->control, BOARD)->result_id) == RESULT + call, "a wrong result");
@@ -112,20 +112,20 @@ static void make_voted(struct node *node, uint32_t rank, shm_client *mine, uint6
 static void *live(void *argument) {
     const uint32_t rank = (uint32_t)(uintptr_t)argument;
     struct node *node = &nodes[rank % NODES];
-    shm_small *small = small_of(node->control, BOARD);
+    shm_coll *small = coll_of(node->control, BOARD);
     shm_client *mine = client_of(node->control, rank + 1);
     const int bell = eventfd(0, EFD_NONBLOCK);
-    small_request *asked = asking(SMALL_ASK_BELL);
+    coll_request *asked = asking(COLL_ASK_BELL);
     asked->size = rank;
     asked->fd = dup(bell);
-    engine_post_small(node->engine, asked);
+    engine_post_coll(node->engine, asked);
     for (uint64_t call = 0; call < CALLS; call++) {
         if (call % VOTED_EVERY == 0) {
             make_voted(node, rank, mine, call);
             continue;
         }
-        shm_small_part *part = &small->parts[rank];
-        uint64_t *words = (uint64_t *)(small->given + (size_t)rank * small_share(RANKS));
+        shm_coll_part *part = &small->parts[rank];
+        uint64_t *words = (uint64_t *)(small->given + (size_t)rank * coll_share(RANKS));
         for (int i = 0; i < WORDS; i++) words[i] = call * 1000 + rank * (uint64_t)i;
         part->nbytes = WORDS * 8;
         part->offset = 0;
@@ -136,8 +136,8 @@ static void *live(void *argument) {
         const uint64_t one = 1;
         check(write(bell, &one, 8) == 8, "the bell");
         wait_for_call(node, mine, call);
-        const struct small_record *record = (const struct small_record *)small->record;
-        const struct small_place *place = (const struct small_place *)(record + 1);
+        const struct coll_record *record = (const struct coll_record *)small->record;
+        const struct coll_place *place = (const struct coll_place *)(record + 1);
         check(record->call == call && record->count == 1, "the record is another call's");
         const uint64_t *sum = (const uint64_t *)(small->record + place->at);
         for (int i = 0; i < WORDS; i++)
@@ -171,19 +171,19 @@ int main(void) {
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         check(node->engine && node->control != MAP_FAILED, "no engine or no memory");
         STORE(&board_of(node->control, BOARD)->generation, GROUP);
-        small_request *asked = asking(SMALL_ASK_ADD);
+        coll_request *asked = asking(COLL_ASK_ADD);
         asked->size = RANKS;
         asked->node = (uint32_t)i;
         asked->board = BOARD;
         asked->control = node->control;
         for (uint32_t rank = 0; rank < RANKS; rank++)
             STORE(&board_of(node->control, BOARD)->members[rank].client, rank + 2);
-        engine_post_small(node->engine, asked);
-        asked = asking(SMALL_ASK_OPEN);
+        engine_post_coll(node->engine, asked);
+        asked = asking(COLL_ASK_OPEN);
         asked->version = 1;
         for (uint32_t rank = 0; rank < MEMBERS; rank++)
-            asked->node_of[rank] = rank < RANKS ? rank % NODES : SMALL_NOBODY;
-        engine_post_small(node->engine, asked);
+            asked->node_of[rank] = rank < RANKS ? rank % NODES : COLL_NOBODY;
+        engine_post_coll(node->engine, asked);
     }
     for (int i = 0; i < NODES; i++) pthread_create(&nodes[i].hears, NULL, hear, &nodes[i]);
     pthread_t members[RANKS];
@@ -196,6 +196,6 @@ int main(void) {
         pthread_join(nodes[i].hears, NULL);
     }
     for (int i = 0; i < NODES; i++) engine_stop(nodes[i].engine);
-    puts("race_small: no race");
+    puts("race_coll: no race");
     return 0;
 }

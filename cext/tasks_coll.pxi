@@ -1,43 +1,43 @@
-# Small calls of a Group over several hosts, as a member sees them: see shm_small in shm_layout.h.
+# Small calls of a Group over several hosts, as a member sees them: see shm_coll in shm_layout.h.
 
 cdef extern from "shm_layout.h" nogil:
     enum:
-        SMALL_RECORD_BYTES
-        SMALL_HEAD_BYTES
-    ctypedef struct shm_small_part:
+        COLL_RECORD_BYTES
+        COLL_HEAD_BYTES
+    ctypedef struct shm_coll_part:
         uint64_t seq
         uint32_t nbytes, offset
         uint8_t kind, op, dtype, root
-    ctypedef struct shm_small:
+    ctypedef struct shm_coll:
         uint64_t open, done
-        shm_small_part *parts
+        shm_coll_part *parts
         char *given
         char *record
-    shm_small *small_of(char *, unsigned)
-    uint32_t small_share(uint32_t)
+    shm_coll *coll_of(char *, unsigned)
+    uint32_t coll_share(uint32_t)
 
-cdef extern from "engine_small.h" nogil:
-    cdef struct small_record:
+cdef extern from "engine_coll.h" nogil:
+    cdef struct coll_record:
         uint64_t call, ranks
         uint8_t kind, op, dtype, root
         uint32_t count, nbytes
-    cdef struct small_place:
+    cdef struct coll_place:
         uint32_t source, nbytes, at
 
 
 @cython.final
-cdef class SmallBoard:
+cdef class CollectiveBoard:
     """The part of a board in which members and the engine's thread meet."""
     cdef char *c
     cdef object keep
-    cdef shm_small *b
+    cdef shm_coll *b
 
     def __cinit__(self, Tasks tasks, unsigned index):
         if index >= BOARDS:
             raise ValueError(f"board {index}: there are {BOARDS}")
         self.c = tasks.c
         self.keep = tasks
-        self.b = small_of(self.c, index)
+        self.b = coll_of(self.c, index)
 
     def set_open(self, bint is_open) -> None:
         """By the node: whether members may expect that small calls stay in compiled code."""
@@ -52,9 +52,9 @@ cdef class SmallBoard:
         all). `about`: (kind, op, dtype, root). False: it is too large. The caller rings."""
         cdef uint32_t nbytes = <uint32_t> PyBytes_GET_SIZE(head)
         cdef uint32_t length = nbytes if elements is None else \
-            offset + <uint32_t> min(elements.shape[0], <Py_ssize_t> SMALL_RECORD_BYTES)
-        cdef uint32_t share = small_share(size)
-        cdef shm_small_part *part
+            offset + <uint32_t> min(elements.shape[0], <Py_ssize_t> COLL_RECORD_BYTES)
+        cdef uint32_t share = coll_share(size)
+        cdef shm_coll_part *part
         cdef char *place
         if rank >= MEMBERS or rank >= size or offset > length or length > share:
             return False
@@ -82,28 +82,28 @@ cdef class SmallBoard:
     def record(self) -> bytes:
         """What came of it, for read_record(); a member of this host that has not given to the next
         call finds it whole."""
-        cdef small_record *record = <small_record *> self.b.record
+        cdef coll_record *record = <coll_record *> self.b.record
         return PyBytes_FromStringAndSize(self.b.record,
-                                         min(record.nbytes, <uint32_t> SMALL_RECORD_BYTES))
+                                         min(record.nbytes, <uint32_t> COLL_RECORD_BYTES))
 
 
 def read_record(const unsigned char[::1] record) -> tuple:
     """(call, ranks as bits, kind, op, dtype, root, {source: payload}) of a small call; the numbers
     of kind, op and dtype are those of call_kind and reduce_kernels.h."""
-    cdef small_record head
-    cdef small_place place
+    cdef coll_record head
+    cdef coll_place place
     cdef Py_ssize_t size = record.shape[0]
-    cdef Py_ssize_t at = sizeof(small_record)
+    cdef Py_ssize_t at = sizeof(coll_record)
     cdef uint32_t i
     cdef dict found = {}
     if size < at:
         raise ValueError("this is no record of a small call")
-    memcpy(&head, &record[0], sizeof(small_record))
+    memcpy(&head, &record[0], sizeof(coll_record))
     for i in range(head.count):
-        if at + <Py_ssize_t> sizeof(small_place) > size:
+        if at + <Py_ssize_t> sizeof(coll_place) > size:
             raise ValueError("a record of a small call ends too early")
-        memcpy(&place, &record[at], sizeof(small_place))
-        at += sizeof(small_place)
+        memcpy(&place, &record[at], sizeof(coll_place))
+        at += sizeof(coll_place)
         if place.at + <uint64_t> place.nbytes > <uint64_t> size:
             raise ValueError("a record of a small call ends too early")
         found[place.source] = PyBytes_FromStringAndSize(

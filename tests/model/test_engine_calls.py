@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .small_calls import RULES, explore
+from .engine_calls import RULES, explore
 
 SMALL: frozenset[int] = frozenset()
 FIRST, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})

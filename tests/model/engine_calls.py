@@ -1,4 +1,4 @@
-"""Calls of Groups that engines commit, explored completely: cext/engine_small.h as steps.
+"""Calls of Groups that engines commit, explored completely: cext/engine_coll.h as steps.
 
 Each node has three actors: a member, the engine's thread, and Python; what one says to another is a
 step of its own, and so are a frame's arrival, the death of a host, and its announcement, which
