@@ -49,7 +49,7 @@ _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 def parse_size(text: str | int) -> int:
     """A number of bytes from "2GiB", "512 MB", "1.5g" or "65536".
 
-    With an "i" the steps are of 1024, without it of 1000, as in the standard that defines both.
+    Units with an "i" are powers of 1024, others of 1000, as in the standard that defines both.
     """
     if not isinstance(text, (str, bool)):
         with contextlib.suppress(TypeError):
@@ -149,7 +149,7 @@ class _ConfigMeta(type):
         own = inspect.cleandoc(own)
         try:
             tree = ast.parse(inspect.getsource(sys.modules[__name__]))
-        except (KeyError, OSError, SyntaxError, TypeError):  # there is no source here
+        except (KeyError, OSError, SyntaxError, TypeError):  # the source is not available
             return own
         (body,) = [
             one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == cls.__name__

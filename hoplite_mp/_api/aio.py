@@ -149,7 +149,7 @@ async def in_own_thread(call: Callable[[], T], forsaken: Callable[[T], Any] | No
         with taking:
             left = True
         if found and (waiter.cancelled() or not waiter.done()) and forsaken is not None:
-            # The caller was cancelled when the result was there, but had not been handed over.
+            # The caller was cancelled when the result was available but not yet handed over.
             result = found.pop()
             threading.Thread(target=forsaken, args=(result,), name="hoplite_mp connect").start()
     if failed:

@@ -219,8 +219,8 @@ class RemoteHosts:
     standard input; the end of that input ends its node."""
 
     def __init__(self, addresses: dict[str, str], command: str, token: str, tls: bool) -> None:
-        """addresses: for each host, the address at which it joins. ConfigError: it cannot be
-        run."""
+        """addresses: for each host, the address at which it joins. ConfigError: the command
+        cannot be run."""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._said: dict[str, IO[bytes]] = {}
         try:

@@ -453,7 +453,7 @@ class MemberMessages:
 
     def _are_all_here(self, waiting: list[Receive]) -> bool:
         """Waits, like the first call, until the group is complete; receives whose deadline passes
-        meanwhile fail. False: something else has to be done first."""
+        meanwhile fail. False: other work must be done first."""
         first = min(waiting, key=lambda receive: receive.whole_by)
         deadline = first.whole_by
         own = first.timeout is not None and first.deadline == deadline
@@ -483,7 +483,7 @@ class MemberMessages:
         return True
 
     def _changed(self, waiting: list[Receive]) -> bool:
-        """Whether there is anything to do for the thread."""
+        """Whether the thread has anything to do."""
         self._check()
         self.inbox.look()
         return len(self._later) != len(waiting) or any(
