@@ -189,7 +189,7 @@ def _nodes(text: str, least: int, most: int) -> list[int]:
         if not word.strip().isdecimal() or not least <= int(word) <= most:
             raise ConfigError(
                 f"--nodes={text!r} is not allowed: whole numbers from {least} to {most}, "
-                "with commas between"
+                "separated by commas"
             )
         found.append(int(word))
     return found

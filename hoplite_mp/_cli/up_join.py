@@ -143,7 +143,7 @@ def _list_nearby() -> int:
     if not found:
         print(
             f"hoplite-mp: no cluster was heard of on this network within {LISTEN_S:g} s. `up` "
-            "announces one where zeroconf is installed; else name the address: "
+            "announces one if zeroconf is installed; otherwise give the address: "
             "hoplite-mp join HOST:PORT",
             file=sys.stderr,
         )
@@ -233,7 +233,7 @@ def _take_part(
         if not tries:
             print(
                 f"hoplite-mp: this host was lost {REJOINS_MAX + 1} times, each within {LIVED_S:g} s"
-                ": when what it is lost by is mended (its link, its memory), join again",
+                ": join again when the cause (e.g. its link, its memory) is fixed",
                 file=sys.stderr,
             )
             return 1

@@ -143,7 +143,7 @@ def _with_short_form(encoded: Encoded, exc: BaseException, traceback_text: str) 
         return encoded
     short = _encode_short(exc, traceback_text, WHOLE_BYTES_MAX)
     if not set(short.refs) <= set(encoded.refs):
-        return encoded  # nobody would hold the others
+        return encoded  # nobody would hold further refs
     head = encoded.head[:1] + bytes((encoded.head[1] | HAS_SHORT_FORM,)) + encoded.head[2:]
     at = align(encoded.nbytes)
     tail = short.tobytes() + SHORT_FORM_LENGTH.pack(short.nbytes)

@@ -36,7 +36,7 @@ ResolveRef = Callable[[ObjectRef[Any]], Any]
 
 # Types whose instances pickle without any function of ours in the stream.
 ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
-all_atoms = ATOMS.issuperset  # its argument is a set of types
+all_atoms = ATOMS.issuperset  # called with types
 # Exceptions that end a program. From a task they arrive as the cause of a TaskError.
 EXITS = (SystemExit, KeyboardInterrupt, GeneratorExit)
 # Errors of failing reducers. A KeyboardInterrupt is more likely a Ctrl-C of the user.

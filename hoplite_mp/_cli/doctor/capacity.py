@@ -72,7 +72,7 @@ def _cpus() -> Iterator[Finding]:
         advice = "give the container a whole CPU: node and workers wait for each other now"
         yield warning("CPUs", seen, advice)
     elif workers == 1:
-        yield warning("CPUs", seen, "nothing runs in parallel here; workers= may ask for more")
+        yield warning("CPUs", seen, "nothing runs in parallel here; workers= may request more")
     else:
         yield ok("CPUs", seen)
 
@@ -267,7 +267,7 @@ def _write_and_read(folder: str) -> None:
         back = bytearray(len(WRITTEN))
         file.read(place, memoryview(back))
         if back != WRITTEN:
-            raise OSError("it gives back other bytes than were written")
+            raise OSError("it returned other bytes than were written")
     finally:
         file.close()
 

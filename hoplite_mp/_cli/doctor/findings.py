@@ -127,8 +127,8 @@ def _settings() -> Iterator[Finding]:
         if name in renamed:
             yield warning("settings", f"{name} is an old name", f"set {renamed[name]} instead")
         elif name not in known:
-            seen = f"{name} is set, and nobody reads it"
-            yield warning("settings", seen, "the fields of hoplite_mp.Config are what can be set")
+            seen = f"{name} is set, but has no effect"
+            yield warning("settings", seen, "see the fields of hoplite_mp.Config")
     try:
         Config.from_environment()
     except ConfigError as error:

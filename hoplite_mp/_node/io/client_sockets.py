@@ -133,4 +133,4 @@ class ClientSockets:
             elif ask and ask[0] == "Collective":
                 self._events.refuse_collective(ask[1], why)
         except (msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError):
-            _log.error("client %d cannot be told", slot)  # the packet is not a request
+            _log.error("client %d cannot be informed", slot)  # the packet is not a request

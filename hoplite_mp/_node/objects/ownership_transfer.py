@@ -60,7 +60,7 @@ class Lost:
     # these imports; this node notifies it of those that were released.
     former: dict[bytes, set[int]] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)  # imports about which OwnerTold is outstanding
-    # Releases that arrived before this node had learnt that it is the new owner: (object, host id
+    # Releases that arrived before this node was informed that it is the new owner: (object, host id
     # of the sender, number of its import).
     pending_releases: set[tuple[bytes, int, int]] = field(default_factory=set)
     confirmed: bool = False  # the manager knows of the death, which this node may detect earlier

@@ -377,8 +377,8 @@ def _hosts(member: Member) -> set[str]:
 
 
 # How long the manager has to detect by itself that the node is dead, as a multiple of
-# heartbeat_timeout_s, before this node reports it. Higher: another node waits longer. Lower: a
-# living node is excluded sooner because one other node has lost contact with it.
+# heartbeat_timeout_s, before this node reports it. Lower: a living node is excluded sooner because
+# one other node has lost contact with it.
 PEER_LOST_SILENCES = 2.0
 
 

@@ -191,7 +191,7 @@ class RemoteWorkers:
 
     def _place(self, short: _Short) -> int | None:
         """The id of the host that starts the next worker: the host with the fewest of them,
-        relative to its workers in the common pool if any host qualifies. None if there is none."""
+        relative to its common pool if the pool may use any host. None if there is none."""
         pool, own = short.pool, self.client.host_id
         now = {own: pool.target}
         for runner in self.outbound_tasks.far.get(pool.number, ()):

@@ -227,7 +227,7 @@ class Workers(hints.Hints):
         return next_number(self._opened, self.pools.keys() | self.events.pools_named())
 
     def not_started(self, why: str) -> None:
-        """A worker could not be started for lack of a descriptor, a process or memory."""
+        """A worker lacks a descriptor, a process or memory to start; it is tried again later."""
         now = self.loop.now()
         if not self.trouble:
             self._trouble_since = now
@@ -471,7 +471,7 @@ class Workers(hints.Hints):
         return self.tasks.claimant(oid) == slot and self.tasks.aborted(oid)
 
     def line_ended(self, slot: int) -> None:
-        """Kills a worker that cannot work because its connection has ended, unless it exits."""
+        """Kills a worker that cannot work without its connection, unless it is exiting."""
         worker = self.all.get(slot)
 
         def poll() -> None:

@@ -1,7 +1,7 @@
 """The manager's process on a simulated host: the real loop, waiting on the timeline.
 
-_manager/loop.py decides in which order messages reach the planner, and when a silent node is lost.
-Therefore it runs here unchanged.
+_manager/loop.py decides which messages reach the planner, in which order, and when a silent node is
+lost. Therefore it runs here unchanged.
 """
 
 from __future__ import annotations

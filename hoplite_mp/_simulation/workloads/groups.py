@@ -36,8 +36,8 @@ __all__ = ["begin_group", "begin_letters", "begin_rejoining"]
 ITS_ROOT = "is gone with what was to come here"
 MEMBERS_MAX = 8
 CALLS_MAX = 5
-# Some Groups repeat calls of kinds that engines can make by themselves this many times. The first
-# call opens the engines, which then make most of the remaining calls.
+# Some Groups make this many times as many calls, of kinds that engines can make by themselves. The
+# first call opens the engines, which then make most of the remaining calls.
 AGAIN = 4
 # Groups with salt % SPLIT == 1 are split at their end: a quarter of all, because salts are odd.
 SPLIT = 8

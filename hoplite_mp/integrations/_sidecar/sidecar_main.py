@@ -93,9 +93,9 @@ def _keep(cluster: Cluster, idle_s: float, leads: bool, ending: StopRequest) -> 
             elif channel.call(UsersOfNode()).value or (leads and len(cluster.nodes) > 1):
                 used_at = now
             elif leads and now - used_at > idle_s:
-                _log.info("nobody uses this cluster: it ends")
+                _log.info("this cluster is unused: it ends")
                 return
             elif now - used_at > idle_s:
-                _log.info("nobody uses this node: it leaves")
+                _log.info("this node is unused: it leaves")
                 channel.call(DrainNode(cluster._runtime.tasks.node_number))
                 draining = now

@@ -148,7 +148,7 @@ async def _broadcast(client: Client, value: Any) -> Future:
     if not who_has:
         for answer in answers.values():
             raise answer
-        raise ObjectLostError("this Dask cluster has no workers: nobody can have the value")
+        raise ObjectLostError("this Dask cluster has no workers that could hold the value")
     # Dask's own scatter does the same when a client sends data directly to workers.
     await client.scheduler.update_data(
         who_has={key: who_has}, nbytes={key: answers[who_has[0]]}, client=client.id
