@@ -289,7 +289,7 @@ class Imports:
         return True
 
     def fail(self, one: ImportRecord, why: str) -> None:
-        """The value is finally lost; readers get an ObjectLostError."""
+        """The value is permanently lost; readers get an ObjectLostError."""
         if self.client.state(one.oid) == STATE["CLAIMED"] and not one.runs_here:
             error = ObjectLostError(f"object {one.object.hex()} is lost: {why}")
             self.store(one, _serialize.encode_error(error, "").tobytes(), True)

@@ -3,7 +3,7 @@
 To every process of this host an object whose bytes are elsewhere looks like a spilled one: done,
 but its bytes must be requested. However many readers request it, it is fetched once. An object
 without a known living holder is *absent*: it stays done, and readers wait until the maker has found
-or reconstructed it. An object that is finally lost gets an error, which readers raise.
+or reconstructed it. An object that is permanently lost gets an error, which readers raise.
 """
 
 from __future__ import annotations
@@ -409,7 +409,7 @@ class RemoteObjects:
             self.make(oid)
 
     def fail(self, oid: int, error: BaseException) -> None:
-        """The object is finally lost; readers raise this error."""
+        """The object is permanently lost; readers raise this error."""
         self.replace(oid, _serialize.encode_error(error, "").tobytes())
 
     def replace(self, oid: int, data: bytes | memoryview) -> None:

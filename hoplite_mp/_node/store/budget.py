@@ -355,7 +355,7 @@ class Store:
                     self.arena.free(offset)
 
     def spill_one(self, oid: int, payload: int, nbytes: int) -> bool:
-        """Moves one object into the spill file. False: it is pinned, or the file is full."""
+        """Moves one object into the spill file. False: it is pinned, or the write fails."""
         if not self.client.spill_begin(oid):
             return False
         begun = self.loop.now_ns() if self.trace_events.on else 0

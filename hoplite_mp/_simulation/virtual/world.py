@@ -243,8 +243,8 @@ class World:
             self._start_standby(*self._standby_of)
 
     def _promote(self) -> None:
-        """Called when the manager's host is finally lost: an operator promotes the standby, in case
-        fewer than a majority of nodes are left to vote."""
+        """Called when the manager's host is lost for good: an operator promotes the standby, in
+        case fewer than a majority of nodes are left to vote."""
         if self.standby is None or self.standby.leads:
             return
         Promotion(self.around, self.standby.host, *self.around.standby_at).begin()
