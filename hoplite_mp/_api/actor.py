@@ -20,7 +20,7 @@ from hoplite_mp._client.option_checks import check_name, refuse_unused
 from hoplite_mp._client.runtime import runtime_of
 from hoplite_mp._client.streams import Stream, StreamPlan
 from hoplite_mp._common.clock import check_timeout
-from hoplite_mp._common.object_states import CONCURRENCY_SHIFT, FLAG_ASYNC, FLAG_STREAM
+from hoplite_mp._common.object_states import CONCURRENCY_SHIFT, TASK_ASYNC, TASK_STREAM
 from hoplite_mp._protocol.fields import NAME_CHARS_MAX, shorten
 from hoplite_mp._worker import checkpoints
 from hoplite_mp._worker.actor import call
@@ -58,10 +58,10 @@ class ActorMethod:
         self._label = f"{about.class_name}.{method}"
         self._streams = method in about.streams
         self._numbered = about.checkpoint > 0
-        self._flags = FLAG_STREAM if self._streams else 0
+        self._flags = TASK_STREAM if self._streams else 0
         # With checkpoints, async methods run one at a time, as all other methods do.
         if method in about.asyncs and not self._streams and not self._numbered:
-            self._flags = FLAG_ASYNC | about.concurrency << CONCURRENCY_SHIFT
+            self._flags = TASK_ASYNC | about.concurrency << CONCURRENCY_SHIFT
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the method in the actor's process, after this process's earlier calls.

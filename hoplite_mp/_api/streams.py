@@ -13,7 +13,7 @@ from hoplite_mp._client.functions import is_async
 from hoplite_mp._client.option_checks import rank_of, refuse_unused
 from hoplite_mp._client.queues import SHUT_DOWN
 from hoplite_mp._client.streams import Stream, StreamPlan
-from hoplite_mp._common.object_states import FLAG_OWN_STACK, FLAG_STREAM
+from hoplite_mp._common.object_states import TASK_OWN_STACK, TASK_STREAM
 from hoplite_mp.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class StreamCalls(TaskExecutor):
                 options.timeout,
                 options.copy,
                 options.name,
-                more_flags=FLAG_STREAM | FLAG_OWN_STACK,
+                more_flags=TASK_STREAM | TASK_OWN_STACK,
                 rank=rank_of(
                     options.priority, runtime.submitter.inherited_priority, options.resources
                 ),

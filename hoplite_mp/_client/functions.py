@@ -21,7 +21,7 @@ from hoplite_mp import _serialize
 from hoplite_mp._client.captured_arrays import CapturedArrays
 from hoplite_mp._client.chunks import rows_of
 from hoplite_mp._client.memory import whole
-from hoplite_mp._common.object_states import CONCURRENCY_MAX, FLAG_ASYNC
+from hoplite_mp._common.object_states import CONCURRENCY_MAX, TASK_ASYNC
 from hoplite_mp._serialize import code
 from hoplite_mp._serialize.code import UNBOUND
 
@@ -84,7 +84,7 @@ def flags_of(fn: Any) -> int:
         raise TypeError(f"expected a function, or an object that can be called, not {fn!r:.80}")
     if yields(fn):
         _refuse_generator(fn)
-    return FLAG_ASYNC if is_async(fn) else 0
+    return TASK_ASYNC if is_async(fn) else 0
 
 
 def check_counts(changes: dict[str, Any]) -> None:

@@ -27,14 +27,14 @@ from hoplite_mp._client.waiting import Waiting
 from hoplite_mp._common import clock, locks
 from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.object_states import (
-    FLAG_ASYNC,
-    FLAG_COPY,
-    FLAG_HERE,
-    FLAG_OWN_STACK,
     KIND_OPERATION,
     KIND_TASK,
     STATE,
     STORED,
+    TASK_ASYNC,
+    TASK_COPY,
+    TASK_HERE,
+    TASK_OWN_STACK,
     VALUED,
     is_cancelled,
 )
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 __all__ = ["Submitter", "last_resort", "run_here"]
 
 
-NODE_DECIDES = _tasks.RESOURCES_FLAG | FLAG_OWN_STACK  # a task that needs resources
+NODE_DECIDES = _tasks.RESOURCES_FLAG | TASK_OWN_STACK  # a task that needs resources
 NAME_BYTES = 32
 HOLDS_OF_CALL = 2  # holds of a task without refs: the function, and its captured arrays
 # A failed dependency's error up to this size is kept for the next task that needs the dependency.
@@ -151,7 +151,7 @@ class Submitter:
         queue = self.queue(pool) if rank is None else queues.bag_of(pool)
         hold = client.draft(KIND_TASK, max(pool, 0))
         oid = hold.oid
-        flags = (0 if timeout is None else FLAG_OWN_STACK) | (FLAG_COPY if copy else 0) | more_flags
+        flags = (0 if timeout is None else TASK_OWN_STACK) | (TASK_COPY if copy else 0) | more_flags
         future: Future[Any] = Future(self, oid, hold, copy)
         if name is None:
             name = getattr(fn, "__name__", None) or type(fn).__name__
@@ -178,7 +178,7 @@ class Submitter:
                     args_oid,
                     retries,
                     0 if timeout is None else max(1, int(timeout * 1e9)),
-                    flags | (FLAG_HERE if pool == HERE else 0),
+                    flags | (TASK_HERE if pool == HERE else 0),
                     name.encode(errors="replace")[:NAME_BYTES],
                     queue,
                     ready,
@@ -552,7 +552,7 @@ class Submitter:
         pending = self.pending.get(oid)
         if force and pending is not None and self.queues.is_ordered(pending.queue):
             # Interruptions except at an await leave the call's actor in an undefined state.
-            force = bool(self.tasks.task(oid)[3] & FLAG_ASYNC)
+            force = bool(self.tasks.task(oid)[3] & TASK_ASYNC)
         outcome = self.tasks.cancel(oid, force)
         if outcome == 2:
             self.memory.channel.tell(Interrupt(oid, self.tasks.claimant(oid)))

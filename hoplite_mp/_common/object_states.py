@@ -33,11 +33,11 @@ FLAG_INLINE: Final = 1  # the payload is in the task's record
 FLAG_REFS: Final = 2  # the payload lists refs
 
 # Flags of a task. From CONCURRENCY_SHIFT up: how many such tasks one worker may run at a time.
-FLAG_OWN_STACK: Final = 1  # no waiting worker runs it in place
-FLAG_COPY: Final = 2  # it gets copies of refs' values
-FLAG_HERE: Final = 4  # it stays on this host
-FLAG_ASYNC: Final[int] = _tasks.ASYNC_FLAG  # it is a coroutine
-FLAG_STREAM: Final = 16  # its items are a stream
+TASK_OWN_STACK: Final = 1  # no waiting worker runs it in place
+TASK_COPY: Final = 2  # it gets copies of refs' values
+TASK_HERE: Final = 4  # it stays on this host
+TASK_ASYNC: Final[int] = _tasks.ASYNC_FLAG  # it is a coroutine
+TASK_STREAM: Final = 16  # its items are a stream
 CONCURRENCY_SHIFT: Final = 16
 CONCURRENCY_MAX: Final = 0xFFFF
 

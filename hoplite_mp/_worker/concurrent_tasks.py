@@ -19,8 +19,8 @@ from hoplite_mp._common.locks import starting_thread
 from hoplite_mp._common.object_states import (
     CONCURRENCY_MAX,
     CONCURRENCY_SHIFT,
-    FLAG_ASYNC,
-    FLAG_STREAM,
+    TASK_ASYNC,
+    TASK_STREAM,
 )
 from hoplite_mp._worker import task_options
 from hoplite_mp._worker.forked import end_if_forked
@@ -84,7 +84,7 @@ class ConcurrentTasks:
             # replaces it.
             collector.tell_armed(waiting.count_blocked)
             if waiting.own_calls is not None:
-                waiting.own_calls.loop_runs_in(self._loop.ident, FLAG_ASYNC)
+                waiting.own_calls.loop_runs_in(self._loop.ident, TASK_ASYNC)
         return self._loop
 
     def close(self) -> None:
@@ -175,9 +175,9 @@ class ConcurrentTasks:
         context.run(current_call.set, call)
         try:
             function, args, kwargs, call.again = context.run(worker.prepared, oid, flags)
-            if flags & FLAG_STREAM:
+            if flags & TASK_STREAM:
                 function, args = context.run(worker.streamed, oid, function, args)
-            if flags & FLAG_ASYNC:
+            if flags & TASK_ASYNC:
                 loop = self.loop.loop  # before there is a coroutine, which would have to be awaited
                 call.coroutine = context.run(function, *args, **kwargs)
                 loop.call_soon_threadsafe(self._start, call, context=context)

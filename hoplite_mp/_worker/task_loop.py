@@ -22,11 +22,11 @@ from hoplite_mp._client.submitter import last_resort
 from hoplite_mp._common import clock
 from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.object_states import (
-    FLAG_ASYNC,
-    FLAG_COPY,
-    FLAG_OWN_STACK,
-    FLAG_STREAM,
     STATE,
+    TASK_ASYNC,
+    TASK_COPY,
+    TASK_OWN_STACK,
+    TASK_STREAM,
 )
 from hoplite_mp._protocol.actors import (
     BACKLOG_CALLS_MAX,
@@ -251,7 +251,7 @@ class Worker:
         limit = self.runtime.config.nested_depth_max
         if self.depth >= limit or threading.get_ident() != self.thread:
             return False
-        if self.tasks.pool_of(oid) != self.pool or self.tasks.task(oid)[3] & FLAG_OWN_STACK:
+        if self.tasks.pool_of(oid) != self.pool or self.tasks.task(oid)[3] & TASK_OWN_STACK:
             return False
         if self.current and self.memory.client.inspect(self.current)["tries"] and self.replaced():
             return False  # its worker has died once, perhaps because of such a task
@@ -281,7 +281,7 @@ class Worker:
 
     def run(self, oid: int) -> None:
         function_id, args_id, inline, flags, timeout_ns, _ = self.tasks.task(oid)
-        if flags & FLAG_ASYNC and not self.depth:
+        if flags & TASK_ASYNC and not self.depth:
             self.concurrent.run(oid, flags)
             return
         before, leaves = self.current, self.runtime.process_leaves
@@ -307,7 +307,7 @@ class Worker:
             if self.depth == 1:
                 self.limited = timeout_ns != 0
             function, carried = self.function(oid, function_id)
-            args, kwargs = self.arguments(oid, args_id, inline, bool(flags & FLAG_COPY))
+            args, kwargs = self.arguments(oid, args_id, inline, bool(flags & TASK_COPY))
             # Checked after the arguments were read, because functions among them bring globals.
             if carried is not None:
                 if self.depth > 1 and oid in self.submitter.pending:
@@ -317,10 +317,10 @@ class Worker:
             exceptions = task_options.exceptions_of(self, function, flags)
             function = task_options.prepared(self, oid, function, args_id, inline, flags)
             self.in_user_code = True
-            if flags & FLAG_STREAM:
+            if flags & TASK_STREAM:
                 function, args = self.streamed(oid, function, args)
             value = function(*args, **kwargs)
-            if flags & FLAG_ASYNC:  # it runs inside another task, which waits for it
+            if flags & TASK_ASYNC:  # it runs inside another task, which waits for it
                 value = self.concurrent.loop.run(value)
         except BaseException as error:
             self.in_user_code = False
@@ -364,7 +364,7 @@ class Worker:
         concurrently with others."""
         function_id, args_id, inline, *_ = self.tasks.task(oid)
         function, carried = self.function(oid, function_id)
-        args, kwargs = self.arguments(oid, args_id, inline, bool(flags & FLAG_COPY))
+        args, kwargs = self.arguments(oid, args_id, inline, bool(flags & TASK_COPY))
         if carried is not None:
             carried.check()
         again = task_options.exceptions_of(self, function, flags)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize, _tasks
 from hoplite_mp._client.functions import Chunked, Raised, RetryingFunction
-from hoplite_mp._common.object_states import FLAG_COPY, FLAG_STREAM
+from hoplite_mp._common.object_states import TASK_COPY, TASK_STREAM
 from hoplite_mp._protocol.local import TryAgain
 from hoplite_mp._protocol.resources import GiveBack, KeepForStream
 
@@ -36,7 +36,7 @@ class _Items:
     def __init__(self, worker: OfWorker, oid: int, args_id: int, inline: bytes, flags: int) -> None:
         self._worker = worker
         self._oid = oid
-        self._sent = oid, args_id, inline, bool(flags & FLAG_COPY)
+        self._sent = oid, args_id, inline, bool(flags & TASK_COPY)
 
     def may(self, failures: int) -> bool:
         return bool(self._worker.runtime.channel.call(TryAgain(self._oid, failures)).value)
@@ -56,7 +56,7 @@ class _Items:
 
 def exceptions_of(worker: OfWorker, function: Any, flags: int) -> Exceptions:
     """The exceptions after which that task, or call of the actor, is tried again."""
-    if flags & FLAG_STREAM:
+    if flags & TASK_STREAM:
         return ()
     if worker.is_actor:
         return worker.again
@@ -86,7 +86,7 @@ def begins(runtime: Runtime, oid: int, flags: int) -> None:
     submitter.inherited_priority = max(submitter.queues.ranked.ranks(oid))
     if flags & RESOURCES:
         runtime.running = oid
-        if flags & FLAG_STREAM:  # the header, which is done sooner, cannot tell its end
+        if flags & TASK_STREAM:  # the header, which is done sooner, cannot tell its end
             runtime.channel.call(KeepForStream(oid))
         else:
             runtime.tasks.wake_node()  # there is one idle worker less
@@ -96,7 +96,7 @@ def ended(runtime: Runtime, oid: int, flags: int) -> None:
     """To be called when the result is written; for a generator, all of its items."""
     if flags & RESOURCES:
         runtime.running = 0
-        if flags & FLAG_STREAM:
+        if flags & TASK_STREAM:
             runtime.channel.tell(GiveBack(oid))
         else:
             runtime.tasks.wake_node()

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from hoplite_mp import _tasks
-from hoplite_mp._common.object_states import DRIVER_SLOT, FIRST_SLOT, FLAG_COPY, FLAG_HERE
+from hoplite_mp._common.object_states import DRIVER_SLOT, FIRST_SLOT, TASK_COPY, TASK_HERE
 from tests.support.node_harness import member
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def test_tasks_without_a_priority_go_in_order_whatever_was_in_their_records(
     sender, worker = node.process(DRIVER_SLOT), node.process(FIRST_SLOT)
     ranked, sent = _tasks.Ranked(sender.tasks), []
     for priority in (-1, 5, 7):
-        sent.append(sender.submit(flags=FLAG_COPY, ready=False))
+        sent.append(sender.submit(flags=TASK_COPY, ready=False))
         ranked.rank(sent[-1].oid, priority, _tasks.NO_FLOOR)  # of a task of before
         assert node.parts.workers.post(sent[-1].oid, here=False)
     assert [worker.next() for _ in range(4)] == [*(hold.oid for hold in sent), 0]
@@ -40,7 +40,7 @@ def test_task_is_bound_to_its_host_by_its_submitter_or_as_another_hosts(
         sender = node.process(DRIVER_SLOT)
         holds = [
             sender.submit(flags=flags, ready=False)
-            for flags in (0, FLAG_COPY, FLAG_HERE, FLAG_HERE | FLAG_COPY)
+            for flags in (0, TASK_COPY, TASK_HERE, TASK_HERE | TASK_COPY)
         ]
         bound = [node.parts.workers.is_bound(hold.oid) for hold in holds]
         assert bound == ([False, False, True, True] if node is one_of_two else [True] * 4)
@@ -52,7 +52,7 @@ def test_host_whose_queues_are_all_taken_announces_the_task_later(
     """When a queue is free again; the node had died of it."""
     node = make_node(alone=True, workers=1)
     sender, worker = node.process(DRIVER_SLOT), node.process(FIRST_SLOT)
-    task = sender.submit(flags=FLAG_COPY, ready=False)
+    task = sender.submit(flags=TASK_COPY, ready=False)
     taken = []
     with contextlib.suppress(MemoryError):
         while True:

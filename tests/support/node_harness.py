@@ -24,10 +24,10 @@ from hoplite_mp._common.object_states import (
     CLIENT_WORKER,
     DRIVER_SLOT,
     FIRST_SLOT,
-    FLAG_COPY,
     KIND_OPERATION,
     KIND_TASK,
     STATE,
+    TASK_COPY,
 )
 from hoplite_mp._node.io.spill_file import SpillFile
 from hoplite_mp._node.output.output import Output
@@ -565,7 +565,7 @@ class NodeHarness(HostMemory):
     def run_task(self, host_id: int, number: int = 1, **about: Any) -> int:
         """A task of another node arrives with its function; returns its local id."""
         task, function = ids.pack_id(host_id, number << 33), ids.pack_id(host_id, 1 << 33 | 1)
-        about = {"retries": 0, "timeout_ns": 0, "flags": FLAG_COPY, "name": b"f", **about}
+        about = {"retries": 0, "timeout_ns": 0, "flags": TASK_COPY, "name": b"f", **about}
         self.receive(host_id, RunTask(task, function, args=b"", args_object=NO_OBJECT, **about))
         self.describe("the function")
         return self.parts.imports.local(task)

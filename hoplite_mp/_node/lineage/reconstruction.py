@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize, _tasks
 from hoplite_mp._common.machine_limits import format_bytes
-from hoplite_mp._common.object_states import FLAG_HERE, FLAG_INLINE, KIND_TASK, STATE
+from hoplite_mp._common.object_states import FLAG_INLINE, KIND_TASK, STATE, TASK_HERE
 from hoplite_mp._node.tasks.hints import CLOSED
 from hoplite_mp._protocol.peers import OBJECTS_ASKED_MAX, CopiesAsked, CopiesTold, Reconstruct
 from hoplite_mp.errors import ObjectLostError, StoreFullError
@@ -341,7 +341,7 @@ class Reconstruction:
         oid = run.target
         function, args_oid, args, flags, timeout_ns, tries = self.tasks.task(oid)
         pool = self.tasks.pool_of(oid)
-        queue = self.hints.queue_for(pool, bool(flags & FLAG_HERE))
+        queue = self.hints.queue_for(pool, bool(flags & TASK_HERE))
         retries = self.lineage.retries(oid)
         if isinstance(queue, str) or not retries:
             self._fail(oid, queue if isinstance(queue, str) else self._not_again(oid))
@@ -376,7 +376,7 @@ class Reconstruction:
             self._post(run)
 
     def _post(self, run: _Run) -> None:
-        run.posted = self.hints.post(run.oid, bool(self.tasks.task(run.oid)[3] & FLAG_HERE))
+        run.posted = self.hints.post(run.oid, bool(self.tasks.task(run.oid)[3] & TASK_HERE))
         if not run.posted:  # the hint queue is full
             self.loop.call_later(ASK_S, self.poll)
 

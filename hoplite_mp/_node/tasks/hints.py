@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import _tasks
-from hoplite_mp._common.object_states import FLAG_HERE, UNCLAIMED
+from hoplite_mp._common.object_states import TASK_HERE, UNCLAIMED
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
@@ -126,4 +126,4 @@ class Hints:
         """Whether only workers of this host may run the task."""
         if oid in self.inbound_tasks or not self.events.may_leave():
             return True
-        return bool(self.tasks.task(oid)[3] & FLAG_HERE)
+        return bool(self.tasks.task(oid)[3] & TASK_HERE)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _tasks
-from hoplite_mp._common.object_states import FLAG_HERE, STATE, UNCLAIMED, UNFINISHED
+from hoplite_mp._common.object_states import STATE, TASK_HERE, UNCLAIMED, UNFINISHED
 from hoplite_mp._planner.resources import (
     ResourceLedger,
     WaitingRow,
@@ -278,7 +278,7 @@ class Resources:
 
     def _where(self, oid: int) -> int:
         """The id of the host to which the task is bound, or ANYWHERE, or GONE."""
-        if self.tasks.task(oid)[3] & FLAG_HERE:
+        if self.tasks.task(oid)[3] & TASK_HERE:
             return self.client.host_id
         pool = self.tasks.pool_of(oid)
         if pool == COMMON_POOL:

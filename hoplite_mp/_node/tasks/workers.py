@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from hoplite_mp import errors
-from hoplite_mp._common.object_states import CLIENT_WORKER, FLAG_ASYNC, SLOTS_MAX
+from hoplite_mp._common.object_states import CLIENT_WORKER, SLOTS_MAX, TASK_ASYNC
 from hoplite_mp._node.tasks import hints
 from hoplite_mp._node.tasks.pools import POOLS_MAX, Pool, WorkerInfo, next_number
 from hoplite_mp._node.tasks.sweeper import how_it_ended, is_ending
@@ -447,7 +447,7 @@ class Workers(hints.Hints):
         if worker is None or not self._runs(slot, oid):
             return
         actor = self.pools[worker.pool].actor
-        if actor and not self.tasks.task(oid)[3] & FLAG_ASYNC:
+        if actor and not self.tasks.task(oid)[3] & TASK_ASYNC:
             return  # an interrupt outside an await could leave the actor inconsistent
 
         def runs() -> bool:
