@@ -134,7 +134,7 @@ typedef struct {
     uint16_t retries_left;
     uint16_t tries;        /* deaths so far */
     uint16_t flags;
-    uint16_t concurrency;  /* FLAG_ASYNC: how many such tasks a worker may run at a time */
+    uint16_t concurrency;  /* TASK_ASYNC: how many such tasks a worker may run at a time */
     uint64_t timeout_ns;   /* of running; 0 = none */
     uint64_t started_ns;
     int32_t priority;      /* RECORD_RANKED: as its submitter has asked, */
