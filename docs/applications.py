@@ -93,7 +93,7 @@ def tables() -> str:
         )
     begin, end = found["measured"]
     took = f"{found['took_s'] / 60:.0f} minutes"
-    parts.append(f"Measured from {begin} to {end}; all cases that are here took {took}.")
+    parts.append(f"Measured from {begin} to {end}; all cases together took {took}.")
     for table in found["tables"]:
         parts.append(f"## {table['name']}")
         if table["lines"]:

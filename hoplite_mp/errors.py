@@ -176,7 +176,8 @@ class StateNotSavedError(StoreFullError):
 class HopliteTimeoutError(HopliteError, TimeoutError):
     """A wait did not end within its timeout.
 
-    The operation continues, and can be waited for again.
+    The operation continues, and can be waited for again. A collective call of a Group is the
+    exception: the rank has left the Group.
 
     Examples
     --------
