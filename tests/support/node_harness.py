@@ -406,9 +406,9 @@ class NodeHarness(HostMemory):
     ) -> None:
         """others: the other members. workers: of the common pool at the start; they are in the
         slots from FIRST_SLOT on. alone: the node of a cluster of one host. joined: whether the
-        manager has let the node in. played: the loop's time is that of the memory, too. engine: in
-        place of a `RecordedEngine`. network: its other nodes receive this node's messages; without
-        a network, messages are recorded in `sent`. config: fields of `Config` that differ."""
+        manager has let the node in. played: the compiled modules have the loop's time, too. engine:
+        in place of a `RecordedEngine`. network: its other nodes take what this one sends; without
+        it messages are recorded in `sent`. config: fields of `Config` that differ."""
         super().__init__(host_id=host_id)
         self.config = replace(self.config, **config)
         self.loop = PlayedLoop() if played else ManualLoop()
