@@ -3,104 +3,84 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
+from hoplite_mp._common.object_states import DRIVER_SLOT
 from hoplite_mp._node.actors.actor_status import calls_from_here
-from hoplite_mp._node.diagnostics.tracing import Tracing
-from hoplite_mp._node.diagnostics.waits import WaitReports
 from hoplite_mp._node.groups.groups import group_waits
-from hoplite_mp._node.questions import Questions
 from hoplite_mp._node.roster import Roster
 from hoplite_mp._protocol.diagnostics import DumpAsked, LookTold, TraceAsked, TraceRead
-from hoplite_mp._protocol.local import Dump, Request
+from hoplite_mp._protocol.local import Dump, DumpRead
 from hoplite_mp._protocol.messages import Member
-from tests.support.lost_peers import gone
-from tests.support.node_ports import ManualLoop
+from hoplite_mp._protocol.peers import RunTask
+from tests.support.node_harness import member
 
-NUMBER, OWNER, OTHER = 3, 1001, 2002
-SLOT = 5
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.node_harness import NodeHarness
+
+NUMBER, OWNER, OTHER = 3, member(1).host_id, member(2).host_id
 TRACE = 1 << 40
 
 
-class World:
+@pytest.fixture
+def node(make_node: Callable[..., NodeHarness]) -> NodeHarness:
     """A node beside two others."""
-
-    def __init__(self) -> None:
-        self.loop = ManualLoop()
-        self.sent: list[tuple[int, Any]] = []
-        self.replies: list[Any] = []
-        self.lines: dict[int, Any] = {SLOT: "a line"}
-        self.roster = Roster()
-        for number, host_id in ((1, OWNER), (2, OTHER)):
-            self.roster.add(Member(number, 1, host_id, 4))
-        self.questions = Questions(self.loop, self.roster, self.send)
-        self.host: Any = SimpleNamespace(
-            loop=self.loop,
-            client=SimpleNamespace(number=NUMBER, host_id=77),
-            clients=self.lines,
-            tasks=SimpleNamespace(name=lambda oid: "f", submitted_ns=lambda oid: 0),
-            remote_objects=None,
-            imports=SimpleNamespace(public=lambda oid: bytes([oid])),
-            roster=self.roster,
-            reply=lambda slot, reply: self.replies.append((slot, reply.value)),
-            replier=None,
-            send_peer=self.send,
-            questions=self.questions,
-        )
-
-    def send(self, host_id: int, message: Any) -> bool:
-        self.sent.append((host_id, message))
-        return True
-
-    def said(self) -> list[tuple[int, Any]]:
-        sent, self.sent = self.sent, []
-        return sent
+    return make_node([member(1), member(2)], number=NUMBER)
 
 
-def test_a_trace_is_read_by_the_host_that_has_begun_it_and_only_that_one() -> None:
-    world = World()
-    recording: Any = SimpleNamespace(start=lambda: None, document=b"events")
-    tracing = Tracing(world.host, recording)
-    tracing.asked(OWNER, TraceAsked(1, TRACE, "begin"))
-    assert world.said() == [(OWNER, LookTold(1))]
-    for host_id, trace, data in (
-        (OWNER, TRACE, b"events"),
-        (OWNER, TRACE + 1, b""),
-        (OTHER, TRACE, b""),
+def test_trace_is_read_by_the_host_that_has_begun_it_and_only_that_one(node: NodeHarness) -> None:
+    node.receive(OWNER, TraceAsked(1, TRACE, "begin"))
+    node.receive(OWNER, TraceAsked(2, TRACE, "end"))
+    begun, ended = node.taken()
+    assert begun == (OWNER, LookTold(1))
+    for host_id, trace, is_read in (
+        (OWNER, TRACE, True),
+        (OWNER, TRACE + 1, False),
+        (OTHER, TRACE, False),
     ):
-        tracing.read(host_id, TraceRead(2, trace, 0))
-        assert world.said() == [(host_id, LookTold(2, data=data))]
+        node.receive(host_id, TraceRead(2, trace, 0))
+        ((to, told),) = node.taken()
+        assert to == host_id
+        assert len(told.data) == (ended[1].value if is_read else 0)
 
 
-def waits(world: World) -> WaitReports:
-    nobody: Any = None
-    outbound_tasks: Any = SimpleNamespace(where={7: SimpleNamespace(number=2)})
-    return WaitReports(world.host, nobody, nobody, outbound_tasks, nobody, nobody, nobody, nobody)
-
-
-def test_a_task_that_was_sent_says_where_it_is() -> None:
-    (found,) = waits(World())._sent()
-    assert (found["name"], found["id"], found["to"]) == ("f", "07", "h2")
+def test_task_that_was_sent_says_where_it_is(node: NodeHarness) -> None:
+    task = node.process(DRIVER_SLOT).submit()
+    node.poll()
+    ((to, sent),) = [(to, one) for to, one in node.taken() if isinstance(one, RunTask)]
+    (found,) = node.parts.waits.gather()["sent"]["first"]
+    assert (found["name"], found["id"]) == ("f", sent.task.hex())
+    assert found["to"] == f"h{to - 1000}"
+    del task
 
 
 @pytest.mark.parametrize("died", [False, True])
-def test_a_dump_goes_to_the_process_that_has_asked(died: bool) -> None:
+def test_dump_goes_to_the_process_that_has_asked(node: NodeHarness, died: bool) -> None:
     """Which hosts have answered, with how much, and which have not."""
-    world = World()
-    room = waits(world)
-    room.collect = lambda stacks, done: done(b"own")  # type: ignore[method-assign]
-    room.ask(SLOT, Request(4, 0, Dump(False)))
-    asked = dict(world.said())
+    number = node.ask(DRIVER_SLOT, Dump(False))
+    asked = dict(node.taken())
     assert asked == {host_id: DumpAsked(asked[host_id].number, False) for host_id in (OWNER, OTHER)}
     if died:
-        world.lines[SLOT] = "another process"
-    world.questions.answered(OWNER, LookTold(asked[OWNER].number, data=b"theirs"))
-    assert not world.replies
-    world.questions.peer_lost(gone(OTHER))
-    assert world.replies == ([] if died else [(SLOT, ([(1, 6), (NUMBER, 3)], [2]))])
-    assert room.dumps == ({} if died else {SLOT: {1: b"theirs", NUMBER: b"own"}})
+        node.connect(DRIVER_SLOT)  # another process is there now
+    node.receive(OWNER, LookTold(asked[OWNER].number, data=b"theirs"))
+    assert not node.replies()
+    node.lose(2)
+    if died:
+        assert not node.replies()
+        assert not node.parts.waits.dumps
+        return
+    ((slot, reply),) = node.replies()
+    (others, (own, nbytes)), silent = reply.value
+    assert (slot, reply.number, others, own, silent) == (DRIVER_SLOT, number, (1, 6), NUMBER, [2])
+    assert node.answer(DRIVER_SLOT, DumpRead(1, 0)).value == b"theirs"
+    mine = node.answer(DRIVER_SLOT, DumpRead(NUMBER, 0)).value
+    assert len(mine) == nbytes
+    assert msgspec.msgpack.decode(mine)["node"] == NUMBER
 
 
 def test_calls_that_wait_for_an_actor_elsewhere() -> None:

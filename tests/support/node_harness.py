@@ -377,7 +377,8 @@ class HarnessProcess:
             self.tasks.set_retry_delay(oid, *delay)
             flags |= _tasks.DELAYED_FLAG
         queue = self._queues[pool]
-        self.tasks.submit(oid, 0, b"", 0, retries, timeout_ns, flags, b"f", queue, ready)
+        args = _serialize.encode_call((), {}).tobytes()
+        self.tasks.submit(oid, 0, args, 0, retries, timeout_ns, flags, b"f", queue, ready)
         return hold
 
     def next(self, pool: int = 0) -> int:
