@@ -2,67 +2,52 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import DRIVER_SLOT
 from hoplite_mp._node.actors.actor_records import WantedActor
-from hoplite_mp._node.actors.remote_actors import RemoteActors
-from hoplite_mp._node.questions import Questions
-from hoplite_mp._protocol.actors import BindActor
+from hoplite_mp._protocol.actors import BindActor, OpenActor
 from hoplite_mp._protocol.peers import BeginActor
 from tests.support.node_actors import ActorNetwork
-from tests.support.node_ports import ManualLoop
+from tests.support.node_harness import member
 
-HOST_ID, NODE = 1001, 1
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
+    from tests.support.node_harness import NodeHarness
 
-class Host:
-    """What far actors use of their node, which has lost its link to the only other one."""
-
-    def __init__(self) -> None:
-        self.opened: list[int] = []
-        self.replies: list[Any] = []
-        self.refusals: list[str] = []
-        host: Any = SimpleNamespace(
-            imports=SimpleNamespace(by_oid={}),
-            client=SimpleNamespace(host_id=1000),
-            tasks=None,
-            roster=SimpleNamespace(by_number={NODE: SimpleNamespace(host_id=HOST_ID)}, leaving=()),
-            reply=lambda slot, reply: self.replies.append(reply),
-            send_peer=lambda host_id, message: False,
-        )
-        host.questions = Questions(ManualLoop(), host.roster, host.send_peer)
-        actors: Any = SimpleNamespace(of=lambda identity: None, public=lambda oid: b"i" * 16)
-        workers: Any = SimpleNamespace(open_bound=self.open_bound, why_none="no pool is free")
-        none: Any = SimpleNamespace(runners={})
-        self.far: Any = RemoteActors(host, actors, workers, none, none, none, none)
-
-    def open_bound(self, owner: int, output_owner: int) -> int:
-        self.opened.append(owner)
-        return len(self.opened)
-
-    def granted(self, hold: Any) -> None:
-        raise AssertionError("there is no actor")
-
-    def refused(self, why: str, gone: bool) -> None:
-        assert gone
-        self.refusals.append(why)
+FIRST, SECOND = member(1).host_id, member(2).host_id
 
 
-def test_an_identity_that_is_gone_takes_no_pool() -> None:
-    host = Host()
-    host.far.bind(2, 7, BindActor(1 << 40, 3, 0, 0, ()))
-    assert "ended" in host.replies[0].error
-    assert host.opened == []
+@pytest.fixture
+def node(make_node: Callable[..., NodeHarness]) -> NodeHarness:
+    return make_node([member(1), member(2)])
 
 
-def test_a_node_to_which_there_is_no_link_is_gone_at_once() -> None:
-    host = Host()
-    host.far.begin(host, WantedActor(1 << 40, b"", "Counter", "", 0, False, False, 0), NODE)
-    assert host.refusals == ["its host was lost while the actor was to begin there"]
-    assert not host.far.questions.open
+def test_identity_that_is_gone_takes_no_pool(node: NodeHarness) -> None:
+    assert "ended" in node.answer(DRIVER_SLOT, BindActor(1 << 40, 3)).error
+    assert list(node.parts.workers.pools) == [0]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_node_that_is_lost_cannot_begin_an_actor(node: NodeHarness, asked: bool) -> None:
+    """Before it is asked, or before it has answered."""
+    setup = node.process(DRIVER_SLOT).put("setup")
+    if not asked:
+        node.lose(1)
+    node.ask(DRIVER_SLOT, OpenActor(setup.oid, b"", "Counter", "", 0, False, False, 1))
+    if asked:
+        ((to, message),) = node.taken()
+        assert (to, type(message)) == (FIRST, BeginActor)
+        node.lose(1)
+    ((_, reply),) = node.replies()
+    assert reply.gone
+    why = "its host was lost while the actor was to begin there" if asked else "node h1 is gone"
+    assert reply.error == why
+    assert not node.parts.questions.open
 
 
 def test_what_is_wanted_travels_in_the_order_of_its_fields() -> None:
@@ -118,19 +103,16 @@ def test_a_call_that_cannot_begin_holds_up_no_other(begun: bool) -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_host_that_leaves_waits_for_calls_to_its_own_actors(begun: bool) -> None:
+def test_host_that_leaves_waits_for_calls_to_its_own_actors(node: NodeHarness, begun: bool) -> None:
     """Whether they wait here for their turn, or are under way."""
-    host = Host()
-    far, pool, other = host.far, 11, 12
-    far.bound = {
-        pool: SimpleNamespace(host_id=HOST_ID, ended=None),
-        other: SimpleNamespace(host_id=HOST_ID + 2, ended=None),
-    }
-    far.client = SimpleNamespace(
-        queued_in=lambda number, full: [] if begun or number != pool else [71]
-    )
-    far.tasks = SimpleNamespace(pool_of={71: pool}.__getitem__)
-    far.outbound_tasks = SimpleNamespace(where={71: None} if begun else {})
-    assert [far.has_calls(HOST_ID + more) for more in (-1, 0, 1, 2, 3)] == [
-        False, True, False, False, False,
+    driver, handles = node.process(DRIVER_SLOT), []
+    node.parts.imports.ask([ids.pack_id(one, 1 << 33) for one in (FIRST, SECOND)], handles.extend)
+    node.describe("the identity")
+    pool, _ = (node.answer(DRIVER_SLOT, BindActor(one.oid, 3)).value for one in handles)
+    call = driver.submit(pool)
+    if begun:
+        node.poll()
+        assert call.oid in node.parts.outbound_tasks.where
+    assert [node.cluster.remote_actors.has_calls(one) for one in (FIRST, SECOND, 1003)] == [
+        True, False, False,
     ]  # fmt: skip
