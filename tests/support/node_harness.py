@@ -45,6 +45,7 @@ from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._protocol.spawning import Exited, InheritedContext, LanStart, Spawn, StartStandby
 from hoplite_mp._simulation.virtual.host_ports import NoDoor, NoStacks
 from hoplite_mp._transport.conversation import Admission
+from hoplite_mp._transport.stream import TcpStream
 from tests.support.node_ports import ManualLoop
 from tests.support.shm_host import HostMemory
 
@@ -242,49 +243,70 @@ class HarnessStream:
 
 
 class HarnessCall:
-    """See `OutgoingConnection`: it is established at once, or cannot be."""
+    """See `OutgoingConnection`. It is established at once, or when the test ends it."""
 
-    deadline = float("inf")
+    deadline = 1e9
     starved = False
 
-    def __init__(self, found: Admission | Exception) -> None:
+    def __init__(self, loop: ManualLoop, found: Admission | Exception | None = None) -> None:
+        self._loop = loop
         self._found = found
         self._descriptor = next(_descriptors)
+
+    def end(self, found: Admission | Exception) -> None:
+        """The connection is established, or why it cannot be."""
+        self._found = found
+        self._loop.watched[self._descriptor]()
 
     def fileno(self) -> int:
         return self._descriptor
 
     def turn(self, now: float) -> Admission | None:
-        return self.wait()
-
-    def wait(self) -> Admission:
         if isinstance(self._found, Exception):
             raise self._found
         return self._found
 
+    def wait(self) -> Admission:
+        found = self.turn(0.0)
+        assert found is not None
+        return found
+
 
 class HarnessConnections:
-    """See `Connections`. Calls of role "peer" reach every member; `reaches`: whether an address of
-    another host answers; `lent`: the ports that are lent now."""
+    """See `Connections`. Calls of role "peer" reach every member at once; those of role "data" are
+    in `data_calls`, and wait for the test. `reaches`: whether an address of another host answers;
+    `lent`: the ports that are lent now."""
 
     def __init__(self, node: NodeHarness) -> None:
         self.node = node
+        self.data_calls: list[HarnessCall] = []
         self.reaches = True
+        self._roles: Any = {}
         self.lent: list[HarnessPort] = []
 
     def call(
         self, endpoints: Sequence[Endpoint], *, role: str, host_id: int | None = None, **about: Any
     ) -> HarnessCall:
-        assert role == "peer"
         assert host_id is not None
+        if role == "data":
+            self.data_calls.append(HarnessCall(self.node.loop))
+            return self.data_calls[-1]
         stream: Any = HarnessStream(
             Decoder(PeerMessage), lambda message: self.node.network_send(host_id, message)
         )
-        peer = Introduction(host_id, {})
-        return HarnessCall(Admission(stream, role, CLUSTER, peer, "10.0.0.9"))
+        return HarnessCall(self.node.loop, self.admission(host_id, stream, role))
 
-    def listen(self, *about: Any) -> str:
+    def admission(self, host_id: int, stream: Any, role: str = "data") -> Admission:
+        """A connection with that host."""
+        return Admission(stream, role, CLUSTER, Introduction(host_id, {}), "10.0.0.9")
+
+    def listen(self, cluster: bytes, certificate: bytes, mine: Introduction, roles: Any) -> str:
+        self._roles = roles
         return "10.0.0.1"
+
+    def accept(self, host_id: int, sock: socket.socket) -> None:
+        """Another host has made a data connection."""
+        self._roles["data"](self.admission(host_id, TcpStream(sock)))
 
     def is_reached(self, endpoints: Sequence[Endpoint]) -> bool:
         return self.reaches
