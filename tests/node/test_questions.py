@@ -3,47 +3,35 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hoplite_mp._client.tracing import ahead_ns
 from hoplite_mp._node.diagnostics.tracing import best_clock
-from hoplite_mp._node.questions import Questions
 from hoplite_mp._protocol.diagnostics import ClockAsked, LookTold, TraceRead
+from hoplite_mp._protocol.messages import Member
 from tests.support.lost_peers import gone
-from tests.support.node_ports import ManualLoop
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-class Node:
-    """What a node does for questions."""
-
-    def __init__(self, host_ids: set[int]) -> None:
-        self.host_ids = host_ids
-        self.sent: list[tuple[int, Any]] = []
-        self.loop = ManualLoop()
-        self.questions = Questions(self.loop, self, self.send)  # type: ignore[arg-type]
-
-    def number_of(self, host_id: int) -> int | None:
-        return 10 * host_id if host_id in self.host_ids else None
-
-    def send(self, host_id: int, message: Any) -> bool:
-        if host_id in self.host_ids:
-            self.sent.append((host_id, message))
-        return host_id in self.host_ids
+    from hoplite_mp._node.questions import Questions
+    from tests.support.node_harness import NodeHarness
 
 
 @pytest.fixture
-def node() -> Node:
-    return Node({1, 2, 3})
+def node(make_node: Callable[..., NodeHarness]) -> NodeHarness:
+    """Beside nodes 10, 20 and 30 of hosts 1, 2 and 3."""
+    return make_node([Member(10 * host_id, 1, host_id, 4) for host_id in (1, 2, 3)])
 
 
 @pytest.fixture
-def questions(node: Node) -> Questions:
-    return node.questions
+def questions(node: NodeHarness) -> Questions:
+    return node.parts.questions
 
 
-def test_done_when_the_last_has_answered(node: Node, questions: Questions) -> None:
+def test_done_when_the_last_has_answered(node: NodeHarness, questions: Questions) -> None:
     found: list[dict[int, Any]] = []
     questions.ask_all([1, 2], ClockAsked, found.append)
     (one, asked), (two, other) = node.sent
@@ -63,7 +51,7 @@ def test_done_when_the_last_has_answered(node: Node, questions: Questions) -> No
     assert len(found) == 1
 
 
-def test_without_patience_all_are_waited_for(node: Node, questions: Questions) -> None:
+def test_without_patience_all_are_waited_for(node: NodeHarness, questions: Questions) -> None:
     """Each may be asked something of its own, and who answers late is told apart."""
     found: list[dict[int, Any]] = []
     makes = {host_id: partial(TraceRead, trace=7, offset=host_id) for host_id in (1, 2)}
@@ -73,29 +61,29 @@ def test_without_patience_all_are_waited_for(node: Node, questions: Questions) -
     assert questions.answered(1, LookTold(first.number))
     assert not questions.answered(1, LookTold(first.number))
     assert not node.loop.timers
-    questions.peer_lost(gone(2))
+    node.lose(20)
     assert [set(answers) for answers in found] == [{1}]
     assert not questions.answered(2, LookTold(second.number))
 
 
-def test_who_is_silent_or_lost_is_not_waited_for(node: Node, questions: Questions) -> None:
+def test_who_is_silent_or_lost_is_not_waited_for(node: NodeHarness, questions: Questions) -> None:
     found: list[dict[int, Any]] = []
     questions.ask_all([1, 2, 9], ClockAsked, found.append)  # nobody has host id 9
     questions.answered(1, LookTold(node.sent[0][1].number))
-    questions.peer_lost(gone(2))
+    node.lose(20)
     assert [set(answers) for answers in found] == [{1}]
-    questions.ask_all([1, 2], ClockAsked, found.append, 2.0)
+    questions.ask_all([1, 3], ClockAsked, found.append, 2.0)
     (_, asked), (_, other) = node.sent[-2:]
-    questions.answered(2, LookTold(other.number))
+    questions.answered(3, LookTold(other.number))
     assert len(found) == 1
     node.loop.call_all()
-    assert [set(answers) for answers in found] == [{1}, {2}]
+    assert [set(answers) for answers in found] == [{1}, {3}]
     assert not questions.answered(1, LookTold(asked.number))  # too late
     assert len(found) == 2
     assert not questions.open
 
 
-def test_one_host_answers_or_is_lost(node: Node, questions: Questions) -> None:
+def test_one_host_answers_or_is_lost(node: NodeHarness, questions: Questions) -> None:
     """Without a deadline it is waited for as long as it lives."""
     found: list[Any] = []
     for host_id in (1, 2, 9):
@@ -104,14 +92,14 @@ def test_one_host_answers_or_is_lost(node: Node, questions: Questions) -> None:
     node.loop.pass_time(1000.0)
     (_, asked), _ = node.sent
     questions.answered(1, LookTold(asked.number, 7))
-    questions.peer_lost(gone(2))
+    node.lose(20)
     assert found[1].message.value == 7
     assert found[1].came_ns - found[1].asked_ns == 1000 * 10**9
     assert found[2] is None
     assert not questions.open
 
 
-def test_the_host_is_lost_while_it_is_asked(node: Node, questions: Questions) -> None:
+def test_the_host_is_lost_while_it_is_asked(node: NodeHarness, questions: Questions) -> None:
     """The loss is told once, and the others are waited for."""
     found: list[dict[int, Any]] = []
     send = questions.send
