@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp._node.tasks.hints import Hints
+from hoplite_mp._common.object_states import DRIVER_SLOT
 from hoplite_mp._node.tasks.pools import POOLS_MAX, next_number
+from hoplite_mp._protocol.local import ClosePool, OpenPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.node_harness import NodeHarness
 
 
 def test_they_are_given_out_in_turn() -> None:
@@ -22,9 +27,18 @@ def test_they_are_given_out_in_turn() -> None:
     assert next_number(last, set(range(1, POOLS_MAX))) is None
 
 
-@pytest.mark.parametrize(("pool", "again"), [(0, True), (1, False), (2, False)])
-def test_what_is_not_run_again(pool: int, again: bool) -> None:
-    """Calls of actors, and tasks of pools that are forgotten."""
-    pools: Any = {0: SimpleNamespace(actor=False), 1: SimpleNamespace(actor=True)}
-    hints: Any = SimpleNamespace(pools=pools, tasks=SimpleNamespace(pool_of=lambda oid: pool))
-    assert Hints.may_run_again(hints, 7) == again
+@pytest.mark.parametrize(("kind", "again"), [("common", True), ("actor", False), ("gone", False)])
+def test_task_is_run_again_unless_its_pool_is_gone_or_an_actors(
+    make_node: Callable[..., NodeHarness], kind: str, again: bool
+) -> None:
+    node = make_node(alone=True)
+    pools = node.parts.workers.pools
+    number = 0 if kind == "common" else node.answer(DRIVER_SLOT, OpenPool(1, 0, 0)).value
+    task = node.process(DRIVER_SLOT).submit(number)
+    if kind == "actor":
+        pools[number].actor = True
+    elif kind == "gone":
+        node.ask(DRIVER_SLOT, ClosePool(number, kill=True), 0)
+        node.worker_exited(node.processes.spawned[0].slot)
+        assert number not in pools
+    assert node.parts.workers.may_run_again(task.oid) == again
