@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hoplite_mp._api.executor import COMMON_POOL, Options, TaskExecutor
 from hoplite_mp._client.functions import is_async
-from hoplite_mp._client.option_checks import rank_of, refuse_unused
-from hoplite_mp._client.queues import SHUT_DOWN
+from hoplite_mp._client.option_checks import refuse_unused
+from hoplite_mp._client.queues import SHUT_DOWN, rank_of
 from hoplite_mp._client.streams import Stream, StreamPlan
 from hoplite_mp._common.object_states import TASK_OWN_STACK, TASK_STREAM
 from hoplite_mp.errors import ClosedError

@@ -8,11 +8,11 @@ the node are sent under the lock, which preserves their order: sending takes no 
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _tasks
-from hoplite_mp._client.option_checks import Best
 from hoplite_mp._protocol.actors import FailActorCalls
 from hoplite_mp._protocol.resources import TakeResources
 
@@ -239,3 +239,55 @@ class Pending:
         self.rank: tuple[int, int] | None = None
         # Resources that the task needs: its node decides when it begins.
         self.demand: Demand | None = None
+
+
+# Priorities of tasks: a task's level, and the order of tasks that wait for space.
+#
+# Tasks with a priority are posted to bags (cext/shm_bag.h) instead of the ordinary queues. A bag
+# has limited space; other tasks wait in their process, the highest priority first.
+
+
+NO_FLOOR: int = _tasks.NO_FLOOR
+
+
+def rank_of(
+    priority: int, inherited_priority: int, demand: Demand | None
+) -> tuple[int, int] | None:
+    """(priority, floor) of a task that is submitted now; None if it needs no rank. floor: the level
+    of the submitting task, or NO_FLOOR."""
+    return (
+        (priority, inherited_priority)
+        if priority or inherited_priority > 0 or demand is not None
+        else None
+    )
+
+
+def level_of(rank: tuple[int, int]) -> int:
+    """The task's level: its priority, but at least the level of the task that submitted it, which
+    may be waiting for it."""
+    return max(rank)
+
+
+class Best:
+    """A priority queue with the interface of a deque: the first item has the highest priority."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, ...], Pending]] = []
+        self._count = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def __getitem__(self, at: int) -> Pending:
+        return self._heap[at][1]
+
+    def append(self, pending: Pending) -> None:
+        assert pending.rank is not None
+        self._count += 1
+        # A task with a demand is only announced to the node and needs no space, so it goes first.
+        first = pending.demand is None
+        key = (first, -level_of(pending.rank), -pending.rank[0], self._count)
+        heapq.heappush(self._heap, (key, pending))
+
+    def popleft(self) -> Pending:
+        return heapq.heappop(self._heap)[1]

@@ -21,8 +21,8 @@ from hoplite_mp._client.collector import Collector, DoneCallback
 from hoplite_mp._client.failures import Failures
 from hoplite_mp._client.functions import FrozenFunction, Functions, is_async
 from hoplite_mp._client.futures import Future
-from hoplite_mp._client.option_checks import NO_FLOOR, retry_pause
-from hoplite_mp._client.queues import HERE, PLACE, SHUT_DOWN, Pending, Queues
+from hoplite_mp._client.option_checks import retry_pause
+from hoplite_mp._client.queues import HERE, NO_FLOOR, PLACE, SHUT_DOWN, Pending, Queues
 from hoplite_mp._client.waiting import Waiting
 from hoplite_mp._common import clock, locks
 from hoplite_mp._common.clock import FOREVER_NS

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._simulation.virtual.loop import Timeline
+    from hoplite_mp._simulation.timeline import Timeline
 
 __all__ = ["Port", "Sending", "VirtualNetwork", "VirtualPipe"]
 

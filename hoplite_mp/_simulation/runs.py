@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from hoplite_mp._simulation.faults.faults import Faults
 from hoplite_mp._simulation.network import VirtualNetwork
 from hoplite_mp._simulation.oracle.oracle import Oracle, WrongEnd, left_over
+from hoplite_mp._simulation.timeline import Timeline
 from hoplite_mp._simulation.virtual.clock import virtual_time
 from hoplite_mp._simulation.virtual.environment import RunEnvironment, Sizes
-from hoplite_mp._simulation.virtual.loop import Timeline
 from hoplite_mp._simulation.virtual.processes import virtual_locks
 from hoplite_mp._simulation.virtual.world import World
 from hoplite_mp._simulation.workloads.remote import RESOURCE

@@ -15,7 +15,7 @@ import pytest
 from hoplite_mp._common import transfer_model
 from hoplite_mp._simulation.network import VirtualNetwork
 from hoplite_mp._simulation.scale.streams import ScaleCell, ScaleEngine, WrongPlace
-from hoplite_mp._simulation.virtual.loop import Timeline
+from hoplite_mp._simulation.timeline import Timeline
 
 EVENTS_MAX = 100_000
 SEEDS = range(120)

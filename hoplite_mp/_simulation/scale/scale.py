@@ -25,7 +25,7 @@ from hoplite_mp._simulation.scale.node import (
     WantedCollective,
 )
 from hoplite_mp._simulation.scale.streams import ScaleEngine, ScaleOracle, WrongCompletion
-from hoplite_mp._simulation.virtual.loop import Timeline
+from hoplite_mp._simulation.timeline import Timeline
 
 if TYPE_CHECKING:
     from hoplite_mp._protocol.messages import NodeToManager

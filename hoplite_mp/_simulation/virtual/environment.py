@@ -16,7 +16,7 @@ from hoplite_mp.config import Config
 
 if TYPE_CHECKING:
     from hoplite_mp._simulation.network import VirtualNetwork
-    from hoplite_mp._simulation.virtual.loop import Timeline
+    from hoplite_mp._simulation.timeline import Timeline
 
 __all__ = ["RunEnvironment", "Sizes", "address_of"]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.greetings import Introduction
     from hoplite_mp._protocol.local import Reply, StartStandby
     from hoplite_mp._protocol.spawning import Spawn
-    from hoplite_mp._simulation.virtual.loop import Timeline
+    from hoplite_mp._simulation.timeline import Timeline
     from hoplite_mp._simulation.virtual.processes import VirtualChannel, VirtualProcess
     from hoplite_mp._transport.addresses import Address
 

@@ -1,4 +1,4 @@
-"""The timeline of a run, and the loop of a simulated host with its timers and descriptors.
+"""The loop of a simulated host: its time, timers and descriptors come from the timeline.
 
 It implements LoopPort (_node/ports.py), so a real node can run on it. Everything on a host happens
 in turns, and a stopped host has no turns.
@@ -6,21 +6,17 @@ in turns, and a stopped host has no turns.
 
 from __future__ import annotations
 
-import hashlib
-import random
-from collections import deque
 from functools import partial
-from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._simulation.faults.message_faults import MessageFault
     from hoplite_mp._simulation.network import VirtualNetwork
+    from hoplite_mp._simulation.timeline import Timeline
 
-__all__ = ["EPOCH_S", "Descriptor", "Descriptors", "Timeline", "VirtualLoop"]
-
+__all__ = ["EPOCH_S", "Descriptor", "Descriptors", "VirtualLoop"]
 
 T = TypeVar("T")
 
@@ -158,63 +154,3 @@ class VirtualLoop:
         # Repeats the event for unread data, as level-triggered epoll does.
         if one is not None and one.is_ready:
             self.notice(fd)
-
-
-# Virtual time: a queue of events, whose order depends on nothing but a seed.
-#
-# A run must be deterministic. Everything that happens is an event here, simultaneous events are
-# processed in the order of their creation, and there is one source of randomness.
-
-
-# Log lines kept for diagnosing a failed run. Higher: a longer history.
-TAIL_LINES = 400
-
-
-class Timeline:
-    """A clock that jumps from event to event."""
-
-    def __init__(self, seed: int) -> None:
-        self.now = 0.0
-        self.events = 0  # number of processed events
-        self.chance = random.Random(seed)
-        self.passed: Callable[[], None] | None = None  # called when the time has changed
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
-        self._made = 0
-        self._digest = hashlib.blake2b(digest_size=16)
-
-    def at(self, time: float, call: Callable[..., object], *arguments: Any) -> None:
-        """Calls `call` at the given time, or now if that is past."""
-        self._made += 1
-        heappush(self._heap, (max(time, self.now), self._made, call, arguments))
-
-    def after(self, seconds: float, call: Callable[..., object], *arguments: Any) -> None:
-        """Calls `call` after the given number of seconds."""
-        self._made += 1
-        heappush(self._heap, (self.now + seconds, self._made, call, arguments))
-
-    def note(self, line: str) -> None:
-        """Adds a line to the log, of which `digest` is the hash."""
-        line = f"{self.now:.9f} {line}"
-        self._digest.update(line.encode())
-        self.tail.append(line)
-
-    @property
-    def digest(self) -> str:
-        """A hash of the log: equal digests mean equal logs."""
-        return self._digest.hexdigest()
-
-    def run(self, events_max: int, until: float) -> bool:
-        """Processes all events in order; False if there are more than events_max, or later ones."""
-        heap = self._heap
-        while heap:
-            if self.events >= events_max or heap[0][0] > until:
-                return False
-            time, _, call, arguments = heappop(heap)
-            if time != self.now:
-                self.now = time
-                if self.passed is not None:
-                    self.passed()
-            self.events += 1
-            call(*arguments)
-        return True

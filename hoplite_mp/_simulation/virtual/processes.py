@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hoplite_mp._client.submitter import Submitter
     from hoplite_mp._protocol.local import Ask
     from hoplite_mp._simulation.network import VirtualNetwork
-    from hoplite_mp._simulation.virtual.loop import Timeline
+    from hoplite_mp._simulation.timeline import Timeline
 
 __all__ = [
     "Ended",
