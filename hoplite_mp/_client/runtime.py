@@ -97,7 +97,7 @@ class Runtime:
         self.bound: dict[int, int] = {}  # number of a node -> the pool for tasks on that node
         # Functions to call at the end of the running task, if only one runs at a time.
         self.process_leaves: list[Any] = []
-        self.life: Any = None  # see _client/promises.py; made at its first use
+        self.life: Any = None  # see _sync/sync_actors.py; made at its first use
         with _stack_lock:
             _stack.append(self)
 

@@ -12,11 +12,11 @@ from hoplite_mp import errors
 from hoplite_mp._api.actor import Actor, _about_of, _identity_of, _methods_of
 from hoplite_mp._api.cluster import current
 from hoplite_mp._client.futures import Future
-from hoplite_mp._client.promises import life_of
 from hoplite_mp._client.runtime import runtime_of
 from hoplite_mp._common import clock
 from hoplite_mp._common.clock import FOREVER_NS, check_timeout, deadline_ns
 from hoplite_mp._common.ref import by_ref
+from hoplite_mp._sync.sync_actors import life_of
 from hoplite_mp._sync.waiting import CallAnswer
 from hoplite_mp.errors import ObjectLostError
 

@@ -1,7 +1,7 @@
 """The objects in the actors' processes: one for each synchronization object.
 
 A table (`waiting`) makes the decisions. This file keeps the promises for waiting calls, and the
-lives of the processes that have called (`_client/promises.py`). When a process or its host dies,
+lives of the processes that have called (`_sync/sync_actors.py`). When a process or its host dies,
 its life fails; then its locks are released, and its calls no longer wait. Deaths are noticed in
 other threads than the one that runs calls, so a lock protects the table; a thread that finds the
 lock taken leaves the death to the thread that holds it.
@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import os
 import queue
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp import _serialize
 from hoplite_mp._client.collector import watch
-from hoplite_mp._client.promises import keep, promise
 from hoplite_mp._client.runtime import current_runtime
 from hoplite_mp._common import clock, locks
+from hoplite_mp._common.object_states import KIND_PUT, STATE
 from hoplite_mp._sync.waiting import (
     CallAnswer,
     Gathering,
@@ -32,20 +35,27 @@ from hoplite_mp.errors import ObjectLostError, PeerLostError
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
+    from hoplite_mp._client.runtime import Runtime
     from hoplite_mp._common.ref import ObjectRef
     from hoplite_mp._sync.waiting import Ticket
 
 __all__ = [
+    "PROCESS_BYTES",
     "BarrierActor",
     "BoundedSemaphoreActor",
     "ConditionActor",
     "EventActor",
     "LockActor",
+    "PromiseLife",
     "QueueActor",
     "RLockActor",
     "Reply",
     "SemaphoreActor",
+    "keep",
+    "life_of",
+    "promise",
 ]
+
 
 # The reply to a call: a CallAnswer as a number, and for CallAnswer.WAIT a promise to wait for.
 Reply = tuple[int, Any]
@@ -421,3 +431,60 @@ class EventActor(Served):
         if self._is_set:
             return int(CallAnswer.DONE), None
         return self._wait("set") if waits else (int(CallAnswer.REFUSED), None)
+
+
+# Promises: objects that stay pending until the process that made them fulfils them, or dies.
+#
+# A process may have to wait for an action of another process at an unknown time. A promise is an
+# object that its maker has claimed. Any process on any host that holds it can wait for it as for
+# every object; when its maker or its maker's host dies, it fails like every object that was being
+# written. So a wait for a promise also ends with its maker's death. A process whose death others
+# must notice makes a promise that it never fulfils, its *life*.
+
+
+PROCESS_BYTES = 8
+_lock = locks.lock("sync.first_life")
+
+
+def promise(runtime: Runtime) -> ObjectRef[Any]:
+    """A new promise of this process."""
+    client = runtime.client
+    oid = client.new(KIND_PUT, STATE["CLAIMED"], client.slot, 0)
+    return runtime.memory.own_ref(oid)
+
+
+def keep(runtime: Runtime, promised: ObjectRef[Any], value: Any) -> None:
+    """Fulfils a promise of this process: seals it with a small value without refs."""
+    oid = runtime.memory.local_id(promised)
+    runtime.submitter.store_result(oid, _serialize.encode(value), False)
+
+
+class PromiseLife:
+    """The promise by which other processes notice the death of this one."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.process = os.urandom(PROCESS_BYTES)
+        self.promise = promise(runtime)
+        self.turns = itertools.count(1)
+        self.lock = locks.rlock("sync.life")
+        self.known_to: set[bytes] = set()  # identities of the actors that have received it
+
+
+def life_of(runtime: Runtime) -> PromiseLife:
+    """The PromiseLife of this process."""
+    life: PromiseLife | None = runtime.life
+    if life is None:
+        with _lock:
+            life = runtime.life
+            if life is None:
+                life = runtime.life = PromiseLife(runtime)
+    return life
+
+
+def _forked() -> None:
+    """Replaces the lock in a forked child, where a thread that does not exist may hold it."""
+    global _lock
+    _lock = locks.lock("sync.first_life")
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -190,7 +190,7 @@ def test_a_slow_rank_reads_the_parts_of_its_call_while_others_make_the_next_one(
 ) -> None:
     """The others publish call k + 1 before the slow rank has read call k."""
     slow = trio.groups[2]
-    take, published = slow._calls._small.take, threading.Event()
+    take, published = slow._calls._single_host.take, threading.Event()
 
     def late(*args: Any) -> Any:
         assert published.wait(20)
@@ -201,7 +201,7 @@ def test_a_slow_rank_reads_the_parts_of_its_call_while_others_make_the_next_one(
         for turn in range(3):
             x = np.full(LARGE, 10.0**group.rank * (turn + 1))
             if group is slow:
-                group._calls._small.take = late if turn == 0 else take  # type: ignore[method-assign]
+                group._calls._single_host.take = late if turn == 0 else take  # type: ignore[method-assign]
             found.append(call(group, kind, x, "sum", 1))
         return found
 
@@ -238,21 +238,21 @@ def test_rank_interrupted_after_the_decision_has_left_and_its_part_counts(
     name, over = f"interrupted, buffers {kind} {interrupted_rank}", threading.Event()
     pair = [cluster.group(name, 2, rank, timeout=20) for rank in range(2)]
     one, other = pair[interrupted_rank], pair[1 - interrupted_rank]
-    take = other._calls._small.take
+    take = other._calls._single_host.take
 
     def late(*args: Any) -> Any:
         assert over.wait(20)
         return take(*args)
 
     def decided(*args: Any) -> Any:
-        mask = SingleHost.make(one._calls._small, *args)
+        mask = SingleHost.make(one._calls._single_host, *args)
         eventually(lambda: mask or one._calls._board.look()[4], "the decision")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(other._calls._small, "take", late)
+    monkeypatch.setattr(other._calls._single_host, "take", late)
     waits = getattr(other, f"{kind}_async")(np.full(LARGE, 2.0))
     eventually(lambda: other._calls._board.member(other.rank)[0])
-    monkeypatch.setattr(one._calls._small, "make", decided)
+    monkeypatch.setattr(one._calls._single_host, "make", decided)
     with pytest.raises(KeyboardInterrupt):
         getattr(one, kind)(np.full(LARGE, 1.0))
     with pytest.raises(hoplite_mp.ClosedError, match="ended by KeyboardInterrupt"):
@@ -278,11 +278,11 @@ def test_rank_interrupted_after_the_commit_joins_again_and_makes_another_kind_of
     waits = first.allgather_async(np.full(LARGE, 1.0))
 
     def interrupted(*args: Any) -> Any:
-        SingleHost.make(second._calls._small, *args)
+        SingleHost.make(second._calls._single_host, *args)
         eventually(lambda: second._calls._board.look()[4])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(second._calls._small, "make", interrupted)
+    monkeypatch.setattr(second._calls._single_host, "make", interrupted)
     with pytest.raises(KeyboardInterrupt):
         second.allgather(np.full(LARGE, 2.0))
     assert [one[0] for one in waits.result(20)] == [1.0, 2.0]
@@ -544,7 +544,7 @@ def test_calls_need_no_buffers(limit: str, monkeypatch: pytest.MonkeyPatch) -> N
             for turn in range(4):
                 x = np.full(elements if turn % 2 else 100, float(rank + turn))
                 found += [float(group.allreduce(x)[0]), float(group.allgather(x)[1][0])]
-            assert not group._calls._small._buffers.keys() - {BUFFER_BYTES_MIN}
+            assert not group._calls._single_host._buffers.keys() - {BUFFER_BYTES_MIN}
             return found
 
         wanted = [x for turn in range(4) for x in (2.0 * turn + 1, turn + 1.0)]
@@ -558,7 +558,7 @@ def test_forked_child_closes_a_group_whose_thread_was_copying(cluster: Cluster) 
     with cluster.group("forked while it copies", 1) as g:
         while status in (None, 7):
             later = g.allgather_async(x)
-            board = g._calls._small._board
+            board = g._calls._single_host._board
             while not (board.giving or later.done()):
                 pass
             pid = os.fork()

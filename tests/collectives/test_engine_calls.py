@@ -276,7 +276,7 @@ def test_member_given_up_while_it_reads_a_result_gets_an_error(
             second = g.allreduce(np.full(elements, 5.0))
             made.set()
             return second[0]
-        take = g._calls._small.take
+        take = g._calls._single_host.take
 
         def late(*args: Any) -> Any:
             g._calls._board.set_masks(0b01, 0, True)
@@ -284,7 +284,7 @@ def test_member_given_up_while_it_reads_a_result_gets_an_error(
             assert made.wait(20)
             return take(*args)
 
-        g._calls._small.take = late  # type: ignore[method-assign]
+        g._calls._single_host.take = late  # type: ignore[method-assign]
         try:
             while True:
                 g.allreduce(np.ones(elements))

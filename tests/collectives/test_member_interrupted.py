@@ -28,7 +28,7 @@ class Member(MultiHost):
         self.small: Any = SimpleNamespace(give=lambda *about: False)
         self._in_place: Any = SimpleNamespace(ref=lambda array, lends: REF)
         self._channel: Any = SimpleNamespace(tell=lambda ask, sent: self.sent.append(ask))
-        self._memory: Any = SimpleNamespace(local_id=lambda ref: 8, keep=None)
+        self._memory: Any = SimpleNamespace(local_id=lambda ref: 8, scan=None)
         self._generation = self.rank = 0
         self._large_roots = set()
         self._preallocated, self._given = (0, None), 0
@@ -80,7 +80,7 @@ class Writer(MultiHost):
         client = SimpleNamespace(write=self.step("write"), give_back=self.give_back)
         self._memory: Any = SimpleNamespace(
             client=client,
-            keep=None,
+            scan=None,
             allocate=lambda nbytes: Lease(self.events),
             preallocate=lambda nbytes: None,
             config=SimpleNamespace(small_object_bytes_max=1 << 16),

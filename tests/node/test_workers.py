@@ -32,7 +32,7 @@ def timers(node: NodeHarness) -> list[float]:
 def test_each_deadline_is_met(node: NodeHarness) -> None:
     """Also a later one that is set when the one before has passed, and an earlier one at once."""
     pid = node.worker_started(FIRST_SLOT)
-    worker = _tasks.Beside(node.process(FIRST_SLOT).tasks)
+    worker = _tasks.ConcurrentSlots(node.process(FIRST_SLOT).tasks)
     begun = node.loop.time
     for due, passes in ((5.0, 0.0), (3.0, 4.0), (9.0, 0.0), (8.0, 8.5)):
         worker.deadline(1 << 33, round((begun + due) * 1e9))

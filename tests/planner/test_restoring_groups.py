@@ -147,7 +147,7 @@ def test_a_member_whose_host_was_given_up_by_the_manager_that_died() -> None:
     given_up = [(node, one) for node, one in sends if isinstance(one, m.GroupGivenUp)]
     ((node, one),) = given_up
     assert (node, one.rank, one.client, one.client_generation) == (1, 1, 5, 1)
-    assert "given up" in one.message
+    assert "declared dead" in one.message
     (shown,) = [one for node, one in sends if node == 1 and isinstance(one, m.GroupMembers)]
     assert shown.nodes == (0, None)
 

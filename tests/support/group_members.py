@@ -131,13 +131,13 @@ class Trio:
         def run(rank: int) -> None:
             group = self.groups[rank]
             if rank in objects:
-                group._calls._small = NoBoard(group._calls._small)  # type: ignore[assignment]
+                group._calls._single_host = NoBoard(group._calls._single_host)  # type: ignore[assignment]
             try:
                 found[rank] = body(group), group.contributors
             except Exception as error:
                 found[rank] = error
             if rank in objects:
-                group._calls._small = group._calls._small.small  # type: ignore[attr-defined]
+                group._calls._single_host = group._calls._single_host.small  # type: ignore[attr-defined]
 
         threads = [threading.Thread(target=run, args=(rank,)) for rank in range(SIZE)]
         for thread in threads:
@@ -167,7 +167,7 @@ def random_parts(dtype: str, shape: tuple[int, ...], seed: int) -> list[Any]:
 
 
 def part_of(group: Group, rank: int) -> list[float] | None:
-    found = group._calls._small.part(rank)
+    found = group._calls._single_host.part(rank)
     return None if found is None or not found[3] else list(found[3][0])
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError
-from hoplite_mp._client import promises
+from hoplite_mp._sync import sync_actors
 
 CALLS = {
     hoplite_mp.Queue: "qsize",
@@ -38,8 +38,8 @@ def test_the_error_of_a_shut_down_queue_travels() -> None:
 
 def test_a_child_forked_while_another_thread_makes_its_life() -> None:
     """Of a lock that its parent holds nothing is left: it may open a cluster of its own."""
-    with promises._lock:
+    with sync_actors._lock:
         child = os.fork()
         if not child:
-            os._exit(0 if promises._lock.acquire(timeout=5) else 1)
+            os._exit(0 if sync_actors._lock.acquire(timeout=5) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -31,7 +31,7 @@ __all__ = ["Pages", "Store"]
 
 
 ADOPTED = -1
-PROMISED = -2  # in place of a slot; see promises.py
+PROMISED = -2  # in place of a slot; see sync_actors.py
 LEASED = (1 << 64) - 1
 HEAD = _shm.BLOCK_HEAD_BYTES
 # Spill in batches of 1/32 of the store's limit. Smaller batches: fewer objects leave memory before
