@@ -163,11 +163,11 @@ def own_addresses() -> list[str]:
         routed_address(Endpoint(family, (host, _DISCARD_PORT)))
         for family, host in zip((socket.AF_INET, socket.AF_INET6), OUTSIDE, strict=True)
     ]
-    import psutil  # a listener on a UNIX socket needs no addresses
-
     try:
+        import psutil  # a listener on a UNIX socket needs no addresses
+
         statistics, found = psutil.net_if_stats(), psutil.net_if_addrs()
-    except OSError:  # no descriptor is left
+    except (ImportError, OSError):  # no descriptor is left
         return [address for address in out if address is not None]
     ranked: list[tuple[tuple[bool, bool, bool, str], str]] = []
     for name, entries in found.items():
