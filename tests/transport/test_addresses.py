@@ -198,7 +198,7 @@ def test_own_addresses_without_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> 
     def refuse() -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(addresses.psutil, "net_if_stats", refuse)
+    monkeypatch.setattr(psutil, "net_if_stats", refuse)
     routed = {socket.AF_INET: "10.0.0.7"}
     monkeypatch.setattr(addresses, "routed_address", lambda to: routed.get(to.family))
     assert own_addresses() == ["10.0.0.7"]
