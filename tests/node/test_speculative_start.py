@@ -10,7 +10,7 @@ import pytest
 
 from hoplite_mp._node.groups.group_decisions import UndecidedCall
 from hoplite_mp._node.groups.plan_sources import (
-    decide_speculatively,
+    Speculative,
     fill_in,
     fits,
     lacks,
@@ -26,7 +26,7 @@ from tests.support.node_group_calls import PART_ELEMENTS, group_part, striped_me
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hoplite_mp._node.groups.group_decisions import Decision
+    from hoplite_mp._node.groups.plan_sources import PlannedCall
     from hoplite_mp._protocol.messages import Stripe
 
 
@@ -36,19 +36,19 @@ def speculative(
     *,
     rates: Mapping[int, HostRates] = MappingProxyType({}),
     **like: Any,
-) -> tuple[Decision, set[int]] | None:
+) -> PlannedCall | None:
     given = {rank: group_part(rank, **like) for rank in there}
-    return decide_speculatively(
+    return Speculative().plan(
         UndecidedCall(striped_members(size), 0, 5, list(range(size)), given, rates)
     )
 
 
-def stripes_of(found: tuple[Decision, set[int]] | None) -> tuple[Stripe, ...]:
+def stripes_of(found: PlannedCall | None) -> tuple[Stripe, ...]:
     assert found is not None
     return found[0].plans[0].stripes
 
 
-def owners(found: tuple[Decision, set[int]] | None) -> list[int]:
+def owners(found: PlannedCall | None) -> list[int]:
     return [stripe.owner for stripe in stripes_of(found)]
 
 
@@ -59,7 +59,7 @@ def widths(stripes: Sequence[Stripe]) -> list[int]:
 def test_hosts_that_have_called_own_equal_stripes() -> None:
     found = speculative(4, [3, 0, 1])
     assert found is not None
-    outcome, missing = found
+    outcome, missing, _ = found
     assert missing == {2}
     (plan,) = outcome.plans
     assert isinstance(plan, ExecuteReduce)

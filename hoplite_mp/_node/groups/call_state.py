@@ -64,7 +64,7 @@ class CallEvent(enum.Enum):
 
 Table: TypeAlias = dict[CallPhase, dict[CallEvent, CallPhase]]
 _P, _E = CallPhase, CallEvent
-_ENDS = {_E.COMMITTED: _P.IDLE, _E.CLOSED: _P.ENDED}  # a call or all calls
+_ENDS = {_E.COMMITTED: _P.IDLE, _E.CLOSED: _P.ENDED}
 _CHANGES = {_E.CHANGED: _P.IDLE}  # the part has to be given again
 _ENGINE = {_E.FROZE: _P.FROZEN, _E.THAWED: _P.IDLE}  # the engine may own the calls
 # The engine or an earlier leader may commit a call before it hears of that.
@@ -81,7 +81,10 @@ FOLLOWER: Table = {
     _P.COMMITTING: (
         {_E.PART: _P.COMMITTING, _E.ATTEMPT: _P.PLANNED} | _ENDS | _CHANGES | _ENGINE
     ),
-    _P.FROZEN: {_E.MOVED: _P.FROZEN, _E.FROZE: _P.FROZEN, _E.THAWED: _P.IDLE} | _STILL,
+    _P.FROZEN: (
+        {_E.ATTEMPT: _P.FROZEN, _E.MOVED: _P.FROZEN, _E.FROZE: _P.FROZEN, _E.THAWED: _P.IDLE}
+        | _STILL
+    ),
     _P.ENDED: _OVER,
 }  # fmt: skip
 

@@ -374,10 +374,9 @@ class EngineCallsOwner:
             state.end_call(calls)
             state.result = []
         state.phase.take(CallEvent.THAWED)
-        voting = state.voting
-        if voting is not None and voting.go.call == state.calls:  # the leading node will decide it
+        if state.go is not None and state.go.call == state.calls:  # the leading node will decide
             state.phase.take(CallEvent.ATTEMPT)
-            if voting.ended is not None:
+            if state.voting is not None and state.voting.ended is not None:
                 state.phase.take(CallEvent.MOVED)
         deferred, state.deferred = state.deferred, []
         for action in deferred:

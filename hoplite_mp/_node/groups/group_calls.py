@@ -233,9 +233,9 @@ class MultiHostCalls:
         if state is None:
             self.results.refuse(slot, ask)
         else:
-            self.steps.run(self._pin, state, slot, ask)
+            self.steps.run(self._called, state, slot, ask)
 
-    def _pin(self, state: GroupState, slot: int, ask: GroupCall) -> None:
+    def _called(self, state: GroupState, slot: int, ask: GroupCall) -> None:
         # Before a block that came back by the last call is given again.
         self.small.look_at_board(state)
         holds = []

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = [
     "WAIT_SHARE",
     "PlannedCall",
+    "Speculative",
     "decide_or_fail",
-    "decide_speculatively",
     "fill_in",
     "fits",
     "lacks",
@@ -89,7 +89,8 @@ class Fresh:
 
 
 class Speculative:
-    """The members of one host have not called, and are taken to give what the others give.
+    """The members of the last host have not called, and are taken to give what the others give. The
+    call's parts are in the order in which they have arrived.
 
     The other hosts' parts can move while the members of the last host still compute. The last host
     owns no stripe, so it only sends its part and receives the result, which takes about one
@@ -98,8 +99,34 @@ class Speculative:
     """
 
     def plan(self, undecided: UndecidedCall) -> PlannedCall | None:
-        found = decide_speculatively(undecided)
-        return None if found is None else PlannedCall(*found)
+        members, expected, given = undecided.members, undecided.ranks, undecided.given
+        missing = [rank for rank in expected if rank not in given]
+        there = list(dict.fromkeys(members.nodes[rank] for rank in given if rank in expected))
+        nodes = {members.nodes[rank] for rank in expected}
+        if not missing or len(there) < 2 or len(there) != len(nodes) - 1:
+            return None
+        first = next(iter(given.values()))
+        if first.kind != "allreduce" or not first.pieces or first.pieces[0].nbytes < BYTES_MIN:
+            return None
+        if members.joining or any(members.nodes[rank] in there for rank in missing):
+            return None
+        like = first.pieces[0]
+        assumed = {
+            rank: msgspec.structs.replace(
+                first,
+                ranks=(rank,),
+                pieces=(Piece(rank, -1, like.nbytes, None, NO_OBJECT, like.layout),),
+            )
+            for rank in missing
+        }
+        owners = [node for node in there if node is not None]
+        outcome = decide(dataclasses.replace(undecided, given={**given, **assumed}), owners)
+        if outcome.error or not outcome.plans or outcome.pieces:
+            return None
+        (plan,) = outcome.plans
+        if not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
+            return None
+        return PlannedCall(outcome, set(missing))
 
 
 PLAN_SOURCES: tuple[PlanSource, ...] = (Inline(), Repeated(), Fresh(), Speculative())
@@ -143,39 +170,6 @@ def transfer_s(part: GroupPart, rates: Mapping[int, HostRates]) -> float | None:
         return None
     known = [min(host) for host in rates.values()]
     return large[0].nbytes / (max(known) if known else BYTES_PER_S_DEFAULT)
-
-
-def decide_speculatively(undecided: UndecidedCall) -> tuple[Decision, set[int]] | None:
-    """(the decision, the ranks whose parts are assumed); None if it is not worthwhile or not
-    possible. The call's parts are in the order in which they have arrived."""
-    members, expected, given = undecided.members, undecided.ranks, undecided.given
-    missing = [rank for rank in expected if rank not in given]
-    there = list(dict.fromkeys(members.nodes[rank] for rank in given if rank in expected))
-    nodes = {members.nodes[rank] for rank in expected}
-    if not missing or len(there) < 2 or len(there) != len(nodes) - 1:
-        return None
-    first = next(iter(given.values()))
-    if first.kind != "allreduce" or not first.pieces or first.pieces[0].nbytes < BYTES_MIN:
-        return None
-    if members.joining or any(members.nodes[rank] in there for rank in missing):
-        return None
-    like = first.pieces[0]
-    assumed = {
-        rank: msgspec.structs.replace(
-            first,
-            ranks=(rank,),
-            pieces=(Piece(rank, -1, like.nbytes, None, NO_OBJECT, like.layout),),
-        )
-        for rank in missing
-    }
-    owners = [node for node in there if node is not None]
-    outcome = decide(dataclasses.replace(undecided, given={**given, **assumed}), owners)
-    if outcome.error or not outcome.plans or outcome.pieces:
-        return None
-    (plan,) = outcome.plans
-    if not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
-        return None
-    return outcome, set(missing)
 
 
 def fits(part: GroupPart, plan: Plan) -> bool:
