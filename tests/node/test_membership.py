@@ -68,3 +68,10 @@ def test_program_that_only_looked_in_is_no_host_that_has_gone(node: NodeHarness)
         node.join(member(number, 0, stays=stays))
         node.lose(number)
     assert gone(node) == [(4, "host4", 0.0, False)]
+
+
+def test_program_with_workers_that_leaves_is_a_host_that_has_left(node: NodeHarness) -> None:
+    node.join(member(3, 2))
+    node.receive(member(3, 2).host_id, Leaving())
+    node.lose(3)
+    assert gone(node) == [(3, "host3", 0.0, True)]

@@ -134,6 +134,7 @@ class NodeMembership:
         # The last hosts that were lost or have left: (number, name, when).
         self.gone: deque[tuple[int, str, float]] = deque(maxlen=GONE_MAX)
         self.left: set[int] = set()  # numbers of gone hosts that had announced their departure
+        self.former_workers: set[int] = set()  # numbers of members that have had workers
         self.numbers = 1  # the highest known count of node numbers assigned by the manager
         self.workers_now: int | None = None  # number of workers, if changed since joining
 
@@ -189,8 +190,10 @@ class NodeMembership:
     def went(self, number: int) -> Member | None:
         """Removes a member that is gone. Returns it, or None if it was already removed."""
         member = self.members.pop(number, None)
+        had_workers = number in self.former_workers  # a leaving host announces 0 workers first
+        self.former_workers.discard(number)
         # A program without workers that was connected for a while does not count as a former host.
-        if member is not None and (member.workers or member.stays):
+        if member is not None and (member.workers or had_workers or member.stays):
             self.gone.append((number, member.host, self.loop.now()))
             self.left &= {one for one, *_ in self.gone} - {number}
             if member.host_id in self.roster.leaving:
@@ -206,7 +209,10 @@ class NodeMembership:
         member = self.roster.by_host_id.get(host_id)
         if member is None:
             return None
-        found = msgspec.structs.replace(self.members[member.node], workers=count)
+        before = self.members[member.node]
+        if before.workers:
+            self.former_workers.add(member.node)
+        found = msgspec.structs.replace(before, workers=count)
         self.members[member.node] = found
         self.roster.add(found)
         return found
