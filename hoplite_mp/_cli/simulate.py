@@ -99,9 +99,9 @@ def _tally(outcomes: Sequence[RunOutcome]) -> str:
         f"{len(outcomes)} runs of {min(one.nodes for one in outcomes)} to "
         f"{max(one.nodes for one in outcomes)} nodes, "
         f"{sum(bool(one.failure) for one in outcomes)} failed\n"
-        f"{sum(one.programs for one in outcomes)} programs, which were told "
-        f"{sum(one.errors for one in outcomes)} errors that a fault explains; "
-        f"{sum(one.reads for one in outcomes)} values looked at to the byte\n"
+        f"{sum(one.programs for one in outcomes)} programs; "
+        f"{sum(one.errors for one in outcomes)} errors explained by a fault; "
+        f"{sum(one.reads for one in outcomes)} values compared byte by byte\n"
         f"{sum(faults.values())} faults: {counted or 'none'}"
     )
 
