@@ -79,7 +79,9 @@ class Scan:
         # contents, or UNBOUND. These are sent, although other threads may have bound the variables
         # since.
         self.snapshot: dict[tuple[int, str], Any] = {}
-        self._arrays: dict[int, tuple[KeptArray, Any]] = {}  # by id
+        # By id. The arrays are held: a reducer may make a new array for each look, which could
+        # otherwise get the id of an earlier one.
+        self._arrays: dict[int, tuple[Array, tuple[KeptArray, Any]]] = {}
         self._met: list[Any] = []  # what is known of the arrays of the present variable
         self._shared: dict[int, SharedArray] = {}  # by id: pickle's memo must find the same one
         self._namespaces: dict[int, Namespace] = {}
@@ -102,14 +104,14 @@ class Scan:
         found = self._arrays.get(id(array))
         if found is None:
             assert self.store is not None
-            found = self._arrays[id(array)] = self.store.copy_of(array)
-        self._met.append(found[1])
-        return found
+            found = self._arrays[id(array)] = (array, self.store.copy_of(array))
+        self._met.append(found[1][1])
+        return found[1]
 
     def hold(self, fn: Any) -> None:
         """Holds what is known of all arrays so far as long as this function lives."""
         if self.store is not None:
-            self.store.hold(fn, [known for _, known in self._arrays.values()])
+            self.store.hold(fn, [known for _, (_, known) in self._arrays.values()])
 
     def reduce(self, array: Array) -> Reduced:
         """An array beside the stream."""

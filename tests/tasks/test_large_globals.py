@@ -264,6 +264,28 @@ def test_a_closed_cluster_watches_nothing(kernel: str) -> None:
     assert len(captured._state.watches) == before
 
 
+def test_arrays_that_a_reducer_makes_anew_arrive_with_their_own_values() -> None:
+    """Each look makes new arrays, perhaps at the addresses of those of an earlier look."""
+    out = run_program(
+        """
+        class Layers:
+            def __init__(self, *values): self.values = values
+            def __getstate__(self): return [np.full(1 << 18, value) for value in self.values]
+            def __setstate__(self, arrays): self.values = tuple(int(one[0]) for one in arrays)
+        def look(): return first.values + second.values
+        first, second = Layers(1, 2, 3, 4), Layers(5)
+        with hoplite_mp.Cluster(1) as c:
+            say(c.submit(look).result())
+            second = Layers(6)
+            say(c.submit(look).result())
+            first, second = Layers(1, 2, 3, 9), Layers(7)
+            say(c.submit(look).result())
+            say(c.submit((lambda model: lambda: model.values)(Layers(5, 6, 7, 8))).result())
+        """
+    ).splitlines()
+    assert out == ["(1, 2, 3, 4, 5)", "(1, 2, 3, 4, 6)", "(1, 2, 3, 9, 7)", "(5, 6, 7, 8)"]
+
+
 def test_scripts_whose_workers_change_their_globals() -> None:
     """As with small ones: what a task has set stays until the submitter changes it."""
     out = run_program(
