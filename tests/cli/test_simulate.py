@@ -74,7 +74,7 @@ def test_random_faults() -> None:
     assert code == 0
     assert "12 runs of" in out
     assert " 0 failed" in out
-    assert "that a fault explains" in out
+    assert "explained by a fault" in out
 
 
 def test_one_seed_has_one_log() -> None:

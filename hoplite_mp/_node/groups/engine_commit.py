@@ -78,7 +78,8 @@ class EngineCommit:
 
     def changed(self, state: GroupState, members: GroupMembers) -> None:
         # The engine must not commit a call after this node has reported its calls.
-        self.small.close(state, partial(self.small.calls.change, state, members))
+        calls = self.small.calls
+        self.small.close(state, lambda: calls.backend(state).changed(state, members))
 
     def received(self, state: GroupState, node: int, message: GroupGo | GroupCommit) -> None:
         # The leading node's Python owns the calls.

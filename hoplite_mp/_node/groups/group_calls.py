@@ -185,6 +185,7 @@ class MultiHostCalls:
             return
         for role in (state.phase, state.leading.phase):
             role.take(CallEvent.CLOSED)
+        state.ahead = None
         self.small.forget(generation)
         state.plans.clear()
         self.steps.run(self.small.look_at_board, state)

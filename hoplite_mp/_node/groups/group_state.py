@@ -56,6 +56,7 @@ class Steps:
             while self._own:
                 self._deliver(self._own.popleft())
         finally:
+            self._own.clear()  # if the step has raised, its messages belong to no other step
             self._is_running = False
 
 
