@@ -145,13 +145,14 @@ async def in_own_thread(call: Callable[[], T], forsaken: Callable[[T], Any] | No
     threading.Thread(target=work, name="hoplite_mp connect").start()
     try:
         await waiter
-    finally:
+    except BaseException:
         with taking:
             left = True
-        if found and (waiter.cancelled() or not waiter.done()) and forsaken is not None:
-            # The caller was cancelled when the result was available but not yet handed over.
+        if found and forsaken is not None:
+            # The caller was cancelled when the result was available, or even handed over.
             result = found.pop()
             threading.Thread(target=forsaken, args=(result,), name="hoplite_mp connect").start()
+        raise
     if failed:
         try:
             raise failed.pop()

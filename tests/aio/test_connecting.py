@@ -13,6 +13,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError, Cluster
+from hoplite_mp._api.aio import in_own_thread
 from tests.support.functions import echo
 from tests.support.waiting import PATIENCE_S, Run, file_exists_in_time
 
@@ -186,3 +187,25 @@ def test_async_with_a_cluster_names_connect() -> None:
             with pytest.raises(TypeError, match=r"async with hoplite_mp\.connect"):
                 asyncio.run(enter(one))
         assert c.get(c.put(1)) == 1, "it is still open"
+
+
+def test_result_handed_over_to_a_cancelled_caller_is_disposed_of(run: Run) -> None:
+    disposed: list[str] = []
+
+    async def main() -> None:
+        calling = asyncio.ensure_future(in_own_thread(lambda: "result", disposed.append))
+        await asyncio.sleep(0)
+        end_threads()  # the loop does not run meanwhile, so the hand-over waits for it
+        await asyncio.sleep(0)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        end_threads()
+        assert disposed == ["result"]
+
+    def end_threads() -> None:
+        for thread in threading.enumerate():
+            if thread.name == "hoplite_mp connect":
+                thread.join(PATIENCE_S)
+
+    run(main())
