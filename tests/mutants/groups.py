@@ -8,11 +8,8 @@ MUTANTS = (
     Mutant(
         "small-calls-report-before-the-freeze",
         "hoplite_mp/_node/groups/engine_commit.py",
-        "        self.small.close(state, partial(self.small.calls.change, state, members))",
-        (
-            "        self.small.calls.change(state, members)\n"
-            "        self.small.close(state, lambda: None)"
-        ),
+        "        self.small.close(state, lambda: calls.backend(state).changed(state, members))",
+        "        calls.change(state, members)\n        self.small.close(state, lambda: None)",
         (
             "A node answers a change of the members after its engine has given the calls back; "
             "here it reports calls that are long over as undecided, and the engine commits "
