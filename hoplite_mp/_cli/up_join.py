@@ -38,7 +38,7 @@ REJOIN_S = 30.0
 # How long `join` looks for the cluster without --wait. Higher: hosts may be started in any order.
 # Lower: a wrong address is an error sooner.
 WAIT_S = 30.0
-# How often in a row a host rejoins if each time it was lost within LIVED_S.
+# How many times in a row a host rejoins if it is lost within LIVED_S each time.
 REJOINS_MAX = 5
 LIVED_S = 120.0
 POLL_S = 0.2  # between two attempts or checks; also the timeout of a connection in `_refuses`

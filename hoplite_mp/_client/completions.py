@@ -1,8 +1,8 @@
 """Futures and refs in the order in which they complete, for threads and event loops.
 
-`map`, `as_completed` and progress bars need the next finished one of many items, and must not check
-all of them each time. So each item is watched; when it is done its number is put into a queue, from
-which items are taken in that order.
+`map`, `as_completed` and progress bars need whichever of many items finishes next, and must not
+check all of them each time. So each item is watched; when it is done, its number is put into a
+queue, from which items are taken in order of completion.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Completions(Generic[T]):
         self.add(items)
 
     def add(self, more: Any) -> None:
-        """Adds further items; from any thread, also while another one iterates.
+        """Adds further items; from any thread, also while another thread iterates.
 
         Parameters
         ----------
@@ -125,8 +125,8 @@ class Completions(Generic[T]):
         begin(submitter, _Awaited(oid, weakref.ref(self), number, submitter))
 
     def _wake(self, submitter: Submitting | None) -> None:
-        """Wakes all waiters for these items: at once or, if there is a submitter, when it wakes all
-        waiters that it has notified (`wake_waiters`)."""
+        """Wakes all waiters for these items: at once or, if a submitter is given, in the next call
+        of its `wake_waiters`."""
         told: deque[Any] = deque() if submitter is None else submitter.told
         if self._sleeping:
             for one in list(self._submitters):
@@ -253,7 +253,7 @@ class Completions(Generic[T]):
                 waiting.count_blocked(-1)
 
     def _wait_counted(self, submitters: list[Submitting]) -> None:
-        """`_wait_in_queue`, in which a worker counts as blocked."""
+        """As `_wait_in_queue`; a worker counts as blocked meanwhile."""
         of_workers = [one.waiting for one in submitters if one.waiting.run_in_place is not None]
         for waiting in of_workers:
             waiting.count_blocked(1)
@@ -347,7 +347,7 @@ def _not_one(given: Any) -> TypeError:
 
 
 def as_completed(futs: F | Iterable[F], timeout: float | None = None) -> Completions[F]:
-    """Yields Futures and refs as they are done, ready or failed.
+    """Yields Futures and refs as they complete, whether ready or failed.
 
     Parameters
     ----------

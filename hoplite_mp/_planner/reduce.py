@@ -1,4 +1,4 @@
-"""Collectives on refs: selects the participating sources once, in order of arrival, and plans them.
+"""Plans collectives on refs, whose participating sources it selects once, in order of arrival.
 
 `operation` records the messages about one collective. This module decides what follows, in the same
 way after every message: a plan, an end, or nothing yet. Folding kinds get a stripe plan from the
@@ -7,7 +7,7 @@ destinations alone. A broadcast is passed to `broadcast`, so that other receiver
 it runs. A finished operation leaves no state.
 
 Reproducible results have rule "fold": owners receive every member separately and fold from left to
-right. Without pre-reduction, a node with k members sends k times the bytes.
+right. Nothing is reduced beforehand, so a node with k members sends k times the bytes.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class Reductions:
         ended: dict[int, Commit | OperationFailed | Forget],
         now: float,
     ) -> list[Send]:
-        """Takes over the open operations, and those with running plans of the previous planner. An
-        operation that has ended for one node ends for all."""
+        """Takes over the previous planner's open operations, and those whose plans are running. An
+        operation that has ended on one node ends on all."""
         sends: list[Send] = []
         for number in sorted({*requests, *running}):
             request, fold, end = requests.get(number), running.get(number), ended.get(number)
@@ -170,7 +170,7 @@ class Reductions:
         return sends
 
     def stands(self, message: ManagerToNode) -> bool:
-        """Whether this is no plan, or a plan that is being executed."""
+        """False for a plan that is no longer being executed; True for any other message."""
         if not isinstance(message, ExecuteReduce):
             return True
         op = self.operations.get(message.operation)
@@ -196,7 +196,7 @@ class Reductions:
         return sends
 
     def slow(self, message: OperationSlow, now: float) -> list[Send]:
-        """The link of a node has become slow while an operation is executed."""
+        """The link of a node became slow while an operation was being executed."""
         op = self.operations.get(message.operation)
         if op is None or op.relieved or op.plan is None or op.state is not OperationState.EXECUTING:
             return []
@@ -208,8 +208,8 @@ class Reductions:
         return []
 
     def _relieve(self, op: Operation, now: float) -> list[Send]:
-        """Moves the stripes of a node whose link has become slow to the other owners, once, if that
-        is worthwhile: in another epoch, in which nodes keep the parts that have arrived."""
+        """If worthwhile, moves the stripes of a node with a slow link to the other owners. This is
+        done once, in another epoch, in which nodes keep the parts that have arrived."""
         plan = op.plan
         if plan is None or op.relieved or op.state is not OperationState.EXECUTING:
             return []
@@ -243,7 +243,7 @@ class Reductions:
         return sends
 
     def copy_made(self, node: int, object_id: bytes, now: float) -> list[Send]:
-        """A receiver has the complete object. Broadcasts may wait for this."""
+        """A receiver has the complete object. Broadcasts may be waiting for this."""
         return self.about_copy(object_id, CopyMade(node), now)
 
     def hear_refusals(self, sends: list[Send], now: float) -> list[Send]:
@@ -417,7 +417,7 @@ class Reductions:
     def _holders(
         self, op: Operation, chosen: Sequence[int], destinations: tuple[int, ...]
     ) -> dict[int, int]:
-        """A node for each member: if possible a destination, else one that already gives others."""
+        """A node for each member: preferably a destination, else a node that gives others, too."""
         ready = op.ready
         found = [ready[index].holders for index in chosen]
         if sum(map(len, found)) == len(found):  # each has one holder

@@ -1,6 +1,6 @@
 """The messages between nodes about tasks, and about one host's objects that another host uses.
 
-    importer ── Acquire Release Drop ─►  owner         the owner counts which hosts hold an object
+    importer ── Acquire Release Drop ─►  owner         the owner records which hosts hold an object
              ◄─ Described ──                           at once, and again when a pending one is done
              ── Reconstruct ─►                         all its holders are dead; Described again
              ◄─ CopiesAsked ──                         to all nodes, before a task is run again
@@ -129,8 +129,9 @@ __all__ = [
     "WorkersNow",
 ]
 
-# The state of an object at its owner: "ready" it has a value, which may be lost again (see
-# Described), "failed" the payload is the error, "gone" it was deleted, or had no holders any more.
+# The state of an object at its owner. "ready": it has a value, which may be lost again (see
+# Described); "failed": the payload is the error; "gone": it was deleted, or had no holders any
+# more.
 STANDINGS = ("pending", "ready", "failed", "gone")
 # How a task ended at its runner. "returned": it has not begun, and may run anywhere; "full": the
 # same, because its resources are not free there; "again": a try has failed, and the next try
@@ -193,7 +194,8 @@ class Described(Message, frozen=True, tag="Described"):
 
 class Reconstruct(Message, frozen=True, tag="MakeAgain"):
     """The importer needs this object of the receiver's host, and knows no living node that holds
-    it. Answered by Described; if no node has the object any more, after it was recomputed."""
+    it. Answered by Described: at once, or, if no node has the object any more, after it has been
+    recomputed."""
 
     object: bytes
     number: int
@@ -218,11 +220,11 @@ class Release(Message, frozen=True, tag="Release"):
 
 
 class ReplicaStored(Message, frozen=True, tag="Kept"):
-    """The sender's node has a complete copy of this object of the receiver's host. If it was
-    fetched, Release revokes this message; if a collective has placed it there, it is kept until
-    DropReplica, whether or not a process there holds it. `hosts`: the copy is not at the sender,
-    but at the nodes with these host ids; the node that requested the copies sends this before it
-    locates them."""
+    """The sender's node has a complete copy of this object of the receiver's host. If the copy
+    was fetched, Release revokes this message; if a collective has placed the copy on the node, it
+    is kept until DropReplica, whether or not a process on that host holds the object. `hosts`: the
+    copies are not on the sender, but on the nodes with these host ids; the node that requested the
+    copies sends this message before it locates them."""
 
     object: bytes
     nbytes: int
@@ -235,7 +237,7 @@ class ReplicaStored(Message, frozen=True, tag="Kept"):
 
 
 class DropReplica(Message, frozen=True, tag="LetGo"):
-    """The object is gone, so a copy that was only kept is not needed any more."""
+    """The object is gone, so the receiver does not need its replica any more."""
 
     object: bytes
 
@@ -323,7 +325,7 @@ class RunTask(Message, frozen=True, tag="RunTask"):
     output_owner: int = 0
     tries: int = 0  # earlier runs, each of which ended with the death of a worker or host
     priority: int = 0
-    floor: int = 0  # for a task with a priority or resources: its sender's level
+    floor: int = 0  # of a task with a priority or resources: the level of the submitting task
     demand: Wanted = ()  # resources
     target: bytes = b""
 

@@ -39,7 +39,7 @@ class ShutDown(ClosedError, getattr(queue, "ShutDown", Exception)):  # type: ign
 
 _ShutDown = ShutDown
 # Interrupted calls of this process, whose items, if any, are to be given back; each with the
-# identity of its queue's actor. A list, because each change is one step of C.
+# identity of its queue's actor. A list, because each change is a single C call.
 _interrupted: list[tuple[bytes, Future[Any]]] = []
 
 
@@ -55,8 +55,8 @@ class Queue(Handle, Generic[T]):
     Parameters
     ----------
     maxsize : int, optional
-        Most items in the queue; 0: no limit. Default: the limit of an existing queue of this
-        name; otherwise no limit.
+        Maximum number of items in the queue; 0: no limit. Default: the limit of an existing queue
+        of this name; otherwise no limit.
     name : str, optional
         `Queue(name="jobs")` is the same queue in every process of the cluster; the first call makes
         it. A later call with another `maxsize` raises ValueError; its `node` and `detached` have no
@@ -268,8 +268,8 @@ class Queue(Handle, Generic[T]):
     async def get_async(self, block: bool = True, timeout: float | None = None) -> T:
         """Like `get`, without blocking the event loop while it waits.
 
-        A cancelled call has taken nothing. To keep items in order, no other call takes the next
-        item until this one has returned, for at most `UNCERTAIN_S` (0.5) seconds."""
+        A cancelled call has taken nothing. To keep items in order, other calls that would take
+        the next item wait until this call has returned, but at most `UNCERTAIN_S` (0.5) seconds."""
         return await run_async(self._getting(block, timeout, True))
 
     def _getting(
@@ -325,8 +325,8 @@ class Queue(Handle, Generic[T]):
         return bytes(_identity_of(self._actor)._id)
 
     def _all_given_back(self) -> Generator[Future[Any], None, None]:
-        """Waits until interrupted calls of this process have given back their items, because a
-        later call would take the items after these."""
+        """Waits until interrupted calls of this process have given back their items, because
+        otherwise a later call would take items that come after them."""
         while calls := [one for key, one in _interrupted.copy() if key == self._key]:
             one = calls[0]
             with contextlib.suppress(Exception):  # the call has failed
@@ -397,7 +397,7 @@ class Queue(Handle, Generic[T]):
 
     @property
     def maxsize(self) -> int:
-        """Most items in the queue; 0 means no limit.
+        """The maximum number of items in the queue; 0 means no limit.
 
         Examples
         --------
@@ -409,7 +409,7 @@ class Queue(Handle, Generic[T]):
     # -- the end of work -----------------------------------------------------------------------
 
     def task_done(self) -> None:
-        """Counts one item that was taken as finished.
+        """Marks one item that was taken from the queue as finished.
 
         Raises
         ------
@@ -430,7 +430,7 @@ class Queue(Handle, Generic[T]):
         _check_finished(await self._call("finish_one", self._process()))
 
     def join(self) -> None:
-        """Waits until `task_done` was called for every item.
+        """Waits until `task_done` has been called for every item.
 
         Raises
         ------
@@ -462,8 +462,8 @@ class Queue(Handle, Generic[T]):
     def shutdown(self, immediate: bool = False) -> None:
         """Ends the queue: no more items can be put, and `get` fails once the queue is empty.
 
-        Such calls, and calls that are waiting, raise `Queue.ShutDown`. On every Python version this
-        works like `queue.Queue.shutdown` of Python 3.13.
+        Calls of both kinds, including those that are already waiting, raise `Queue.ShutDown`. On
+        every Python version this works like `queue.Queue.shutdown` of Python 3.13.
 
         Parameters
         ----------
@@ -487,8 +487,8 @@ class Queue(Handle, Generic[T]):
 
 def _is_interrupt(error: BaseException) -> bool:
     """Whether something has interrupted the call: Ctrl-C, a cancelled `await`, or a signal handler
-    that ends the program. Any other error is the item's own; then the item stays taken, because it
-    would fail the next call, too."""
+    that ends the program. Any other error comes from the item itself, which is then not given
+    back, because it would make the next call fail, too."""
     if issubclass(type(error), Exception):
         return False
     from asyncio import CancelledError

@@ -7,8 +7,8 @@ A driver should use the node that its host already has, and can find that node o
 name is the cluster's random id, so several clusters do not collide. If the socket answers, the node
 is on the driver's host; names, addresses and boot ids do not matter. The directory must belong to
 the user and be inaccessible to others (0700); otherwise it is not used. All operations on the name
-use a descriptor of the checked directory, so that nobody can replace the directory meanwhile, and
-long paths fit into a socket's address.
+use a descriptor of the checked directory: nobody can replace the directory after the check, and
+long paths fit into a socket address.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Rendezvous:
     def open(cls, cluster: bytes, level: int = logging.WARNING) -> Rendezvous | None:
         """Takes the cluster's name. None: another node has the name and answers, or another process
         is changing the directory, so the name may be free later. OSError: no directory can be used.
-        level: of the log message about an unsuitable directory."""
+        level: the level of the log message about an unsuitable directory."""
         why = OSError(errno.ENOENT, "no directory is fit for it")
         for folder in folders():
             for _ in range(AGAIN_MAX):
@@ -146,9 +146,9 @@ class Rendezvous:
 
 
 class Sole:
-    """A lock that makes this process the only one of its user on this host in some role. It is a
-    locked file in the directory, which contains the process's pid. The kernel releases the lock
-    when the process ends."""
+    """A lock for a role that only one process of this user on this host may have. It is a locked
+    file in the directory, which contains the process's pid. The kernel releases the lock when the
+    process ends."""
 
     def __init__(self, folder: str, place: int, name: str, fd: int) -> None:
         self._folder = folder

@@ -42,10 +42,12 @@ __all__ = [
     "Runners",
 ]
 
-# The runners of one pool, ordered by free capacity (`room`), so that no choice visits all runners.
+# The runners of one pool, ordered by free capacity (`room`), so that the choice of a runner does
+# not visit all of them.
 #
-# Two heaps have an entry for each state of a runner; outdated entries are dropped when they reach
-# the top. So a choice or a change takes a few steps, however many runners there are.
+# When a runner changes, a new entry is pushed onto each of the two heaps to which it belongs;
+# outdated entries are dropped when they reach the top. So choosing or changing a runner takes a few
+# steps, however many runners there are.
 
 
 COMMON_POOL = 0
@@ -72,7 +74,7 @@ class Runner:
     recalled: bool = False  # tasks were recalled; the answer is outstanding
     ended: int = 0  # orders runners by the end of their last task; 0: none has ended
     home: Runners | None = None
-    order: int = 0  # in which it was added to its Runners
+    order: int = 0  # its position in the order in which runners were added
     stamp: int = 0  # of its present state; changes with `workers`, `running` and `ended`
 
     @property
@@ -121,7 +123,7 @@ class Runners:
             del self._all[runner.number]
         self._count -= 1
         self._forget(runner)
-        for heap in (self._free, self._roomy):  # the entries must not keep the holds of its tasks
+        for heap in (self._free, self._roomy):  # entries must not keep its tasks' holds alive
             heap[:] = [entry for entry in heap if entry[4] is not runner]
             heapq.heapify(heap)
 
@@ -157,16 +159,17 @@ class Runners:
 
     def suitable(self, idle: Callable[[], bool]) -> list[Entry] | None:
         """The heap whose runners may get a task now; None if no runner may get one. idle: whether
-        this host has an idle worker. While it has one, no task is queued behind another task on a
+        this host has an idle worker; while it does, no task is queued behind another task on a
         runner."""
         if self.free:
             return self._free
         return None if self._top(self._roomy) is None or idle() else self._roomy
 
     def best(self, heap: list[Entry], near: Mapping[int, int]) -> Runner:
-        """The runner of the heap that gets the next task: by the bytes of its arguments that are
-        there (`near`, by node number), then by free capacity, then by the end of its last task,
-        earliest first, because recent results may still be using the links of other runners."""
+        """Chooses the runner for the next task: the runner whose node has the most bytes of the
+        task's arguments (`near`, by node number); among equals, the runner with the most free
+        capacity; then the runner whose last task ended first, because recent results may still be
+        using the links of the others."""
         queues_ahead = heap is self._roomy
         at = [
             one
@@ -388,7 +391,7 @@ class OutboundTasks:
         first: Iterable[int] = (),
     ) -> None:
         """Adds workers on another host to a pool. there: the number of their pool on that host.
-        ahead: how many tasks they get beyond their number. first: queued tasks that precede all
+        ahead: how many more tasks than workers they get. first: queued tasks that precede all
         others."""
         if first:
             self.first[pool] = deque(first)
@@ -430,8 +433,8 @@ class OutboundTasks:
                 self.tasks.offer(pool, True)
                 self._offered.add(pool)
                 while suitable is not None and (oid := self._take(pool)):
-                    # Called before the claim, because claiming the last task would make a worker of
-                    # this host count as idle.
+                    # `suitable` is from before the claim, because claiming the last task would make
+                    # a worker of this host count as idle.
                     near = self.bytes_near(oid) if len(runners) > 1 else {}
                     self.delegate(oid, runners.best(suitable, near))
                     runners = self._runners_of(pool)
@@ -472,8 +475,8 @@ class OutboundTasks:
         return True
 
     def _behind(self, runner: Runner) -> list[int]:
-        """Tasks that the runner has probably not begun, if it runs them in order, and that other
-        hosts may run."""
+        """Tasks that the runner has probably not begun (assuming that it runs them in order), and
+        that other hosts may run."""
         later = list(runner.running)[runner.workers :]
         return [oid for oid in later if self.tasks.pool_of(oid) == COMMON_POOL]
 
@@ -604,7 +607,7 @@ class OutboundTasks:
         self._ask(refs, release)
 
     def _ask(self, refs: list[bytes], done: Callable[[list[Any]], None]) -> None:
-        """As Imports.ask; if their headers do not fit, no ref is held."""
+        """As Imports.ask; if there is no room for the headers of the refs, no ref is held."""
         try:
             self.imports.ask(refs, done)
         except Exception:
@@ -641,7 +644,7 @@ class OutboundTasks:
             )
 
     def _try_again(self, oid: int) -> bool:
-        """Queues a runner's task again, with one retry less. False: it was cancelled."""
+        """Queues a runner's task again, with one fewer retry left. False: it was cancelled."""
         if not self.client.requeue(oid, NODE_SLOT):
             return False
         if self.client.state(oid) == STATE["WAITING"]:
