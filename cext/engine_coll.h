@@ -91,7 +91,7 @@ enum {
 _Static_assert((int)COLL_PHASE_END == (int)FRAME_COLL_PHASES, "what a frame may say");
 _Static_assert((int)COLL_FRAME_BYTES_MAX <= (int)FRAME_COLL_BYTES_MAX, "a link carries it");
 _Static_assert(COLL_RECORD_BYTES >= COLL_GIVEN_BYTES + 32 + MEMBERS * 16 + 64 &&
-               COLL_RECORD_BYTES % 64 == 0, "room for all parts of a call");
+               COLL_RECORD_BYTES % 64 == 0, "a record holds all parts of a call");
 
 /* What a node has given to a call. `plan`: of BEGUN and VOTES, which one, as the number of Python's
  * attempt at the call (_node/groups/group_decisions.py); nodes that name the same one have the same

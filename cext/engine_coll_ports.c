@@ -1,10 +1,9 @@
-/* What small calls need of the world: boards and doorbells of members, links to
- * nodes, news for Python.
+/* Boards and doorbells of members, links to nodes, and events for Python, as engine_coll.c uses them.
  *
- * The machine of engine_coll.c knows none of them. A member writes what it gives into its place on
- * the board and writes to its doorbell, an eventfd that the engine's thread watches; what comes of
- * the call goes back to the board, and the members are woken at their event words. A frame goes over
- * any link to its node; without one Python carries it, and what may have been lost with a link is
+ * engine_coll.c itself accesses none of them. A member writes its part into its place on the board
+ * and then to its doorbell, an eventfd that the engine's thread watches. The result of the call is
+ * written to the board, and the members are woken at their event words. A frame is sent over any
+ * link to its node; without a link Python sends it. Frames that may have been lost with a link are
  * sent again.
  */
 #include "engine_coll_ports.h"

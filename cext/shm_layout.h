@@ -308,9 +308,10 @@ typedef struct {
     uint8_t data[PART_BYTES_MAX];
 } shm_part;
 static_assert(sizeof(shm_part) == 128 + PART_BYTES_MAX, "part");
-/* Small calls of a Group over several hosts (engine_coll.h): each member here writes what it gives
- * into its share of `given`, then its seq, and rings; the engine's thread writes what comes of the
- * call into `record`, then its number. A member gives to call k + 1 only after it has read k. */
+/* Small calls of a Group over several hosts (engine_coll.h): each member of this host writes its part
+ * into its share of `given`, then its seq, then to its doorbell. The engine's thread writes the
+ * result into `record`, then the call's number. A member gives its part of call k + 1 only after it
+ * has read the result of call k. */
 typedef struct {
     uint64_t seq;          /* last call given + 1; 0 = none */
     uint32_t nbytes;

@@ -114,9 +114,9 @@ class Cluster(
     Notes
     -----
     Leaving `with` waits for all submitted tasks. Leaving it by an exception cancels waiting tasks,
-    interrupts running ones, and kills those that have not ended after `Config.cancel_grace_s`.
-    Calls of actors are not interrupted: they end within that time, or are killed without their
-    `finally`.
+    interrupts running tasks, and kills the workers of tasks still running after
+    `Config.cancel_grace_s`. Calls of actors are not interrupted: they end within that time, or are
+    killed without their `finally`.
 
     Examples
     --------

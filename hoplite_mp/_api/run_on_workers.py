@@ -68,7 +68,7 @@ class RunOnWorkersCalls(TaskExecutor):
         Exception
             The exception of the first worker that failed, after all have run the function.
         HopliteTimeoutError
-            Not all have run it in time; those that have begun continue.
+            Some workers have not run it in time; calls that have begun continue.
 
         Examples
         --------
@@ -182,7 +182,7 @@ def _run(
 
 def _wait(runtime: Runtime, oids: list[int], deadline: int) -> bool:
     """Waits until all are done; False at the deadline. A worker whose task waits here takes part in
-    this broadcast, and in those of other callers."""
+    this broadcast, and in other callers' broadcasts."""
     waiting, take_part, tasks = runtime.submitter.waiting, runtime.take_part, runtime.tasks
     if take_part is None:
         return waiting.wait_many(oids, len(oids), deadline)

@@ -169,7 +169,7 @@ class Scan:
         except Exception as error:
             if not needed:
                 return None
-            if isinstance(error, (MemoryError, HopliteError)):  # such as no room
+            if isinstance(error, (MemoryError, HopliteError)):  # such as a full store
                 raise
             if not namespace.home:
                 # A task has set this global to a value that cannot travel, such as an open

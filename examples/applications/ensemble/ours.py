@@ -34,7 +34,7 @@ class Ensemble:
                 return
 
     def look(self):
-        """Checks which models have restarted, and restarts those that have failed."""
+        """Checks which models have restarted, and restarts failed models."""
         for seed, ready in list(self.away.items()):
             if not ready.done():
                 continue

@@ -225,7 +225,7 @@ class GroupResults:
 
     def pin(self, slot: int, ask: GroupCall) -> list[Any]:
         """Holds and pins what a member gives, so that it is not spilled during the call. Raises
-        StoreFullError if there is no room for it, and ValueError for a block that the member does
+        StoreFullError if the store is full, and ValueError for a block that the member does
         not lease, which no correct client hands over."""
         found: list[Any] = []
         failure: Exception | None = None

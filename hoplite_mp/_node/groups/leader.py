@@ -132,7 +132,7 @@ class GroupLeader:
         self.rates: dict[int, HostRates] = {}  # node -> link rates that it has measured
         self._attempts = 0
         self._awaited = -1  # the call for whose last host a timer is running
-        # The call that must not begin early, because a node has had no room for it.
+        # The call that must not begin early, because the store of a node was full.
         self._not_early = -1
         self._instructions: list[Instruction] = []
 

@@ -607,7 +607,7 @@ class OutboundTasks:
         self._ask(refs, release)
 
     def _ask(self, refs: list[bytes], done: Callable[[list[Any]], None]) -> None:
-        """As Imports.ask; if there is no room for the headers of the refs, no ref is held."""
+        """As Imports.ask; if memory for the headers of the refs is short, no ref is held."""
         try:
             self.imports.ask(refs, done)
         except Exception:
