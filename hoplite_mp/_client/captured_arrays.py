@@ -92,7 +92,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def available() -> bool:
-    """Can the kernel tell which pages were written, and may this process ask it?"""
+    """Whether the kernel can tell which pages were written, and this process may ask it."""
     if _state.usable is None:
         try:
             _pages.open_watch()
@@ -179,7 +179,7 @@ class WriteWatch:
 
 
 def _private(begin: int, end: int) -> bool:
-    """Is all of it private memory without a file? Other processes may write to shared memory."""
+    """Whether all of it is private memory without a file. Others may write to shared memory."""
     covered = begin
     with open(MAPS) as maps:
         for line in maps:
@@ -413,7 +413,7 @@ def _address(array: Array) -> int:
 
 
 def _immutable(array: Array) -> bool:
-    """Is the memory that of bytes or of a stored value, which nobody can write to?"""
+    """Whether the memory belongs to bytes or to a stored value, which are never written."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -479,5 +479,5 @@ class Lending:
 
 
 def _watched(kept: TrackedArray) -> bool:
-    """Is checking the array cheap, because the kernel knows which pages were written?"""
+    """Whether a check of the array is cheap, because the kernel knows which pages were written."""
     return kept.frozen is not None or (kept.watch is not None and kept.watch.watched)

@@ -59,13 +59,13 @@ _ANY = _YIELDS | inspect.CO_COROUTINE
 
 
 def is_async(fn: Any) -> bool:
-    """Does calling it return a coroutine? Also true for an object with an async `__call__`."""
+    """Whether a call returns a coroutine. Also true for an object with an async `__call__`."""
     fn = _inner(fn)
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(_called(fn))
 
 
 def yields(fn: Any) -> bool:
-    """Is it a generator function, plain or async?"""
+    """Whether it is a generator function, plain or async."""
     call = _called(_inner(fn))
     return inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call)
 
@@ -356,7 +356,7 @@ class Tries(Protocol):
     """The decisions of a worker about the items of a chunk."""
 
     def may(self, failures: int) -> bool:
-        """May an item that has failed so often be tried again?"""
+        """Whether an item may be tried again after this many failures."""
 
     def args(self, index: int) -> tuple[Any, ...]:
         """The arguments of an item as they were sent, because the item may have changed them."""
@@ -365,7 +365,7 @@ class Tries(Protocol):
         """The result of an item that has raised."""
 
     def cancelled(self) -> bool:
-        """Was the chunk cancelled, or a task that waits for it in this process?"""
+        """Whether the chunk was cancelled, or a task that waits for it in this process."""
 
 
 def _is_kind(error: BaseException, kind: type[BaseException]) -> bool:

@@ -43,7 +43,7 @@ class InPlace:
 
     @property
     def lends(self) -> bool:
-        """Is any block of this process lent now?"""
+        """Whether any block of this process is lent now."""
         return bool(self._lent)
 
     def ref(self, array: Array, may_lend: bool) -> ObjectRef[Any] | None:
@@ -96,7 +96,7 @@ class InPlace:
 
 
 def fills(memory: Memory, array: Array, ref: ObjectRef[Any]) -> bool:
-    """Is the array all of that object, of the same dtype, shape and order?"""
+    """Whether the array is all of that object, of the same dtype, shape and order."""
     got = memory.client.view(memory.local_id(ref))
     if not isinstance(got, _shm.View):
         return False

@@ -67,8 +67,8 @@ class ArrayStore(Protocol):
 
 
 class Scan:
-    """One look at all that a function or another value carries by value. Each variable, class and
-    array is looked at once, however many functions use it, so that is sent what was compared."""
+    """Reads everything that a function or another value carries by value. Each variable, class and
+    array is read once, however many functions use it, so the value sent is the value compared."""
 
     def __init__(self, store: ArrayStore | None = None) -> None:
         self.store = store  # None: arrays travel in the stream
@@ -92,11 +92,11 @@ class Scan:
     # -- arrays --------------------------------------------------------------------------------
 
     def keeps(self, array: Array) -> bool:
-        """Is this array kept as an object of its own?"""
+        """Whether the array is stored as a separate object."""
         return self.takes(array) and is_bytes_alone(array)
 
     def takes(self, array: Array) -> bool:
-        """Is it large enough?"""
+        """Whether the array is large enough to be stored separately."""
         return self.store is not None and array.nbytes >= self.store.nbytes_min
 
     def copy_of(self, array: Array) -> tuple[KeptArray, Any]:
@@ -251,7 +251,7 @@ def _attributes(scope: dict[str, Any]) -> dict[str, Any]:
 
 
 def _found(module: types.ModuleType, obj: Any) -> bool:
-    """Is this the object that pickle finds by its name?"""
+    """Whether pickle finds this very object by its name."""
     found: Any = module
     for name in obj.__qualname__.split("."):
         found = vars(found).get(name) if isinstance(found, (type, types.ModuleType)) else None

@@ -53,7 +53,7 @@ class ArrayKeeper(Protocol):
     """Keeps large arrays as objects."""
 
     def takes(self, array: Array) -> bool:
-        """Is the array large enough?"""
+        """Whether the array is large enough."""
 
     def copy_of(self, array: Array) -> tuple[KeptArray, Any]:
         """The object that keeps the array."""

@@ -76,7 +76,7 @@ def _statement(lines: list[str], first: int, last: int) -> tuple[int, int]:
 
 
 def _begins(line: str) -> bool:
-    """May a top-level statement begin with this line?"""
+    """Whether a top-level statement may begin with this line."""
     return bool(line.strip()) and line[0] not in " \t#)]}"
 
 

@@ -98,7 +98,7 @@ class StripeLayout:
         return self.count * one.begin_share >> 20, self.count * one.end_share >> 20
 
     def is_empty(self, stripe: int) -> bool:
-        """Has the stripe no elements? A reduce_scatter may have more slices than its array rows."""
+        """Whether the stripe is empty. A reduce_scatter may have more slices than its array rows."""
         begin, end = self.elements(stripe)
         return begin == end
 
@@ -109,7 +109,7 @@ class StripeLayout:
         return self.kernel if members_in(self.plan, cell) == 1 else self.partial
 
     def is_final(self, cell: Cell) -> bool:
-        """Are the elements already those of the result (divided and rounded)?"""
+        """Whether the elements already are those of the result (divided and rounded)."""
         if cell in self.mine:
             return True
         return cell.part == RESULT and finisher(self.plan, cell.stripe) is None
@@ -280,7 +280,7 @@ class Folding:
         return slot.cell
 
     def _is_name(self, member: Cell, cell: Cell, result: set[Cell]) -> bool:
-        """Does `cell` hold exactly the bytes of a member on this host?"""
+        """Whether `cell` holds exactly the bytes of a member on this host."""
         return cell not in result and self.stripe_layout.same_bytes(member, cell)
 
     def _arrays(self) -> dict[int, tuple[Any, int]]:

@@ -1,14 +1,12 @@
 """Executes this node's part of all plans that involve several nodes, as cells of the engine.
 
 Copies of objects, collectives and calls of Groups are programs of pulls, serves and folds. The
-runner begins each, waits for free memory, replaces it by a later plan, ends it and fails it. Its
-owner says where the bytes lie and reports the outcome: `Transfers` for the manager's copies, the
-runner itself for collectives.
-
-A fold over many hosts consists of members pinned here, cells pulled from others, folded cells and
-served cells. The engine works on all of them concurrently, each block as soon as its inputs are
-there. Results stay invisible until the commit. Kinds that only copy need no commit, because each
-copy is whole or absent.
+runner begins each plan, waits for free memory, replaces a plan by a later one, ends plans and fails
+them. The owner of a plan finds its memory and reports the outcome: `Transfers` for the manager's
+copies, the runner itself for collectives. A fold over many hosts consists of members pinned here,
+cells pulled from others, folded cells and served cells. The engine works on all of them
+concurrently, each block as soon as its inputs are there. Results stay invisible until the commit.
+Kinds that only copy need no commit, because each copy is whole or absent.
 """
 
 from __future__ import annotations
@@ -149,7 +147,7 @@ class PlanRunner:
         return execution
 
     def makes(self, object_id: bytes) -> bool:
-        """Is this object the result of an operation whose commit this node is about to receive?"""
+        """Whether the object is the result of an operation whose commit this node will receive."""
         return any(execution.makes(object_id) for execution in self.executions.values())
 
     def collectives(self) -> list[PlanState]:
@@ -157,7 +155,7 @@ class PlanRunner:
         return [one for one in self.executions.values() if not one.is_copy]
 
     def is_begun(self, operation: int) -> bool:
-        """Has that execution all its cells and blocks, or no part in the plan?"""
+        """Whether that execution has all its cells and blocks, or no part in the plan."""
         execution = self.executions.get(operation)
         return execution is None or execution.begun
 
@@ -317,7 +315,7 @@ class PlanRunner:
         self._maybe_finish(execution)
 
     def has_ended(self, execution: PlanState) -> bool:
-        """Was it completed, replaced, dropped, or has it failed?"""
+        """Whether the execution was completed, replaced or dropped, or has failed."""
         return self.executions.get(execution.number) is not execution
 
     def _make_cells(self, execution: PlanState) -> None:
@@ -400,7 +398,7 @@ class PlanRunner:
         sources: tuple[int, ...] = (),
         error: str = "value",
     ) -> None:
-        """Ends an execution that cannot be completed, and notifies whoever has submitted it."""
+        """Ends an execution that cannot be completed, and notifies its submitter."""
         done = execution.done
         self.drop(execution.number)
         if done is not None:

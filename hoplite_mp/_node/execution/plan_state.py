@@ -220,12 +220,12 @@ class PlanState:
 
     @property
     def is_copy(self) -> bool:
-        """Is this a manager's plan to copy one object, for which other parents might be found?"""
+        """Whether this is a manager's plan to copy one object, which can get other parents."""
         return self.plan.operation >= COPY_OPERATION
 
     @property
     def may_be_relieved(self) -> bool:
-        """May the manager give this node's stripes to others while the plan is executed?"""
+        """Whether the manager may give this node's stripes to others while the plan is executed."""
         if self.done is not None or isinstance(self.plan, Distribute):
             return False
         return self.plan.kind == "allreduce"
@@ -237,12 +237,12 @@ class PlanState:
         return self.plan
 
     def copies_object(self, object_id: bytes) -> bool:
-        """Is this a manager's plan to copy that object?"""
+        """Whether this is a manager's plan to copy that object."""
         return self.is_copy and self.copied.object == object_id
 
     @property
     def receives(self) -> bool:
-        """Does this plan bring the object of a Distribute to this node?"""
+        """Whether this plan brings the object of a Distribute to this node."""
         return bool(self.blocks)
 
     def arrived(self, object_id: bytes, watermark: Callable[[int], int]) -> Ranges:

@@ -2,7 +2,7 @@
 
 A node has two roles in a Group. As a *follower* it takes part with its own members; each node does.
 As the *leader* it decides; only the node of the lowest living rank does, but each node is ready to.
-A table for each role has all that may happen. An event that is missing there is a mistake of this
+A table for each role lists all legal events. An event that is missing there is a bug of this
 node and raises IllegalCallEvent; messages of other nodes are checked before they become events.
 
     IDLE ─► COLLECTING ─► PLANNED ─► COMMITTING ─► IDLE ...      FROZEN: nothing is decided
@@ -106,7 +106,7 @@ LEADER: Table = {
 
 
 class IllegalCallEvent(Exception):
-    """The node's own code has made a step that the table does not have."""
+    """A bug of this node: the table has no such transition."""
 
 
 class PhaseOfCall:
@@ -119,7 +119,7 @@ class PhaseOfCall:
         self.now = CallPhase.FROZEN if table is LEADER else CallPhase.IDLE
 
     def take(self, event: CallEvent) -> None:
-        """Goes on to the phase that follows."""
+        """Moves to the phase that follows the event."""
         after = self._table[self.now].get(event)
         if after is None:
             raise IllegalCallEvent(f"{event.name} while {self.now.name}")
@@ -150,7 +150,7 @@ class CallState:
     _known: tuple[GroupMembers, list[int]] | None = None
 
     def end_call(self, calls: int) -> None:
-        """So many calls are over."""
+        """Records that this many calls are over."""
         self.calls, self.told = calls, False
         self.phase.take(CallEvent.COMMITTED)
 
@@ -219,13 +219,13 @@ class CallState:
 
     @property
     def is_one_each(self) -> bool:
-        """Has each node one member at most?"""
+        """Whether each node has at most one member."""
         places = [node for node in self.members.nodes if node is not None]
         return len(set(places)) == len(places)
 
     def lacks(self, node: int, message: GroupCommit) -> bool:
-        """Was it passed on by another node than the one that decided it, without this node's share
-        of the result?"""
+        """Whether the commit was passed on by a node that did not decide it, and lacks this node's
+        share of the result."""
         if message.to == node or message.whole or message.error:
             return False
         here = self.here(node, message)

@@ -62,7 +62,7 @@ MADE_ATTEMPTS = REPEATED - 1  # attempts of one call for which the leading node 
 
 
 def is_repeated(attempt: int) -> bool:
-    """Did nodes begin this attempt by themselves?"""
+    """Whether nodes began this attempt by themselves."""
     return bool(attempt & REPEATED)
 
 
@@ -154,7 +154,7 @@ class UndecidedCall:
 
     @property
     def is_complete(self) -> bool:
-        """Have all ranks called?"""
+        """Whether all ranks have called."""
         return all(rank in self.given for rank in self.ranks)
 
 
@@ -268,7 +268,7 @@ def _fold(
 
 
 def _alike(outcome: Decision, pieces: list[Piece]) -> bool:
-    """Can the pieces be reduced with each other? If not, the outcome becomes an error."""
+    """Whether the pieces can be reduced with each other. If not, the outcome becomes an error."""
     first = pieces[0]
     for piece in pieces:
         if not piece.layout:
@@ -362,7 +362,7 @@ def _copy(outcome: Decision, undecided: UndecidedCall, pieces: list[Piece]) -> N
 
 
 def _stays(members: GroupMembers, outcome: Decision, nodes: Sequence[int], piece: Piece) -> bool:
-    """Is a piece read only on the node of its giver?"""
+    """Whether a piece is read only on the node of its giver."""
     node = _node(members, piece.source)
     if piece.target >= 0:
         return _node(members, piece.target) == node

@@ -275,11 +275,11 @@ class GroupResults:
                 self.streaming_sources.abandon(hold)
 
     def has_lent(self, holds: Iterable[Any]) -> bool:
-        """Are there members' own arrays among these, to which they write again after the call?"""
+        """Whether these include members' own arrays, which members may change after the call."""
         return any(not isinstance(hold, GrowingBlock) for hold in holds)
 
     def is_written(self, holds: Iterable[Any]) -> bool:
-        """Have members written everything that they give?"""
+        """Whether members have written all of their parts."""
         return all(hold.whole for hold in holds if isinstance(hold, GrowingBlock))
 
     def when_written(self, holds: Iterable[list[Any]], action: Callable[[], None]) -> None:
@@ -353,7 +353,7 @@ class GroupResults:
         return self._made(message, go, mine, self._blocks(message, go, mine, holds), holds)
 
     def is_begun(self, message: GroupGo) -> bool:
-        """Are the blocks of what this node receives known?"""
+        """Whether the blocks that this node receives are known."""
         return all(self.plan_runner.is_begun(plan.operation) for plan in message.plans)
 
     def prepare(self, message: GroupCommit, go: GroupGo, mine: dict[int, int]) -> Prepared:
@@ -578,7 +578,7 @@ class GroupResults:
 
 
 def _read_here(message: GroupCommit, piece: Piece, mine: dict[int, int]) -> bool:
-    """Does another rank here read a piece that was given here? The giver itself already has it."""
+    """Whether another rank here reads a piece given here. The giver itself already has it."""
     readers = set(mine) - {piece.source}
     if message.kind == "gather":
         readers &= {message.root}
@@ -590,7 +590,7 @@ def _read_here(message: GroupCommit, piece: Piece, mine: dict[int, int]) -> bool
 
 
 def _comes_back(message: GroupCommit, piece: Piece) -> bool:
-    """Does the rank that gave this piece get it back in its own result?"""
+    """Whether the rank that gave this piece gets it back in its own result."""
     if message.kind in ROOTED and piece.source != message.root:
         return False
     return message.kind not in PREFIXES and piece.target in (-1, piece.source)

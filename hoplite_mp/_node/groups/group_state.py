@@ -100,11 +100,11 @@ class Voting:
     members: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def is_for(self, version: int, call: int) -> bool:
-        """Was it begun for that call of members of that version?"""
+        """Whether the vote is for that call of members of that version."""
         return self.go.call == call and self.go.attempt >> ATTEMPT_BITS == version
 
     def is_about(self, call: int, attempt: int) -> bool:
-        """Is it about this attempt at that call?"""
+        """Whether the vote is for this attempt at that call."""
         return (self.go.call, self.go.attempt) == (call, attempt)
 
 

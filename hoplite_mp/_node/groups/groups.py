@@ -55,7 +55,7 @@ class HostGroupsEvents(Protocol):
     """What this component asks of components above it."""
 
     def runs_again(self, oid: int) -> bool:
-        """Is that task being run again because its result was lost?"""
+        """Whether the task is being run again because its result was lost."""
 
     def task_of(self, slot: int, call: int) -> tuple[bytes, int]:
         """The task that runs in the process of that slot, by its cluster-wide id, and the number of

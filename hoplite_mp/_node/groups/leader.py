@@ -326,7 +326,7 @@ class GroupLeader:
         return None if any((one.call, one.attempt) == about for one in failed) else begun
 
     def _is_other(self, attempt: Attempt) -> bool:
-        """Has a late member given something else than was assumed?"""
+        """Whether the part of a late member differs from the assumed part."""
         for part in self.parts.values():
             if part.call == self.group.calls and not attempt.missing.isdisjoint(part.ranks):
                 if not fits(part, attempt.outcome.plans[0]):

@@ -44,7 +44,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class PlannedCall(NamedTuple):
-    """A decision, and what is special about its plan."""
+    """A decision, and the state of its plan."""
 
     outcome: Decision
     missing: Collection[int] = ()  # ranks whose parts are assumed
@@ -55,7 +55,7 @@ class PlanSource(Protocol):
     """One way to a plan."""
 
     def plan(self, undecided: UndecidedCall) -> PlannedCall | None:
-        """The decision on a call; None: this way does not lead to one."""
+        """The decision on a call; None if this source has none."""
 
 
 class Inline:
@@ -89,8 +89,8 @@ class Fresh:
 
 
 class Speculative:
-    """The members of the last host have not called, and are taken to give what the others give. The
-    call's parts are in the order in which they have arrived.
+    """The members of the last host have not called; their parts are assumed to be like the others'.
+    The call's parts are in the order of their arrival.
 
     The other hosts' parts can move while the members of the last host still compute. The last host
     owns no stripe, so it only sends its part and receives the result, which takes about one
@@ -140,8 +140,8 @@ def planned(undecided: UndecidedCall) -> PlannedCall | None:
 def decide_or_fail(
     undecided: UndecidedCall, owners: Collection[int] = (), before: Plan | None = None
 ) -> Decision:
-    """The decision. If there is none because of an exception, that is what every rank raises:
-    otherwise all members would wait for ever."""
+    """The decision. If `decide` raises, every rank raises that error, because otherwise all members
+    would wait for ever."""
     try:
         return decide(undecided, owners, before)
     except Exception as error:
@@ -173,7 +173,7 @@ def transfer_s(part: GroupPart, rates: Mapping[int, HostRates]) -> float | None:
 
 
 def fits(part: GroupPart, plan: Plan) -> bool:
-    """Is this part what the plan assumed?"""
+    """Whether the part is as the plan assumed."""
     return (
         isinstance(plan, ExecuteReduce)
         and not part.mistake
@@ -187,7 +187,7 @@ def fits(part: GroupPart, plan: Plan) -> bool:
 
 
 def lacks(message: GroupGo, ranks: Collection[int]) -> bool:
-    """Was the part of one of these ranks only assumed when the attempt was decided?"""
+    """Whether the part of one of these ranks was only assumed when the attempt was decided."""
     return any(
         rank in ranks and known == NO_OBJECT
         for plan in message.plans

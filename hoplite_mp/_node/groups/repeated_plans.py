@@ -187,7 +187,7 @@ def member_of(kind: str, size: int, source: int, target: int) -> int:
 
 
 def named_by_all(members: GroupMembers, parts: Iterable[GroupPart]) -> bool:
-    """Have all nodes begun by the same plan, which was made for these members?"""
+    """Whether all nodes have begun by the same plan, made for these members."""
     named = {(part.version, part.repeats) for part in parts}
     return len(named) == 1 and all(version == members.version and call for version, call in named)
 
