@@ -98,7 +98,7 @@ class StripeLayout:
         return self.count * one.begin_share >> 20, self.count * one.end_share >> 20
 
     def is_empty(self, stripe: int) -> bool:
-        """Whether the stripe is empty. A reduce_scatter may have more slices than its array rows."""
+        """Whether it is empty. A reduce_scatter can have more slices than its array has rows."""
         begin, end = self.elements(stripe)
         return begin == end
 

@@ -3,10 +3,12 @@
 Copies of objects, collectives and calls of Groups are programs of pulls, serves and folds. The
 runner begins each plan, waits for free memory, replaces a plan by a later one, ends plans and fails
 them. The owner of a plan finds its memory and reports the outcome: `Transfers` for the manager's
-copies, the runner itself for collectives. A fold over many hosts consists of members pinned here,
-cells pulled from others, folded cells and served cells. The engine works on all of them
-concurrently, each block as soon as its inputs are there. Results stay invisible until the commit.
-Kinds that only copy need no commit, because each copy is whole or absent.
+copies, the runner itself for collectives.
+
+A fold over many hosts consists of members pinned here, cells pulled from others, folded cells and
+served cells. The engine works on all of them concurrently, each block as soon as its inputs are
+there. Results stay invisible until the commit. Kinds that only copy need no commit, because each
+copy is complete or absent.
 """
 
 from __future__ import annotations
