@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -325,7 +326,9 @@ def test_only_reductions_wait_for_their_readers(tmp_path: Path, dies: bool) -> N
         giver, reader = (run.submit(reads_slowly, rank, tmp_path, dies) for rank in range(2))
         path = tmp_path / "pid"
         pid = int(eventually(lambda: path.exists() and path.read_text()))
-        assert giver.result(20)  # what it gave was copied, so it waits for no reader
+        # SIGCONT would be lost if it came before the reader has stopped itself.
+        eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        assert giver.result(20)  # its array was copied, so it waits for no reader
         os.kill(pid, signal.SIGKILL if dies else signal.SIGCONT)
         if dies:
             assert isinstance(reader.exception(20), hoplite_mp.WorkerLostError)
