@@ -41,8 +41,8 @@ class CallPhase(enum.Enum):
     PLANNED = "planned"  # bytes move by an attempt
     # Follower: this node has all its bytes, or cannot have them. Leader: the decision is sent.
     COMMITTING = "committing"
-    # Follower: the engine has been asked to give the calls back. Leader: some nodes have not said
-    # what they know of earlier calls, or another node leads.
+    # Follower: the engine has been asked to give the calls back. Leader: some nodes have not sent a
+    # GroupSync, or another node leads.
     FROZEN = "frozen"
     ENDED = "ended"  # all members have left or died
 
@@ -56,9 +56,9 @@ class CallEvent(enum.Enum):
     MOVED = "bytes have moved, or cannot"
     DECIDED = "the decision is sent"
     COMMITTED = "the call is over here, or is skipped"
-    CHANGED = "the members change, or a node says anew what it knows"
+    CHANGED = "the members change, or a node sends another GroupSync"
     FROZE = "the engine is asked to give the calls back"
-    THAWED = "the engine has given the calls back; all nodes have said what they know"
+    THAWED = "the engine has given the calls back; all nodes have sent a GroupSync"
     CLOSED = "the Group has ended"
 
 
@@ -67,7 +67,7 @@ _P, _E = CallPhase, CallEvent
 _ENDS = {_E.COMMITTED: _P.IDLE, _E.CLOSED: _P.ENDED}
 _CHANGES = {_E.CHANGED: _P.IDLE}  # the part has to be given again
 _ENGINE = {_E.FROZE: _P.FROZEN, _E.THAWED: _P.IDLE}  # the engine may own the calls
-# The engine or an earlier leader may commit a call before it hears of that.
+# The engine or an earlier leader may commit a call before the freeze reaches it.
 _STILL = {_E.COMMITTED: _P.FROZEN, _E.CLOSED: _P.ENDED}
 _OVER = {_E.COMMITTED: _P.ENDED}
 

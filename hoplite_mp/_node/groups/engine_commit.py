@@ -94,8 +94,8 @@ class EngineCommit:
         self.prepare(state)
 
     def _begin(self, state: GroupState, called: MemberCall) -> bool:
-        """Begins to move what the one member here has given to the next call, by a repeated plan;
-        the engine knows of it. False: there is none, so the leading node has to be asked."""
+        """Begins to move the part of this host's only member by a repeated plan, and passes
+        it to the engine. False: there is no such plan, so the leading node has to decide."""
         ask = called.ask
         self.small.look_at_board(state)
         if ask.mistake or not state.is_one_each:
@@ -126,8 +126,8 @@ class EngineCommit:
             self.results.unpin(called.holds)
 
     def vote_of(self, state: GroupState) -> tuple[int, int, int] | None:
-        """The vote that the engine gives as soon as all bytes are here. None: Python has to look
-        first whether a member has written all that it gives, or for refs in what has come."""
+        """The vote that the engine gives as soon as all bytes are here. None: Python must first
+        check that members have written their parts, or look for refs in the received values."""
         voting = state.voting
         assert voting is not None
         commit, go = voting.commit, voting.go

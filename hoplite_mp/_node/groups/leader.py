@@ -112,12 +112,12 @@ class Attempt:
 
     @property
     def plan(self) -> Plan | None:
-        """What moves; None: nothing."""
+        """The plan by which bytes move; None if no bytes move."""
         return self.outcome.plans[0] if self.outcome.plans else None
 
 
 class GroupLeader:
-    """The next call of one Group on the node that decides it. engines: may they own calls?"""
+    """The next call of one Group on the node that decides it. engines: engines may own calls."""
 
     def __init__(self, group: CallState, number: int, *, engines: bool) -> None:
         self.group = group
@@ -137,7 +137,7 @@ class GroupLeader:
         self._instructions: list[Instruction] = []
 
     def take(self) -> list[Instruction]:
-        """What the node has to do after the last events."""
+        """Returns the instructions of the latest events, and forgets them."""
         found, self._instructions = self._instructions, []
         return found
 
@@ -162,7 +162,7 @@ class GroupLeader:
         """A call is over on this node, or is skipped."""
         self.phase.take(CallEvent.COMMITTED)
         self.attempt = None
-        # Other nodes may have begun the next call before this one has heard of the end of this one.
+        # Other nodes may have begun the next call before this node received the commit.
         calls = self.group.calls
         self.early = {n: one for n, one in self.early.items() if one.call >= calls}
 
@@ -179,7 +179,7 @@ class GroupLeader:
         }
 
     def _freeze(self) -> None:
-        """Decides nothing until all nodes have said what they know of earlier calls."""
+        """Decides nothing until all nodes have sent a GroupSync."""
         self.phase.take(CallEvent.CHANGED)
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
@@ -187,7 +187,7 @@ class GroupLeader:
             _log.info("group %s: call %d begins again", name, call)
 
     def sync(self, node: int, message: GroupSync) -> None:
-        """A node has said what it knows, after a change of the members."""
+        """A node has reported its calls after a change of the members."""
         group = self.group
         before = self.syncs.get(node)
         if message.last is None and before is not None and before.committed == message.committed:
@@ -206,14 +206,14 @@ class GroupLeader:
         self.lead()
 
     def _synced(self) -> set[int]:
-        """Nodes that have said, for the present members, what they know; without those that know of
-        a call of which this node does not know yet."""
+        """Nodes that have sent a GroupSync for the present members, except nodes ahead of this
+        one."""
         version, calls = self.group.members.version, self.group.calls
         said = self.syncs.items()
         return {n for n, one in said if one.version == version and one.committed <= calls}
 
     def _settle(self) -> None:
-        """Begins the next call again, once this node knows all that was decided before it."""
+        """Begins the next call again, once this node has all earlier decisions."""
         if not self._synced() >= self.group.knowing:
             return
         self.phase.take(CallEvent.THAWED)
@@ -224,15 +224,15 @@ class GroupLeader:
             self._withdraw()
 
     def _hand_on(self, nodes: Iterable[int], calls: int, last: GroupCommit | None) -> None:
-        """Tells these nodes how many calls are over, and passes on the last known commit."""
+        """Sends these nodes the number of finished calls, and the last known commit."""
         if last is not None:
             self._send(nodes, last)
         if last is None or last.call + 1 < calls:
             self._send(nodes, GroupSkip(self.group.members.generation, calls))
 
     def _withdraw(self) -> None:
-        """Makes all nodes give up attempts for other members. Otherwise they would read what a
-        member that has left gave until all others have called."""
+        """Makes all nodes give up attempts for other members. Otherwise they would read the part of
+        a member that has left until all others have called."""
         group = self.group
         if group.members.formed:
             number = self._next_attempt()
@@ -283,7 +283,7 @@ class GroupLeader:
             self._decide()
 
     def _decide(self, late: bool = False) -> None:
-        """late: the last host was waited for long enough, so the call may begin without it."""
+        """late: the wait for the last host is over, so the call may begin without that host."""
         group, before = self.group, self.group.attempted
         if self.attempt is not None:
             if not self._is_other(self.attempt):
@@ -349,7 +349,7 @@ class GroupLeader:
             self._instructions.append(WakeLater(WAIT_SHARE * one_s, over))
 
     def _waited(self, call: int, now: float) -> None:
-        """The last host of that call has been waited for."""
+        """The wait for the last host of that call is over."""
         if self.group.calls != call:
             return
         self._awaited = -1  # the next part that arrives may begin another wait
@@ -429,8 +429,8 @@ class GroupLeader:
             self._tell(attempt.outcome)
 
     def _end_early(self, attempt: Attempt) -> None:
-        """A node has no room yet. Gives the attempt up, and what it needs on all nodes; the call is
-        decided when all have called."""
+        """The store of a node is full. Gives up the attempt and its blocks on all nodes; the call
+        is decided when all members have called."""
         self._give_up()
         self._not_early = self.group.calls
         if attempt.missing:
