@@ -230,11 +230,15 @@ class Transfers:
         if execution is None:
             return
         received = execution.receives
-        if execution.reports and not execution.begun and not execution.waiting:
-            self.replicas.let_go(message.object)  # it was waiting for memory
-        self.plan_runner.drop(execution.number)
+        self._drop(execution)
         if received and message.object in self.fetching and not self._receiving(message.object):
             self._abandoned(message.object)
+
+    def _drop(self, execution: PlanState) -> None:
+        """Ends a plan that the manager does not know, or has withdrawn."""
+        if execution.reports and not execution.begun and not execution.waiting:
+            self.replicas.let_go(execution.copied.object)  # it was waiting for memory
+        self.plan_runner.drop(execution.number)
 
     def _abandoned(self, object_id: bytes) -> None:
         remote = self._place(object_id)
@@ -279,7 +283,7 @@ class Transfers:
             if execution.begun:
                 yield DistributeHeld(number, execution.copied, execution.receives)
             else:
-                self.plan_runner.drop(execution.number)
+                self._drop(execution)
         for object_id in self.copies:
             oid = self.imports.local(object_id) or None
             if oid is not None and oid not in self.remote_objects:
