@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import pytest
 
 from hoplite_mp import Cluster, HopliteTimeoutError
 from tests.support.functions import echo
-from tests.support.waiting import file_exists_in_time
+from tests.support.waiting import Gate, file_exists_in_time
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,8 +27,10 @@ def fail_at(i: int) -> int:
     return i
 
 
-def slow_first(i: int) -> int:
-    return echo(i, 0.2 if i == 0 else 0)
+def first_after(gate: Gate, i: int) -> int:
+    if i == 0:
+        gate.wait()
+    return i
 
 
 @pytest.mark.parametrize("chunksize", [None, 1, 7])
@@ -47,11 +50,16 @@ def test_results(
     run(main())
 
 
-def test_unordered_gives_what_is_ready(cluster: Cluster, run: Run) -> None:
+def test_unordered_gives_what_is_ready(cluster: Cluster, run: Run, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+
     async def main() -> None:
-        results = cluster.map(slow_first, range(10), chunksize=1, ordered=False)
-        found = [value async for value in results]
-        assert found[-1] == 0
+        task = functools.partial(first_after, gate)
+        results = aiter(cluster.map(task, range(10), chunksize=1, ordered=False))
+        found = {await anext(results) for _ in range(9)}
+        assert found == set(range(1, 10))
+        gate.open()
+        assert [value async for value in results] == [0]
 
     run(main())
 
