@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check bench bench-lan bench-deaths bench-applications bench-engines bench-gloo peers engines \
+.PHONY: help demo test check bench bench-lan bench-deaths bench-applications bench-learning bench-engines bench-gloo peers engines \
         test-engines test-engines-short docs build debug sanitize tsan soak steady seeds mutants mutation-sample \
         test-wheel test-python files clean
 
@@ -32,6 +32,7 @@ help:
 	@echo "make bench     the benchmarks"
 	@echo "make bench-lan the benchmarks over emulated hosts, Gloo beside them, as root"
 	@echo "make bench-deaths  what deaths in the middle cost, beside Gloo and Open MPI, as root"
+	@echo "make bench-learning  every experiment of hoplite_mp.ml, on emulated hosts, as root"
 	@echo "make bench-applications  whole applications on ours, Ray and Dask, over emulated hosts, as root"
 	@echo "make bench-engines  broadcast and reduce inside Ray and Dask, beside their own, as root"
 	@echo "make bench-gloo  a Group and torch over it beside Gloo, on this host"
@@ -107,6 +108,9 @@ bench-deaths: $(VENV)/.installed-bench
 # Goes on where it was stopped; `... -m benchmarks.applications --report` prints what there is.
 bench-applications: $(ENGINES)/.installed
 	$(ENGINES)/bin/python -m benchmarks.applications
+
+bench-learning: $(ENGINES)/.installed
+	$(ENGINES)/bin/python -m benchmarks.learning
 
 bench-engines: $(ENGINES)/.installed
 	$(ENGINES)/bin/python -m benchmarks.engines -n 8

@@ -58,7 +58,12 @@ def drawing(picture: dict[str, Any]) -> str:
     for number in range(int(last / nice(last)) + 1):
         x = number * nice(last)
         d.text(
-            place(x, 0)[0], HEIGHT - BELOW + 18, f"{x:g} s", anchor="middle", colour=GREY, size=11
+            place(x, 0)[0],
+            HEIGHT - BELOW + 18,
+            f"{x:g} {picture.get('x', 's')}",
+            anchor="middle",
+            colour=GREY,
+            size=11,
         )
     d.text(16, TOP - 8, picture["y"], colour=GREY, size=11)
     for word, at in picture["marks"].items():

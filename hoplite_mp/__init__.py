@@ -1,6 +1,6 @@
 """hoplite_mp: worker processes that share immutable objects, with fault-tolerant collectives.
 
-The names below are the public API, with `errors`, `config` and `integrations`. Each name is
+The names below are the public API, with `errors`, `config`, `integrations` and `ml`. Each name is
 imported when it is first used, as Scientific Python's SPEC 1 recommends, so neither the command
 line nor a program that only imports the package waits until everything is loaded.
 
