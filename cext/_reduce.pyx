@@ -35,6 +35,15 @@ cdef extern from "reduce_kernels.h" nogil:
     int reduce_copy(void *destination, const void *source, size_t nbytes, int threads)
 
 
+cdef extern from "reduce_order.h" nogil:
+    enum:
+        ORDER_INPUTS_MAX
+
+    int reduce_order_mean(int is_double, const void *const *sources, size_t inputs, size_t count,
+                          size_t low, size_t high, void *result)
+    int reduce_all_finite(int is_double, const void *source, size_t count)
+
+
 OPS = tuple([reduce_op_names[i].decode() for i in range(REDUCE_OP_COUNT)])
 DTYPES = tuple([reduce_dtype_names[i].decode() for i in range(REDUCE_DTYPE_COUNT)])
 cdef dict op_numbers = {name: number for number, name in enumerate(OPS)}
@@ -191,3 +200,65 @@ def copy_address(destination: int, source: int, nbytes: int, threads: int = 1) -
     check_place(origin, size, into, size)
     with nogil:
         reduce_copy(<void *> into, <const void *> origin, size, thread_count)
+
+
+cdef int is_double_name(str dtype) except -1:
+    if dtype not in ("float32", "float64"):
+        raise ValueError(f"order statistics need float32 or float64, not {dtype!r}")
+    return dtype == "float64"
+
+
+def order_mean(dtype: str, sources, destination: int, count: int, low: int, high: int) -> None:
+    """Mean of the sorted values low to high - 1 of each coordinate, without the GIL.
+
+    A NaN sorts after every number. The destination overlaps no source.
+    """
+    cdef int is_double = is_double_name(dtype)
+    cdef size_t inputs = len(sources)
+    cdef size_t item = 8 if is_double else 4
+    cdef size_t i, size, begin, end
+    cdef uintptr_t into = destination
+    cdef int failed
+    if not 0 < inputs <= ORDER_INPUTS_MAX:
+        raise ValueError(f"order statistics need 1 to {ORDER_INPUTS_MAX} sources, not {inputs}")
+    if not 0 <= low < high <= inputs:
+        raise ValueError(f"values {low} to {high} of {inputs}: not 0 <= low < high <= sources")
+    if not 0 <= count <= INT64_MAX // 16:
+        raise ValueError(f"count must be from 0 to {INT64_MAX // 16}, not {count}")
+    if count == 0:
+        return
+    size, begin, end = count, low, high
+    cdef uintptr_t *addresses = <uintptr_t *> PyMem_Calloc(inputs, sizeof(uintptr_t))
+    if addresses == NULL:
+        raise MemoryError
+    try:
+        for i in range(inputs):
+            addresses[i] = sources[i]
+            check_place(addresses[i], size * item, into, size * item)
+            if addresses[i] == into:
+                raise ValueError("the destination overlaps a source")
+        with nogil:
+            failed = reduce_order_mean(is_double, <const void *const *> addresses, inputs, size,
+                                       begin, end, <void *> into)
+        if failed:
+            raise MemoryError
+    finally:
+        PyMem_Free(addresses)
+
+
+def all_finite(dtype: str, source: int, count: int) -> bool:
+    """Whether no element is NaN or infinite, without the GIL."""
+    cdef int is_double = is_double_name(dtype)
+    cdef uintptr_t address = source
+    cdef size_t size
+    cdef int finite
+    if not 0 <= count <= INT64_MAX // 16:
+        raise ValueError(f"count must be from 0 to {INT64_MAX // 16}, not {count}")
+    if count == 0:
+        return True
+    if address == 0:
+        raise ValueError("address 0 where there are elements to read")
+    size = count
+    with nogil:
+        finite = reduce_all_finite(is_double, <const void *> address, size)
+    return finite != 0

@@ -19,8 +19,9 @@ from hoplite_mp._client.option_checks import refuse_unused
 from hoplite_mp._client.runtime import current_runtime
 from hoplite_mp._common import clock
 from hoplite_mp._common.clock import FOREVER_NS
-from hoplite_mp._common.reduction import is_function, operation_name
+from hoplite_mp._common.reduction import is_function, operation_name, prefix
 from hoplite_mp._common.ref import ObjectRef, by_ref
+from hoplite_mp._common.slice_operators import SliceOperator, fold_whole, is_finite
 from hoplite_mp._serialize import Folded
 from hoplite_mp.errors import ObjectLostError, ReduceError
 
@@ -38,19 +39,21 @@ __all__ = ["CollectiveCalls", "GroupCalls", "fold_refs", "keep_copies", "place_c
 
 
 def fold_refs(
-    op: Callable[[Any, Any], Any],
+    op: Any,
     refs: list[ObjectRef[Any]],
     num: int,
     deadline_s: float | None,
     ready: list[int],
     called: tuple[int, int],
+    finite: bool,
 ) -> Folded:
     """Folds the first `num` values to be ready, from left to right in the order of `refs`.
 
     deadline_s: seconds after the call at which the ready values are folded; if none is ready, the
     result is the first one to become ready. ready: the indices of the refs that were ready at the
     call. called: the number of the caller's node, and the time of the call on its host's monotonic
-    clock. ReduceError: too few refs succeed.
+    clock. finite: an array with a NaN or an infinite value counts as failed. ReduceError: too few
+    refs succeed.
     """
     runtime = current_runtime()
     memory, tasks = runtime.memory, runtime.submitter.tasks
@@ -61,6 +64,7 @@ def fold_refs(
         called_ns = now
     until = FOREVER_NS if deadline_s is None else called_ns + int(deadline_s * 1e9)
     values: dict[int, Any] = {}
+    copies = is_function(op)  # which may change its first argument
     failure: Exception | None = None
     early = set(ready)
     left = [*ready, *(at for at in range(len(refs)) if at not in early)]
@@ -78,14 +82,35 @@ def fold_refs(
                 break
             left.remove(at)
             try:
-                values[at] = memory.read(oids[at], FOREVER_NS, True)
+                value = memory.read(oids[at], FOREVER_NS, copies)
+                if finite and not is_finite(np.asarray(value)):
+                    raise ReduceError(f"ref {at} has a NaN or an infinite value")
+                values[at] = value
             except Exception as error:
                 failure = error if failure is None else failure
         known = len(refs)
         if clock.monotonic_ns() >= until:
             num, until = max(1, len(values)), FOREVER_NS
-    ranks = sorted(values)
-    return Folded(functools.reduce(op, [values[at] for at in ranks]), tuple(ranks))
+    return _folded(op, dict(sorted(values.items())))
+
+
+def _folded(op: Any, values: dict[int, Any]) -> Folded:
+    """The reduction of values by the indices of their refs."""
+    if is_function(op):
+        return Folded(functools.reduce(op, values.values()), tuple(values))
+    ranks = tuple(values)
+    if isinstance(op, SliceOperator):
+        result, accepted = fold_whole(op, list(values.values()))
+        return Folded(result, tuple(ranks[index] for index in accepted))
+    arrays = [np.asarray(value) for value in values.values()]
+    first = arrays[0]
+    for rank, array in zip(ranks, arrays, strict=True):
+        if (array.shape, array.dtype) != (first.shape, first.dtype):
+            raise ValueError(
+                f"refs {ranks[0]} and {rank} differ: {first.dtype.name} {first.shape} and "
+                f"{array.dtype.name} {array.shape}"
+            )
+    return Folded(prefix(operation_name(op), arrays, 1), ranks)
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -137,10 +162,18 @@ def _limits(
 
 
 def _fold(
-    cluster: Any, refs: Any, op: Any, num: int | None, deadline: Any, to: Sequence[int]
+    cluster: Any,
+    refs: Any,
+    op: Any,
+    num: int | None,
+    deadline: Any,
+    to: Sequence[int],
+    finite: bool,
 ) -> ObjectRef[Any]:
-    """Starts a task that folds the values of refs by a function, and places its result at nodes."""
+    """Starts a task that folds the values of refs, and places its result at nodes."""
     found = as_refs(refs)
+    if not is_function(op) and not isinstance(op, SliceOperator):
+        operation_name(op)  # raises ValueError for a wrong one
     wanted, seconds = _limits(found, num, deadline)
     runtime = cluster._runtime
     if runtime.pool_sizes.get(0) == 0 and not cluster._debugs:
@@ -148,7 +181,7 @@ def _fold(
     oids = [runtime.memory.local_id(ref) for ref in found]
     ready = [at for at, oid in enumerate(oids) if runtime.tasks.done(oid)]
     called = runtime.tasks.node_number, clock.monotonic_ns()
-    task = cluster.submit(fold_refs, op, by_ref(found), wanted, seconds, ready, called)
+    task = cluster.submit(fold_refs, op, by_ref(found), wanted, seconds, ready, called, finite)
     ref: ObjectRef[Any] = task.ref
     if len(cluster.nodes) > 1:
         placed = place_copies(runtime, [ref], "broadcast", to)
@@ -203,6 +236,7 @@ class CollectiveCalls:
         deadline: float | None = None,
         to: Any = None,
         reproducible: bool = False,
+        finite: bool = False,
     ) -> ObjectRef[Array]:
         """Reduces arrays element by element, over the first `num` refs to be ready.
 
@@ -217,7 +251,8 @@ class CollectiveCalls:
             "sum", "prod", "min", "max", "mean", "and", "or", "xor" (the last three bitwise), or an
             associative and commutative binary ufunc. Any other callable ``f(a, b)`` folds the
             values from left to right in the order of `refs`, in one task of the cluster, which
-            begins when a worker is free; if it raises, `get` raises that exception. Default: "sum".
+            begins when a worker is free; if it raises, `get` raises that exception. A robust
+            operator of `hoplite_mp.ml` reduces in such a task, too. Default: "sum".
         num : int, optional
             How many of the refs are reduced, 1 to len(refs). Default: all.
         deadline : float, optional
@@ -230,6 +265,9 @@ class CollectiveCalls:
         reproducible : bool, optional
             True: a left fold in the order of `refs`, so that the same contributors give the same
             bits, on one host or ten. Default: False.
+        finite : bool, optional
+            True: an array with a NaN or an infinite value counts as a failed source. The arrays
+            are then reduced in one task, as by a function. Default: False.
 
         Returns
         -------
@@ -266,9 +304,9 @@ class CollectiveCalls:
         {0, 1, 2, 7}
         """
         places = node_numbers(self._runtime, to, "to= of reduce")
-        if is_function(op):
+        if finite or is_function(op) or isinstance(op, SliceOperator):
             here = [self._runtime.tasks.node_number]
-            return _fold(self, refs, op, num, deadline, places or here)
+            return _fold(self, refs, op, num, deadline, places or here, finite)
         (result,) = _reduce(self._runtime, as_refs(refs), op, num, deadline, reproducible, places)
         return result
 
@@ -280,12 +318,13 @@ class CollectiveCalls:
         deadline: float | None = None,
         to: Any = None,
         reproducible: bool = False,
+        finite: bool = False,
     ) -> ObjectRef[Array]:
         """Reduces like `reduce`, and places the result on several nodes.
 
         Parameters
         ----------
-        refs, op, num, deadline, reproducible
+        refs, op, num, deadline, reproducible, finite
             As for `reduce`.
         to : Node, str, or a list of them, optional
             Which nodes receive the result. Default: the nodes that hold one of `refs`.
@@ -313,8 +352,8 @@ class CollectiveCalls:
         array([1., 1.])
         """
         to = node_numbers(self._runtime, to)
-        if is_function(op):
-            return _fold(self, refs, op, num, deadline, to)
+        if finite or is_function(op) or isinstance(op, SliceOperator):
+            return _fold(self, refs, op, num, deadline, to, finite)
         (result,) = _reduce(
             self._runtime, as_refs(refs), op, num, deadline, reproducible, to, "allreduce"
         )

@@ -202,6 +202,10 @@ class CallProtocol:
         with contextlib.suppress(HopliteTimeoutError):
             self._member.wait(self._in_place.take_back, deadline, lambda: "")
 
+    def set_contributors(self, ranks: tuple[int, ...]) -> None:
+        """The contributors of a reduction that has left out ranks which took part in its calls."""
+        self.contributors, self._last_mask = ranks, 0
+
     def leave_board(self) -> None:
         """Called when this member makes no more calls."""
         self._single_host.leave()

@@ -18,9 +18,11 @@ from hoplite_mp._common import clock
 from hoplite_mp._common.clock import FOREVER_NS, deadline_ns
 from hoplite_mp._common.reduction import function_name, is_function
 from hoplite_mp._common.signals import is_interruption
+from hoplite_mp._common.slice_operators import SliceOperator
 from hoplite_mp._group.background import Background, CallFuture
 from hoplite_mp._group.call_protocol import REJOIN
 from hoplite_mp._group.messages import Receive
+from hoplite_mp._group.slice_folds import SliceFolds
 from hoplite_mp._protocol.local import RESULT_TAG
 from hoplite_mp._serialize.contributions import NOTHING, into
 from hoplite_mp.errors import (
@@ -338,13 +340,18 @@ class GroupCollectives:
         self._member = member
         self._calls = calls
         self._folds = ObjectFolds(member, calls, messages)
+        self._slice_folds = SliceFolds(member, calls)
         self._background: Background | None = None
 
-    def _call_by(self, op: Any) -> Callable[..., Any]:
+    def _call_by(self, op: Any, finite: bool = False) -> Callable[..., Any]:
         """The method that makes a reduction with this operator."""
+        if isinstance(op, SliceOperator) or finite:
+            return functools.partial(self._slice_folds.reduce, finite=finite)
         return self._folds.fold if is_function(op) else self._calls.call
 
-    def allreduce(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
+    def allreduce(
+        self, x: Any, op: Any = "sum", *, out: Array | None = None, finite: bool = False
+    ) -> Array:
         """Reduces x of every living rank, and returns the result on every rank.
 
         Parameters
@@ -356,9 +363,14 @@ class GroupCollectives:
             values from left to right in the order of ranks, at the lowest living rank. If it
             raises, every rank raises that exception. It must have the same module and qualified
             name on every rank. If the folding rank dies or leaves, the others fold the values
-            themselves, so the function should give equal results for equal values. Default: "sum".
+            themselves, so the function should give equal results for equal values. The robust
+            operators of `hoplite_mp.ml` take float32 and float64. Default: "sum".
         out : numpy.ndarray, optional
             A writable array of the result's shape and dtype that takes the result.
+        finite : bool, optional
+            True: ranks whose x has a NaN or an infinite value are left out, and are not in
+            `contributors`; for "sum", "mean", "prod", "min", "max" and the robust operators.
+            Default: False.
 
         Returns
         -------
@@ -370,9 +382,13 @@ class GroupCollectives:
         ------
         ValueError, TypeError, PeerLostError, StoreFullError
             As for `Group`.
+        ReduceError
+            On every rank: `finite` is set and no x is finite, or a robust operator accepts no x.
 
         Notes
         -----
+        A robust operator, and `finite`, make several calls of the Group, as `calls` counts them.
+
         The leading rank commits the call by one write, so the part of a dying rank counts for all
         survivors or for none. Over several hosts large arrays move as a reduce-scatter and an
         allgather (Rabenseifner 2004; Patarasuk and Yuan 2009).
@@ -389,18 +405,29 @@ class GroupCollectives:
         {1208925819614629174706176}
         """
         result: Array = self._here(
-            self._calls.call if type(op) is str else self._call_by(op), "allreduce", op, 0, x, out
+            self._calls.call if type(op) is str and not finite else self._call_by(op, finite),
+            "allreduce",
+            op,
+            0,
+            x,
+            out,
         )
         return result
 
     def reduce(
-        self, x: Any, op: Any = "sum", root: int = 0, *, out: Array | None = None
+        self,
+        x: Any,
+        op: Any = "sum",
+        root: int = 0,
+        *,
+        out: Array | None = None,
+        finite: bool = False,
     ) -> Array | None:
         """Reduces x of every living rank, and returns the result at `root`.
 
         Parameters
         ----------
-        x, op, out
+        x, op, out, finite
             As for `allreduce`.
         root : int, optional
             The rank that receives the result. Default: 0.
@@ -424,7 +451,12 @@ class GroupCollectives:
         [None, array([2, 2])]
         """
         result: Array | None = self._here(
-            self._calls.call if type(op) is str else self._call_by(op), "reduce", op, root, x, out
+            self._calls.call if type(op) is str and not finite else self._call_by(op, finite),
+            "reduce",
+            op,
+            root,
+            x,
+            out,
         )
         return result
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 __all__ = [
+    "MISMATCH",
     "NOTHING",
     "PREFIXES",
     "REDUCTIONS",
@@ -42,6 +43,7 @@ TARGETED = ("alltoall", "scatter")  # a rank that gives, gives a value for each 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")  # these fail without the root
 # The end of errors about values that are not arrays.
 BY_FUNCTION = "; op=callable, a function of two values, reduces any values"
+MISMATCH = "made different calls"  # stands in the error of calls that differ between ranks
 NUMBERS = (bool, int, float, complex)
 _EXACT_NUMBERS = frozenset(NUMBERS)
 _NUMBERS = frozenset(np.dtype(c).num for c in "?bBhHiIlLqQefdFD")  # by `dtype.num`
@@ -64,7 +66,7 @@ def different_calls(calls: Mapping[int, tuple[Any, ...]]) -> str:
     for rank, call in calls.items():
         if call[:3] != expected:
             texts = f"{_described(*expected)} and {_described(*call[:3])}"
-            return f"ranks {first} and {rank} made different calls: {texts}"
+            return f"ranks {first} and {rank} {MISMATCH}: {texts}"
     return ""
 
 

@@ -7,9 +7,19 @@ scikit-learn then (the extra `ml`).
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
-    pass
+    from hoplite_mp.ml.robust import GeometricMedian as GeometricMedian
+    from hoplite_mp.ml.robust import Krum as Krum
+    from hoplite_mp.ml.robust import Median as Median
+    from hoplite_mp.ml.robust import Score as Score
+    from hoplite_mp.ml.robust import TrimmedMean as TrimmedMean
 else:
-    _MODULES: dict[str, str] = {}
+    _MODULES = {
+        "GeometricMedian": "hoplite_mp.ml.robust",
+        "Krum": "hoplite_mp.ml.robust",
+        "Median": "hoplite_mp.ml.robust",
+        "Score": "hoplite_mp.ml.robust",
+        "TrimmedMean": "hoplite_mp.ml.robust",
+    }
 
     def __getattr__(name: str) -> object:
         module = _MODULES.get(name)
@@ -20,7 +30,13 @@ else:
         return globals().setdefault(name, getattr(import_module(module), name))
 
 
-__all__: list[str] = []
+__all__ = [
+    "GeometricMedian",
+    "Krum",
+    "Median",
+    "Score",
+    "TrimmedMean",
+]
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,88 @@
+"""Reduction operators that need every input of a slice at one place: medians, selections, scores.
+
+The owner of a slice holds that slice of all inputs. It may need sums over all slices, for example
+the whole distance of two inputs; `fold` asks for these with `yield`.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from hoplite_mp import _reduce
+from hoplite_mp.errors import ReduceError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+__all__ = ["Array", "Fold", "SliceOperator", "fold_whole", "is_finite", "slice_array"]
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+# Yields statistics of this slice (float64), receives their sums over all slices, and returns the
+# reduced slice and the indices of the accepted inputs.
+Fold: TypeAlias = "Generator[Array, Array, tuple[Array, tuple[int, ...]]]"
+DTYPES = "float32", "float64"
+
+
+class SliceOperator(abc.ABC):
+    """Base of the operators. Subclasses are frozen dataclasses, equal on all ranks."""
+
+    @abc.abstractmethod
+    def check(self, inputs: int, shape: tuple[int, ...]) -> None:
+        """Raises ValueError if the operator cannot reduce so many inputs, of this shape."""
+
+    @abc.abstractmethod
+    def fold(self, slices: Sequence[Array], begin: int) -> Fold:
+        """Reduces the elements from `begin` on: flat slices of all inputs, in their order."""
+
+    def text(self) -> str:
+        """What the ranks compare: the operator with its arguments."""
+        return repr(self)
+
+
+def slice_array(x: Any, name: str) -> Array:
+    """The input as a contiguous array. TypeError unless it is an array of float32 or float64."""
+    array = np.asarray(x)
+    if array.dtype.name not in DTYPES or not array.dtype.isnative:
+        raise TypeError(f"{name} reduces arrays of float32 or float64, not of {array.dtype.name}")
+    return np.ascontiguousarray(array).reshape(array.shape)
+
+
+def is_finite(array: Array) -> bool:
+    """Whether no element is NaN or infinite."""
+    if array.dtype.kind not in "fcV":
+        return True
+    if array.dtype.name in DTYPES and array.dtype.isnative and array.flags.c_contiguous:
+        address = array.__array_interface__["data"][0]
+        return _reduce.all_finite(array.dtype.name, address, array.size)
+    return bool(np.isfinite(array).all())
+
+
+def fold_whole(op: SliceOperator, arrays: Sequence[Any]) -> tuple[Array, tuple[int, ...]]:
+    """The reduction of whole arrays in one place, and the indices of the accepted ones.
+
+    ValueError: shapes or dtypes differ, or `op` cannot reduce so many inputs.
+    """
+    inputs = [slice_array(array, op.text()) for array in arrays]
+    first = inputs[0]
+    for number, other in enumerate(inputs):
+        if (other.shape, other.dtype) != (first.shape, first.dtype):
+            raise ValueError(
+                f"input 0 is {first.dtype.name} {first.shape}, input {number} is "
+                f"{other.dtype.name} {other.shape}"
+            )
+    op.check(len(inputs), first.shape)
+    fold = op.fold([array.reshape(-1) for array in inputs], 0)
+    try:
+        total = next(fold)
+        while True:
+            total = fold.send(total)
+    except StopIteration as end:
+        result, accepted = end.value
+    return result.reshape(first.shape), accepted
+
+
+def no_finite_input(inputs: int) -> ReduceError:
+    return ReduceError(f"all {inputs} inputs have NaN or infinite values")

@@ -1,0 +1,243 @@
+"""Reductions of a Group in which owners fold slices of all ranks, or leave ranks out.
+
+Such a reduction is a sequence of calls: an allgather of headers agrees on the operator and on the
+ranks that take part, an alltoall brings each owner its slice of every rank, small allgathers add up
+the statistics that the operator needs, and an allgather returns the slices. Each call has the same
+contributors on all ranks. If a rank dies in between, all others see it in the same call, and begin
+the sequence again. So does a sequence that a new member's first call meets: all ranks then get the
+error of a call that does not match.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp._common.reduction import operation_name
+from hoplite_mp._common.signals import is_interruption
+from hoplite_mp._common.slice_operators import (
+    Array,
+    SliceOperator,
+    is_finite,
+    no_finite_input,
+    slice_array,
+)
+from hoplite_mp._serialize.contributions import MISMATCH, into
+from hoplite_mp.errors import PeerLostError, ReduceError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hoplite_mp._group.call_protocol import CallProtocol
+    from hoplite_mp._group.member_lifecycle import GroupMembership
+
+__all__ = ["SliceFolds"]
+
+# What a rank that is left out contributes in place of its array.
+_IDENTITIES = {"sum": 0, "mean": 0, "prod": 1, "min": np.inf, "max": -np.inf}
+
+
+class _Again(Exception):
+    """The ranks have changed since the headers: all ranks begin the sequence again."""
+
+
+class _Header:
+    """What each rank says of its input before the reduction."""
+
+    def __init__(self, op: str, array: Array | None, error: str, finite: bool) -> None:
+        self.op, self.form = op, ""
+        if array is not None:
+            self.form = f"{array.dtype.name} {array.shape}"
+        self.error, self.finite = error, finite
+
+    def pack(self) -> None:
+        """Called by the call protocol: this header pickles as it is."""
+
+
+class SliceFolds:
+    """The reductions of a member by a SliceOperator, or with `finite=True`."""
+
+    def __init__(self, member: GroupMembership, calls: CallProtocol) -> None:
+        self._member, self._calls = member, calls
+        self.name, self.rank, self.size = member.name, member.rank, member.size
+        self._agreed: BaseException | None = None  # the error that all ranks raise
+
+    def reduce(self, kind: str, op: Any, root: int, x: Any, out: Any, finite: bool) -> Any:
+        """This rank's result; None off the root of a reduce."""
+        self._member.check()
+        if kind not in ("allreduce", "reduce"):
+            raise ValueError(f"{kind} takes no {type(op).__name__}: use allreduce or reduce")
+        self._agreed = None
+        self._calls.is_open = True
+        try:
+            return self._reduce(kind, op, root, x, out, finite)
+        except BaseException as error:
+            if error is not self._agreed:
+                self._calls.is_open = self._calls.is_open or is_interruption(error)
+                self._calls.end_after(error)
+            raise
+        finally:
+            self._agreed = None
+
+    def _reduce(self, kind: str, op: Any, root: int, x: Any, out: Any, finite: bool) -> Any:
+        fold = self._by_slices if isinstance(op, SliceOperator) else self._by_name
+        while True:
+            is_new = self._member.calls is None
+            try:
+                ranks, taking, array = self._headers(kind, op, root, x, finite)
+            except ValueError as error:
+                if is_new and MISMATCH in str(error):
+                    continue  # the others were in the middle of a sequence
+                raise
+            self._calls.is_open = True
+            try:
+                result, accepted = fold(kind, op, root, array, ranks, taking)
+            except _Again:
+                continue
+            except ValueError as error:
+                if MISMATCH not in str(error):
+                    raise
+                continue  # a new member's headers have met this sequence
+            self._calls.is_open = False
+            self._calls.set_contributors(accepted)
+            return result if result is None or out is None else into(result, out)
+
+    # -- agreement -----------------------------------------------------------------------------
+
+    def _headers(
+        self, kind: str, op: Any, root: int, x: Any, finite: bool
+    ) -> tuple[tuple[int, ...], list[int], Array]:
+        """All ranks of this reduction, those whose inputs count, and this rank's input. Raises the
+        first rank's error, on every rank."""
+        array: Array | None = None
+        error, own = "", None
+        text = op.text() if isinstance(op, SliceOperator) else str(op)
+        try:
+            array = self._input(op, x, finite)
+        except (TypeError, ValueError) as wrong:
+            own, error = wrong, f"{type(wrong).__name__}: {wrong}"
+        counts = array is None or not finite or is_finite(array)
+        name = type(op).__name__ if isinstance(op, SliceOperator) else f"finite {text}"
+        header = _Header(f"{text}, root={root}, finite={finite}", array, error, counts)
+        headers = self._calls.call("allgather", f"{kind} by {name}", root, header, None)
+        ranks = self._calls.contributors
+        first = ranks[0]
+        for rank in ranks:
+            if headers[rank].error:
+                if own is not None:
+                    raise self._all_raise(own)
+                raise self._all_raise(ValueError(f"rank {rank}: {headers[rank].error}"))
+            for name in ("op", "form"):
+                one, other = getattr(headers[first], name), getattr(headers[rank], name)
+                if one != other:
+                    text = f"ranks {first} and {rank} of {kind} differ: {one} and {other}"
+                    raise self._all_raise(ValueError(text))
+        if kind == "reduce" and root not in ranks:
+            lost = f"group {self.name!r}: the root, rank {root}, is lost"
+            raise self._all_raise(PeerLostError(lost))
+        taking = [rank for rank in ranks if headers[rank].finite]
+        if not taking:
+            raise self._all_raise(no_finite_input(len(ranks)))
+        assert array is not None
+        if isinstance(op, SliceOperator):
+            try:
+                op.check(len(taking), array.shape)
+            except ValueError as wrong:
+                raise self._all_raise(wrong) from None
+        return ranks, taking, array
+
+    def _input(self, op: Any, x: Any, finite: bool) -> Array:
+        if isinstance(op, SliceOperator):
+            return slice_array(x, type(op).__name__)
+        if finite and operation_name(op) not in _IDENTITIES:
+            raise ValueError(f"finite=True needs an op of {', '.join(_IDENTITIES)}, not {op!r}")
+        array = np.asarray(x)
+        if array.dtype.kind not in "biufcV":
+            raise TypeError(f"{op} reduces arrays and numbers, not {type(x).__name__}")
+        return array
+
+    def _all_raise(self, error: BaseException) -> BaseException:
+        """An error that all ranks raise, after which all are still members."""
+        self._agreed, self._calls.is_open = error, False
+        return error
+
+    def _call(self, ranks: Sequence[int], kind: str, root: int, x: Any, out: Any = None) -> Any:
+        """A call of the sequence. _Again: its ranks are not those of the headers."""
+        try:
+            result = self._calls.call(kind, "", root, x, out)
+        finally:
+            self._calls.is_open = True  # after an error here the other ranks may go on
+        if self._calls.contributors != tuple(ranks):
+            raise _Again
+        return result
+
+    # -- by slices -----------------------------------------------------------------------------
+
+    def _by_slices(
+        self, kind: str, op: SliceOperator, root: int, array: Array, ranks: Sequence[int],
+        taking: Sequence[int],
+    ) -> tuple[Array | None, tuple[int, ...]]:  # fmt: skip
+        flat = array.reshape(-1)
+        bounds = [len(flat) * place // len(ranks) for place in range(len(ranks) + 1)]
+        cuts = {rank: (bounds[at], bounds[at + 1]) for at, rank in enumerate(ranks)}
+        own = flat if self.rank in taking else flat[:0]
+        parts = [own[slice(*cuts.get(rank, (0, 0)))] for rank in range(self.size)]
+        found = self._call(ranks, "alltoall", 0, parts)
+        piece, accepted = self._owned(op, [found[rank] for rank in taking], ranks, cuts)
+        result = np.empty(array.shape, array.dtype)
+        pieces = [result.reshape(-1)[slice(*cuts.get(rank, (0, 0)))] for rank in range(self.size)]
+        if kind == "allreduce":
+            self._call(ranks, "allgather", 0, piece, pieces)
+        else:
+            self._call(ranks, "gather", root, piece, pieces if self.rank == root else None)
+        contributors = tuple(taking[index] for index in accepted)
+        return result if kind == "allreduce" or self.rank == root else None, contributors
+
+    def _owned(
+        self, op: SliceOperator, slices: Sequence[Array], ranks: Sequence[int],
+        cuts: dict[int, tuple[int, int]],
+    ) -> tuple[Array, tuple[int, ...]]:  # fmt: skip
+        """Folds this rank's slice, together with the other owners."""
+        fold = op.fold(slices, cuts[self.rank][0])
+        try:
+            partial = next(fold)
+            while True:
+                statistics = self._call(ranks, "allgather", 0, partial)
+                partial = fold.send(sum(statistics[rank] for rank in ranks))
+        except StopIteration as end:
+            piece, accepted = end.value
+            return piece, accepted
+        except ReduceError as error:  # on all ranks, because the statistics are equal on all
+            self._all_raise(error)
+            raise
+
+    # -- by name, with finite=True ---------------------------------------------------------------
+
+    def _by_name(
+        self, kind: str, op: Any, root: int, array: Array, ranks: Sequence[int],
+        taking: Sequence[int],
+    ) -> tuple[Array | None, tuple[int, ...]]:  # fmt: skip
+        name = operation_name(op)
+        if len(taking) == len(ranks):
+            result = self._calls.call(kind, name, root, array, None)
+            return result, self._same(ranks)
+        half = array.dtype.itemsize == 2
+        wide = array.astype(np.float32) if half else array
+        if self.rank not in taking:
+            wide = np.full_like(wide, _IDENTITIES[name])
+        total = self._calls.call(kind, "sum" if name == "mean" else name, root, wide, None)
+        accepted = tuple(rank for rank in self._same(ranks) if rank in taking)
+        if not accepted:
+            raise self._all_raise(no_finite_input(len(ranks)))
+        if total is not None and name == "mean":
+            total /= len(accepted)
+        return total.astype(array.dtype) if half and total is not None else total, accepted
+
+    def _same(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The contributors of the last call. _Again: a rank joined since the headers."""
+        contributors = self._calls.contributors
+        self._calls.is_open = True
+        if not set(contributors) <= set(ranks):
+            raise _Again
+        return contributors
