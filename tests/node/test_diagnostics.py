@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from hoplite_mp._common.object_states import DRIVER_SLOT
-from hoplite_mp._node.actors.actor_status import calls_from_here
+from hoplite_mp._node.actors.remote_actors import RemoteActors
 from hoplite_mp._node.groups.groups import group_waits
 from hoplite_mp._node.roster import Roster
 from hoplite_mp._protocol.diagnostics import DumpAsked, LookTold, TraceAsked, TraceRead
@@ -94,7 +94,7 @@ def test_calls_that_wait_for_an_actor_elsewhere() -> None:
         roster=roster,
         actors=SimpleNamespace(public=lambda identity: bytes([identity])),
     )
-    assert [*calls_from_here(far)] == [
+    assert [*RemoteActors.waits(far)] == [
         {"identity": "0a", "waiting": 3, "at": "h2"},
         {"identity": "0b", "waiting": 1, "at": ""},
     ]

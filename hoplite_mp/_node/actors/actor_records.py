@@ -115,6 +115,20 @@ class ActorRecord:
             else f"actor {self.class_name}"
         )
 
+    @property
+    def track_name(self) -> str:
+        """The name of the actor's track in a trace."""
+        if self.label:
+            return f"actor {self.label} ({self.class_name})"
+        return f"actor {self.class_name}, pool {self.pool}"
+
+    @property
+    def state_name(self) -> str:
+        """The state that `status`, `top` and `dump` show."""
+        if self.ended is not None:
+            return "ended"
+        return "lives" if self.begun else "begins"
+
     def loss(self, process: str, how: str) -> errors.ActorLostError:
         """The error of its calls after the process has ended."""
         used = self.restarts

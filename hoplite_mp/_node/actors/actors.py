@@ -507,3 +507,29 @@ class LocalActors:
         if name:
             released = ActorNameReleased(self.client.number, name, self.public(identity))
             self.send_manager(released)
+
+    # -- for users -----------------------------------------------------------------------------
+
+    def describe(self) -> Iterator[dict[str, Any]]:
+        """Describes each actor of this host for `status`, `top` and `dump`, with the number of
+        waiting, running and finished calls that this host knows of."""
+        waiting = self.client.queued_counts()
+        for actor in list(self.by_identity.values()):
+            pool = self.workers.pools.get(actor.pool)
+            running, done, pids = 0, actor.calls_done, []
+            for slot, worker in pool.workers.items() if pool is not None else ():
+                running += bool(self.tasks.running(slot))
+                done += ended_calls(self.client, slot)
+                pids.append(worker.pid)
+            yield {
+                "identity": self.public(actor.identity).hex(),
+                "name": actor.label,
+                "class": actor.class_name,
+                "pids": pids,
+                "state": actor.state_name,
+                "waiting": waiting.get(actor.pool, 0),
+                "running": running,
+                "done": done,
+                "restarts": actor.restarts,
+                "restarts_left": actor.restarts_left,
+            }

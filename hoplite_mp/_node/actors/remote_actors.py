@@ -29,7 +29,7 @@ from hoplite_mp._protocol.peers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hoplite_mp._node.actors.actor_records import Asker, Client
     from hoplite_mp._node.actors.actors import LocalActors
@@ -469,3 +469,16 @@ class RemoteActors:
         ]
         for key in [key for key in self.given if key[0] == member.host_id]:
             del self.given[key]
+
+    def waits(self) -> Iterator[dict[str, Any]]:
+        """Describes the calls of this host's processes that wait here for actors of other hosts."""
+        waiting = self.client.queued_counts()
+        for pool, bound in list(self.bound.items()):
+            if waiting.get(pool):
+                found = pool in self.outbound_tasks.far
+                peer = self.roster.number_of(bound.host_id) if found else None
+                yield {
+                    "identity": self.actors.public(bound.identity).hex(),
+                    "waiting": waiting[pool],
+                    "at": "" if peer is None else f"h{peer}",
+                }

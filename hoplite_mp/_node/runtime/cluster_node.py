@@ -13,7 +13,6 @@ import msgspec
 
 from hoplite_mp._node.actors.actor_backup import ActorBackups
 from hoplite_mp._node.actors.actor_failover import ActorFailover
-from hoplite_mp._node.actors.actor_status import calls_from_here
 from hoplite_mp._node.actors.remote_actors import RemoteActors
 from hoplite_mp._node.dispatch import complete
 from hoplite_mp._node.execution.plan_cells import PlanCells
@@ -217,7 +216,7 @@ class ClusterNode:
         self.close_listener = driver_listener.close
         local.counters.add(self._counts)
         local.waits.add("transfers", self.transfers.waits)
-        local.waits.add("actor calls", lambda: calls_from_here(self.remote_actors))
+        local.waits.add("actor calls", self.remote_actors.waits)
         self._peer_handlers = complete(PeerMessage, self._peer_table())
         local.management.network = ManagerDialing(
             host.loop,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp._node import trace_events
 from hoplite_mp._node.actors import actors
-from hoplite_mp._node.actors.actor_status import actors_here, track_name
 from hoplite_mp._node.collectives.operations import Operations
 from hoplite_mp._node.diagnostics.counters import Counters
 from hoplite_mp._node.diagnostics.tracing import Recording, Tracing
@@ -174,7 +173,7 @@ class Components:
             ports.stacks(self.workers),
         )
         self.waits.add("groups", lambda: group_waits(self.groups, self.messages, client, tasks))
-        self.waits.add("actors", lambda: actors_here(self.actors))
+        self.waits.add("actors", self.actors.describe)
         self.rounds = worker_broadcast.WorkerBroadcasts(
             host, self.workers, self.outbound_tasks, self.inbound_tasks, events
         )
@@ -209,7 +208,7 @@ class Components:
         there is no actor. ended: the worker, if its process has ended."""
         worker = ended or self.workers.all.get(slot)
         actor = None if worker is None else self.actors.by_pool.get(worker.pool)
-        return "" if actor is None else track_name(actor)
+        return "" if actor is None else actor.track_name
 
     def report(self) -> Iterator[Any]:
         """What a new manager must know of these components."""
