@@ -21,8 +21,8 @@ MUTANTS = (
         "hoplite_mp/_node/groups/group_calls.py",
         (
             "                if called is not None and called.ask.call == state.calls and "
-            "state.go is not None:\n"
-            "                    state.left += called.holds  # an attempt may include them\n"
+            "attempt is not None:\n"
+            "                    state.left += called.holds  # the attempt may include them\n"
             "                elif called is not None:\n"
             "                    self.results.unpin(called.holds)"
         ),
@@ -83,7 +83,7 @@ MUTANTS = (
     Mutant(
         "group-calls-keep-attempts-that-are-over",
         "hoplite_mp/_node/groups/group_calls.py",
-        "            self.results.drop(go)  # only now, because members wait for the line above\n",
+        "            self.attempt_bytes.drop(go)  # after the commit, for which members wait\n",
         "            pass\n",
         (
             "What a call has needed is freed when it is over; here the cells and the pins of each "
@@ -155,7 +155,7 @@ MUTANTS = (
     ),
     Mutant(
         "group-results-inner-refs-are-not-held",
-        "hoplite_mp/_node/groups/group_results.py",
+        "hoplite_mp/_node/groups/attempts.py",
         "if copies and part is not None and not failure:",
         "if copies and part is not None and failure:",
         (
@@ -243,8 +243,8 @@ MUTANTS = (
     Mutant(
         "group-calls-looks-at-no-board",
         "hoplite_mp/_node/groups/engine_commit.py",
-        "        if voting is not None and state.known.board.look()[4] > voting.go.call:",
-        "        if voting is not None and voting.go.call < 0:",
+        "        if state.known.board.look()[4] > call:",
+        "        if call < 0:",
         (
             "What the engine has committed is its members'; here a node that has not heard of it "
             "yet gives it up when a member makes its next call."

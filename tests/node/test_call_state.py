@@ -127,9 +127,9 @@ class LeadingNode(RuleBasedStateMachine):
 
     def take(self, message: Any) -> None:
         if isinstance(message, GroupGo):
-            self.group.go = message
+            self.group.begin(message)
         elif isinstance(message, GroupCommit) and message.call == self.group.calls:
-            self.group.last, self.group.go, self.go = message, None, None
+            self.group.last, self.group.attempt, self.go = message, None, None
             self.group.end_call(message.call + 1)
             self.leader.committed()
             self.leader.lead()

@@ -71,7 +71,7 @@ def test_a_plan_for_a_later_call_waits_for_the_engine(node: FollowingNode) -> No
     node.engine.coll_yield.assert_called_once_with(GENERATION, 5)
     node.says(_engine.COLL_TAKEN, GENERATION, 5, commit_record())
     state = node.calls.states[GENERATION]
-    assert (state.calls, state.go) == (5, go)
+    assert (state.calls, state.attempt.go) == (5, go)
 
 
 def test_nothing_is_reported_before_the_freeze(node: FollowingNode) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from hoplite_mp import _engine
 from hoplite_mp._common.object_states import NODE_SLOT
+from hoplite_mp._node.groups.call_state import Prepared
 from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, REPEATED, UndecidedCall, decide
-from hoplite_mp._node.groups.group_results import GroupResults, Prepared
+from hoplite_mp._node.groups.group_results import GroupResults
 from hoplite_mp._node.groups.repeated_plans import LED_EVERY
 from hoplite_mp._node.store.budget import PROMISED
 from hoplite_mp._node.store.growing_block import GrowingBlocks
@@ -79,7 +80,7 @@ class Repeating(FollowingNode):
     def moves(self, call: int) -> Any:
         """The member makes that call; returns what is to be called when all bytes are here."""
         self.calls.member_called(MEMBER_SLOT, self.ask(call))
-        done = self.results.go.call_args.args[1]
+        done = self.results.move.call_args.args[1]
         self.results.when_written.side_effect = lambda holds, say: say()
         return done
 
@@ -105,7 +106,7 @@ def test_a_call_like_an_earlier_one_is_begun_and_the_leading_node_hears_nothing(
     done = node.moves(1)
     node.engine.coll_begin.assert_called_once_with(GENERATION, 1, attempt(1))
     node.engine.coll_result.assert_called_once_with(GENERATION, 1, 77, False)
-    assert node.results.go.call_args.kwargs == {
+    assert node.results.move.call_args.kwargs == {
         "always": True,
         "vote": (GENERATION, 1, attempt(1)),
     }
@@ -113,7 +114,7 @@ def test_a_call_like_an_earlier_one_is_begun_and_the_leading_node_hears_nothing(
     node.engine.coll_vote.assert_called_once_with(GENERATION, 1, attempt(1))
     node.says(_engine.COLL_MOVED, GENERATION, 1, b"")
     assert not node.sent
-    assert (node.state.calls, node.state.voting, node.state.go) == (2, None, None)
+    assert (node.state.calls, node.state.attempt) == (2, None)
     assert (node.state.last.call, node.state.last.attempt) == (1, attempt(1))
     node.results.settle.assert_called_once()
     node.results.commit.assert_not_called()
@@ -123,7 +124,7 @@ def test_a_call_like_an_earlier_one_is_begun_and_the_leading_node_hears_nothing(
 def test_the_engine_does_not_vote_alone_while_the_member_still_writes(node: Repeating) -> None:
     node.results.is_written.return_value = False
     node.moves(1)
-    assert node.results.go.call_args.kwargs["vote"] is None
+    assert node.results.move.call_args.kwargs["vote"] is None
 
 
 def test_one_in_so_many_calls_is_led(node: Repeating) -> None:
@@ -136,7 +137,7 @@ def test_one_in_so_many_calls_is_led(node: Repeating) -> None:
         node.says(_engine.COLL_TAKEN, GENERATION, call, b"")
         ((to, part),) = node.sent
         assert (to, part.call, part.repeats) == (OTHER, call, 1)
-        go = node.state.go
+        go = node.state.attempt.go
         about = GENERATION, call, (0, 1, 2), "allreduce", "sum", 0, (), go.attempt
         node.calls.receive(
             OTHER, GroupCommit(*about, leader=OTHER, to=HERE, opens=VERSION, keeps=True)
@@ -187,7 +188,7 @@ def test_what_is_given_back_goes_on_by_the_plan_that_was_begun(
     part, said = (message for _, message in node.sent)
     assert (part.call, part.repeats) == (1, 1)
     assert said == GroupDone(GENERATION, 1, attempt(1), "", 5, 6, "")
-    assert node.results.go.call_count == 1
+    assert node.results.move.call_count == 1
     about = GENERATION, 1, (0, 1, 2), "allreduce", "sum", 0, (), attempt(1)
     node.calls.receive(OTHER, GroupCommit(*about, leader=OTHER, to=HERE))
     assert node.state.calls == 2
@@ -211,7 +212,7 @@ def test_another_attempt_takes_the_prepared_result_back(node: Repeating) -> None
     node.says(_engine.COLL_TAKEN, GENERATION, 1, b"")
     node.calls.receive(OTHER, GroupGo(GENERATION, 1, MADE + 1, ()))
     node.results.take_back.assert_called_once()
-    assert node.state.voting is None
+    assert node.state.vote is None
 
 
 def test_a_change_of_the_members_is_answered_with_what_the_engine_has_committed(
@@ -246,9 +247,9 @@ def test_a_member_that_goes_on_is_ahead_of_the_engines_word(node: Repeating) -> 
     node.known.board.commit(1, 77)  # as the engine does
     node.calls.member_called(MEMBER_SLOT, node.ask(2))
     node.results.settle.assert_called_once()
-    assert node.state.voting.go.call == 2
+    assert node.state.attempt.go.call == 2
     node.says(_engine.COLL_MOVED, GENERATION, 1, b"")
-    assert node.state.voting.go.call == 2
+    assert node.state.attempt.go.call == 2
 
 
 def test_a_group_that_ends_before_the_engines_word_gives_the_result_nevertheless(

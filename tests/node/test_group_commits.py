@@ -54,14 +54,14 @@ def calls_of(results: mock.Mock, *others: int) -> MultiHostCalls:
     results.commit.return_value = 1, []
     host = mock.Mock(client=mock.Mock(number=HERE), clients={}, roster=roster)
     small: Any = NoEngineCalls()
-    return MultiHostCalls(host, results, small)
+    return MultiHostCalls(host, results, results, small)
 
 
 def begun(calls: MultiHostCalls, attempt: int) -> GroupState:
     """The group, in whose call that attempt has been made here."""
     state = calls.states[GENERATION]
     state.calls = CALL
-    state.go = GroupGo(GENERATION, CALL, attempt, ())
+    state.begin(GroupGo(GENERATION, CALL, attempt, ()))
     return state
 
 
@@ -74,7 +74,7 @@ def test_a_late_word_of_a_leader_that_is_gone_is_none() -> None:
     state = begun(calls, MADE_SINCE)
     calls.receive(GONE, commit(MADE_BEFORE))
     assert state.calls == CALL
-    assert state.go is not None
+    assert state.attempt is not None
     results.commit.assert_not_called()
     calls.receive(OTHER, commit(MADE_SINCE))
     assert state.calls == CALL + 1
@@ -118,7 +118,7 @@ def test_a_call_that_begins_again_has_another_attempt() -> None:
     """Also with the same members, when another manager has named them: what nodes say of the first
     attempt must not count for the second one."""
     results = mock.Mock()
-    results.go.return_value = None
+    results.move.return_value = None
     calls = calls_of(results, GONE)
     parts = {
         node: msgspec.structs.replace(large(rank), generation=GENERATION, version=VERSION)

@@ -66,7 +66,7 @@ def step(world: GroupWorld, dice: random.Random, faults: int) -> None:
         world.lose(dice.choice(sorted(world.nodes)))
     elif world.slows and chance > 1 - SLOW_LINKS:
         moving = [node for node in world.nodes.values() if any(go for go, _ in node.moving)]
-        dice.choice(moving or [*world.nodes.values()]).calls.slowed(1000, 1000)
+        dice.choice(moving or [*world.nodes.values()]).calls.attempts.slowed(1000, 1000)
     else:
         go_on(world, dice)
 

@@ -213,7 +213,7 @@ def test_what_a_lost_node_has_given_to_a_call_of_such_a_group() -> None:
     host: Any = mock.Mock()
     host.client = SimpleNamespace(number=1, host_id=1)
     host.roster = SimpleNamespace(by_number={n: SimpleNamespace(host_id=n) for n in (1, 2)})
-    calls = MultiHostCalls(host, mock.Mock(), NoEngineCalls())  # type: ignore[arg-type]
+    calls = MultiHostCalls(host, mock.Mock(), mock.Mock(), NoEngineCalls())  # type: ignore[arg-type]
     calls.receive(0, GroupPart(GENERATION, 2, 0, (1,), "barrier", "", 0, ()))
     calls.peer_lost(gone(node=0))
     known: Any = mock.Mock(here={0: (9, 3)})

@@ -81,7 +81,7 @@ class FollowingNode:
         results.pin.return_value = []
         results.part.side_effect = lambda members, call, asks: alltoall_part(call)
         self.small = EngineCallsOwner(context, self.links)
-        self.calls = MultiHostCalls(context, results, self.small)
+        self.calls = MultiHostCalls(context, results, results, self.small)
         board = _tasks.Board(self.host.node_tasks, 0)
         shown = group_members(OTHER, HERE, GONE, first=True)
         board.reset(3, GENERATION)

@@ -266,7 +266,7 @@ class OneNode:
         nobody = SimpleNamespace(get=lambda name: None)
         self.plan_runner = SimpleNamespace(link_estimator=link_estimator, streaming_sources=nobody)
         self.loop = self.roster = self
-        self.calls = MultiHostCalls(self, self, NoEngineCalls())  # type: ignore[arg-type]
+        self.calls = MultiHostCalls(self, self, self, NoEngineCalls())  # type: ignore[arg-type]
 
     # -- as a node -----------------------------------------------------------------------------
 
@@ -393,7 +393,7 @@ class OneNode:
         about = members.generation, members.version, call, ranks
         return GroupPart(*about, first.kind, first.op, first.root, tuple(pieces))
 
-    def go(self, message: Any, done: Callable[[str, str], None], **votes: Any) -> None:
+    def move(self, message: Any, done: Callable[[str, str], None], **votes: Any) -> None:
         assert not any(votes.values()), "no call here is the engine's"
         self.moving.append((message, done))
         self.begun.add((message.generation, message.call, message.attempt))

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, is_repeated
+from hoplite_mp._node.groups.group_decisions import is_repeated, version_of
 from hoplite_mp._protocol.group_calls import DECISION_REPEATED_BYTES_MAX, bytes_of
 
 if TYPE_CHECKING:
+    from hoplite_mp._node.store.growing_block import GrowingBlock
     from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, Plan
     from hoplite_mp._protocol.messages import GroupMembers
 
@@ -28,7 +29,10 @@ __all__ = [
     "CallPhase",
     "CallState",
     "IllegalCallEvent",
+    "NodeAttempt",
     "PhaseOfCall",
+    "Prepared",
+    "Vote",
 ]
 
 
@@ -127,6 +131,53 @@ class PhaseOfCall:
 
 
 @dataclass(slots=True)
+class Prepared:
+    """The result of a call that is not committed yet. Its blocks still belong to the execution of
+    the call's plan, or are parts of members."""
+
+    oid: int = 0  # the object that members are to read
+    holds: list[Any] = field(default_factory=list)
+    blocks: dict[int, int] = field(default_factory=dict)  # payload -> rank that gets it
+    # The blocks among these that are parts of members here, which get them back.
+    sources: list[GrowingBlock] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Vote:
+    """This node's vote for an attempt that it has begun by itself while the engine owns the
+    calls."""
+
+    made_for: int  # the call for which the attempt's plan was made
+    commit: GroupCommit  # the decision if all nodes vote for it
+    # (reason, kind of error) why this node's bytes have not moved; "", "": they have moved.
+    ended: tuple[str, str] | None = None
+    prepared: Prepared | None = None  # the result, once its blocks are known
+    # Rank -> (client slot, its generation) of the members here that are to read it.
+    members: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class NodeAttempt:
+    """An attempt at a call, as one node takes part in it."""
+
+    go: GroupGo
+    awaiting_local: bool = False  # it begins when the members on this node have called
+    vote: Vote | None = None  # None: the leading node decides
+    # Bytes (sent, received) by this host when the first attempt at the call began; None: none has
+    # begun.
+    moved: tuple[int, int] | None = None
+
+    @property
+    def version(self) -> int:
+        """The version of the members for which it is made."""
+        return version_of(self.go.attempt)
+
+    def is_for(self, call: int, attempt: int) -> bool:
+        """Whether it is this attempt at that call."""
+        return (self.go.call, self.go.attempt) == (call, attempt)
+
+
+@dataclass(slots=True)
 class CallState:
     """The next call of a Group over several hosts, as this node knows it."""
 
@@ -134,8 +185,7 @@ class CallState:
     calls: int = 0  # number of decided calls, and so the next call's number
     phase: PhaseOfCall = field(default_factory=lambda: PhaseOfCall(FOLLOWER))
     told: bool = False  # the leading node has this node's part
-    go: GroupGo | None = None  # the attempt; outside of PLANNED one for earlier members
-    awaiting_local: bool = False  # `go` cannot begin before members on this node have called
+    attempt: NodeAttempt | None = None  # outside of PLANNED one for earlier members
     # An attempt at a later call, which has begun without this node, while it awaits a commit.
     ahead: GroupGo | None = None
     # A commit that another node passed on, while this node's share of the result is still on its
@@ -148,6 +198,18 @@ class CallState:
     starts: dict[int, int] = field(default_factory=dict)
     # A cache of `expected`, valid once every rank takes part in all further calls.
     _known: tuple[GroupMembers, list[int]] | None = None
+
+    def begin(self, go: GroupGo, vote: Vote | None = None) -> NodeAttempt:
+        """Replaces the attempt by another one."""
+        before = self.attempt
+        moved = before.moved if before is not None and before.go.call == go.call else None
+        self.attempt = NodeAttempt(go, vote=vote, moved=moved)
+        return self.attempt
+
+    @property
+    def vote(self) -> Vote | None:
+        """The vote for the attempt."""
+        return None if self.attempt is None else self.attempt.vote
 
     def end_call(self, calls: int) -> None:
         """Records that this many calls are over."""
@@ -206,16 +268,16 @@ class CallState:
     @property
     def attempted(self) -> Plan | None:
         """The plan of an attempt at the next call, if there was one."""
-        go = self.go
+        go = None if self.attempt is None else self.attempt.go
         return go.plans[0] if go is not None and go.call == self.calls and go.plans else None
 
     @property
     def begun_as_repeated(self) -> GroupGo | None:
         """The attempt at the next call that this node has begun without being asked to."""
-        go = self.go
+        go = None if self.attempt is None else self.attempt.go
         if go is None or go.call != self.calls or not is_repeated(go.attempt):
             return None
-        return go if go.attempt >> ATTEMPT_BITS == self.members.version else None
+        return go if version_of(go.attempt) == self.members.version else None
 
     @property
     def is_one_each(self) -> bool:

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import struct
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hoplite_mp import _tasks
 from hoplite_mp._common.reduction import OPS
 from hoplite_mp._engine import COLL_FIRST, COLL_MOVED, COLL_PART, COLL_SEND, COLL_TAKEN
-from hoplite_mp._node.groups.call_state import CallEvent, CallPhase
-from hoplite_mp._node.groups.group_state import Voting
+from hoplite_mp._node.groups.call_state import CallEvent, CallPhase, NodeAttempt, Vote
 from hoplite_mp._node.objects.remote_objects import payload_layout
 from hoplite_mp._protocol.fields import FOLDING
 from hoplite_mp._protocol.group_calls import GroupCommit, GroupSmall, Piece
@@ -35,29 +34,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hoplite_mp._node.groups.group_results import GroupResults
-    from hoplite_mp._node.groups.group_state import GroupState, Known, MemberCall, Steps
+    from hoplite_mp._node.groups.group_state import GroupCallsEvents, GroupState, Known, MemberCall
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.peers.links import Links
-    from hoplite_mp._protocol.group_calls import GroupGo, GroupMessage, GroupPart
+    from hoplite_mp._protocol.group_calls import GroupGo, GroupPart
     from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = ["EngineCallsOwner", "EngineCommit"]
-
-
-class CommitBackend(Protocol):
-    """What commits the calls of a Group: the leading node or the engines."""
-
-    def called(self, state: GroupState, called: MemberCall) -> None:
-        """A member on this host has made its next call."""
-
-    def changed(self, state: GroupState, members: GroupMembers) -> None:
-        """The manager has announced a new version of the members."""
-
-    def received(self, state: GroupState, node: int, message: GroupGo | GroupCommit) -> None:
-        """A node has sent an attempt or a decision."""
-
-    def moved(self, state: GroupState, go: GroupGo, failure: str, error: str) -> None:
-        """This node has its bytes of an attempt, or cannot have them."""
 
 
 class EngineCommit:
@@ -109,11 +92,12 @@ class EngineCommit:
         first, go, before = found
         if before.kind in FOLDING and before.pieces:
             return False
-        state.voting = Voting(go, first, _commit_of(before, go, part, self.client.number))
+        vote = Vote(first, _commit_of(before, go, part, self.client.number))
+        attempt = state.begin(go, vote)
         self.small.engine.coll_begin(go.generation, go.call, go.attempt)
         state.member_calls[ask.rank] = called
         state.phase.take(CallEvent.ATTEMPT)
-        self.small.calls.move(state, go)
+        self.small.calls.move(state, attempt)
         self.prepare(state)
         return True
 
@@ -125,58 +109,63 @@ class EngineCommit:
         else:  # its member is gone
             self.results.unpin(called.holds)
 
-    def vote_of(self, state: GroupState) -> tuple[int, int, int] | None:
+    def vote_of(self, state: GroupState, attempt: NodeAttempt) -> tuple[int, int, int] | None:
         """The vote that the engine gives as soon as all bytes are here. None: Python must first
         check that members have written their parts, or look for refs in the received values."""
-        voting = state.voting
-        assert voting is not None
-        commit, go = voting.commit, voting.go
+        assert attempt.vote is not None
+        commit, go = attempt.vote.commit, attempt.go
         holds = [hold for one in state.member_calls.values() for hold in one.holds]
         arrays = commit.kind in FOLDING or all(piece.layout for piece in commit.pieces)
         if not arrays or not self.results.is_written(holds):
             return None
         return go.generation, go.call, go.attempt
 
-    def end(self, voting: Voting, failure: str, error: str) -> None:
+    def end(self, vote: Vote, failure: str, error: str) -> None:
         """This node has all bytes of the call that it should receive, or cannot have them."""
-        voting.ended = failure, error
-        if failure and voting.prepared is not None:  # its blocks are gone
-            self.results.take_back(voting.prepared)
-            voting.prepared = None
+        vote.ended = failure, error
+        if failure:  # the blocks are gone
+            self._take_back(vote)
 
     def prepare(self, state: GroupState) -> None:
         """Makes the result as soon as its blocks are known, while their bytes are on their way."""
-        voting = state.voting
-        if voting is None or voting.prepared is not None or not self.results.is_begun(voting.go):
+        attempt, vote = state.attempt, state.vote
+        if attempt is None or vote is None or vote.prepared is not None:
             return
-        if voting.ended is not None and voting.ended[0]:
-            return  # it has failed at once
+        go = attempt.go
+        if not self.results.is_begun(go) or (vote.ended is not None and vote.ended[0]):
+            return
         here = state.member_calls
         slots = {rank: here[rank].slot for rank in here if here[rank].slot in self.clients}
-        ranks = state.here(self.client.number, voting.commit)
+        ranks = state.here(self.client.number, vote.commit)
         mine = {rank: slots.get(rank, 0) for rank in ranks}
-        voting.prepared = self.results.prepare(voting.commit, voting.go, mine)
-        voting.members = {rank: one for rank, one in state.known.here.items() if rank in mine}
+        vote.prepared = self.results.prepare(vote.commit, go, mine)
+        vote.members = {rank: one for rank, one in state.known.here.items() if rank in mine}
         holds = [hold for one in here.values() for hold in one.holds]
         awaited = self.results.has_lent(holds)
-        go, oid = voting.go, voting.prepared.oid
-        self.small.engine.coll_result(go.generation, go.call, oid, awaited)
+        self.small.engine.coll_result(go.generation, go.call, vote.prepared.oid, awaited)
 
-    def settle(self, voting: Voting) -> tuple[int, list[Any]]:
+    def settle(self, attempt: NodeAttempt) -> tuple[int, list[Any]]:
         """The call is committed: (object that members read, holds on what it needs)."""
-        assert voting.prepared is not None
+        vote = attempt.vote
+        assert vote is not None
+        assert vote.prepared is not None
         slots = {
             rank: slot
-            for rank, (slot, generation) in voting.members.items()
+            for rank, (slot, generation) in vote.members.items()
             if slot in self.clients and self.client.client_info(slot)["generation"] == generation
         }
-        return self.results.settle(voting.prepared, voting.go, slots)
+        return self.results.settle(vote.prepared, attempt.go, slots)
 
     def give_up(self, state: GroupState) -> None:
         """Another attempt takes the place of the call that this node has begun."""
-        voting, state.voting = state.voting, None
-        if voting is not None and voting.prepared is not None:
-            self.results.take_back(voting.prepared)
+        if state.attempt is not None and state.attempt.vote is not None:
+            self._take_back(state.attempt.vote)
+            state.attempt.vote = None
+
+    def _take_back(self, vote: Vote) -> None:
+        prepared, vote.prepared = vote.prepared, None
+        if prepared is not None:
+            self.results.take_back(prepared)
 
 
 def _commit_of(before: GroupCommit, go: GroupGo, part: GroupPart, number: int) -> GroupCommit:
@@ -200,41 +189,10 @@ def _commit_of(before: GroupCommit, go: GroupGo, part: GroupPart, number: int) -
 _PART = struct.Struct("<IIIBBBB")  # struct coll_part: rank, bytes, offset, kind, op, dtype, root
 
 
-class EngineCallsOwnerEvents(Protocol):
-    """The component that decides calls, while the engine does not own them."""
-
-    steps: Steps
-    states: dict[int, GroupState]
-
-    def backend(self, state: GroupState) -> CommitBackend:
-        """What commits the Group's calls at present."""
-
-    def change(self, state: GroupState, members: GroupMembers) -> None:
-        """Takes part with the new members."""
-
-    def take(self, node: int, message: GroupMessage) -> None:
-        """Handles a message from a node in the present step."""
-
-    def move(self, state: GroupState, message: GroupGo) -> None:
-        """Moves the bytes of an attempt."""
-
-    def conclude(self, state: GroupState, given: GroupCommit, *, on_board: bool) -> None:
-        """Ends a call."""
-
-    def member_called(self, slot: int, ask: GroupCall) -> None:
-        """A member on this host has made its next call."""
-
-    def resume(self, state: GroupState) -> None:
-        """Goes on with the next call."""
-
-    def send(self, state: GroupState, node: int, message: GroupMessage) -> None:
-        """Sends a message to a node."""
-
-
 class EngineCallsOwner:
     """The groups of this node as the engine knows them."""
 
-    calls: EngineCallsOwnerEvents
+    calls: GroupCallsEvents
 
     def __init__(self, host: HostContext, links: Links) -> None:
         self.client = host.client
@@ -245,7 +203,7 @@ class EngineCallsOwner:
         self.known: dict[int, Known] = {}
         links.when_coll(self._event)
 
-    def serve(self, calls: EngineCallsOwnerEvents) -> None:
+    def serve(self, calls: GroupCallsEvents) -> None:
         """Sets the component that makes the calls which the engine does not own."""
         self.calls = calls
 
@@ -352,17 +310,19 @@ class EngineCallsOwner:
     def look_at_board(self, state: GroupState) -> None:
         """Concludes a call that the engine has committed, before the engine's word of it is read:
         its member may have gone on already."""
-        voting = state.voting
-        if voting is not None and state.known.board.look()[4] > voting.go.call:
-            self._committed(state, voting.go.call)
+        if state.attempt is None or state.vote is None:
+            return
+        call = state.attempt.go.call
+        if state.known.board.look()[4] > call:
+            self._committed(state, call)
 
     def _committed(self, state: GroupState, call: int) -> None:
         """The engines have committed a call for which all nodes had voted; members here may have
         read its result already. Comes once more when the engine says so, if this process has seen
         it on the board before."""
-        voting = state.voting
-        if voting is not None and voting.go.call == call:
-            self.calls.conclude(state, voting.commit, on_board=True)
+        attempt, vote = state.attempt, state.vote
+        if attempt is not None and vote is not None and attempt.go.call == call:
+            self.calls.conclude(state, vote.commit, on_board=True)
 
     def _taken(self, state: GroupState, calls: int, record: bytes) -> None:
         """This process owns the calls from number `calls` on again. `record`: the call before that
@@ -375,9 +335,10 @@ class EngineCallsOwner:
             state.end_call(calls)
             state.result = []
         state.phase.take(CallEvent.THAWED)
-        if state.go is not None and state.go.call == state.calls:  # the leading node will decide
+        attempt, vote = state.attempt, state.vote
+        if attempt is not None and attempt.go.call == state.calls:  # the leading node will decide
             state.phase.take(CallEvent.ATTEMPT)
-            if state.voting is not None and state.voting.ended is not None:
+            if vote is not None and vote.ended is not None:
                 state.phase.take(CallEvent.MOVED)
         deferred, state.deferred = state.deferred, []
         for action in deferred:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hoplite_mp._node.groups.attempts import NodeAttempts
 from hoplite_mp._node.groups.call_state import CallEvent, CallPhase
 from hoplite_mp._node.groups.engine_commit import EngineCommit
-from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS, lost
+from hoplite_mp._node.groups.group_decisions import lost
 from hoplite_mp._node.groups.group_state import GroupState, MemberCall, Steps
 from hoplite_mp._node.groups.leader import GroupLeader, SendToManager, SendToNode, WakeLater
-from hoplite_mp._node.groups.plan_sources import fill_in, lacks
 from hoplite_mp._protocol.group_calls import (
     GroupCommit,
     GroupDone,
@@ -37,9 +37,11 @@ from hoplite_mp.errors import StoreFullError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._node.groups.engine_commit import CommitBackend, EngineCallsOwner
+    from hoplite_mp._node.groups.attempts import AttemptBytes
+    from hoplite_mp._node.groups.call_state import NodeAttempt
+    from hoplite_mp._node.groups.engine_commit import EngineCallsOwner
     from hoplite_mp._node.groups.group_results import GroupResults
-    from hoplite_mp._node.groups.group_state import Known
+    from hoplite_mp._node.groups.group_state import CommitBackend, Known
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._protocol.group_calls import GroupMessage
     from hoplite_mp._protocol.local import GroupCall, GroupLeave
@@ -74,18 +76,24 @@ class LeaderCommit:
 
     def received(self, state: GroupState, node: int, message: GroupGo | GroupCommit) -> None:
         if isinstance(message, GroupGo):
-            self.calls.go(state, message)
+            self.calls.attempts.begin(state, message)
         elif node in state.knowing:  # otherwise the sender is gone
             self.calls.commit(state, message)
 
     def moved(self, state: GroupState, go: GroupGo, failure: str, error: str) -> None:
-        self.calls.say_done(state, go, failure, error)
+        self.calls.attempts.report(state, go, failure, error)
 
 
 class MultiHostCalls:
     """All groups over several hosts that have, or had, members on this one."""
 
-    def __init__(self, host: HostContext, results: GroupResults, small: EngineCallsOwner) -> None:
+    def __init__(
+        self,
+        host: HostContext,
+        results: GroupResults,
+        attempt_bytes: AttemptBytes,
+        small: EngineCallsOwner,
+    ) -> None:
         self.loop = host.loop
         self.client = host.client
         self.roster = host.roster
@@ -98,6 +106,8 @@ class MultiHostCalls:
         self.steps = Steps(lambda message: self.take(self.client.number, message))
         self.by_leader = LeaderCommit(self)
         self.by_engine = EngineCommit(host, results, small)
+        self.attempt_bytes = attempt_bytes
+        self.attempts = NodeAttempts(host.client, self, results, attempt_bytes, self.by_engine)
         small.serve(self)
         self._handlers: dict[type, Callable[[GroupState, int, Any], None]] = {
             GroupPart: self._part,
@@ -140,14 +150,16 @@ class MultiHostCalls:
     def _change(self, state: GroupState) -> None:
         members, known = state.members, state.known
         state.phase.take(CallEvent.CHANGED)
-        state.told = state.awaiting_local = False  # an attempt awaited them for other members
-        if state.go is not None and state.go.attempt >> ATTEMPT_BITS >= members.version:
-            state.phase.take(CallEvent.ATTEMPT)  # its message was faster than the manager's
+        state.told, attempt = False, state.attempt
+        if attempt is not None:
+            attempt.awaiting_local = False  # it awaited them for other members
+            if attempt.version >= members.version:
+                state.phase.take(CallEvent.ATTEMPT)  # its message was faster than the manager's
         for rank in range(members.size):
             if not (members.alive | members.joining) >> rank & 1:
                 called = state.member_calls.pop(rank, None)
-                if called is not None and called.ask.call == state.calls and state.go is not None:
-                    state.left += called.holds  # an attempt may include them
+                if called is not None and called.ask.call == state.calls and attempt is not None:
+                    state.left += called.holds  # the attempt may include them
                 elif called is not None:
                     self.results.unpin(called.holds)
         # Each node knows the first calls of its ranks; the leading one receives the others'.
@@ -205,8 +217,8 @@ class MultiHostCalls:
             if called.ask.rank == ask.rank and called.slot == slot:
                 called.slot = -1
                 self.results.abandon(called.holds)
-        if state.voting is not None:
-            state.voting.members.pop(ask.rank, None)
+        if state.vote is not None:
+            state.vote.members.pop(ask.rank, None)
         blocks = state.given_blocks.pop(ask.rank, ())
         if ask.calls < state.calls:
             self.results.take_untaken(blocks, slot)
@@ -220,9 +232,9 @@ class MultiHostCalls:
     def _let_go(self, state: GroupState) -> None:
         """Drops the current attempt, and what members that are gone gave to it."""
         self.by_engine.give_up(state)
-        go, state.go = state.go, None
-        if go is not None:
-            self.results.drop(go)
+        attempt, state.attempt = state.attempt, None
+        if attempt is not None:
+            self.attempt_bytes.drop(attempt.go)
         self.results.unpin(state.left)
 
     # -- from members ---------------------------------------------------------------------------
@@ -256,22 +268,23 @@ class MultiHostCalls:
         state.phase.take(CallEvent.PART)
         state.told = True
         part = self.results.part(state.members, state.calls, asks)
-        voting, repeated = state.voting, state.plans.next(state.members, part)
-        if voting is not None and not voting.is_for(state.members.version, state.calls):
-            voting = None
-        if voting is not None:
-            part = msgspec.structs.replace(part, repeats=voting.made_for + 1)
-        elif repeated is not None and state.go is None:
+        attempt, repeated = state.attempt, state.plans.next(state.members, part)
+        vote = None
+        if attempt is not None and attempt.version == state.members.version:
+            vote = attempt.vote if attempt.go.call == state.calls else None
+        if vote is not None:
+            part = msgspec.structs.replace(part, repeats=vote.made_for + 1)
+        elif repeated is not None and attempt is None:
             part = msgspec.structs.replace(part, repeats=repeated[0] + 1)
             state.phase.take(CallEvent.ATTEMPT)
-            self.move(state, repeated[1])
+            self.move(state, state.begin(repeated[1]))
         self.send(state, state.leader, part)
-        if voting is not None and voting.ended is not None:
-            failure, error = voting.ended
-            self.say_done(state, voting.go, failure, error)
-        if state.awaiting_local and state.go is not None:
-            state.awaiting_local = False
-            self._fill_in(state, state.go, asks)
+        if attempt is not None and vote is not None and vote.ended is not None:
+            failure, error = vote.ended
+            self.attempts.report(state, attempt.go, failure, error)
+        if attempt is not None and attempt.awaiting_local:
+            attempt.awaiting_local = False
+            self.attempts.fill_in(state, attempt, asks)
 
     def send(self, state: GroupState, node: int, message: GroupMessage) -> None:
         """Sends a message to a node, perhaps this one."""
@@ -339,121 +352,28 @@ class MultiHostCalls:
         if later and node in state.knowing and not state.owned:
             self._let_go(state)
             state.end_call(message.call)
-            self._catch_up(state)
+            self.attempts.catch_up(state)
             self.resume(state)
 
     # -- executing decisions --------------------------------------------------------------------
 
-    def go(self, state: GroupState, message: GroupGo) -> None:
-        """Begins an attempt of the leading node, if it is one at the next call."""
-        if message.call != state.calls:
-            state.ahead = message if message.call > state.calls else state.ahead
-            return
-        if message.attempt >> ATTEMPT_BITS < state.members.version:
-            return  # made for other members, so the leading node will begin again
-        self.by_engine.give_up(state)
-        if state.go is not None:  # operations that are planned again go on
-            self.results.drop(state.go, {plan.operation for plan in message.plans})
-        if message.attempt >> ATTEMPT_BITS == state.members.version:  # no gone member is in it
-            self.results.unpin(state.left)
-        state.phase.take(CallEvent.ATTEMPT)
-        state.go, state.awaiting_local = message, False
-        asks = state.asks(self.client.number)
-        if asks is not None:
-            self._fill_in(state, message, asks)
-        elif state.ranks_of(self.client.number):
-            state.awaiting_local = True  # begin when the members here have called
-        else:
-            self.move(state, message)
-
-    def _catch_up(self, state: GroupState) -> None:
-        """Takes up an attempt that came before the end of the call before it."""
-        ahead, state.ahead = state.ahead, None
-        if ahead is not None:
-            self.go(state, ahead)
-
-    def _fill_in(self, state: GroupState, message: GroupGo, asks: list[GroupCall]) -> None:
-        """Begins an attempt; fills in parts of members here that the leading node only assumed."""
-        if lacks(message, {ask.rank for ask in asks}):
-            part = self.results.part(state.members, state.calls, asks)
-            filled = fill_in(message, part)
-            if filled is None:  # the leading node will see that they differ, and decide again
-                return
-            message = filled
-        self.move(state, message)
-
-    def move(self, state: GroupState, message: GroupGo) -> None:
+    def move(self, state: GroupState, attempt: NodeAttempt) -> None:
         """Moves the bytes of an attempt."""
-        state.go, state.awaiting_local = message, False
-        if state.moved[0] != message.call:
-            state.moved = message.call, *self.results.plan_runner.link_estimator.moved()
-        votes = state.voting is not None and state.voting.go is message
-
-        def say(failure: str = "", error: str = "") -> None:
-            if state.go is not message:
-                return
-            if message.attempt >> ATTEMPT_BITS >= state.members.version:
-                state.phase.take(CallEvent.MOVED)
-            if state.voting is not None:
-                self.by_engine.end(state.voting, failure, error)
-            self.backend(state).moved(state, message, failure, error)
-
-        def done(failure: str, error: str) -> None:
-            if failure:
-                self.steps.run(say, failure, error)
-            else:  # parts that only members here read have no cell that waits for their bytes
-                written = partial(self.steps.run, say)
-                self.results.when_written(
-                    (one.holds for one in state.member_calls.values()), written
-                )
-
-        vote = self.by_engine.vote_of(state) if votes else None
-        self.results.go(message, done, always=votes, vote=vote)
-
-    def say_done(self, state: GroupState, go: GroupGo, failure: str, error: str) -> None:
-        """Tells the leading node how an attempt has ended here."""
-        if state.leader is None:
-            return
-        up, down = self.results.plan_runner.link_estimator.rates
-        done = GroupDone(go.generation, go.call, go.attempt, failure[:1000], up, down, error)
-        self.send(state, state.leader, done)
-
-    def slowed(self, up: int, down: int) -> None:
-        """This host's link has become slow while bytes move: bytes per second that it carries."""
-        self.steps.run(self._slowed, up, down)
-
-    def _slowed(self, up: int, down: int) -> None:
-        for state in self.states.values():
-            go = state.go
-            if go is not None and go.call == state.calls and state.leader is not None:
-                _, sent_before, received_before = state.moved
-                sent, received = self.results.plan_runner.link_estimator.moved()
-                slow = GroupSlow(
-                    generation=go.generation,
-                    call=go.call,
-                    attempt=go.attempt,
-                    up=up,
-                    down=down,
-                    sent=max(0, sent - sent_before),
-                    received=max(0, received - received_before),
-                )
-                self.send(state, state.leader, slow)
+        self.attempts.move(state, attempt)
 
     def commit(self, state: GroupState, message: GroupCommit) -> None:
         """A node has sent the decision on a call."""
         if message.call < state.calls:
             return  # repeated after a change of the members
-        given, voting = message, state.voting
-        if voting is not None and (
-            message.error or not voting.is_about(message.call, message.attempt)
+        given, attempt = message, state.attempt
+        if attempt is not None and (
+            message.error or not attempt.is_for(message.call, message.attempt)
         ):
             self.by_engine.give_up(state)
-            voting = None
-        if voting is not None and message.to != self.client.number:  # it names others' pieces
-            given = msgspec.structs.replace(
-                voting.commit, leader=message.leader, keeps=message.keeps
-            )
-        elif voting is None and state.lacks(self.client.number, message):
+        vote = state.vote
+        if vote is not None and message.to != self.client.number:  # it names others' pieces
+            given = msgspec.structs.replace(vote.commit, leader=message.leader, keeps=message.keeps)
+        elif vote is None and state.lacks(self.client.number, message):
             if message.leader in state.knowing:
                 state.owed = message  # the node that decided it has sent what is missing
                 return
@@ -466,19 +386,20 @@ class MultiHostCalls:
     ) -> None:
         """Ends a call. on_board: the engine has written the commit to the board."""
         message, state.owed = given, None
-        voting, state.voting = state.voting, None
-        go, state.go = state.go, None
+        vote, attempt, state.attempt = state.vote, state.attempt, None
+        go = None if attempt is None else attempt.go
         taken = message.call, message.attempt
         if go is not None and ((go.call, go.attempt) != taken or given.error):
-            self.results.drop(go)
+            self.attempt_bytes.drop(go)
             go = None
         # A process that has ended gets nothing, even if the manager has not announced its end yet.
         slots = {r: one.slot for r, one in state.member_calls.items() if one.slot in self.clients}
         here = state.here(self.client.number, message)
         mine = {rank: slots.get(rank, 0) for rank in here}
         before = state.result
-        if voting is not None and voting.prepared is not None:
-            oid, state.result = self.by_engine.settle(voting)
+        prepared = None if vote is None else vote.prepared
+        if attempt is not None and prepared is not None:
+            oid, state.result = self.by_engine.settle(attempt)
         else:
             oid, state.result = self.results.commit(given, go, mine)
         state.given_blocks, self.results.given = self.results.given, {}
@@ -492,15 +413,15 @@ class MultiHostCalls:
         if not on_board:
             state.known.board.commit(message.call, oid)
         if go is not None:
-            self.results.drop(go)  # only now, because members wait for the line above
-        if voting is not None and voting.prepared is not None:
-            self.results.let_go(voting.prepared)
+            self.attempt_bytes.drop(go)  # after the commit, for which members wait
+        if prepared is not None:
+            self.results.let_go(prepared)
         if not given.error:
             keeps = message.keeps or go is None
             state.plans.committed(state.members, message, go, keeps, by_engines=on_board)
         self.results.unpin(state.left)
         del before  # every member has read the result before this one, so its holds are released
-        self._catch_up(state)
+        self.attempts.catch_up(state)
         self.resume(state)
 
     def resume(self, state: GroupState) -> None:

@@ -50,6 +50,7 @@ __all__ = [
     "is_repeated",
     "lost",
     "operation_of",
+    "version_of",
 ]
 
 # Numbers of attempts at a call. Cells of two attempts must never meet, so each attempt has its own
@@ -64,6 +65,11 @@ MADE_ATTEMPTS = REPEATED - 1  # attempts of one call for which the leading node 
 def is_repeated(attempt: int) -> bool:
     """Whether nodes began this attempt by themselves."""
     return bool(attempt & REPEATED)
+
+
+def version_of(attempt: int) -> int:
+    """The version of the members for which an attempt is made."""
+    return attempt >> ATTEMPT_BITS
 
 
 @dataclass(slots=True)

@@ -8,15 +8,14 @@ begun the next call.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp._common.ref import ObjectRef
-from hoplite_mp._node.groups.group_decisions import combine, is_repeated
+from hoplite_mp._node.groups.call_state import Prepared
+from hoplite_mp._node.groups.group_decisions import combine
 from hoplite_mp._node.groups.repeated_plans import member_of
 from hoplite_mp._node.objects.remote_objects import payload_layout
 from hoplite_mp._node.store.budget import PROMISED
@@ -35,7 +34,7 @@ from hoplite_mp._serialize.contributions import (
 from hoplite_mp.errors import StoreFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from hoplite_mp._node.execution.plan_runner import PlanRunner
     from hoplite_mp._node.objects.context import HostContext
@@ -44,83 +43,7 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.local import GroupCall
     from hoplite_mp._protocol.messages import GroupMembers
 
-__all__ = ["CallBuffers", "GroupResults", "Prepared", "free_if_returned", "keep_promise", "promise"]
-
-# Call buffers: memory in the store in which the members of a Group on one host give large parts.
-#
-# Members write to call buffers and read from them without the node. The node frees the buffers of a
-# Group when the Group has ended and every member that has asked for buffers has left or died,
-# because such a member may still write. A member that only reads looks at the masks of the board
-# afterwards, and those are cleared before the buffers are freed.
-
-
-# The buffers of all Groups take at most 1/8 of the store. A lower number: more or larger calls need
-# no objects, but large objects find less room.
-BUFFERS_SHARE = 8
-
-
-@dataclass(slots=True)
-class Buffers:
-    """Those of one Group."""
-
-    # Bytes of one buffer -> payload offset of the block that has those of all ranks.
-    blocks: dict[int, int] = field(default_factory=dict)
-    users: set[tuple[int, int]] = field(default_factory=set)  # (client slot, rank)
-    ended: bool = False  # the Group
-
-
-class CallBuffers:
-    """The buffers of all Groups on this host."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._of: dict[int, Buffers] = {}  # generation of a Group -> its buffers
-
-    def ask(self, generation: int, size: int, slot: int, rank: int, nbytes: int) -> int | None:
-        """The offset in the store of the first of `2 * size` buffers of that size; None: the store
-        has no room. The member in that slot uses them from now on."""
-        buffers = self._of.setdefault(generation, Buffers())
-        if nbytes not in buffers.blocks:
-            total = 2 * size * nbytes
-            if total + self._store.call_buffer_bytes > self._store.limit // BUFFERS_SHARE:
-                return None
-            if not self._store.has_spare(total):
-                return None
-            payload = self._store.lease(total, NODE_SLOT, preallocated=True)
-            if payload is None:
-                return None
-            buffers.blocks[nbytes] = payload
-            self._store.call_buffer_bytes += self._store.size_of(payload)
-        buffers.users.add((slot, rank))
-        return buffers.blocks[nbytes]
-
-    def left(self, generation: int, slot: int, rank: int) -> None:
-        """That member has left its Group."""
-        buffers = self._of.get(generation)
-        if buffers is not None:
-            buffers.users.discard((slot, rank))
-            self._free_unused(generation, buffers)
-
-    def forget_client(self, slot: int) -> None:
-        """That process has ended."""
-        for generation, buffers in list(self._of.items()):
-            buffers.users = {one for one in buffers.users if one[0] != slot}
-            self._free_unused(generation, buffers)
-
-    def ended(self, generation: int) -> None:
-        """That Group has ended."""
-        buffers = self._of.get(generation)
-        if buffers is not None:
-            buffers.ended = True
-            self._free_unused(generation, buffers)
-
-    def _free_unused(self, generation: int, buffers: Buffers) -> None:
-        if buffers.ended and not buffers.users:
-            for payload in buffers.blocks.values():
-                self._store.call_buffer_bytes -= self._store.size_of(payload)
-                self._store.free(payload)
-            del self._of[generation]
-
+__all__ = ["GroupResults", "free_if_returned", "keep_promise", "promise"]
 
 # The engine may commit a call before this process knows (`engine_commit.py`), and the member may
 # return a block of the result at once. The engine's cells lie in the block until this process has
@@ -147,17 +70,6 @@ def free_if_returned(store: Store, payload: int) -> None:
 
 
 _log = logging.getLogger("hoplite_mp")
-
-
-@dataclass(slots=True)
-class Prepared:
-    """The result of a call that is not committed yet. Its blocks still belong to the execution of
-    the call's plan, or are still what a member gives."""
-
-    oid: int = 0  # what members are to read
-    holds: list[Any] = field(default_factory=list)
-    blocks: dict[int, int] = field(default_factory=dict)  # payload -> rank that gets it
-    sources: list[GrowingBlock] = field(default_factory=list)  # those among them that come back
 
 
 class GroupResults:
@@ -286,60 +198,6 @@ class GroupResults:
         """Calls `action` once members have written everything that they give."""
         source = [hold for some in holds for hold in some if isinstance(hold, GrowingBlock)]
         self.streaming_sources.when_whole(source, action)
-
-    # -- moving bytes ---------------------------------------------------------------------------
-
-    def go(
-        self,
-        message: GroupGo,
-        done: Callable[[str, str], None],
-        *,
-        always: bool = False,
-        vote: tuple[int, int, int] | None = None,
-    ) -> None:
-        """Executes this node's part of an attempt. `done` gets the reason why it failed and the
-        kind of that error (see GroupCommit), or "" and "". always: also if no other node waits for
-        this one's report. vote: see `Engine.together`."""
-        reports = False
-        for plan in message.plans:
-            early = is_repeated(message.attempt) or (
-                not isinstance(plan, Distribute) and plan.is_early
-            )
-            # Who begins so early does not wait for room: the leading node makes another plan, when
-            # all have called.
-            wait_s = 0.0 if early else None
-            come = partial(self._come, plan, done)
-            how: Any = {"always": always, "vote": vote if len(message.plans) == 1 else None}
-            reports = self.plan_runner.execute_privately(plan, come, wait_s, **how) or reports
-        if not reports and (always or self.client.number in message.waits):
-            done("", "")
-
-    def _come(self, plan: Plan, done: Callable[[str, str], None], failure: str, error: str) -> None:
-        """Holds the refs inside values that have arrived before calling `done`: the givers hold
-        them only until the commit, and members may read later."""
-        part = self.plan_runner.executions.get(plan.operation)
-        copies = isinstance(plan, Distribute) or plan.kind not in FOLDING
-        refs: list[bytes] = []
-        if copies and part is not None and not failure:
-            for payload, nbytes in part.blocks.values():
-                refs += _serialize.read_refs(self.client.memory(payload, nbytes))
-        if not refs:
-            done(failure, error)
-            return
-
-        def held(holds: list[Any]) -> None:
-            if self.plan_runner.executions.get(plan.operation) is part:
-                self.inner[plan.operation] = holds
-                done(failure, error)
-
-        self.imports.ask(refs, held)
-
-    def drop(self, message: GroupGo, but: Collection[int] = ()) -> None:
-        """Ends an attempt, except for these operations."""
-        for plan in message.plans:
-            self.inner.pop(plan.operation, None)
-            if plan.operation not in but:
-                self.plan_runner.drop(plan.operation)
 
     # -- the end -------------------------------------------------------------------------------
 

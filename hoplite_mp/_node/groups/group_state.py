@@ -7,29 +7,22 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp._node.groups.call_state import CallState
-from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS
 from hoplite_mp._node.groups.repeated_plans import RepeatedPlans
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp import _tasks
-    from hoplite_mp._node.groups.group_results import Prepared
+    from hoplite_mp._node.groups.call_state import NodeAttempt
     from hoplite_mp._node.groups.leader import GroupLeader
     from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, GroupMessage
     from hoplite_mp._protocol.local import GroupCall
     from hoplite_mp._protocol.messages import GroupMembers
 
-__all__ = [
-    "GroupState",
-    "Known",
-    "MemberCall",
-    "Steps",
-    "Voting",
-]
+__all__ = ["CommitBackend", "GroupCallsEvents", "GroupState", "Known", "MemberCall", "Steps"]
 
 
 class Steps:
@@ -88,27 +81,6 @@ class MemberCall:
 
 
 @dataclass(slots=True)
-class Voting:
-    """A call that this node has begun by itself while the engine owns the calls (voted_calls)."""
-
-    go: GroupGo
-    made_for: int  # the call for which its plan was made
-    commit: GroupCommit  # what is decided if all nodes vote for it
-    ended: tuple[str, str] | None = None  # (reason, kind of error) of its failure; "", "": it moved
-    prepared: Prepared | None = None  # the result, once its blocks are known
-    # Rank -> (client slot, its generation) of the members here that are to read it.
-    members: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-    def is_for(self, version: int, call: int) -> bool:
-        """Whether the vote is for that call of members of that version."""
-        return self.go.call == call and self.go.attempt >> ATTEMPT_BITS == version
-
-    def is_about(self, call: int, attempt: int) -> bool:
-        """Whether the vote is for this attempt at that call."""
-        return (self.go.call, self.go.attempt) == (call, attempt)
-
-
-@dataclass(slots=True)
 class GroupState(CallState):
     """A Group over several hosts on this node."""
 
@@ -123,10 +95,7 @@ class GroupState(CallState):
     # FROZEN: what to do when the engine has given the calls back.
     deferred: list[Callable[[], None]] = field(default_factory=list)
     deferred_calls: list[MemberCall] = field(default_factory=list)  # those that `deferred` takes up
-    voting: Voting | None = None  # what `go` was begun for
     plans: RepeatedPlans = field(default_factory=RepeatedPlans)
-    # (call, bytes sent, bytes received by this host) when the first attempt at that call began
-    moved: tuple[int, int, int] = (-1, 0, 0)
 
     def end_call(self, calls: int) -> None:
         """So many calls are over."""
@@ -140,3 +109,51 @@ class GroupState(CallState):
         called = [self.member_calls[rank] for rank in ranks if rank in self.member_calls]
         asks = [one.ask for one in called if one.ask.call == self.calls]
         return asks if asks and len(asks) == len(ranks) else None
+
+
+class CommitBackend(Protocol):
+    """The part of a node that commits the calls of a Group: through the leading node, or through
+    the engines."""
+
+    def called(self, state: GroupState, called: MemberCall) -> None:
+        """A member on this host has made its next call."""
+
+    def changed(self, state: GroupState, members: GroupMembers) -> None:
+        """The manager has announced a new version of the members."""
+
+    def received(self, state: GroupState, node: int, message: GroupGo | GroupCommit) -> None:
+        """A node has sent an attempt or a decision."""
+
+    def moved(self, state: GroupState, go: GroupGo, failure: str, error: str) -> None:
+        """This node has its bytes of an attempt, or cannot have them."""
+
+
+class GroupCallsEvents(Protocol):
+    """The calls of all Groups on a node, for the components that they consist of."""
+
+    steps: Steps
+    states: dict[int, GroupState]
+
+    def backend(self, state: GroupState) -> CommitBackend:
+        """The present commit backend of the Group."""
+
+    def change(self, state: GroupState, members: GroupMembers) -> None:
+        """Takes part with the new members."""
+
+    def take(self, node: int, message: GroupMessage) -> None:
+        """Handles a message from a node in the present step."""
+
+    def move(self, state: GroupState, attempt: NodeAttempt) -> None:
+        """Moves the bytes of an attempt."""
+
+    def conclude(self, state: GroupState, given: GroupCommit, *, on_board: bool) -> None:
+        """Ends a call."""
+
+    def member_called(self, slot: int, ask: GroupCall) -> None:
+        """A member on this host has made its next call."""
+
+    def resume(self, state: GroupState) -> None:
+        """Goes on with the next call."""
+
+    def send(self, state: GroupState, node: int, message: GroupMessage) -> None:
+        """Sends a message to a node."""

@@ -25,6 +25,7 @@ from hoplite_mp._node.groups.group_decisions import (
     REPEATED,
     is_repeated,
     operation_of,
+    version_of,
 )
 from hoplite_mp._protocol.messages import Distribute
 
@@ -138,7 +139,7 @@ class RepeatedPlans:
         too_large = go is not None and any(plan.nbytes >= PART_BYTES_MAX for plan in go.plans)
         if not keeps or too_large or self._vain.get(form, 0) >= IN_VAIN_MAX:
             self._kept.pop(form, None)
-        elif go is not None and not repeated and go.attempt >> ATTEMPT_BITS == members.version:
+        elif go is not None and not repeated and version_of(go.attempt) == members.version:
             # Else the word of its commit has come after the members have changed.
             _put(self._kept, form, (go.call, go, commit))
 

@@ -18,6 +18,7 @@ from hoplite_mp._node.dispatch import complete
 from hoplite_mp._node.execution.plan_cells import PlanCells
 from hoplite_mp._node.execution.plan_runner import PlanRunner
 from hoplite_mp._node.execution.transfers import Transfers
+from hoplite_mp._node.groups.attempts import AttemptBytes
 from hoplite_mp._node.groups.engine_commit import EngineCallsOwner
 from hoplite_mp._node.groups.group_calls import MultiHostCalls
 from hoplite_mp._node.groups.group_results import GroupResults
@@ -146,8 +147,9 @@ class ClusterNode:
         self.transfers = Transfers(host, self.replicas, self.plan_runner)
         self.engine_calls = EngineCallsOwner(host, self.links)
         results = GroupResults(host, self.plan_runner)
-        self.group_calls = MultiHostCalls(host, results, self.engine_calls)
-        cells.pairs.when_slow(self.group_calls.slowed)
+        attempt_bytes = AttemptBytes(host, results)
+        self.group_calls = MultiHostCalls(host, results, attempt_bytes, self.engine_calls)
+        cells.pairs.when_slow(self.group_calls.attempts.slowed)
         cells.pairs.when_slow(self.plan_runner.slowed)
         local.groups.hosts = self.group_calls
         local.remote_objects.fetcher = self.transfers
