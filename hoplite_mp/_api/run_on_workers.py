@@ -18,7 +18,12 @@ from hoplite_mp._client.waiting import BLOCKED_AFTER_NS
 from hoplite_mp._common import clock
 from hoplite_mp._common.clock import FOREVER_NS, check_timeout, deadline_ns
 from hoplite_mp._common.object_states import CONCURRENCY_SHIFT
-from hoplite_mp._protocol.local import BeginRound, ClosePool, EndRound, OpenRound
+from hoplite_mp._protocol.local import (
+    BeginWorkerBroadcast,
+    ClosePool,
+    EndWorkerBroadcast,
+    OpenWorkerBroadcast,
+)
 from hoplite_mp.errors import HopliteTimeoutError
 
 if TYPE_CHECKING:
@@ -134,7 +139,7 @@ def _run(
     if oids and not submitter.waiting.wait_many(oids, len(oids), deadline):
         raise HopliteTimeoutError(f"an argument of run() was not ready within {timeout:g} s")
     left = None if deadline == FOREVER_NS else max(0.0, (deadline - clock.monotonic_ns()) / 1e9)
-    opened = runtime.channel.call(OpenRound(list(numbers), left)).value
+    opened = runtime.channel.call(OpenWorkerBroadcast(list(numbers), left)).value
     if opened is None:
         raise HopliteTimeoutError(f"not all nodes have answered run() within {timeout:g} s")
     pool, count = opened
@@ -158,14 +163,14 @@ def _run(
             )
             one.add_done_callback(ended.append)
             futures.append(one)
-        runtime.channel.tell(BeginRound(pool))
+        runtime.channel.tell(BeginWorkerBroadcast(pool))
         if not _wait(runtime, [one._oid for one in futures], deadline):
             submitter.drain()
             missing = sum(not one.done() for one in futures)
             for one in futures:
                 one.cancel()
             submitter.close_queue(pool)
-            runtime.channel.call(EndRound(pool))
+            runtime.channel.call(EndWorkerBroadcast(pool))
             raise HopliteTimeoutError(
                 f"{missing} of {count} workers have not run {name}() within {timeout:g} s: they "
                 "are busy with other tasks, and those that have not begun will not run it"

@@ -180,7 +180,7 @@ def _collective(item: dict[str, Any]) -> str:
     if item["planned"] is not None:
         text += f"; plan {item['epoch']} runs{_for(item['planned'])}"
         if item["no_room"]:
-            text += ", and waits for room in the store"
+            text += ", and waits for space in the store"
         if item["not_reported"]:
             text += f"; not reported: {', '.join(item['not_reported'])}"
     return text
@@ -188,7 +188,7 @@ def _collective(item: dict[str, Any]) -> str:
 
 def _part(item: dict[str, Any]) -> str:
     state = f"{item['missing']} pieces are missing" if item["missing"] else "whole"
-    state = state if item["begun"] else "it waits for room or for its sources"
+    state = state if item["begun"] else "it waits for space or for its sources"
     state = "reported" if item["reported"] else state
     plan = f"operation {item['operation']}, plan {item['epoch']}"
     return f"part of {plan}, open{_for(item['seconds'])}: {state}"

@@ -86,7 +86,7 @@ def heard(seconds: float = LISTEN_S) -> list[Heard]:
         import zeroconf
     except ImportError:
         raise ConfigError(MISSING) from None
-    lock = locks.lock("nearby.names")
+    lock = locks.lock("mdns.names")
     names: set[str] = set()
 
     class Listener(zeroconf.ServiceListener):

@@ -196,7 +196,7 @@ class Functions:
         else:
             now, constant = _carried(fn, scan, record=True)
         sending = _in_form(fn, chunked, again, catches)
-        encoded, beside, refs = _serialize.encode_with_aside(sending, scan)
+        encoded, beside, refs = _serialize.encode_out_of_band(sending, scan)
         scan.hold(fn)
         if not by_identity:
             return self._put(encoded, beside), fn if refs else NOTHING

@@ -39,7 +39,7 @@ _bars: weakref.WeakSet[Any] = weakref.WeakSet()  # tqdm sets `disable` when a ba
 def open_bar(progress: bool | str, total: int | None) -> Any:
     """A tqdm bar with a label; None if progress is False. ModuleNotFoundError without tqdm."""
     if not isinstance(progress, (bool, str)):
-        raise TypeError(f"progress={progress!r}: it must be True, False or a text")
+        raise TypeError(f"progress={progress!r}: it must be True, False or a string")
     if progress is False:
         return None
     try:

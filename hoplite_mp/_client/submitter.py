@@ -576,16 +576,16 @@ class Submitter:
 
 
 ERROR_CHARS_MAX = 40  # so that it fits into a record
-NO_ROOM_EVEN_FOR_WORDS = "no room, even for details; raise memory="
+NO_SPACE_FOR_DETAILS = "no space for details; raise memory="
 
 
 def last_resort(error: BaseException) -> _serialize.Encoded:
-    """Describes an error for which there was no space in a text that fits into the record. An error
-    of this library keeps its type, for `except` clauses."""
+    """Describes an error for which the store has no space, so that it fits into the record. An
+    error of this library keeps its type, for `except` clauses."""
     kind = type(error)
     if isinstance(error, HopliteError) and kind.__module__ == HopliteError.__module__:
-        return _serialize.encode_error(kind(NO_ROOM_EVEN_FOR_WORDS), "")
-    brief = f"its error found no room: {kind.__name__}"[:ERROR_CHARS_MAX]
+        return _serialize.encode_error(kind(NO_SPACE_FOR_DETAILS), "")
+    brief = f"no space for its error: {kind.__name__}"[:ERROR_CHARS_MAX]
     return _serialize.encode_error(HopliteError(brief), "")
 
 

@@ -79,10 +79,10 @@ ORDER: dict[str, bool] = {
     # one request at a time: held while a thread waits for the reply; see `Channel`
     "client.channel": True,
     # node, manager, commands
-    "node.wire": False,
+    "node.control_channel": False,
     "node.forward": False,
     "manager.packed": False,
-    "nearby.names": False,
+    "mdns.names": False,
 }
 
 

@@ -23,7 +23,7 @@ from hoplite_mp._common.reduction import operation_name, prefix
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._common.signals import is_interruption
 from hoplite_mp._group.multi_host import MultiHost
-from hoplite_mp._group.single_host import MISTAKE, Combiner, SingleHost, mistake_words
+from hoplite_mp._group.single_host import INVALID_CALL, Combiner, SingleHost, mistake_words
 from hoplite_mp._protocol.group_calls import error_kind, error_of
 from hoplite_mp._protocol.local import GroupAdmit
 from hoplite_mp._serialize.contributions import (
@@ -57,7 +57,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # The errors that calls document. After any other exception this rank is no longer a member.
 DOCUMENTED = (ValueError, TypeError, StoreFullError, ReduceError, PeerLostError)
 REJOIN = "To go on, join it again with the same name and rank"
-LENT_POLL_S = 0.0005  # between two checks whether other ranks still read this rank's arrays
+# Between two checks whether other ranks still read this rank's arrays. It polls, because a reader
+# that releases an array wakes nobody, and its death is visible only in the array's pins.
+LENT_POLL_S = 0.0005
 
 
 class Retry(Exception):
@@ -224,7 +226,7 @@ class CallProtocol:
             clock.sleep(LENT_POLL_S)
 
     def _mistake(self, error: Exception) -> tuple[str, str, int, Any]:
-        return MISTAKE, mistake_words(f"rank {self.rank}: {error}"), 0, error_kind(error)
+        return INVALID_CALL, mistake_words(f"rank {self.rank}: {error}"), 0, error_kind(error)
 
     def _publish(self, call: int, part: tuple[str, str, int, Any]) -> Exception | None:
         """Publishes the part, or a mistake if an error prevents that. Returns the error, which this
@@ -250,7 +252,7 @@ class CallProtocol:
         """The part with refs in place of values that need pickle, so that the leader, which reads
         all parts, unpickles only its own values; also in place of arrays that are read in place."""
         kind, op, root, values = part
-        if kind == MISTAKE:
+        if kind == INVALID_CALL:
             return part
         put, in_place, lends = self._memory.put, self._in_place.ref, self._lends
         stored = [(in_place(v, lends) or v) if is_plain_array(v) else put(v) for v in values]

@@ -223,8 +223,8 @@ class ObjectFolds:
             state, value = FOLD_YOURSELF, None
         if state == ERROR and isinstance(value, str):
             raise StoreFullError(
-                f"call {call}: folding the values failed at rank {leader}, whose store has no room "
-                f"for more than the class of the error, {value}; raise memory="
+                f"call {call}: folding the values failed at rank {leader}, whose store has no "
+                f"space for more than the class of the error, {value}; raise memory="
             )
         if state == ERROR:
             self._folded_error = self._memory.failure(memoryview(value))

@@ -34,7 +34,9 @@ __all__ = ["Group", "join"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PLACE_MAX = 1 << 31
-LEAVING_POLL_S = 0.0005  # between two checks whether another thread has finished leaving
+# Between two checks whether another thread has finished leaving. It polls, because Ctrl-C may
+# interrupt both threads at any step, so that an event could stay unset.
+LEAVING_POLL_S = 0.0005
 
 
 class Group(GroupCollectives, GroupMessages):

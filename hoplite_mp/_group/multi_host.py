@@ -20,9 +20,9 @@ from hoplite_mp._client.in_place import own_copy
 from hoplite_mp._common import clock
 from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.reduction import DTYPES, OPS, has_kernel, prefix, result_dtype
-from hoplite_mp._group.single_host import MISTAKE
+from hoplite_mp._group.single_host import INVALID_CALL
 from hoplite_mp._protocol.group_calls import PIECE_BYTES_MAX
-from hoplite_mp._protocol.local import GroupBell, GroupCall, GroupWritten
+from hoplite_mp._protocol.local import GroupCall, GroupDoorbell, GroupWritten
 from hoplite_mp._serialize.contributions import (
     PREFIXES,
     REDUCTIONS,
@@ -178,7 +178,7 @@ class MultiHost:
         writing: list[tuple[int, _serialize.Encoded]] = []
         mistake, error = "", "value"
         try:
-            if kind == MISTAKE:
+            if kind == INVALID_CALL:
                 mistake, op, error, values = op, "", values, []
             early = [_serialize.encode(one, self._memory.scan, False) for one in values[:1]]
             may_be_small = early or kind != "broadcast" or root not in self._large_roots
@@ -533,7 +533,7 @@ class EngineCalls:
         except OSError:  # no descriptor is left
             return False
         doorbell = Doorbell(lift(fd))
-        self._channel.call(GroupBell(self._generation, self._rank), descriptors=[doorbell.fd])
+        self._channel.call(GroupDoorbell(self._generation, self._rank), descriptors=[doorbell.fd])
         self._doorbell = doorbell  # only now, because the line above may be interrupted
         return True
 

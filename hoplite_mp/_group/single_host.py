@@ -35,7 +35,7 @@ from hoplite_mp.errors import PeerLostError
 if TYPE_CHECKING:
     from hoplite_mp._client.runtime import Runtime
 
-__all__ = ["MISTAKE", "Combiner", "SingleHost", "mistake_words"]
+__all__ = ["INVALID_CALL", "Combiner", "SingleHost", "mistake_words"]
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -214,8 +214,8 @@ def _fits(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
 # by the leader.
 
 
-MISTAKE = "mistake"  # the kind of a part whose rank could not make its call
-MISTAKE_CHARS_MAX = 8000  # of a mistake's message, for which every host must have space
+INVALID_CALL = "mistake"  # the kind of a part whose rank could not make its call
+INVALID_CALL_CHARS_MAX = 8000  # of a mistake's message, for which every host must have space
 
 
 class Combiner:
@@ -231,7 +231,7 @@ class Combiner:
         """A ref to the result, or the refs of the parts. If this raises an error, the call fails
         with it on every rank."""
         for part in parts.values():
-            if part[0] == MISTAKE:
+            if part[0] == INVALID_CALL:
                 raise error_of(part[3], part[1])
         if difference := different_calls(parts):
             raise ValueError(difference)
@@ -284,4 +284,4 @@ class Combiner:
 
 def mistake_words(text: str) -> str:
     """An error's text for messages: not too long, and without lone surrogates."""
-    return text[:MISTAKE_CHARS_MAX].encode(errors="replace").decode()
+    return text[:INVALID_CALL_CHARS_MAX].encode(errors="replace").decode()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hoplite_mp._protocol.messages import Member
 
-__all__ = ["Life", "Roster"]
+__all__ = ["NodeLifecycle", "Roster"]
 
 
 class Roster:
@@ -42,13 +42,13 @@ class Roster:
         return None if member is None else member.node
 
 
-class Life:
+class NodeLifecycle:
     """The state of one node. A component that detects the end of the cluster, or that this host is
     cut off, sets a flag; the loop stops after the current turn. `alone`: a cluster of one host,
     whose node needs no number from the manager."""
 
     def __init__(self, alone: bool) -> None:
-        self.standing = alone  # this node has joined, and knows its number
+        self.joined = alone  # this node has joined, and knows its number
         self.stopping = False  # the current turn of the loop is the last one
         self.orderly = False  # all workers had ended before the node stopped
         self.given_up = False  # this host is alive, but was excluded or is cut off

@@ -94,7 +94,9 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 def text(name: str, value: Any, chars_max: int, chars_min: int = 0) -> None:
     if not isinstance(value, str) or not chars_min <= len(value) <= chars_max:
         what = f"{len(value)} characters" if isinstance(value, str) else repr(value)
-        raise ValueError(f"{name} must be a text of {chars_min} to {chars_max} characters: {what}")
+        raise ValueError(
+            f"{name} must be a string of {chars_min} to {chars_max} characters: {what}"
+        )
     value.encode()  # UnicodeEncodeError, a ValueError, for lone surrogates
 
 

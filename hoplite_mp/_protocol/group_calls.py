@@ -3,7 +3,7 @@
     members call ─► GroupPart of each node ─► the leading node ─► GroupCommit to all
                                                   │      ▲
                         too big for messages:     ▼      │
-                                               GroupGo   GroupDone   (the bytes move as cells)
+                                               GroupAttempt   GroupDone   (the bytes move as cells)
                                                          GroupSlow   (a link slows down)
 
 The leading node is the node of the lowest living rank. Only this node decides, so a call is decided
@@ -39,14 +39,14 @@ __all__ = [
     "DECISION_REPEATED_BYTES_MAX",
     "PIECES_BYTES_MAX",
     "PIECE_BYTES_MAX",
+    "GroupAttempt",
     "GroupCommit",
     "GroupDone",
-    "GroupGo",
+    "GroupEngineFrame",
     "GroupMessage",
     "GroupPart",
     "GroupSkip",
     "GroupSlow",
-    "GroupSmall",
     "GroupStart",
     "GroupSync",
     "Piece",
@@ -175,7 +175,7 @@ class GroupPart(Message, frozen=True, tag="GroupPart"):
         text("mistake", self.mistake, 2 * TEXT_CHARS_MAX)
 
 
-class GroupGo(Message, frozen=True, tag="GroupGo"):
+class GroupAttempt(Message, frozen=True, tag="GroupGo"):
     """The leading node requests that the bytes of that call be moved by these plans. A later
     attempt replaces an earlier one. `waits`: the nodes that must send GroupDone."""
 
@@ -291,7 +291,7 @@ class GroupSkip(Message, frozen=True, tag="GroupSkip"):
         counts(generation=self.generation, call=self.call)
 
 
-class GroupSmall(Message, frozen=True, tag="GroupSmall"):
+class GroupEngineFrame(Message, frozen=True, tag="GroupSmall"):
     """A frame between two engines (cext/engine_coll.h) that have no link, or have lost it. phase:
     its kind (enum coll_phase); plan: the number of its plan, or 0; parts: the contributions of the
     sender's members to a small call."""
@@ -325,12 +325,12 @@ class GroupSync(Message, frozen=True, tag="GroupSync"):
 
 GroupMessage: TypeAlias = (
     GroupPart
-    | GroupGo
+    | GroupAttempt
     | GroupDone
     | GroupSlow
     | GroupCommit
     | GroupStart
     | GroupSkip
-    | GroupSmall
+    | GroupEngineFrame
     | GroupSync
 )

@@ -19,9 +19,9 @@ from hoplite_mp._protocol.local_groups import (
     RESULT_TAG,
     TAG_MAX,
     GroupAdmit,
-    GroupBell,
     GroupBuffers,
     GroupCall,
+    GroupDoorbell,
     GroupInbox,
     GroupJoin,
     GroupLeave,
@@ -67,7 +67,7 @@ __all__ = [
     "AddWorkers",
     "Ask",
     "Attached",
-    "BeginRound",
+    "BeginWorkerBroadcast",
     "BindPool",
     "ClosePool",
     "Collective",
@@ -75,15 +75,15 @@ __all__ = [
     "DropForeign",
     "Dump",
     "DumpRead",
-    "EndRound",
+    "EndWorkerBroadcast",
     "Exited",
     "FromSupervisor",
     "GiveSpans",
     "GoneNodes",
     "GroupAdmit",
-    "GroupBell",
     "GroupBuffers",
     "GroupCall",
+    "GroupDoorbell",
     "GroupInbox",
     "GroupJoin",
     "GroupLeave",
@@ -106,12 +106,11 @@ __all__ = [
     "NotAttached",
     "NotSpawned",
     "OpenPool",
-    "OpenRound",
+    "OpenWorkerBroadcast",
     "ReadSpilled",
     "Reply",
     "Request",
     "Restore",
-    "RoundAsk",
     "SetUp",
     "SetupFailed",
     "Shutdown",
@@ -120,7 +119,7 @@ __all__ = [
     "Start",
     "StartStandby",
     "Stats",
-    "TakeRound",
+    "TakeBroadcastTasks",
     "ToSupervisor",
     "TraceBegin",
     "TraceDrop",
@@ -128,18 +127,19 @@ __all__ = [
     "TracePiece",
     "TryAgain",
     "UsersOfNode",
+    "WorkerBroadcastAsk",
 ]
 
-# The messages between a client and its node about one call of `Cluster.run`: a round.
+# The messages between a client and its node about one call of `Cluster.run`: a worker broadcast.
 #
-#   caller ── OpenRound ─►  node     pool of the round, and how many workers it has
-#          ── tasks of that pool, one for each worker; BeginRound ─►
-#   worker ── TakeRound ─►  node     its task of each round that it has not run yet
-#   caller ── ClosePool ─►  node     the round is over
-#          ── EndRound ─►   node     tasks that have not begun are not run
+#   caller ── OpenWorkerBroadcast ─►  node     pool of the broadcast, and how many workers it has
+#          ── tasks of that pool, one for each worker; BeginWorkerBroadcast ─►
+#   worker ── TakeBroadcastTasks ─►   node     its task of each broadcast that it has not run yet
+#   caller ── ClosePool ─►            node     the broadcast is over
+#          ── EndWorkerBroadcast ─►   node     tasks that have not begun are not run
 
 
-class OpenRound(msgspec.Struct, frozen=True, tag="OpenRound", array_like=True):
+class OpenWorkerBroadcast(msgspec.Struct, frozen=True, tag="OpenRound", array_like=True):
     """Each worker that is now in the common pool of these nodes (if empty: of all nodes) will run
     one task. Reply: (number of a pool for these tasks, how many workers); None if not all nodes
     have answered within `timeout_s`."""
@@ -148,25 +148,27 @@ class OpenRound(msgspec.Struct, frozen=True, tag="OpenRound", array_like=True):
     timeout_s: float | None = None
 
 
-class BeginRound(msgspec.Struct, frozen=True, tag="BeginRound", array_like=True):
-    """All tasks of the round in that pool are queued. No reply."""
+class BeginWorkerBroadcast(msgspec.Struct, frozen=True, tag="BeginRound", array_like=True):
+    """All tasks of the broadcast in that pool are queued. No reply."""
 
     pool: int
 
 
-class EndRound(msgspec.Struct, frozen=True, tag="EndRound", array_like=True):
-    """The caller no longer waits for the round of that pool, which closes. Reply: None, when all
-    nodes know this, or have timed out. No worker of a node that knows this begins a task of the
-    round."""
+class EndWorkerBroadcast(msgspec.Struct, frozen=True, tag="EndRound", array_like=True):
+    """The caller no longer waits for the broadcast of that pool, which closes. Reply: None, when
+    all nodes know this, or have timed out. No worker of a node that knows this begins a task of the
+    broadcast."""
 
     pool: int
 
 
-class TakeRound(msgspec.Struct, frozen=True, tag="TakeRound", array_like=True):
+class TakeBroadcastTasks(msgspec.Struct, frozen=True, tag="TakeRound", array_like=True):
     """This worker is between two tasks. Reply: ids of tasks that it must claim and run."""
 
 
-RoundAsk: TypeAlias = OpenRound | BeginRound | EndRound | TakeRound
+WorkerBroadcastAsk: TypeAlias = (
+    OpenWorkerBroadcast | BeginWorkerBroadcast | EndWorkerBroadcast | TakeBroadcastTasks
+)
 
 
 # A pool whose initializer raises is broken. If the initializer has returned in any worker, the pool
@@ -461,11 +463,11 @@ Ask: TypeAlias = (
     | ActorAsk
     | ResourceAsk
     | MarkLines
-    | RoundAsk
+    | WorkerBroadcastAsk
     | TryAgain
     | HoldForeign
     | DrainNode
-    | GroupBell
+    | GroupDoorbell
     | GroupWritten
     | Locate
     | LeavingNodes

@@ -31,9 +31,9 @@ __all__ = [
     "RESULT_TAG",
     "TAG_MAX",
     "GroupAdmit",
-    "GroupBell",
     "GroupBuffers",
     "GroupCall",
+    "GroupDoorbell",
     "GroupInbox",
     "GroupJoin",
     "GroupLeave",
@@ -135,7 +135,7 @@ class GroupJoin(msgspec.Struct, frozen=True, tag="GroupJoin", array_like=True):
     call: int = 0
 
 
-class GroupBell(msgspec.Struct, frozen=True, tag="GroupBell", array_like=True):
+class GroupDoorbell(msgspec.Struct, frozen=True, tag="GroupBell", array_like=True):
     """Passes a descriptor, an eventfd, to which the member writes when its part of a small call is
     on the board. Reply: as soon as the node watches the eventfd."""
 

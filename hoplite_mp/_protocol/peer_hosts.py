@@ -19,22 +19,22 @@ from hoplite_mp._protocol.spawning import Environment
 
 __all__ = [
     "AddPeerWorkers",
-    "CloseFarPool",
+    "CloseRemotePool",
     "CountersAsked",
     "CountersNow",
-    "EndFarRound",
+    "EndRemoteBroadcast",
     "Evacuated",
-    "FarPoolOpened",
-    "FarRoundEnded",
-    "FarRoundOpened",
-    "HeldUp",
     "Leaving",
-    "OpenFarPool",
-    "OpenFarRound",
+    "OpenRemoteBroadcast",
+    "OpenRemotePool",
+    "PathCongested",
     "Probe",
     "Probed",
     "RelayAsked",
     "RelayOpened",
+    "RemoteBroadcastEnded",
+    "RemoteBroadcastOpened",
+    "RemotePoolOpened",
     "RemoveNode",
     "ResourcesFreed",
     "WorkersNow",
@@ -67,13 +67,13 @@ class ResourcesFreed(Message, frozen=True, tag="ResourcesFreed"):
     host (TaskEnded "full")."""
 
 
-class OpenFarPool(Message, frozen=True, tag="OpenFarPool"):
+class OpenRemotePool(Message, frozen=True, tag="OpenFarPool"):
     """Starts workers on the receiver's host that run only the sender's tasks. `setup`: the object
     with (initializer, initargs), or zeros. `output_owner`: the owner of their output before their
     first task, as in RunTask. `env`: changes to their environment. `demand`: resources of each
     worker for its lifetime. `at_once`: refused if these are not free now. `team`: the id of the
     `spmd` call whose peers the workers run; NO_OBJECT for other pools. `team_size`: the number of
-    peers of that call. Answered by FarPoolOpened."""
+    peers of that call. Answered by RemotePoolOpened."""
 
     number: int
     workers: int
@@ -99,7 +99,7 @@ class OpenFarPool(Message, frozen=True, tag="OpenFarPool"):
         amounts("demand", self.demand)
 
 
-class FarPoolOpened(Message, frozen=True, tag="FarPoolOpened"):
+class RemotePoolOpened(Message, frozen=True, tag="FarPoolOpened"):
     """The number of the pool on the sender's host; `error`: why there is none."""
 
     number: int
@@ -112,7 +112,7 @@ class FarPoolOpened(Message, frozen=True, tag="FarPoolOpened"):
         text("error", self.error, TEXT_CHARS_MAX)
 
 
-class CloseFarPool(Message, frozen=True, tag="CloseFarPool"):
+class CloseRemotePool(Message, frozen=True, tag="CloseFarPool"):
     """Closes the sender's pool on the receiver's host: its workers end when idle; `kill`: at
     once."""
 
@@ -124,10 +124,10 @@ class CloseFarPool(Message, frozen=True, tag="CloseFarPool"):
         flags(kill=self.kill)
 
 
-class OpenFarRound(Message, frozen=True, tag="OpenFarRound"):
+class OpenRemoteBroadcast(Message, frozen=True, tag="OpenFarRound"):
     """Each worker that is now in the common pool of the receiver's host will run one task of the
-    sender (`Cluster.run`), between two other tasks. Answered by FarRoundOpened; ended by
-    CloseFarPool."""
+    sender (`Cluster.run`), between two other tasks. Answered by RemoteBroadcastOpened; ended by
+    CloseRemotePool."""
 
     number: int
 
@@ -135,9 +135,9 @@ class OpenFarRound(Message, frozen=True, tag="OpenFarRound"):
         counts(number=self.number)
 
 
-class FarRoundOpened(Message, frozen=True, tag="FarRoundOpened"):
-    """The number of the round's pool on the sender's host, and the number of workers that will each
-    run one task of the round; 0: none, and there is no pool."""
+class RemoteBroadcastOpened(Message, frozen=True, tag="FarRoundOpened"):
+    """The number of the broadcast's pool on the sender's host, and the number of workers that will
+    each run one task of the broadcast; 0: none, and there is no pool."""
 
     number: int
     pool: int
@@ -149,9 +149,9 @@ class FarRoundOpened(Message, frozen=True, tag="FarRoundOpened"):
         between("workers", self.workers, 0, _U16_MAX)
 
 
-class EndFarRound(Message, frozen=True, tag="EndFarRound"):
-    """The round in that pool of the receiver's host has ended. The pool closes, and none of its
-    tasks begins any more. Answered by FarRoundEnded."""
+class EndRemoteBroadcast(Message, frozen=True, tag="EndFarRound"):
+    """The broadcast in that pool of the receiver's host has ended. The pool closes, and none of its
+    tasks begins any more. Answered by RemoteBroadcastEnded."""
 
     number: int
     pool: int
@@ -161,8 +161,8 @@ class EndFarRound(Message, frozen=True, tag="EndFarRound"):
         between("pool", self.pool, 1, _U16_MAX)
 
 
-class FarRoundEnded(Message, frozen=True, tag="FarRoundEnded"):
-    """The answer to EndFarRound: no task of that round begins any more."""
+class RemoteBroadcastEnded(Message, frozen=True, tag="FarRoundEnded"):
+    """The answer to EndRemoteBroadcast: no task of that broadcast begins any more."""
 
     number: int
 
@@ -220,7 +220,7 @@ class Probed(Message, frozen=True, tag="Probed"):
         counts(number=self.number)
 
 
-class HeldUp(Message, frozen=True, tag="HeldUp"):
+class PathCongested(Message, frozen=True, tag="HeldUp"):
     """Bytes for the receiver wait in the sockets of the sender's data connection, although the
     sender's own link is not full. The receiver, which knows its own link, can determine whether the
     path between them is narrow (_node/peers/path_estimator.py)."""

@@ -50,22 +50,22 @@ from hoplite_mp._protocol.local_groups import PointToPoint
 from hoplite_mp._protocol.output import LastLinesAsked, LastLinesSent, Printed, PrintedTaken
 from hoplite_mp._protocol.peer_hosts import (
     AddPeerWorkers,
-    CloseFarPool,
+    CloseRemotePool,
     CountersAsked,
     CountersNow,
-    EndFarRound,
+    EndRemoteBroadcast,
     Evacuated,
-    FarPoolOpened,
-    FarRoundEnded,
-    FarRoundOpened,
-    HeldUp,
     Leaving,
-    OpenFarPool,
-    OpenFarRound,
+    OpenRemoteBroadcast,
+    OpenRemotePool,
+    PathCongested,
     Probe,
     Probed,
     RelayAsked,
     RelayOpened,
+    RemoteBroadcastEnded,
+    RemoteBroadcastOpened,
+    RemotePoolOpened,
     RemoveNode,
     ResourcesFreed,
     WorkersNow,
@@ -85,7 +85,7 @@ __all__ = [
     "AddPeerWorkers",
     "BeginActor",
     "CancelTask",
-    "CloseFarPool",
+    "CloseRemotePool",
     "CopiesAsked",
     "CopiesTold",
     "CountersAsked",
@@ -95,20 +95,17 @@ __all__ = [
     "DropActor",
     "DropReplica",
     "EndActorThere",
-    "EndFarRound",
+    "EndRemoteBroadcast",
     "Evacuated",
-    "FarPoolOpened",
-    "FarRoundEnded",
-    "FarRoundOpened",
-    "HeldUp",
     "KeepActor",
     "LastLinesAsked",
     "LastLinesSent",
     "Leaving",
     "LocateReplicas",
     "Located",
-    "OpenFarPool",
-    "OpenFarRound",
+    "OpenRemoteBroadcast",
+    "OpenRemotePool",
+    "PathCongested",
     "PeerMessage",
     "Printed",
     "PrintedTaken",
@@ -119,6 +116,9 @@ __all__ = [
     "RelayAsked",
     "RelayOpened",
     "Release",
+    "RemoteBroadcastEnded",
+    "RemoteBroadcastOpened",
+    "RemotePoolOpened",
     "RemoveNode",
     "ReplicaStored",
     "ResourcesFreed",
@@ -405,14 +405,14 @@ PeerMessage: TypeAlias = (
     | AddPeerWorkers
     | WorkersNow
     | ResourcesFreed
-    | OpenFarPool
-    | FarPoolOpened
-    | CloseFarPool
-    | OpenFarRound
-    | FarRoundOpened
-    | HeldUp
-    | EndFarRound
-    | FarRoundEnded
+    | OpenRemotePool
+    | RemotePoolOpened
+    | CloseRemotePool
+    | OpenRemoteBroadcast
+    | RemoteBroadcastOpened
+    | PathCongested
+    | EndRemoteBroadcast
+    | RemoteBroadcastEnded
     | BeginActor
     | ActorBegun
     | ActorHeld

@@ -49,7 +49,7 @@ from hoplite_mp._serialize.calls import (
     decode_with_carried,
     encode_call,
     encode_function,
-    encode_with_aside,
+    encode_out_of_band,
     function_name,
     read_dependencies,
 )
@@ -199,8 +199,8 @@ __all__ = [
     "encode_call",
     "encode_error",
     "encode_function",
+    "encode_out_of_band",
     "encode_short_error",
-    "encode_with_aside",
     "end_run",
     "error_name",
     "error_text",

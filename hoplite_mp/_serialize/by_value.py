@@ -23,10 +23,10 @@ from hoplite_mp._serialize.namespaces import (
     ABSENT,
     Entry,
     Namespace,
-    load_aside,
     load_class_state,
     load_function,
     load_function_state,
+    load_out_of_band,
     load_shared,
     namespace_of,
     process,
@@ -115,7 +115,7 @@ class Scan:
 
     def reduce(self, array: Array) -> Reduced:
         """An array beside the stream."""
-        return load_aside, (self._place(self.copy_of(array)[0]), *described(array))
+        return load_out_of_band, (self._place(self.copy_of(array)[0]), *described(array))
 
     def reduce_shared(self, array: Array) -> Reduced:
         """An array that is the value of a global variable."""

@@ -215,10 +215,10 @@ def decode_call(
 def encode_function(function: Callable[..., Any], scan: Scan | None = None) -> bytes:
     """A function for a task: by reference where readers can import it, else by value. Its large
     arrays travel in the stream; `scan` marks them."""
-    return encode_with_aside(function, scan, False)[0]
+    return encode_out_of_band(function, scan, False)[0]
 
 
-def encode_with_aside(
+def encode_out_of_band(
     function: Callable[..., Any], scan: Scan | None, beside: bool = True
 ) -> tuple[bytes, list[ObjectRef[Any]], bool]:
     """A function for a task; the objects that contain its large arrays; and whether it contains
@@ -230,14 +230,14 @@ def encode_with_aside(
     try:
         try:
             pickler: Any = LightPickler(stream, 5)
-            pickler.aside = _beside(scan, stream, beside)
+            pickler.out_of_band = _beside(scan, stream, beside)
             pickler.dump(function)
         except (MemoryError, HopliteError):
             raise
         except Exception:
             stream = PickleStream()
             pickler = heavy_pickler()(stream, 5)
-            pickler.aside = _beside(scan, stream, beside)
+            pickler.out_of_band = _beside(scan, stream, beside)
             pickler.scan = Scan() if scan is None else scan
             pickler.dump(function)
     except (MemoryError, HopliteError):

@@ -236,7 +236,7 @@ def _short(part: Any, chars_max: int) -> Any:
         return _cut(part, chars_max)
     if part is None or (type(part) in (bool, int, float) and abs(part) < 1e300):
         return part
-    return f"<{type(part).__qualname__}, for which there was no room>"
+    return f"<{type(part).__qualname__}, omitted for lack of space>"
 
 
 def _summary(exc: BaseException) -> str:

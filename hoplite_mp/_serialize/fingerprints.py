@@ -105,7 +105,7 @@ def _fingerprinter() -> type[pickle.Pickler]:
         stop_at_refs = False
         holds_refs = False
         scan = None
-        aside = None
+        out_of_band = None
         keeper: ArrayKeeper | None = None
 
         def reducer_override(self, obj: Any) -> Reduced:

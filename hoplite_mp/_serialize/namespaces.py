@@ -407,7 +407,7 @@ def _brought() -> BroughtGlobals:
     return _local.brought
 
 
-def load_aside(index: int, *described: Any) -> Array:
+def load_out_of_band(index: int, *described: Any) -> Array:
     """Named in streams: an array that stands beside it."""
     brought = _brought()
     array = own_array(fetching.fetch(brought.ids[index]), *described)

@@ -32,7 +32,7 @@ class LightPickler(pickle.Pickler):
     stream: PickleStream | None = None  # None: refs are written as a foreign pickler would
     stop_at_refs = False
     holds_refs = False  # The value has refs, and they were written as a foreign pickler would.
-    aside: Scan | Borrowed | None = None  # None: no arrays become objects of their own.
+    out_of_band: Scan | Borrowed | None = None  # None: no arrays become objects of their own.
     reducer_override = reducer_override
 
 
@@ -53,7 +53,7 @@ def heavy_pickler() -> type[pickle.Pickler]:
         stream: PickleStream | None = None
         stop_at_refs = False
         holds_refs = False
-        aside: Scan | Borrowed | None = None
+        out_of_band: Scan | Borrowed | None = None
         reducer_override = reducer_override
 
     return HeavyPickler

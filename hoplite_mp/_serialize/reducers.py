@@ -110,7 +110,7 @@ def _reduce_by_ref(pickler: Any, mark: ByRef[Any]) -> Reduced:
 
 def _reduce_lender(pickler: Any, lender: Lender) -> Reduced:
     if pickler.stream is not None:
-        pickler.aside = lender.beside(pickler.stream)
+        pickler.out_of_band = lender.beside(pickler.stream)
     return load_same, (None,)
 
 
@@ -192,9 +192,9 @@ def _reduce_array(pickler: Any, array: Array) -> Reduced:
         state = rest[0] if rest else None
         setter = rest[3] if len(rest) > 3 else None
         return func, args, (state, setter), None, None, load_array_state
-    aside = pickler.aside
-    if aside is not None and aside.takes(array):
-        return aside.reduce(array)
+    out_of_band = pickler.out_of_band
+    if out_of_band is not None and out_of_band.takes(array):
+        return out_of_band.reduce(array)
     flags = array.flags
     if not (flags.c_contiguous or flags.f_contiguous):
         array = np.array(array, order="C", copy=True, subok=False)

@@ -96,7 +96,7 @@ def token_path(argument: str | Path | None = None) -> Path | None:
     if isinstance(argument, Path):
         return _expand(argument)
     if argument is not None and not isinstance(argument, str):
-        raise TypeError(f"token= is a text or a Path to read, not {type(argument).__name__}")
+        raise TypeError(f"token= is a string or a Path to read, not {type(argument).__name__}")
     if argument is not None or os.environ.get(VARIABLE):
         return None
     named = os.environ.get(FILE_VARIABLE)

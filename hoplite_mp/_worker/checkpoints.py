@@ -98,7 +98,7 @@ class Checkpoints:
             raise StateNotSavedError(
                 f"{name}.{method}() has taken effect, but the state after it could not be saved: "
                 f"{error}. Do not make the call again, which would apply it twice. The next call "
-                "saves the state if there is room; until then, the death of the process loses "
+                "saves the state if there is space; until then, the death of the process loses "
                 "what has changed since the last save. Free arrays and refs, or raise memory="
             ) from error
         except _serialize.NotPicklable as error:

@@ -35,7 +35,7 @@ from hoplite_mp._protocol.actors import (
     ActorMayEnd,
 )
 from hoplite_mp._protocol.fields import PAYLOAD_BYTES_MAX
-from hoplite_mp._protocol.local import LINE_LOST, TakeRound
+from hoplite_mp._protocol.local import LINE_LOST, TakeBroadcastTasks
 from hoplite_mp._protocol.resources import AssignedAsked
 from hoplite_mp._worker import preimport, task_options
 from hoplite_mp._worker.concurrent_tasks import ConcurrentTasks
@@ -58,7 +58,7 @@ __all__ = ["Worker"]
 COMMON_POOL = 0
 
 
-def offer_for_round(worker: OfWorker) -> None:
+def join_worker_broadcasts(worker: OfWorker) -> None:
     """Lets this worker take part in worker broadcasts while its own task waits for one that the
     task has started. Otherwise two such tasks would wait for each other for ever."""
     if worker.pool != COMMON_POOL:
@@ -72,14 +72,14 @@ def offer_for_round(worker: OfWorker) -> None:
                 "task's own thread, from an actor, or from the program"
             )
         if worker.concurrent.slots.called:
-            take_part_in_round(worker)
+            run_broadcast_tasks(worker)
 
     worker.runtime.take_part = take_part_now
 
 
-def take_part_in_round(worker: OfWorker) -> None:
+def run_broadcast_tasks(worker: OfWorker) -> None:
     """Requests this worker's tasks of worker broadcasts from the node, and runs them."""
-    for oid in worker.runtime.channel.call(TakeRound()).value:
+    for oid in worker.runtime.channel.call(TakeBroadcastTasks()).value:
         if worker.tasks.claim(oid):
             worker.run(oid)
             worker.housekeeping(True)
@@ -134,7 +134,7 @@ class Worker:
         runtime.own_pool = pool
         self.submitter.inherited_priority = 0
         self.submitter.waiting.run_in_place = self.run_in_place
-        offer_for_round(self)
+        join_worker_broadcasts(self)
 
     def become_actor(self, setup: ActorSetup) -> None:
         """Makes this worker an actor's process: its tasks are calls of one object, so no other call
@@ -155,7 +155,7 @@ class Worker:
                 self.run_backlog()
         while not client.closing and self.concurrency == 1:
             if self.concurrent.slots.called:
-                take_part_in_round(self)
+                run_broadcast_tasks(self)
             oid = tasks.next(self.pool, POLL_NS)
             if oid:
                 self.run_whole(oid)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._node.tasks.worker_recycling import POLL_S
-from hoplite_mp._protocol.local import BeginRound
+from hoplite_mp._protocol.local import BeginWorkerBroadcast
 from tests.support.clusters import PATIENCE_S
 from tests.support.waiting import eventually
 
@@ -83,7 +83,7 @@ def test_a_round_that_has_begun_counts_on_them(up: LoopbackCluster) -> None:
         tell = channel.tell
 
         def slowly(what: Any) -> Any:
-            if isinstance(what, BeginRound):
+            if isinstance(what, BeginWorkerBroadcast):
                 time.sleep(3 * POLL_S)
             return tell(what)
 

@@ -8,8 +8,8 @@ MUTANTS = (
     Mutant(
         "small-calls-report-before-the-freeze",
         "hoplite_mp/_node/groups/engine_commit.py",
-        "        self.small.close(state, lambda: calls.backend(state).changed(state, members))",
-        "        calls.change(state, members)\n        self.small.close(state, lambda: None)",
+        "self.engine_calls.close(state, lambda: calls.backend(state).changed(state, members))",
+        "calls.change(state, members)\n        self.engine_calls.close(state, lambda: None)",
         (
             "A node answers a change of the members after its engine has given the calls back; "
             "here it reports calls that are long over as undecided, and the engine commits "
@@ -232,7 +232,7 @@ MUTANTS = (
     Mutant(
         "voted-calls-begin-in-silence",
         "hoplite_mp/_node/groups/engine_commit.py",
-        "        self.small.engine.coll_begin(go.generation, go.call, go.attempt)\n",
+        "        self.engine_calls.engine.coll_begin(go.generation, go.call, go.attempt)\n",
         "",
         (
             "If members make different calls, every rank hears of it; here a node that has begun "

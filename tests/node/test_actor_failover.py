@@ -373,7 +373,7 @@ def test_what_no_message_can_carry_has_no_spare(
     assert actor.identity not in owner.lan.backups.at
     assert [one.getMessage() for one in caplog.records if "another host" in one.getMessage()] == [
         f"actor {'K' * 194} cannot be restarted on another host, because no message can carry what "
-        "that host needs: class_name must be a text of 0 to 1024 characters: 1025 characters"
+        "that host needs: class_name must be a string of 0 to 1024 characters: 1025 characters"
     ]
 
 

@@ -24,9 +24,9 @@ from hoplite_mp._node.groups.call_state import (
 from hoplite_mp._node.groups.leader import GroupLeader, SendToNode, WakeLater
 from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol.group_calls import (
+    GroupAttempt,
     GroupCommit,
     GroupDone,
-    GroupGo,
     GroupPart,
     GroupSkip,
     GroupSlow,
@@ -88,7 +88,7 @@ class LeadingNode(RuleBasedStateMachine):
         self.gave: dict[int, set[int]] = {}  # call -> ranks
         self.parts: dict[int, Any] = {}  # rank -> its last part
         self.decided: dict[int, tuple[Any, ...]] = {}
-        self.go: GroupGo | None = None
+        self.go: GroupAttempt | None = None
         self.reported: set[int] = set()
         self.timers: list[Any] = []
         self.group = CallState(group_members(*range(NODES), version=1, first=True))
@@ -115,7 +115,7 @@ class LeadingNode(RuleBasedStateMachine):
             self.take(own.popleft())
 
     def see(self, message: Any) -> None:
-        if isinstance(message, GroupGo):
+        if isinstance(message, GroupAttempt):
             if message != self.go:
                 self.go, self.reported = message, set()
             assert message.call == self.group.calls
@@ -126,7 +126,7 @@ class LeadingNode(RuleBasedStateMachine):
             assert set(message.ranks) <= self.gave[message.call], "a rank has not called"
 
     def take(self, message: Any) -> None:
-        if isinstance(message, GroupGo):
+        if isinstance(message, GroupAttempt):
             self.group.begin(message)
         elif isinstance(message, GroupCommit) and message.call == self.group.calls:
             self.group.last, self.group.attempt, self.go = message, None, None

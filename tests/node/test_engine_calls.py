@@ -11,9 +11,9 @@ import pytest
 from hoplite_mp import _engine, _serialize
 from hoplite_mp._node.groups.group_decisions import UndecidedCall, decide
 from hoplite_mp._protocol.group_calls import (
+    GroupAttempt,
     GroupCommit,
-    GroupGo,
-    GroupSmall,
+    GroupEngineFrame,
     GroupSync,
 )
 from hoplite_mp._protocol.local import GroupCall
@@ -52,7 +52,7 @@ def test_a_commit_opens_what_it_was_decided_for(node: FollowingNode) -> None:
     node.engine.coll_open.assert_not_called()
     node.commit(1, VERSION)
     node.engine.coll_open.assert_called_once_with(GENERATION, VERSION, 2, (OTHER, HERE, GONE))
-    assert node.small.boards[GENERATION].is_open()
+    assert node.engine_calls.boards[GENERATION].is_open()
 
 
 def test_a_call_that_is_not_small_waits_for_the_engine(node: FollowingNode) -> None:
@@ -66,7 +66,7 @@ def test_a_call_that_is_not_small_waits_for_the_engine(node: FollowingNode) -> N
 
 def test_a_plan_for_a_later_call_waits_for_the_engine(node: FollowingNode) -> None:
     node.commit(0, VERSION)
-    go = GroupGo(GENERATION, 5, VERSION << 8 | 1, ())
+    go = GroupAttempt(GENERATION, 5, VERSION << 8 | 1, ())
     node.calls.receive(OTHER, go)
     node.engine.coll_yield.assert_called_once_with(GENERATION, 5)
     node.says(_engine.COLL_TAKEN, GENERATION, 5, commit_record())
@@ -79,7 +79,7 @@ def test_nothing_is_reported_before_the_freeze(node: FollowingNode) -> None:
     node.change(group_members(OTHER, HERE, None, version=VERSION + 1))
     node.engine.coll_close.assert_called_once_with(GENERATION)
     assert not node.sent
-    assert not node.small.boards[GENERATION].is_open()
+    assert not node.engine_calls.boards[GENERATION].is_open()
     node.says(_engine.COLL_TAKEN, GENERATION, 5, commit_record())
     ((to, sync),) = node.sent
     assert isinstance(sync, GroupSync)
@@ -107,7 +107,7 @@ def test_parts_that_the_engine_passes_on_are_calls(node: FollowingNode) -> None:
 def test_a_frame_without_a_link_is_a_message(node: FollowingNode) -> None:
     node.commit(0, VERSION)
     node.says(_engine.COLL_SEND, GENERATION, GONE, VERSION, 1, 3, 641, b"parts")
-    message = GroupSmall(GENERATION, VERSION, 1, 3, 641, b"parts")
+    message = GroupEngineFrame(GENERATION, VERSION, 1, 3, 641, b"parts")
     assert node.sent == [(GONE, message)]
     node.calls.receive(GONE, message)
     node.engine.coll_frame.assert_called_once_with(GENERATION, GONE, VERSION, 1, 3, 641, b"parts")
@@ -128,8 +128,8 @@ def test_large_calls_do_not_open_them_time_and_again() -> None:
     given = {rank: large(rank) for rank in range(3)}
     all_ = of_one_rank_each(3)
     outcome = decide(UndecidedCall(all_, 0, 1, (0, 1, 2), given, {}))
-    small = GroupCommit(1, 0, (0, 1, 2), "barrier", "", 0)
+    engine_calls = GroupCommit(1, 0, (0, 1, 2), "barrier", "", 0)
     assert outcome.attempt
     assert outcome.opens(all_, None) == 0
-    assert outcome.opens(all_, msgspec.structs.replace(small, attempt=257)) == 0
-    assert outcome.opens(all_, small) == all_.version
+    assert outcome.opens(all_, msgspec.structs.replace(engine_calls, attempt=257)) == 0
+    assert outcome.opens(all_, engine_calls) == all_.version

@@ -17,7 +17,13 @@ from hoplite_mp._node.groups.group_results import GroupResults
 from hoplite_mp._node.groups.repeated_plans import LED_EVERY
 from hoplite_mp._node.store.budget import PROMISED
 from hoplite_mp._node.store.growing_block import GrowingBlocks
-from hoplite_mp._protocol.group_calls import GroupCommit, GroupDone, GroupGo, GroupPart, GroupSync
+from hoplite_mp._protocol.group_calls import (
+    GroupAttempt,
+    GroupCommit,
+    GroupDone,
+    GroupPart,
+    GroupSync,
+)
 from hoplite_mp._protocol.local import GroupCall, GroupLeave
 from tests.support.node_group_calls import (
     GENERATION,
@@ -62,7 +68,7 @@ class Repeating(FollowingNode):
         self.calls.member_called(MEMBER_SLOT, self.ask(0))
         given = {rank: large(rank, self.count) for rank in range(3)}
         outcome = decide(UndecidedCall(group_members(*NODES), 0, MADE, (0, 1, 2), given, {}))
-        self.calls.receive(OTHER, GroupGo(GENERATION, 0, MADE, outcome.plans, tuple(NODES)))
+        self.calls.receive(OTHER, GroupAttempt(GENERATION, 0, MADE, outcome.plans, tuple(NODES)))
         about = GENERATION, 0, (0, 1, 2), "allreduce", "sum", 0, (), MADE
         commit = GroupCommit(*about, leader=OTHER, to=HERE, opens=VERSION, keeps=True)
         self.calls.receive(OTHER, commit)
@@ -210,7 +216,7 @@ def test_a_failure_is_yielded_and_then_told(node: Repeating) -> None:
 def test_another_attempt_takes_the_prepared_result_back(node: Repeating) -> None:
     node.moves(1)
     node.says(_engine.COLL_TAKEN, GENERATION, 1, b"")
-    node.calls.receive(OTHER, GroupGo(GENERATION, 1, MADE + 1, ()))
+    node.calls.receive(OTHER, GroupAttempt(GENERATION, 1, MADE + 1, ()))
     node.results.take_back.assert_called_once()
     assert node.state.vote is None
 
@@ -344,7 +350,7 @@ class Blocks:
         self.executor.made.return_value = {0: (self.payload, 80)}
         self.results = GroupResults(host, self.executor)
         self.commit = GroupCommit(1, 1, (0, 1), "allreduce", "sum", 0, (), attempt(1))
-        self.go = GroupGo(1, 1, attempt(1), (mock.Mock(operation=9, kind="allreduce"),))
+        self.go = GroupAttempt(1, 1, attempt(1), (mock.Mock(operation=9, kind="allreduce"),))
         self.prepared = self.results.prepare(self.commit, self.go, {1: MEMBER_SLOT})
 
     @property

@@ -17,7 +17,7 @@ from hoplite_mp._node.manager_link.connection import (
     ManagerConnection,
 )
 from hoplite_mp._node.manager_link.failover import ALONE_S, CALL_S, PROMOTE_WAIT_S, Failover
-from hoplite_mp._node.roster import Life
+from hoplite_mp._node.roster import NodeLifecycle
 from hoplite_mp._protocol import terms as t
 from hoplite_mp._protocol.codec import BEAT, encode, manager_decoder
 from hoplite_mp._protocol.local import LanStart
@@ -118,8 +118,8 @@ class StageNetwork:
     def failover(self, named: t.StandbyNamed) -> Failover:
         stage = self.stage
         none: Any = None
-        to = stage.management, self, self.membership, stage.missing, self.peers, none
-        return Failover(stage.loop, stage.life, none, *to, named)
+        to = stage.management, self, self.membership, stage.suspects, self.peers, none
+        return Failover(stage.loop, stage.lifecycle, none, *to, named)
 
 
 class Stage:
@@ -137,15 +137,15 @@ class Stage:
         self.former_answers = False
         self.former: list[Other] = []  # ends at the manager that the node followed before it voted
         self.manager_calls: list[Callable[[Any], None]] = []
-        self.life = Life(False)
-        self.life.standing = True
+        self.lifecycle = NodeLifecycle(False)
+        self.lifecycle.joined = True
         client: Any = SimpleNamespace(number=1, host_id=5)
         self.events = StageAbove()
-        self.management = connection(self.loop, client, self.life, None, self.events)
+        self.management = connection(self.loop, client, self.lifecycle, None, self.events)
         peers: Any = None  # the standby is at none of this host's addresses
         members: Any = {node: None for _, nodes in LISTS for node in nodes}
         membership: Any = SimpleNamespace(start=LAN, members=members, manager_is_at=lambda at: None)
-        self.members, self.missing = members, SimpleNamespace(members={})
+        self.members, self.suspects = members, SimpleNamespace(members={})
         self.management.network = StageNetwork(self, membership, peers)
         self.manager = self.open()
         self.management.other_host_id = 4
@@ -235,7 +235,7 @@ def test_it_answers_who_leads_and_calls_nobody_else(stage: Stage) -> None:
     stage.wait(60, stage.manager, 1)
     assert t.Follows in kinds(stage.manager.hear())
     assert not stage.standbys
-    assert not stage.life.stopping
+    assert not stage.lifecycle.stopping
 
 
 def test_a_vote_once_the_promise_is_over(stage: Stage) -> None:
@@ -246,7 +246,7 @@ def test_a_vote_once_the_promise_is_over(stage: Stage) -> None:
     stage.wait(SILENCE_S * 1.1)
     assert kinds(standby.hear()) == [t.Knows]
     assert t.Voted in kinds(stage.ask(2))
-    assert not stage.life.stopping
+    assert not stage.lifecycle.stopping
 
 
 def test_who_has_voted_is_asked_again(stage: Stage) -> None:
@@ -277,13 +277,13 @@ def test_who_was_voted_for_does_not_lead(stage: Stage, dies: bool) -> None:
         stage.wait(ALONE_S + 2 * BEAT_S, stage.standbys[0])
         assert t.Voted not in kinds(stage.standbys[0].hear())
     stage.wait(MANAGER_SILENCES * SILENCE_S + ALONE_S)
-    assert not stage.life.stopping
+    assert not stage.lifecycle.stopping
     assert len(stage.standbys) == 2
     assert stage.standbys[1].hear() == [t.Knows(1, t.Knowledge(2, 0, LISTS))]
     assert t.Voted in kinds(stage.ask(3))
     stage.lead(stage.standbys[1], 3, 2)
     stage.wait(60, stage.standbys[1], 3)
-    assert not stage.life.stopping
+    assert not stage.lifecycle.stopping
     assert t.Follows in kinds(stage.standbys[1].hear())
 
 
@@ -303,11 +303,11 @@ def test_who_has_voted_in_vain_hears_that_its_manager_goes_on_without_it(stage: 
     vote_in_vain(stage)
     (former,) = stage.former
     assert former.hear() == [t.NotLed(2)]
-    assert not stage.life.stopping
+    assert not stage.lifecycle.stopping
     former.say(t.Leads(1, 0, int(stage.now * 1e6), LISTS), GivenUp(0.0))
     stage.turn()
-    assert stage.life.given_up
-    assert stage.life.stopping
+    assert stage.lifecycle.given_up
+    assert stage.lifecycle.stopping
     assert t.Follows not in kinds(former.hear())
 
 
@@ -318,14 +318,14 @@ def test_a_manager_that_does_not_answer_is_asked_again(stage: Stage) -> None:
     stage.wait(3 * CALL_S, stage.standbys[1])
     assert len(stage.former) > 2
     assert all(one.is_left or one.hear() for one in stage.former[:-1])
-    assert not stage.life.stopping
+    assert not stage.lifecycle.stopping
     assert t.Voted in kinds(stage.ask(3))
     stage.former[-1].say(GivenUp(0.0))  # it comes late: the node has voted again
     stage.lead(stage.standbys[1], 3, 2)
     asked = len(stage.former)
     stage.wait(60, stage.standbys[1], 3)
     assert len(stage.former) == asked
-    assert not stage.life.stopping
+    assert not stage.lifecycle.stopping
 
 
 def test_who_follows_a_manager_asks_no_other(stage: Stage) -> None:
@@ -356,7 +356,7 @@ def test_an_older_term_is_not_obeyed(stage: Stage) -> None:
     stage.lead(stage.manager, 2, 0)
     assert stage.management.channel is None
     stage.wait(MANAGER_SILENCES * SILENCE_S + BEAT_S)
-    assert not stage.life.stopping
+    assert not stage.lifecycle.stopping
     assert stage.manager_calls  # it may be there again, with the right term
 
 
@@ -369,7 +369,7 @@ def test_the_manager_is_there_again(stage: Stage) -> None:
     stage.wait(5, again, 1)
     assert stage.standbys[0].is_left or t.Knows in kinds(stage.standbys[0].hear())
     assert t.Follows in kinds(again.hear())
-    assert not stage.life.stopping
+    assert not stage.lifecycle.stopping
 
 
 def test_a_manager_that_ends_each_connection_at_once_is_called_once_in_a_beat(
@@ -387,16 +387,16 @@ def test_a_manager_that_ends_each_connection_at_once_is_called_once_in_a_beat(
         answered = len(stage.manager_calls)
         stage.wait(BEAT_S / 4)
     assert seconds / BEAT_S / 2 <= answered <= seconds / BEAT_S + 1
-    assert not stage.life.stopping
+    assert not stage.lifecycle.stopping
 
 
 def test_nobody_is_there(stage: Stage) -> None:
     stage.standby_answers = False
     stage.manager.sock.close()
     stage.wait(ALONE_S - BEAT_S)
-    assert not stage.life.stopping
+    assert not stage.lifecycle.stopping
     stage.wait(3 * BEAT_S)
-    assert stage.life.given_up
+    assert stage.lifecycle.given_up
 
 
 def test_no_human_is_waited_for_where_no_host_was_ever_named(stage: Stage) -> None:
@@ -404,25 +404,25 @@ def test_no_human_is_waited_for_where_no_host_was_ever_named(stage: Stage) -> No
     stage.management.failover.voter.lists = ()
     stage.manager.sock.close()
     stage.wait(ALONE_S - BEAT_S)
-    assert not stage.life.stopping
+    assert not stage.lifecycle.stopping
     stage.wait(3 * BEAT_S)
-    assert stage.life.given_up
+    assert stage.lifecycle.given_up
 
 
 def test_a_human_is_waited_for(stage: Stage) -> None:
     stage.manager.sock.close()
     stage.wait(PROMOTE_WAIT_S - ALONE_S)
-    assert not stage.life.stopping
+    assert not stage.lifecycle.stopping
     stage.wait(ALONE_S + 2 * BEAT_S)
-    assert stage.life.given_up
+    assert stage.lifecycle.given_up
 
 
 def test_a_host_that_is_cut_off_votes_for_nobody(stage: Stage) -> None:
     """It ends, and may join again."""
     stage.management.cut_off("no host can be reached")
     stage.wait(2 * BEAT_S)
-    assert stage.life.given_up
-    assert stage.life.stopping
+    assert stage.lifecycle.given_up
+    assert stage.lifecycle.stopping
     assert not stage.standbys
 
 
@@ -430,10 +430,10 @@ def test_a_host_that_is_cut_off_votes_for_nobody(stage: Stage) -> None:
 def test_a_manager_of_this_host_is_waited_for(stage: Stage, comes_at: float | None) -> None:
     """Each time for as long."""
     client: Any = SimpleNamespace(number=1, host_id=5)
-    life = Life(False)
-    life.standing = True
+    lifecycle = NodeLifecycle(False)
+    lifecycle.joined = True
     first = stage.open()
-    management = connection(stage.loop, client, life, TcpStream(first.nodes_end), stage.events)
+    management = connection(stage.loop, client, lifecycle, TcpStream(first.nodes_end), stage.events)
     management._speak(TcpStream(first.nodes_end), [])
     begun = stage.now
     first.sock.close()
@@ -445,9 +445,9 @@ def test_a_manager_of_this_host_is_waited_for(stage: Stage, comes_at: float | No
         second.sock.close()
         stage.turn()
         stage.wait(begun + MANAGER_ABSENT_S + BEAT_S - stage.now)
-    assert not life.stopping
+    assert not lifecycle.stopping
     stage.wait(MANAGER_ABSENT_S + BEAT_S)
-    assert life.stopping
+    assert lifecycle.stopping
 
 
 def test_a_node_that_is_turned_away_calls_again_until_its_time_is_over(
@@ -455,11 +455,11 @@ def test_a_node_that_is_turned_away_calls_again_until_its_time_is_over(
 ) -> None:
     """However long it has heard beats: a manager that cannot let it in ends its wait."""
     client: Any = SimpleNamespace(number=1, host_id=5)
-    life, network = Life(False), stage.management.network
+    lifecycle, network = NodeLifecycle(False), stage.management.network
     first, second = stage.open(), stage.open()
     monkeypatch.setattr(stage.events, "joining", lambda lives: NodeJoined(5, lives, 1))
     monkeypatch.setattr(network, "connect", lambda: stage.admission(first, 4))
-    management = connection(stage.loop, client, life, None, stage.events)
+    management = connection(stage.loop, client, lifecycle, None, stage.events)
     management.network = network
     management.join()
     first.sock.close()
@@ -468,12 +468,12 @@ def test_a_node_that_is_turned_away_calls_again_until_its_time_is_over(
     called(stage.admission(second, 4))
     assert second.hear() == [NodeJoined(5, 1, 1)]
     stage.wait(20 * SILENCE_S, second)
-    assert not life.stopping
+    assert not lifecycle.stopping
     second.sock.close()
     stage.turn()
     why = "the manager has not let this node in: the other side closed the connection"
     assert management.join_error == ("ManagerLostError", why)
-    assert life.stopping
+    assert lifecycle.stopping
 
 
 def test_time_in_which_this_node_did_not_run_is_nobodys_silence(stage: Stage) -> None:

@@ -19,9 +19,9 @@ from hoplite_mp._protocol import codec
 from hoplite_mp._protocol.group_calls import (
     PIECE_BYTES_MAX,
     PIECES_BYTES_MAX,
+    GroupAttempt,
     GroupCommit,
     GroupDone,
-    GroupGo,
     GroupPart,
     GroupSync,
     Piece,
@@ -61,7 +61,7 @@ def begun(calls: MultiHostCalls, attempt: int) -> GroupState:
     """The group, in whose call that attempt has been made here."""
     state = calls.states[GENERATION]
     state.calls = CALL
-    state.begin(GroupGo(GENERATION, CALL, attempt, ()))
+    state.begin(GroupAttempt(GENERATION, CALL, attempt, ()))
     return state
 
 
@@ -131,7 +131,7 @@ def test_a_call_that_begins_again_has_another_attempt() -> None:
         for node, given in parts.items():
             calls.receive(node, given)
         sent = [each.args[1] for each in calls.send_peer.call_args_list]
-        attempts.append([one for one in sent if isinstance(one, GroupGo)][-1].attempt)
+        attempts.append([one for one in sent if isinstance(one, GroupAttempt)][-1].attempt)
     assert len({*attempts}) == 3
     assert {attempt >> ATTEMPT_BITS for attempt in attempts} == {VERSION}
     calls.receive(GONE, GroupDone(GENERATION, 0, attempts[0]))

@@ -158,7 +158,7 @@ def test_a_result_that_finds_no_room(network: Network, failed: bool) -> None:
     network.pump()
     found = value(sender, oid)
     assert isinstance(found, StoreFullError)
-    assert "the result of a task found no room" in str(found)
+    assert "no space for the result of a task" in str(found)
     done(network)
 
 

@@ -58,7 +58,7 @@ class Wire:
         self.pairs.begin()
         self.go_on(seconds, received=rates)
         for node in held:
-            self.pairs.held_up(node)
+            self.pairs.congested(node)
         self.go_on(POLL_S, received=rates)
         self.pairs.end()
 
@@ -147,7 +147,7 @@ def test_a_path_is_as_wide_as_the_most_that_it_has_carried() -> None:
     for _ in range(3):
         channel.pairs.begin()
         channel.go_on(0.2, received={2: NARROW})
-        channel.pairs.held_up(2)
+        channel.pairs.congested(2)
         channel.go_on(0.1, received={2: 75e6})
         channel.pairs.end()
     assert channel.told == []
@@ -160,14 +160,14 @@ def test_a_flow_that_was_slow_for_a_moment_says_nothing() -> None:
         channel.pairs.begin()
         channel.go_on(0.3, received=dict.fromkeys((2, 3, 4), 32e6))
         channel.go_on(0.2, received={2: 20e6})
-        channel.pairs.held_up(2)
+        channel.pairs.congested(2)
         channel.pairs.end()
     assert channel.told == []
 
 
 def test_who_speaks_when_nothing_has_come_is_not_heard() -> None:
     channel = Wire()
-    channel.pairs.held_up(2)
+    channel.pairs.congested(2)
     channel.burst({3: NARROW}, 2)
     channel.burst({3: NARROW}, 2)
     assert channel.told == []
@@ -230,7 +230,7 @@ def test_a_link_that_ends_takes_its_figures_along() -> None:
     channel.go_on(0.2, received={2: NARROW})
     channel.moved[2] = Flow(0, 0, 0)
     channel.go_on(0.2, received={2: NARROW})
-    channel.pairs.held_up(2)
+    channel.pairs.congested(2)
     channel.pairs.end()
     assert abs(channel.pairs.peaks[2] - NARROW) < 0.02 * NARROW
 

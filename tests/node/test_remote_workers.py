@@ -1,4 +1,4 @@
-"""Workers on other hosts for a pool, and for a round: asked for, answered, late, lost, closed."""
+"""Workers on other hosts for a pool or a broadcast: asked for, answered, late, lost, closed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hoplite_mp._node.tasks.pools import RETIRE_ASKS, RETIRE_ENDS, Pool, WorkerI
 from hoplite_mp._node.tasks.remote_workers import POLL_AGAIN_S, PoolRequests
 from hoplite_mp._node.tasks.worker_broadcast import WorkerBroadcasts
 from hoplite_mp._planner.resources import ResourceLedger
-from hoplite_mp._protocol.local import EndRound, OpenPool, OpenRound, Request
+from hoplite_mp._protocol.local import EndWorkerBroadcast, OpenPool, OpenWorkerBroadcast, Request
 from hoplite_mp._protocol.messages import Member
 from hoplite_mp._protocol.peers import (
-    CloseFarPool,
-    EndFarRound,
-    FarPoolOpened,
-    FarRoundEnded,
-    FarRoundOpened,
-    OpenFarPool,
-    OpenFarRound,
+    CloseRemotePool,
+    EndRemoteBroadcast,
+    OpenRemoteBroadcast,
+    OpenRemotePool,
+    RemoteBroadcastEnded,
+    RemoteBroadcastOpened,
+    RemotePoolOpened,
 )
 from hoplite_mp.config import Config
 from tests.support.lost_peers import gone
@@ -104,7 +104,7 @@ class World:
             ledger=self.ledger, others=self.others, has_room=self.ledger.fits
         )
         self.requests = PoolRequests(line, requests, nobody, *components, resources, events)
-        self.rounds = WorkerBroadcasts(line, *components, events)
+        self.worker_broadcasts = WorkerBroadcasts(line, *components, events)
 
     def send(self, host_id: int, message: Any) -> bool:
         if host_id in self.roster.by_host_id:
@@ -131,7 +131,7 @@ class World:
         pool = self.pools.pop(number, None)
         if pool is not None:
             pool.closing = True
-            self.rounds.forget(number)
+            self.worker_broadcasts.forget(number)
 
     def lose(self, host_id: int) -> None:
         """As runtime/cluster_node.py does."""
@@ -145,21 +145,21 @@ class World:
         self.requests.open(SLOT, Request(1, 0, ask))
         found = self.taken()
         assert [(host_id, ask.workers) for host_id, ask in found] == [(FIRST, 3), (SECOND, 4)]
-        assert all(isinstance(ask, OpenFarPool) for _, ask in found)
+        assert all(isinstance(ask, OpenRemotePool) for _, ask in found)
         self.asked = {host_id: ask.number for host_id, ask in found}
 
     def open_round(self, timeout_s: float | None = None) -> None:
-        """Likewise of a round, in which all workers take part."""
-        self.rounds.open(SLOT, Request(1, 0, OpenRound([], timeout_s)))
+        """Likewise of a broadcast, in which all workers take part."""
+        self.worker_broadcasts.open(SLOT, Request(1, 0, OpenWorkerBroadcast([], timeout_s)))
         self.asked = {host_id: ask.number for host_id, ask in self.taken()}
 
     def pool_opened(self, host_id: int, *about: Any) -> None:
         """That node answers."""
-        self.questions.answered(host_id, FarPoolOpened(self.asked[host_id], *about))
+        self.questions.answered(host_id, RemotePoolOpened(self.asked[host_id], *about))
 
     def round_opened(self, host_id: int, *about: Any) -> None:
-        """Likewise of a round."""
-        self.rounds.opened(host_id, FarRoundOpened(self.asked[host_id], *about))
+        """Likewise of a broadcast."""
+        self.worker_broadcasts.opened(host_id, RemoteBroadcastOpened(self.asked[host_id], *about))
 
     def taken(self) -> list[tuple[int, Any]]:
         """What has been sent since this was asked last."""
@@ -211,7 +211,7 @@ def test_its_owner_dies_before_it_is_open(world: World) -> None:
     world.close(1, True)
     world.open(Pool(0, 1, SLOT + 1))  # another one has its number
     world.pool_opened(SECOND, 9)
-    assert world.taken() == [(FIRST, CloseFarPool(8, True)), (SECOND, CloseFarPool(9, True))]
+    assert world.taken() == [(FIRST, CloseRemotePool(8, True)), (SECOND, CloseRemotePool(9, True))]
     assert not world.far
     assert 1 in world.pools
 
@@ -239,10 +239,10 @@ def test_of_a_round_one_is_late(world: World) -> None:
     world.round_opened(FIRST, 8, 3)
     world.loop.pass_to(world.loop.now() + 0.5)
     assert [reply.value for reply in world.replies] == [None]
-    assert world.taken() == [(FIRST, CloseFarPool(8, False))]
+    assert world.taken() == [(FIRST, CloseRemotePool(8, False))]
     assert list(world.pools) == [0]
     world.round_opened(SECOND, 9, 3)
-    assert world.taken() == [(SECOND, CloseFarPool(9, False))]
+    assert world.taken() == [(SECOND, CloseRemotePool(9, False))]
     assert len(world.replies) == 1
 
 
@@ -251,7 +251,7 @@ def test_the_caller_of_a_round_dies_while_it_is_opened(world: World) -> None:
     world.round_opened(FIRST, 8, 3)
     world.close(1, False)
     world.round_opened(SECOND, 0, 0)
-    assert world.taken() == [(FIRST, CloseFarPool(8, False))]
+    assert world.taken() == [(FIRST, CloseRemotePool(8, False))]
     assert not world.replies
 
 
@@ -261,46 +261,48 @@ def test_a_round_has_ended_when_all_know(world: World, ends: str) -> None:
     world.round_opened(FIRST, 8, 3)
     world.round_opened(SECOND, 9, 3)
     world.replies.clear()
-    world.rounds.end(SLOT, Request(2, 0, EndRound(1)))
-    asked = {host_id: one for host_id, one in world.taken() if isinstance(one, EndFarRound)}
+    world.worker_broadcasts.end(SLOT, Request(2, 0, EndWorkerBroadcast(1)))
+    asked = {host_id: one for host_id, one in world.taken() if isinstance(one, EndRemoteBroadcast)}
     assert {host_id: one.pool for host_id, one in asked.items()} == {FIRST: 8, SECOND: 9}
-    world.questions.answered(FIRST, FarRoundEnded(asked[FIRST].number))
+    world.questions.answered(FIRST, RemoteBroadcastEnded(asked[FIRST].number))
     assert not world.replies
     if ends == "answers":
-        world.questions.answered(SECOND, FarRoundEnded(asked[SECOND].number))
+        world.questions.answered(SECOND, RemoteBroadcastEnded(asked[SECOND].number))
     elif ends == "lost":
         world.lose(SECOND)
     else:
         world.loop.pass_to(world.loop.now() + 1.0)
     assert len(world.replies) == 1
-    world.rounds.end(SLOT, Request(3, 0, EndRound(1)))  # there is none any more
+    world.worker_broadcasts.end(
+        SLOT, Request(3, 0, EndWorkerBroadcast(1))
+    )  # there is none any more
     assert len(world.replies) == 2
-    assert OpenFarRound not in map(type, world.taken())
+    assert OpenRemoteBroadcast not in map(type, world.taken())
 
 
 def test_workers_are_called_to_a_round_of_another_node_until_they_have_come(world: World) -> None:
     """One that is to retire is still told so; one that is retiring already does not take part."""
     flags: dict[int, int] = {}
     queued = [71, 72]
-    rounds, workers = world.rounds, world.pools[0].workers
-    rounds.client = SimpleNamespace(  # type: ignore[assignment]
+    worker_broadcasts, workers = world.worker_broadcasts, world.pools[0].workers
+    worker_broadcasts.client = SimpleNamespace(  # type: ignore[assignment]
         queued_in=lambda pool: queued, set_retire=flags.__setitem__
     )
     woken: list[int] = []
-    rounds.tasks = SimpleNamespace(  # type: ignore[assignment]
+    worker_broadcasts.tasks = SimpleNamespace(  # type: ignore[assignment]
         wake=woken.append, wake_for_task=woken.append
     )
-    rounds.workers.all = workers
-    rounds.reply = lambda slot, reply: world.replies.append((slot, reply.value))
+    worker_broadcasts.workers.all = workers
+    worker_broadcasts.reply = lambda slot, reply: world.replies.append((slot, reply.value))
     workers[7] = WorkerInfo(7, 0, retiring=True)
-    rounds.asked(FIRST, OpenFarRound(4))
-    assert world.taken() == [(FIRST, FarRoundOpened(4, 1, 2))]
+    worker_broadcasts.asked(FIRST, OpenRemoteBroadcast(4))
+    assert world.taken() == [(FIRST, RemoteBroadcastOpened(4, 1, 2))]
     workers[6].retiring = True
-    rounds.arrived(1)
+    worker_broadcasts.arrived(1)
     assert flags == {5: RETIRE_ASKS, 6: RETIRE_ASKS | RETIRE_ENDS}
     assert sorted(woken) == [5, 5, 6, 6]  # it may wait for an object, or for a task
     for slot, given in ((6, [71]), (5, [72]), (5, [])):
-        rounds.take(slot, Request(1, 0, None))  # type: ignore[arg-type]
+        worker_broadcasts.take(slot, Request(1, 0, None))  # type: ignore[arg-type]
         assert world.replies.pop() == (slot, given)
     assert flags == {5: 0, 6: RETIRE_ENDS}
 
@@ -460,7 +462,7 @@ def test_peers_fail_when_no_host_is_left(world: World) -> None:
     world.loop.pass_time(2 * POLL_AGAIN_S)
     assert not world.failed
     world.loop.pass_time(2 * POLL_AGAIN_S)
-    assert world.failed == ["no host that is left has room for it"]
+    assert world.failed == ["no remaining host has the resources for it"]
     assert pool.target == 0
 
 
@@ -472,7 +474,7 @@ def test_peers_of_named_hosts_fail_when_the_last_one_leaves(world: World) -> Non
     world.outbound_tasks.far[1][0].workers = 0
     world.roster.leaving.add(SECOND)
     lost(world, 1)
-    assert world.failed == ["no host that is left has room for it"]
+    assert world.failed == ["no remaining host has the resources for it"]
 
 
 def test_workers_of_an_executor_are_not_replaced(world: World) -> None:

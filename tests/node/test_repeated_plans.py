@@ -24,7 +24,7 @@ from hoplite_mp._node.groups.repeated_plans import (
 )
 from hoplite_mp._planner import stripe_plan
 from hoplite_mp._planner.topology import HostRates
-from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, GroupPart, Piece
+from hoplite_mp._protocol.group_calls import GroupAttempt, GroupCommit, GroupPart, Piece
 from hoplite_mp._protocol.messages import Distribute, ExecuteReduce, GroupMembers
 
 VERSION = 3
@@ -48,11 +48,11 @@ def part(rank: int, call: int, kind: str = "allreduce", nbytes: int = NBYTES) ->
     return GroupPart(5, VERSION, call, (rank,), kind, op, 1, pieces)
 
 
-def made(call: int, rates: dict[int, HostRates] | None = None, **about: Any) -> GroupGo:
+def made(call: int, rates: dict[int, HostRates] | None = None, **about: Any) -> GroupAttempt:
     """The plan of the leading node."""
     given = {rank: part(rank, call, **about) for rank in range(3)}
     outcome = decide(UndecidedCall(members(), call, MADE, (0, 1, 2), given, rates or {}))
-    return GroupGo(5, call, MADE, outcome.plans, tuple(sorted(outcome.waits)))
+    return GroupAttempt(5, call, MADE, outcome.plans, tuple(sorted(outcome.waits)))
 
 
 def commit(call: int) -> GroupCommit:
@@ -213,7 +213,7 @@ def test_a_plan_without_a_newcomer_is_not_repeated_with_it() -> None:
     first = decided(4, (0, 1))
     plans = RepeatedPlans()
     assert plans.next(members(), scatter(0, 4, (0,))) is None
-    go = GroupGo(5, 4, MADE, first.plans, tuple(sorted(first.waits)))
+    go = GroupAttempt(5, 4, MADE, first.plans, tuple(sorted(first.waits)))
     plans.committed(members(), commit(4), go, keeps=True)
     assert plans.next(members(), scatter(0, 5, (0, 2))) is None  # it came to this node
     found = plans.next(members(), scatter(0, 5, (0,)))

@@ -103,7 +103,7 @@ def test_the_one_who_has_it_is_lost_to_the_owner_alone(
     (hold,) = remote_hold(network, reader, object_id)
     member = network.members[runner.number]
     network.stopped |= {(runner.host_id, sender.host_id), (sender.host_id, runner.host_id)}
-    sender.missing[runner.number] = member
+    sender.suspects[runner.number] = member
     sender.recovery.peer_lost(member)
     sender.outbound_tasks.lose_runner(runner.host_id)
     sender.exports.peer_lost(gone(runner.host_id))
@@ -115,7 +115,7 @@ def test_the_one_who_has_it_is_lost_to_the_owner_alone(
     network.settle()
     assert is_absent(sender, oid)
     assert is_absent(reader, reader.imports.by_object[object_id].oid)
-    sender.missing.clear()
+    sender.suspects.clear()
     network.lose(runner)
     network.settle()
     assert (sender.read(sender.sent[oid][0]) == BIG + 1).all()

@@ -32,4 +32,4 @@ def test_tasks_that_wait_for_a_worker_here_are_counted(idle: int) -> None:
             tasks=SimpleNamespace(idle=lambda pool: idle),
         )
         wanted = None if waits >= idle + AHEAD_TASKS else waits < idle
-        assert _Turn(resources)._room(OWN) is wanted
+        assert _Turn(resources)._has_free_worker(OWN) is wanted

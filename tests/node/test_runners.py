@@ -25,10 +25,10 @@ class Searched:
 
     def suitable(self, idle: bool) -> list[Runner]:
         free = [one for one in self.runners if one.free]
-        return free if free or idle else [one for one in self.runners if one.room > 0]
+        return free if free or idle else [one for one in self.runners if one.capacity > 0]
 
     def best(self, suitable: list[Runner], near: Mapping[int, int]) -> Runner:
-        return max(suitable, key=lambda r: (near.get(r.number, 0), r.room, -r.ended))
+        return max(suitable, key=lambda r: (near.get(r.number, 0), r.capacity, -r.ended))
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -19,7 +19,7 @@ from hoplite_mp._node.groups.plan_sources import (
 from hoplite_mp._planner.program import filled_links
 from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol.fields import NO_OBJECT
-from hoplite_mp._protocol.group_calls import GroupGo
+from hoplite_mp._protocol.group_calls import GroupAttempt
 from hoplite_mp._protocol.messages import ExecuteReduce
 from tests.support.node_group_calls import PART_ELEMENTS, group_part, striped_members
 
@@ -106,9 +106,9 @@ def test_what_was_taken_for_granted() -> None:
         group_part(2, kind="reduce"),
     ):
         assert not fits(other, plan)
-        assert fill_in(GroupGo(1, 0, 5, (plan,)), other) is None
+        assert fill_in(GroupAttempt(1, 0, 5, (plan,)), other) is None
     assert not fits(msgspec.structs.replace(group_part(2), mistake="no", pieces=()), plan)
-    go = GroupGo(1, 0, 5, (plan,))
+    go = GroupAttempt(1, 0, 5, (plan,))
     assert lacks(go, {2})
     assert not lacks(go, {0, 1, 3})
     filled = fill_in(go, group_part(2))

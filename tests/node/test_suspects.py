@@ -19,7 +19,7 @@ class Stage:
         self.loop = ManualLoop()
         self.told: list[Any] = []
         self.counts: list[int] = []
-        self.missing = Suspects(
+        self.suspects = Suspects(
             SILENCE_S, self.loop, self.told.append, lambda: 7, self.counts.append
         )
 
@@ -33,33 +33,33 @@ def member(number: int) -> Member:
 
 def test_the_manager_says_so_too() -> None:
     stage = Stage()
-    stage.missing.add(member(3))
+    stage.suspects.add(member(3))
     stage.wait(COMPLAINT_S / 4)
-    stage.missing.confirm([2, 3])
+    stage.suspects.confirm([2, 3])
     stage.wait(60)
     assert not stage.told
-    assert not stage.missing.members
+    assert not stage.suspects.members
 
 
 def test_the_manager_hears_both_and_must_choose() -> None:
     stage = Stage()
-    stage.missing.add(member(3))
+    stage.suspects.add(member(3))
     stage.wait(COMPLAINT_S - 0.01)
     assert not stage.told
     stage.wait(0.02)
     assert stage.told == [PeerLost(7, 3)]
-    assert list(stage.missing.members) == [3]  # until it has
+    assert list(stage.suspects.members) == [3]  # until it has
 
 
 def test_the_next_manager_is_told_again() -> None:
     """It may have died with that unread."""
     stage = Stage()
-    stage.missing.add(member(3))
+    stage.suspects.add(member(3))
     stage.wait(COMPLAINT_S)
-    stage.missing.again()
+    stage.suspects.again()
     stage.wait(COMPLAINT_S)
     assert stage.told == [PeerLost(7, 3)] * 2
-    stage.missing.confirm([3])
+    stage.suspects.confirm([3])
     stage.wait(60)
     assert len(stage.told) == 2
 
@@ -67,7 +67,7 @@ def test_the_next_manager_is_told_again() -> None:
 def test_it_is_asked_whether_this_host_is_the_one_that_is_cut_off() -> None:
     stage = Stage()
     for number in range(3):
-        stage.missing.add(member(number))
+        stage.suspects.add(member(number))
         stage.wait(0.1)
     stage.wait(COMPLAINT_S / 2)
     assert stage.counts == [3, 3, 3]

@@ -80,8 +80,8 @@ class FollowingNode:
         results.commit.return_value = 1, []
         results.pin.return_value = []
         results.part.side_effect = lambda members, call, asks: alltoall_part(call)
-        self.small = EngineCallsOwner(context, self.links)
-        self.calls = MultiHostCalls(context, results, results, self.small)
+        self.engine_calls = EngineCallsOwner(context, self.links)
+        self.calls = MultiHostCalls(context, results, results, self.engine_calls)
         board = _tasks.Board(self.host.node_tasks, 0)
         shown = group_members(OTHER, HERE, GONE, first=True)
         board.reset(3, GENERATION)

@@ -94,7 +94,7 @@ class LossSide(Side):
         self.node.set_number(number)
         self.losses = network
         self.pools_gone: dict[int, str] = {}
-        self.missing: dict[int, Any] = {}  # lost to this host alone, so far
+        self.suspects: dict[int, Any] = {}  # lost to this host alone, so far
         self.ranked = _tasks.Ranked(self.node_tasks)
         self.posted_ranks: list[tuple[int, int]] = []  # of tasks that are run again
         self.replicas = Replicas(
@@ -123,7 +123,7 @@ class LossSide(Side):
             inbound_tasks=self.inbound_tasks,
             outbound_tasks=self.outbound_tasks,
             members=network.members,
-            missing=SimpleNamespace(members=self.missing),
+            suspects=SimpleNamespace(members=self.suspects),
         )
         self.components: Any = node
         self.lan: Any = lan
@@ -139,7 +139,7 @@ class LossSide(Side):
             self.host,
             self.replicas,
             self.inbound_tasks,
-            lan.missing,
+            lan.suspects,
             SimpleNamespace(demand_of=lambda oid: (), wait=lambda oid, demand: None),  # type: ignore[arg-type]
             SimpleNamespace(
                 queue_for=self.queue_for, post=self.post_run, may_run_again=lambda oid: True

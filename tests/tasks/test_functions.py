@@ -152,7 +152,7 @@ def test_global_toggled_while_its_function_is_pickled_is_sent_as_at_the_call(
     """Another thread binds it and binds it back; what was sent does not stand for either state."""
     scope: dict[str, Any] = {"flag": False, "__name__": "a script"}
     exec("def look(): return flag", scope)
-    original = _serialize.encode_with_aside
+    original = _serialize.encode_out_of_band
 
     def toggled(*args: Any) -> Any:
         scope["flag"] = True
@@ -161,7 +161,7 @@ def test_global_toggled_while_its_function_is_pickled_is_sent_as_at_the_call(
         return encoded
 
     with monkeypatch.context() as patch:
-        patch.setattr(_serialize, "encode_with_aside", toggled)
+        patch.setattr(_serialize, "encode_out_of_band", toggled)
         assert cluster.submit(scope["look"]).result(PATIENCE_S) is False
     assert cluster.submit(scope["look"]).result(PATIENCE_S) is False
 
@@ -174,7 +174,7 @@ def test_closure_toggled_while_its_function_is_pickled_is_sent_as_at_the_call(
     def look() -> bool:
         return state
 
-    original = _serialize.encode_with_aside
+    original = _serialize.encode_out_of_band
 
     def changed(*args: Any) -> Any:
         nonlocal state
@@ -184,7 +184,7 @@ def test_closure_toggled_while_its_function_is_pickled_is_sent_as_at_the_call(
         return encoded
 
     with monkeypatch.context() as patch:
-        patch.setattr(_serialize, "encode_with_aside", changed)
+        patch.setattr(_serialize, "encode_out_of_band", changed)
         assert cluster.submit(look).result(PATIENCE_S) is False
     assert cluster.submit(look).result(PATIENCE_S) is False
 

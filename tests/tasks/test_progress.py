@@ -133,7 +133,7 @@ def test_totals(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_wrong_is_said_at_the_call(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(TypeError, match="progress=3: it must be True, False or a text"):
+    with pytest.raises(TypeError, match="progress=3: it must be True, False or a string"):
         cluster.map(abs, [1], progress=3)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'hoplite-mp\[progress\]'"):

@@ -252,7 +252,7 @@ def _spilling() -> Iterator[Finding]:
         seen += ", which is memory itself (tmpfs)"
         yield warning("spilling", seen, "spilling there gains nothing: name a directory on a disk")
     elif room < _store_bytes(config):
-        advice = "less than one store full: make room, or name a larger disk with spill_dir="
+        advice = "less than one store full: free some space, or name a larger disk with spill_dir="
         yield warning("spilling", seen, advice)
     else:
         yield ok("spilling", seen)

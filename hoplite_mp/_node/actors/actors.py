@@ -158,7 +158,7 @@ class LocalActors:
             asker.refused(self._why_leaving(), True)
             return
         if wanted.only_now and not self.resources.has_room(wanted.demand):
-            asker.refused(f"node h{self.client.number} has no room now", True)
+            asker.refused(f"node h{self.client.number} has too few free resources now", True)
             return
         identity = self.client.new(KIND_PUT, STATE["CLAIMED"], NODE_SLOT, 0)
         opening = Opening(asker, wanted, identity)

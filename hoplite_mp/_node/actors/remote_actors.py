@@ -82,7 +82,7 @@ class Bound:
     ended: bytes | None = None  # the error payload of all calls from now on
 
     @property
-    def moves(self) -> bool:
+    def restarts_elsewhere(self) -> bool:
         """Whether the actor's options allow a restart on another host."""
         return self.restarts > 0 and len(self.places) != 1
 
@@ -91,7 +91,7 @@ class Bound:
         """How many calls are sent beyond the running one. When the host is lost, calls that were
         sent may have begun and must fail. So a restartable actor without retries gets one call at a
         time, and the remaining calls run after its restart."""
-        return 0 if self.moves and not self.retries else ACTOR_AHEAD_CALLS
+        return 0 if self.restarts_elsewhere and not self.retries else ACTOR_AHEAD_CALLS
 
 
 @dataclass(slots=True)
@@ -251,11 +251,15 @@ class RemoteActors:
                 else:
                     self.send(one.host_id, EndActorThere(one.identity, False))
 
-    def _moves(self, one: Closing) -> bool:
+    def _restarts_elsewhere(self, one: Closing) -> bool:
         """Whether calls that wait for the actor can go to another host after a restart."""
         found = self.imports.by_object.get(one.identity)
         pool = None if found is None else self.by_identity.get(found.oid)
-        return pool is not None and self.bound[pool].ended is None and self.bound[pool].moves
+        return (
+            pool is not None
+            and self.bound[pool].ended is None
+            and self.bound[pool].restarts_elsewhere
+        )
 
     def ask_restarts(self, asker: Client, identity: int) -> None:
         one = self.imports.by_oid.get(identity)
@@ -286,14 +290,14 @@ class RemoteActors:
         bound = self.bound.get(pool)
         if bound is None:
             return False
-        if bound.ended is None and bound.moves:
+        if bound.ended is None and bound.restarts_elsewhere:
             return True  # calls wait until the actor's next host is known
         self._end(pool, bound, why)
         return True
 
     def _end(self, pool: int, bound: Bound, why: str) -> None:
         if bound.ended is None:
-            if bound.restarts and not bound.moves:
+            if bound.restarts and not bound.restarts_elsewhere:
                 why += f", and options(node=) binds it to node h{bound.places[0]}"
             error = errors.ActorLostError(f"the actor has lost its state: {why}")
             bound.ended = _serialize.encode_error(error, "").tobytes()
@@ -465,7 +469,9 @@ class RemoteActors:
     def peer_lost(self, member: Member) -> None:
         """Drops closings of the lost host's actors that cannot restart, and holds for the host."""
         self.closing = [
-            one for one in self.closing if one.host_id != member.host_id or self._moves(one)
+            one
+            for one in self.closing
+            if one.host_id != member.host_id or self._restarts_elsewhere(one)
         ]
         for key in [key for key in self.given if key[0] == member.host_id]:
             del self.given[key]

@@ -15,7 +15,7 @@ from hoplite_mp._node.peers.links import UNREACHABLE
 from hoplite_mp._node.peers.path_estimator import PathEstimator
 from hoplite_mp._planner.program import filled_links
 from hoplite_mp._protocol.messages import Distribute, HostMeasured, LinkMeasured
-from hoplite_mp._protocol.peers import HeldUp
+from hoplite_mp._protocol.peers import PathCongested
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,7 @@ class PlanCells:
         self.links = links
         self.engine = links.engine
         self.pairs = PathEstimator(
-            links.flows, lambda: self.link_estimator.rates, host.loop, self._held_up, self._narrow
+            links.flows, lambda: self.link_estimator.rates, host.loop, self._congested, self._narrow
         )
         self.link_estimator = LinkEstimator(
             lambda: links.moved(near=False), host.loop, self._measured, beside=self.pairs
@@ -66,19 +66,19 @@ class PlanCells:
         """Sends this host's measured link rates to the manager."""
         self.send_manager(HostMeasured(self.client.number, float(up) or None, float(down) or None))
 
-    def held_up(self, host_id: int) -> None:
+    def congested(self, host_id: int) -> None:
         """The node of that host has reported that its flow to this node is backlogged although its
         own link is not full."""
         number = self.roster.number_of(host_id)
         if number is not None:
-            self.pairs.held_up(number)
+            self.pairs.congested(number)
 
-    def _held_up(self, node: int) -> None:
+    def _congested(self, node: int) -> None:
         """Tells a node that the flow from this node to it is backlogged although this host's link
         is not full."""
         peer = self.links.peers.by_number.get(node)
         if peer is not None:
-            self.links.peers.send(peer.member.host_id, HeldUp())
+            self.links.peers.send(peer.member.host_id, PathCongested())
 
     def _narrow(self, node: int, rate: float) -> None:
         """Sends the measured rate from another node to this one to the manager."""

@@ -1,8 +1,8 @@
 """Attempts at calls of Groups on a node that takes part in them: begun, moved, reported.
 
-An attempt moves the parts of a call by plans: by plans that the leading node has sent (GroupGo), or
-by those of an earlier call, which a node repeats without being asked. When the bytes are here, the
-commit backend of the Group gets a report.
+An attempt moves the parts of a call by plans. The leading node has sent these plans (GroupAttempt),
+or a node repeats the plans of an earlier call by itself. When the bytes have arrived, the commit
+backend of the Group gets a report.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.groups.group_results import GroupResults
     from hoplite_mp._node.groups.group_state import GroupCallsEvents, GroupState
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._protocol.group_calls import GroupGo, Plan
+    from hoplite_mp._protocol.group_calls import GroupAttempt, Plan
     from hoplite_mp._protocol.local import GroupCall
 
 __all__ = ["AttemptBytes", "NodeAttempts"]
@@ -44,7 +44,7 @@ class AttemptBytes:
 
     def move(
         self,
-        message: GroupGo,
+        message: GroupAttempt,
         done: Callable[[str, str], None],
         *,
         always: bool = False,
@@ -89,7 +89,7 @@ class AttemptBytes:
 
         self.imports.ask(refs, held)
 
-    def drop(self, message: GroupGo, but: Collection[int] = ()) -> None:
+    def drop(self, message: GroupAttempt, but: Collection[int] = ()) -> None:
         """Ends an attempt, except for these operations."""
         for plan in message.plans:
             self.inner.pop(plan.operation, None)
@@ -114,14 +114,14 @@ class NodeAttempts:
         self.attempt_bytes = attempt_bytes
         self.by_engine = by_engine
 
-    def begin(self, state: GroupState, message: GroupGo) -> None:
+    def begin(self, state: GroupState, message: GroupAttempt) -> None:
         """Begins an attempt of the leading node, if it is one at the next call."""
         if message.call != state.calls:
             state.ahead = message if message.call > state.calls else state.ahead
             return
         version = version_of(message.attempt)
         if version < state.members.version:
-            return  # made for other members, so the leading node will begin again
+            return  # it was made for former members; the leading node begins again
         self.by_engine.give_up(state)
         if state.attempt is not None:  # operations that are planned again go on
             again = {plan.operation for plan in message.plans}
@@ -173,7 +173,7 @@ class NodeAttempts:
         def done(failure: str, error: str) -> None:
             if failure:
                 self.calls.steps.run(report, failure, error)
-            else:  # parts that only members here read have no cell that waits for their bytes
+            else:  # no cell waits for the bytes of parts that only members here read
                 written = partial(self.calls.steps.run, report)
                 self.results.when_written(
                     (one.holds for one in state.member_calls.values()), written
@@ -183,7 +183,7 @@ class NodeAttempts:
         vote = self.by_engine.vote_of(state, attempt) if votes else None
         self.attempt_bytes.move(go, done, always=votes, vote=vote)
 
-    def report(self, state: GroupState, go: GroupGo, failure: str, error: str) -> None:
+    def report(self, state: GroupState, go: GroupAttempt, failure: str, error: str) -> None:
         """Reports the end of an attempt on this node to the leading node."""
         if state.leader is None:
             return

@@ -19,7 +19,7 @@ from hoplite_mp._protocol.group_calls import DECISION_REPEATED_BYTES_MAX, bytes_
 
 if TYPE_CHECKING:
     from hoplite_mp._node.store.growing_block import GrowingBlock
-    from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, Plan
+    from hoplite_mp._protocol.group_calls import GroupAttempt, GroupCommit, Plan
     from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = [
@@ -160,7 +160,7 @@ class Vote:
 class NodeAttempt:
     """An attempt at a call, as one node takes part in it."""
 
-    go: GroupGo
+    go: GroupAttempt
     awaiting_local: bool = False  # it begins when the members on this node have called
     vote: Vote | None = None  # None: the leading node decides
     # Bytes (sent, received) by this host when the first attempt at the call began; None: none has
@@ -184,13 +184,13 @@ class CallState:
     members: GroupMembers
     calls: int = 0  # number of decided calls, and so the next call's number
     phase: PhaseOfCall = field(default_factory=lambda: PhaseOfCall(FOLLOWER))
-    told: bool = False  # the leading node has this node's part
+    part_sent: bool = False  # the leading node has this node's part
     attempt: NodeAttempt | None = None  # outside of PLANNED one for earlier members
     # An attempt at a later call, which has begun without this node, while it awaits a commit.
-    ahead: GroupGo | None = None
+    ahead: GroupAttempt | None = None
     # A commit that another node passed on, while this node's share of the result is still on its
     # way from the node that decided it.
-    owed: GroupCommit | None = None
+    pending_commit: GroupCommit | None = None
     owned: bool = False  # by the engine, so that `calls` and `last` may lag behind
     last: GroupCommit | None = None
     handed: tuple[int, int] | None = None  # (leading node, `calls`) of the last large `last` sent
@@ -199,7 +199,7 @@ class CallState:
     # A cache of `expected`, valid once every rank takes part in all further calls.
     _known: tuple[GroupMembers, list[int]] | None = None
 
-    def begin(self, go: GroupGo, vote: Vote | None = None) -> NodeAttempt:
+    def begin(self, go: GroupAttempt, vote: Vote | None = None) -> NodeAttempt:
         """Replaces the attempt by another one."""
         before = self.attempt
         moved = before.moved if before is not None and before.go.call == go.call else None
@@ -213,7 +213,7 @@ class CallState:
 
     def end_call(self, calls: int) -> None:
         """Records that this many calls are over."""
-        self.calls, self.told = calls, False
+        self.calls, self.part_sent = calls, False
         self.phase.take(CallEvent.COMMITTED)
 
     def ranks_of(self, node: int) -> list[int]:
@@ -272,7 +272,7 @@ class CallState:
         return go.plans[0] if go is not None and go.call == self.calls and go.plans else None
 
     @property
-    def begun_as_repeated(self) -> GroupGo | None:
+    def begun_as_repeated(self) -> GroupAttempt | None:
         """The attempt at the next call that this node has begun without being asked to."""
         go = None if self.attempt is None else self.attempt.go
         if go is None or go.call != self.calls or not is_repeated(go.attempt):

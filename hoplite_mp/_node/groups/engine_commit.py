@@ -1,14 +1,14 @@
-"""Calls of a Group that engines commit: large ones by votes for one plan, and small ones.
+"""Calls of a Group that engines commit: large calls by votes for one plan, and small calls.
 
-When a call repeats the plan of an earlier one, there is nothing to decide. Each node moves the
-bytes, votes when it has all that it should receive, and prepares the result; the engines exchange
-the votes (two-phase commit without a coordinator; `cext/engine_coll.h` has the protocol) and write
-the result's id to the boards, so no node's Python has to have a turn before the members go on. The
-leading node is not asked, and learns of the commit as every other one.
+A call that repeats the plan of an earlier call needs no decision. Each node moves the bytes, votes
+when it has received all its bytes, and prepares the result. The engines exchange the votes
+(two-phase commit without a coordinator; `cext/engine_coll.h` has the protocol) and write the
+result's id to the boards. So members continue before any node's Python has run. The leading node is
+not involved, and receives the commit like every other node.
 
-Invariant: until the engine says that it has committed the call (MOVED), what members would read
-still belongs to the plan's execution. So if Python has to take the call back, a new plan finds
-everything as if nothing had been prepared.
+Invariant: until the engine reports that it has committed the call (MOVED), the blocks of the result
+belong to the plan's execution. So if Python has to take the call back, a new plan starts as if
+nothing had been prepared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hoplite_mp._engine import COLL_FIRST, COLL_MOVED, COLL_PART, COLL_SEND, COL
 from hoplite_mp._node.groups.call_state import CallEvent, CallPhase, NodeAttempt, Vote
 from hoplite_mp._node.objects.remote_objects import payload_layout
 from hoplite_mp._protocol.fields import FOLDING
-from hoplite_mp._protocol.group_calls import GroupCommit, GroupSmall, Piece
+from hoplite_mp._protocol.group_calls import GroupCommit, GroupEngineFrame, Piece
 from hoplite_mp._protocol.local import GroupCall
 from hoplite_mp._serialize.contributions import contributors_of
 
@@ -37,53 +37,59 @@ if TYPE_CHECKING:
     from hoplite_mp._node.groups.group_state import GroupCallsEvents, GroupState, Known, MemberCall
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.peers.links import Links
-    from hoplite_mp._protocol.group_calls import GroupGo, GroupPart
+    from hoplite_mp._protocol.group_calls import GroupAttempt, GroupPart
     from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = ["EngineCallsOwner", "EngineCommit"]
 
 
 class EngineCommit:
-    """The engines commit the calls. This node votes for those that repeat a plan, prepares their
-    results, and has the other calls given back to the leading node."""
+    """The engines commit the calls. This node votes for calls that repeat a plan, and prepares
+    their results. It takes other calls back, so that the leading node decides them."""
 
-    def __init__(self, host: HostContext, results: GroupResults, small: EngineCallsOwner) -> None:
+    def __init__(
+        self, host: HostContext, results: GroupResults, engine_calls: EngineCallsOwner
+    ) -> None:
         self.client = host.client
         self.clients = host.clients
         self.results = results
-        self.small = small
+        self.engine_calls = engine_calls
 
     def called(self, state: GroupState, called: MemberCall) -> None:
         frozen = state.phase.now is CallPhase.FROZEN
         if frozen or not self._begin(state, called):
             state.deferred_calls.append(called)
-            self.small.give_way(state, called.ask.call, partial(self._given_way, state, called))
+            self.engine_calls.give_way(
+                state, called.ask.call, partial(self._given_way, state, called)
+            )
 
     def changed(self, state: GroupState, members: GroupMembers) -> None:
-        # The engine must not commit a call after this node has reported its calls.
-        calls = self.small.calls
-        self.small.close(state, lambda: calls.backend(state).changed(state, members))
+        # The engine must not commit a call after this node has reported its number of calls.
+        calls = self.engine_calls.calls
+        self.engine_calls.close(state, lambda: calls.backend(state).changed(state, members))
 
-    def received(self, state: GroupState, node: int, message: GroupGo | GroupCommit) -> None:
-        # The leading node's Python owns the calls.
-        again = partial(self.small.calls.take, node, message)
-        self.small.give_way(state, message.call, again)
+    def received(self, state: GroupState, node: int, message: GroupAttempt | GroupCommit) -> None:
+        # The message shows that the leading node has taken its calls back.
+        again = partial(self.engine_calls.calls.take, node, message)
+        self.engine_calls.give_way(state, message.call, again)
 
-    def moved(self, state: GroupState, go: GroupGo, failure: str, error: str) -> None:
+    def moved(self, state: GroupState, go: GroupAttempt, failure: str, error: str) -> None:
         if failure:
-            self.small.give_back(state, go.call)  # every node asks the leading one then
+            self.engine_calls.give_back(
+                state, go.call
+            )  # then every node sends its part to the leader
             return
-        self.small.engine.coll_vote(go.generation, go.call, go.attempt)
+        self.engine_calls.engine.coll_vote(go.generation, go.call, go.attempt)
         self.prepare(state)
 
     def _begin(self, state: GroupState, called: MemberCall) -> bool:
-        """Begins to move the part of this host's only member by a repeated plan, and passes
-        it to the engine. False: there is no such plan, so the leading node has to decide."""
+        """Begins to move the part of this host's only member by a repeated plan, and passes the
+        call to the engine. False: there is no such plan, so the leading node has to decide."""
         ask = called.ask
-        self.small.look_at_board(state)
+        self.engine_calls.look_at_board(state)
         if ask.mistake or not state.is_one_each:
             return False
-        if ask.call > state.calls:  # the engine has committed the calls before this one alone
+        if ask.call > state.calls:  # the engine has committed the earlier calls
             state.end_call(ask.call)
         part = self.results.part(state.members, ask.call, [ask])
         found = state.plans.next(state.members, part) if ask.call == state.calls else None
@@ -94,23 +100,23 @@ class EngineCommit:
             return False
         vote = Vote(first, _commit_of(before, go, part, self.client.number))
         attempt = state.begin(go, vote)
-        self.small.engine.coll_begin(go.generation, go.call, go.attempt)
+        self.engine_calls.engine.coll_begin(go.generation, go.call, go.attempt)
         state.member_calls[ask.rank] = called
         state.phase.take(CallEvent.ATTEMPT)
-        self.small.calls.move(state, attempt)
+        self.engine_calls.calls.move(state, attempt)
         self.prepare(state)
         return True
 
     def _given_way(self, state: GroupState, called: MemberCall) -> None:
-        """Takes up a member's call that waited for the engine to give the calls back."""
+        """Handles a member's call that waited until the engine had given the calls back."""
         state.deferred_calls.remove(called)
         if state.known.here.get(called.ask.rank, (-1,))[0] == called.slot:
-            self.small.calls.backend(state).called(state, called)
+            self.engine_calls.calls.backend(state).called(state, called)
         else:  # its member is gone
             self.results.unpin(called.holds)
 
     def vote_of(self, state: GroupState, attempt: NodeAttempt) -> tuple[int, int, int] | None:
-        """The vote that the engine gives as soon as all bytes are here. None: Python must first
+        """The vote that the engine sends as soon as all bytes have arrived. None: Python must first
         check that members have written their parts, or look for refs in the received values."""
         assert attempt.vote is not None
         commit, go = attempt.vote.commit, attempt.go
@@ -121,13 +127,13 @@ class EngineCommit:
         return go.generation, go.call, go.attempt
 
     def end(self, vote: Vote, failure: str, error: str) -> None:
-        """This node has all bytes of the call that it should receive, or cannot have them."""
+        """This node has received all its bytes of the call, or cannot receive them."""
         vote.ended = failure, error
         if failure:  # the blocks are gone
             self._take_back(vote)
 
     def prepare(self, state: GroupState) -> None:
-        """Makes the result as soon as its blocks are known, while their bytes are on their way."""
+        """Makes the result as soon as its blocks are known, while their bytes still arrive."""
         attempt, vote = state.attempt, state.vote
         if attempt is None or vote is None or vote.prepared is not None:
             return
@@ -142,10 +148,10 @@ class EngineCommit:
         vote.members = {rank: one for rank, one in state.known.here.items() if rank in mine}
         holds = [hold for one in here.values() for hold in one.holds]
         awaited = self.results.has_lent(holds)
-        self.small.engine.coll_result(go.generation, go.call, vote.prepared.oid, awaited)
+        self.engine_calls.engine.coll_result(go.generation, go.call, vote.prepared.oid, awaited)
 
     def settle(self, attempt: NodeAttempt) -> tuple[int, list[Any]]:
-        """The call is committed: (object that members read, holds on what it needs)."""
+        """The call is committed. Returns (object that members read, holds on its contents)."""
         vote = attempt.vote
         assert vote is not None
         assert vote.prepared is not None
@@ -157,7 +163,7 @@ class EngineCommit:
         return self.results.settle(vote.prepared, attempt.go, slots)
 
     def give_up(self, state: GroupState) -> None:
-        """Another attempt takes the place of the call that this node has begun."""
+        """Withdraws the vote, because another attempt replaces this one."""
         if state.attempt is not None and state.attempt.vote is not None:
             self._take_back(state.attempt.vote)
             state.attempt.vote = None
@@ -168,9 +174,9 @@ class EngineCommit:
             self.results.take_back(prepared)
 
 
-def _commit_of(before: GroupCommit, go: GroupGo, part: GroupPart, number: int) -> GroupCommit:
-    """The commit of a call that repeats the plan of an earlier one, whose commit was `before`.
-    Pieces of other nodes keep their old names, because their blocks are found by their ranks."""
+def _commit_of(before: GroupCommit, go: GroupAttempt, part: GroupPart, number: int) -> GroupCommit:
+    """The commit of a call that repeats the plan of an earlier call with the commit `before`.
+    Pieces of other nodes keep their old ids, because their blocks are found by rank."""
     own = {(piece.source, piece.target): piece for piece in part.pieces}
     pieces = tuple(own.get((piece.source, piece.target), piece) for piece in before.pieces)
     return msgspec.structs.replace(
@@ -178,19 +184,19 @@ def _commit_of(before: GroupCommit, go: GroupGo, part: GroupPart, number: int) -
     )
 
 
-# Calls of Groups that the engine commits without this process's Python while it *owns* them.
+# Calls of Groups that the engine *owns*, and commits without Python.
 #
-# `cext/engine_coll.h` has the protocol. When a call is committed that the leading node has decided
-# under the present members, the engine gets the group's later calls, and it gives them back when
-# anything deviates. This component hands them over and takes them back; while it waits for the
-# engine's answer, events that concern the group are deferred.
+# `cext/engine_coll.h` has the protocol. When the leading node has decided a call under the present
+# members, the commit gives the Group's later calls to the engine, and the engine gives them back
+# when anything deviates. While this component waits for the engine's answer, it defers events of
+# the Group.
 
 
 _PART = struct.Struct("<IIIBBBB")  # struct coll_part: rank, bytes, offset, kind, op, dtype, root
 
 
 class EngineCallsOwner:
-    """The groups of this node as the engine knows them."""
+    """The Groups of this node that are registered in the engine."""
 
     calls: GroupCallsEvents
 
@@ -204,13 +210,13 @@ class EngineCallsOwner:
         links.when_coll(self._event)
 
     def serve(self, calls: GroupCallsEvents) -> None:
-        """Sets the component that makes the calls which the engine does not own."""
+        """Sets the component for calls that the engine does not own."""
         self.calls = calls
 
     @property
     def possible(self) -> bool:
-        """Whether engines may own calls. Not over TLS: little would be gained, because there Python
-        threads move each frame."""
+        """Whether engines may own calls. Over TLS they may not: it would gain little, because
+        Python threads move each frame there."""
         return not self.links.tls
 
     # -- handing over and taking back ------------------------------------------------------------
@@ -219,7 +225,8 @@ class EngineCallsOwner:
         """Registers a group with members on this node, whose calls this process owns at first."""
         index = known.board.index
         for other in list(self.known.values()):
-            if other.board.index == index:  # it ended, but the last manager died before it said so
+            # It ended, but the last manager died before reporting it.
+            if other.board.index == index:
                 self.forget(other.generation)
         self.known[known.generation] = known
         self.boards[known.generation] = _tasks.CollectiveBoard(self.tasks, index)
@@ -233,13 +240,13 @@ class EngineCallsOwner:
             self.engine.coll_forget(generation)
 
     def open(self, state: GroupState, call: int) -> None:
-        """Gives the calls from this one on to the engine, before any member can make it."""
+        """Gives the calls from this one on to the engine, before a member can make this one."""
         members = state.members
         state.owned = True
         self.boards[members.generation].set_open(True)
         self.engine.coll_open(members.generation, members.version, call, members.nodes)
         self.links.prepare(state.nodes)
-        for one in state.member_calls.values():  # this process has these, so the engine yields them
+        for one in state.member_calls.values():  # this process has the parts, so the engine yields
             self.engine.coll_yield(members.generation, one.ask.call)
 
     def close(self, state: GroupState, then: Callable[[], None]) -> None:
@@ -251,17 +258,17 @@ class EngineCallsOwner:
         self.engine.coll_close(generation)
 
     def give_way(self, state: GroupState, call: int, then: Callable[[], None]) -> None:
-        """Asks the engine to yield this call, and calls `then` when it has given the calls back."""
+        """Asks the engine to yield this call. Calls `then` when it has given the calls back."""
         state.deferred.append(then)
         self.give_back(state, call)
 
     def give_back(self, state: GroupState, call: int) -> None:
-        """Asks the engine to yield this call, which cannot be voted for."""
+        """Asks the engine to yield this call, which needs a decision."""
         state.phase.take(CallEvent.FROZE)
         self.engine.coll_yield(state.members.generation, call)
 
-    def receive(self, node: int, message: GroupSmall) -> None:
-        """Hands the engine a frame that came as a message, because there was no link for it."""
+    def receive(self, node: int, message: GroupEngineFrame) -> None:
+        """Passes a frame to the engine that arrived as a message, because there was no link."""
         self.engine.coll_frame(
             message.generation,
             node,
@@ -273,7 +280,7 @@ class EngineCallsOwner:
         )
 
     def doorbell(self, slot: int, generation: int, rank: int, given: list[int]) -> None:
-        """Hands the engine a member's doorbell: an eventfd, or -1 if the process is simulated."""
+        """Passes a member's doorbell to the engine: an eventfd, or -1 in simulations."""
         known = self.known.get(generation)
         if known is not None and known.here.get(rank, (-1,))[0] == slot:
             self.engine.coll_doorbell(generation, rank, given.pop() if given else -1)
@@ -291,14 +298,14 @@ class EngineCallsOwner:
         if kind == COLL_SEND:
             node, version, call, phase, plan, parts = event[2:]
             self.links.prepare((node,))  # so that the next frame has a link
-            frame = GroupSmall(generation, version, call, phase, plan, parts)
+            frame = GroupEngineFrame(generation, version, call, phase, plan, parts)
             self.calls.send(state, node, frame)
         elif kind == COLL_PART and not state.owned:  # an engine that owns the calls has it already
             call, data = event[2:]
             self._part(generation, call, data)
         elif kind == COLL_FIRST:
-            # All members have read the result of the large call before, because they have made a
-            # later call. The board may have shown a large call after that one already.
+            # All members have made a later call, so they have read the previous large result. The
+            # board may already have shown another large call.
             if event[2] >= state.calls:
                 state.result = []
         elif kind == COLL_MOVED:
@@ -308,8 +315,8 @@ class EngineCallsOwner:
             self._taken(state, calls, record)
 
     def look_at_board(self, state: GroupState) -> None:
-        """Concludes a call that the engine has committed, before the engine's word of it is read:
-        its member may have gone on already."""
+        """Concludes a call that the engine has committed although its event has not been read yet:
+        the member may already have continued."""
         if state.attempt is None or state.vote is None:
             return
         call = state.attempt.go.call
@@ -317,19 +324,18 @@ class EngineCallsOwner:
             self._committed(state, call)
 
     def _committed(self, state: GroupState, call: int) -> None:
-        """The engines have committed a call for which all nodes had voted; members here may have
-        read its result already. Comes once more when the engine says so, if this process has seen
-        it on the board before."""
+        """The engines have committed a call for which all nodes have voted; members here may have
+        read its result already. Ignored if `look_at_board` has concluded the call."""
         attempt, vote = state.attempt, state.vote
         if attempt is not None and vote is not None and attempt.go.call == call:
             self.calls.conclude(state, vote.commit, on_board=True)
 
     def _taken(self, state: GroupState, calls: int, record: bytes) -> None:
-        """This process owns the calls from number `calls` on again. `record`: the call before that
-        one, if the engine has committed it."""
+        """This process owns the calls from number `calls` on again. `record`: the previous call, if
+        the engine has committed it."""
         state.owned = False
         self.look_at_board(state)
-        if record:  # else this process has made the last commit known, or has heard MOVED
+        if record:  # otherwise this process has written the last commit, or has received MOVED
             state.last = _engine_commit(state.members.generation, self.client.number, record)
         if calls > state.calls:
             state.end_call(calls)
@@ -358,7 +364,7 @@ class EngineCallsOwner:
 
 
 def _engine_commit(generation: int, node: int, record: bytes) -> GroupCommit:
-    """The commit of a small call, as if a leading node had decided it."""
+    """The commit of a small call, in the form of a leading node's decision."""
     call, mask, kind, op, _, root, found = _tasks.read_record(record)
     pieces = [
         Piece(source, -1, len(payload), payload, layout=payload_layout(memoryview(payload)))

@@ -1,10 +1,10 @@
 """Calls of Groups whose members live on several hosts, on the nodes of these members.
 
-Members hand their parts to their node. When all of a node's members have called, it tells the
-leading node, that of the lowest living rank, which decides (`leader.py`). Large parts move by
-plans: by that of an earlier call, with which a node begins at once (`repeated_plans.py`), or by one
-that the leading node has sent. The commit is written to every host's board, so members wait as on
-one host. The manager takes no part in a call; it only decides who is a member.
+Members pass their parts to their node. When all members of a node have called, the node sends the
+parts to the leading node, which is the node of the lowest living rank and decides the call
+(`leader.py`). Large parts move by plans (`attempts.py`). Each node writes the commit to its host's
+board, so members wait as they do on one host. The manager takes no part in calls; it only decides
+which processes are members.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from hoplite_mp._node.groups.group_decisions import lost
 from hoplite_mp._node.groups.group_state import GroupState, MemberCall, Steps
 from hoplite_mp._node.groups.leader import GroupLeader, SendToManager, SendToNode, WakeLater
 from hoplite_mp._protocol.group_calls import (
+    GroupAttempt,
     GroupCommit,
     GroupDone,
-    GroupGo,
+    GroupEngineFrame,
     GroupPart,
     GroupSkip,
     GroupSlow,
-    GroupSmall,
     GroupStart,
     GroupSync,
     error_kind,
@@ -49,14 +49,15 @@ if TYPE_CHECKING:
 
 __all__ = ["MultiHostCalls"]
 
-# How many messages are kept for a group that this node does not know (two from each node suffice),
-# and for how many such groups. They are bounded because a closed group's messages may arrive late.
+# How many messages are kept for a Group that this node does not know yet (two from each node
+# suffice), and for how many such Groups. Late messages of closed Groups are kept, too, and need a
+# bound.
 EARLY_MAX = 1024
 PENDING_GROUPS_MAX = 64
 
 
 class LeaderCommit:
-    """The leading node commits the calls. This node tells it what members here do."""
+    """The leading node commits the calls; this node sends it the parts of members here."""
 
     def __init__(self, calls: MultiHostCalls) -> None:
         self.calls = calls
@@ -74,13 +75,13 @@ class LeaderCommit:
     def changed(self, state: GroupState, members: GroupMembers) -> None:
         self.calls.change(state, members)
 
-    def received(self, state: GroupState, node: int, message: GroupGo | GroupCommit) -> None:
-        if isinstance(message, GroupGo):
+    def received(self, state: GroupState, node: int, message: GroupAttempt | GroupCommit) -> None:
+        if isinstance(message, GroupAttempt):
             self.calls.attempts.begin(state, message)
-        elif node in state.knowing:  # otherwise the sender is gone
+        elif node in state.knowing:  # ignored if the sender is gone
             self.calls.commit(state, message)
 
-    def moved(self, state: GroupState, go: GroupGo, failure: str, error: str) -> None:
+    def moved(self, state: GroupState, go: GroupAttempt, failure: str, error: str) -> None:
         self.calls.attempts.report(state, go, failure, error)
 
 
@@ -92,7 +93,7 @@ class MultiHostCalls:
         host: HostContext,
         results: GroupResults,
         attempt_bytes: AttemptBytes,
-        small: EngineCallsOwner,
+        engine_calls: EngineCallsOwner,
     ) -> None:
         self.loop = host.loop
         self.client = host.client
@@ -101,26 +102,26 @@ class MultiHostCalls:
         self.send_peer = host.send_peer
         self.clients = host.clients
         self.results = results
-        self.small = small
+        self.engine_calls = engine_calls
         self.states: dict[int, GroupState] = {}  # by generation
         self.steps = Steps(lambda message: self.take(self.client.number, message))
         self.by_leader = LeaderCommit(self)
-        self.by_engine = EngineCommit(host, results, small)
+        self.by_engine = EngineCommit(host, results, engine_calls)
         self.attempt_bytes = attempt_bytes
         self.attempts = NodeAttempts(host.client, self, results, attempt_bytes, self.by_engine)
-        small.serve(self)
+        engine_calls.serve(self)
         self._handlers: dict[type, Callable[[GroupState, int, Any], None]] = {
             GroupPart: self._part,
-            GroupGo: lambda state, *about: self.backend(state).received(state, *about),
+            GroupAttempt: lambda state, *about: self.backend(state).received(state, *about),
             GroupDone: self._done,
             GroupSlow: self._slow,
             GroupCommit: lambda state, *about: self.backend(state).received(state, *about),
             GroupStart: self._started,
             GroupSkip: self._skipped,
-            GroupSmall: lambda state, node, message: small.receive(node, message),
+            GroupEngineFrame: lambda state, node, message: engine_calls.receive(node, message),
             GroupSync: lambda state, *about: self._lead(state, state.leading.sync, *about),
         }
-        # Messages from other nodes about groups of which the manager has not told this node yet.
+        # Messages from other nodes about Groups that the manager has not announced here yet.
         self.pending_messages: dict[int, list[tuple[int, GroupMessage]]] = {}
 
     # -- membership, from the manager -----------------------------------------------------------
@@ -130,13 +131,13 @@ class MultiHostCalls:
         state = self.states.get(members.generation)
         if state is None:
             state = self.states[members.generation] = GroupState(members, known=known)
-            possible = self.small.possible
+            possible = self.engine_calls.possible
             state.leading = GroupLeader(state, self.client.number, engines=possible)
-            self.small.add(known)
+            self.engine_calls.add(known)
         self.steps.run(self.backend(state).changed, state, members)
 
     def backend(self, state: GroupState) -> CommitBackend:
-        """What commits the Group's calls at present."""
+        """The present commit backend of the Group."""
         return self.by_engine if state.owned else self.by_leader
 
     def change(self, state: GroupState, members: GroupMembers) -> None:
@@ -150,11 +151,11 @@ class MultiHostCalls:
     def _change(self, state: GroupState) -> None:
         members, known = state.members, state.known
         state.phase.take(CallEvent.CHANGED)
-        state.told, attempt = False, state.attempt
+        state.part_sent, attempt = False, state.attempt
         if attempt is not None:
-            attempt.awaiting_local = False  # it awaited them for other members
+            attempt.awaiting_local = False  # it was made for the former members
             if attempt.version >= members.version:
-                state.phase.take(CallEvent.ATTEMPT)  # its message was faster than the manager's
+                state.phase.take(CallEvent.ATTEMPT)  # it arrived before the manager's message
         for rank in range(members.size):
             if not (members.alive | members.joining) >> rank & 1:
                 called = state.member_calls.pop(rank, None)
@@ -162,7 +163,7 @@ class MultiHostCalls:
                     state.left += called.holds  # the attempt may include them
                 elif called is not None:
                     self.results.unpin(called.holds)
-        # Each node knows the first calls of its ranks; the leading one receives the others'.
+        # Each node knows the first calls of its own ranks; the leading node receives the others.
         here = {rank for rank, node in enumerate(members.nodes) if node == self.client.number}
         state.starts = {rank: call for rank, call in state.starts.items() if rank in here}
         if members.first:
@@ -173,9 +174,9 @@ class MultiHostCalls:
         state.leading.changed()
         if self.client.number not in state.nodes:  # no member is left here to read a result
             self._let_go(state)
-            state.result, state.owed = [], None
-        if state.owed is not None:
-            self.commit(state, state.owed)
+            state.result, state.pending_commit = [], None
+        if state.pending_commit is not None:
+            self.commit(state, state.pending_commit)
         if state.leader is not None:
             sync = GroupSync(
                 members.generation,
@@ -187,7 +188,7 @@ class MultiHostCalls:
             self.send(state, state.leader, sync)
         self.tell(state)
         for node, pending in list(state.leading.syncs.items()):
-            if node in state.knowing:  # it counts if of this version
+            if node in state.knowing:  # `sync` ignores it if it is of another version
                 self._lead(state, state.leading.sync, node, pending)
 
     def closed(self, generation: int) -> None:
@@ -198,21 +199,21 @@ class MultiHostCalls:
         for role in (state.phase, state.leading.phase):
             role.take(CallEvent.CLOSED)
         state.ahead = None
-        self.small.forget(generation)
+        self.engine_calls.forget(generation)
         state.plans.clear()
-        self.steps.run(self.small.look_at_board, state)
+        self.steps.run(self.engine_calls.look_at_board, state)
         self._let_go(state)
         state.result = []
-        state.deferred.clear()  # the engine says nothing of this Group any more
+        state.deferred.clear()  # the engine reports nothing about this Group any more
         for called in (*state.member_calls.values(), *state.deferred_calls):
             self.results.unpin(called.holds)
 
     def member_left(self, ask: GroupLeave, slot: int) -> None:
-        """That member is leaving. It takes no result that it has not taken yet."""
+        """A member is leaving, and takes no further result."""
         state = self.states.get(ask.generation)
         if state is None:
             return
-        self.steps.run(self.small.look_at_board, state)
+        self.steps.run(self.engine_calls.look_at_board, state)
         for called in (*state.member_calls.values(), *state.deferred_calls):
             if called.ask.rank == ask.rank and called.slot == slot:
                 called.slot = -1
@@ -224,13 +225,13 @@ class MultiHostCalls:
             self.results.take_untaken(blocks, slot)
 
     def peer_lost(self, member: Member) -> None:
-        """That host is gone. The number of a Group that it alone has heard of may be given to
-        another one, for which its messages are not meant."""
+        """A host is gone. Its pending messages are dropped, because the number of a Group that only
+        this host knew may be given to another Group."""
         for waiting in self.pending_messages.values():
             waiting[:] = [one for one in waiting if one[0] != member.node]
 
     def _let_go(self, state: GroupState) -> None:
-        """Drops the current attempt, and what members that are gone gave to it."""
+        """Drops the current attempt, and the parts of members that are gone."""
         self.by_engine.give_up(state)
         attempt, state.attempt = state.attempt, None
         if attempt is not None:
@@ -240,8 +241,8 @@ class MultiHostCalls:
     # -- from members ---------------------------------------------------------------------------
 
     def member_called(self, slot: int, ask: GroupCall) -> None:
-        """A member on this host has made its next call. Its parts, which it may still be writing,
-        are pinned at once, even if the engine has to give the calls back first."""
+        """A member on this host has made its next call. Its parts are pinned at once, although the
+        member may still write them, and the engine may have to give the calls back first."""
         state = self.states.get(ask.generation)
         if state is None:
             self.results.refuse(slot, ask)
@@ -249,8 +250,8 @@ class MultiHostCalls:
             self.steps.run(self._called, state, slot, ask)
 
     def _called(self, state: GroupState, slot: int, ask: GroupCall) -> None:
-        # Before a block that came back by the last call is given again.
-        self.small.look_at_board(state)
+        # First, because the part may be a block of the last result.
+        self.engine_calls.look_at_board(state)
         holds = []
         try:
             holds = self.results.pin(slot, ask)
@@ -260,13 +261,13 @@ class MultiHostCalls:
 
     def tell(self, state: GroupState) -> None:
         """Sends this node's parts to the leading node when all members here have called."""
-        if state.owned or state.told or not state.members.formed or state.leader is None:
+        if state.owned or state.part_sent or not state.members.formed or state.leader is None:
             return
         asks = state.asks(self.client.number)
         if asks is None or state.phase.now is CallPhase.ENDED:
             return
         state.phase.take(CallEvent.PART)
-        state.told = True
+        state.part_sent = True
         part = self.results.part(state.members, state.calls, asks)
         attempt, repeated = state.attempt, state.plans.next(state.members, part)
         vote = None
@@ -315,10 +316,10 @@ class MultiHostCalls:
         if message.call >= state.calls:
             self._lead(state, state.leading.part, node, message)
         elif state.last is not None:
-            self.send(state, node, state.last)  # that node has missed the commit
+            self.send(state, node, state.last)  # the sender has missed the commit
 
     def _lead(self, state: GroupState, event: Callable[..., None], *about: Any) -> None:
-        """An event for the leading node's component; does what that asks for."""
+        """Passes an event to the leader's component, and executes its instructions."""
         event(*about)
         for one in state.leading.take():
             match one:
@@ -347,8 +348,8 @@ class MultiHostCalls:
             self.tell(state)
 
     def _skipped(self, state: GroupState, node: int, message: GroupSkip) -> None:
-        # A skip while the engine owns the calls is older than the commit that opened small calls.
-        later = message.call > state.calls and state.owed is None
+        # While the engine owns the calls, a skip is older than the commit that gave it the calls.
+        later = message.call > state.calls and state.pending_commit is None
         if later and node in state.knowing and not state.owned:
             self._let_go(state)
             state.end_call(message.call)
@@ -371,28 +372,28 @@ class MultiHostCalls:
         ):
             self.by_engine.give_up(state)
         vote = state.vote
-        if vote is not None and message.to != self.client.number:  # it names others' pieces
+        if vote is not None and message.to != self.client.number:  # it has another node's pieces
             given = msgspec.structs.replace(vote.commit, leader=message.leader, keeps=message.keeps)
         elif vote is None and state.lacks(self.client.number, message):
             if message.leader in state.knowing:
-                state.owed = message  # the node that decided it has sent what is missing
+                state.pending_commit = message  # the deciding node has sent this node's share
                 return
             given = lost(message, state.members)  # other nodes may have the whole result
-        # If this skips calls, no member here took part in them.
+        # If calls are skipped, no member here took part in them.
         self.conclude(state, given, message.opens)
 
     def conclude(
         self, state: GroupState, given: GroupCommit, opens: int = 0, *, on_board: bool = False
     ) -> None:
         """Ends a call. on_board: the engine has written the commit to the board."""
-        message, state.owed = given, None
+        message, state.pending_commit = given, None
         vote, attempt, state.attempt = state.vote, state.attempt, None
         go = None if attempt is None else attempt.go
         taken = message.call, message.attempt
         if go is not None and ((go.call, go.attempt) != taken or given.error):
             self.attempt_bytes.drop(go)
             go = None
-        # A process that has ended gets nothing, even if the manager has not announced its end yet.
+        # A process that has ended gets no block, even before the manager has announced its end.
         slots = {r: one.slot for r, one in state.member_calls.items() if one.slot in self.clients}
         here = state.here(self.client.number, message)
         mine = {rank: slots.get(rank, 0) for rank in here}
@@ -409,7 +410,7 @@ class MultiHostCalls:
             if state.member_calls[rank].ask.call < state.calls:
                 self.results.unpin(state.member_calls.pop(rank).holds)
         if opens == state.members.version and state.nodes:
-            self.small.open(state, state.calls)
+            self.engine_calls.open(state, state.calls)
         if not on_board:
             state.known.board.commit(message.call, oid)
         if go is not None:
@@ -420,7 +421,7 @@ class MultiHostCalls:
             keeps = message.keeps or go is None
             state.plans.committed(state.members, message, go, keeps, by_engines=on_board)
         self.results.unpin(state.left)
-        del before  # every member has read the result before this one, so its holds are released
+        del before  # every member has read the previous result, so its holds are released
         self.attempts.catch_up(state)
         self.resume(state)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from hoplite_mp._common.ref import ObjectRef
-    from hoplite_mp._protocol.group_calls import GroupGo, GroupPart, Plan
+    from hoplite_mp._protocol.group_calls import GroupAttempt, GroupPart, Plan
     from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = [
@@ -155,7 +155,7 @@ class UndecidedCall:
     given: dict[int, GroupPart]  # the parts of ranks
     rates: Mapping[int, HostRates]  # the measured links of nodes, as far as known
     # The attempt by which this node has begun, unless a node has given it up.
-    begun: GroupGo | None = None
+    begun: GroupAttempt | None = None
     before: Plan | None = None  # the plan of an earlier attempt, whose cut is kept
 
     @property

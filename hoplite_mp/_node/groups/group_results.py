@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.execution.plan_runner import PlanRunner
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.store.budget import Store
-    from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, Plan
+    from hoplite_mp._protocol.group_calls import GroupAttempt, GroupCommit, Plan
     from hoplite_mp._protocol.local import GroupCall
     from hoplite_mp._protocol.messages import GroupMembers
 
@@ -202,7 +202,7 @@ class GroupResults:
     # -- the end -------------------------------------------------------------------------------
 
     def commit(
-        self, message: GroupCommit, go: GroupGo | None, mine: dict[int, int]
+        self, message: GroupCommit, go: GroupAttempt | None, mine: dict[int, int]
     ) -> tuple[int, list[Any]]:
         """Makes the result of a call: (object that members read, holds on what it needs). `mine`:
         rank -> client slot of the members here."""
@@ -210,11 +210,11 @@ class GroupResults:
         self.given = {}
         return self._made(message, go, mine, self._blocks(message, go, mine, holds), holds)
 
-    def is_begun(self, message: GroupGo) -> bool:
+    def is_begun(self, message: GroupAttempt) -> bool:
         """Whether the blocks that this node receives are known."""
         return all(self.plan_runner.is_begun(plan.operation) for plan in message.plans)
 
-    def prepare(self, message: GroupCommit, go: GroupGo, mine: dict[int, int]) -> Prepared:
+    def prepare(self, message: GroupCommit, go: GroupAttempt, mine: dict[int, int]) -> Prepared:
         """As `commit`, before the call is committed: what members are to read, but nothing is
         theirs before `settle`. `mine` has one rank at most."""
         prepared = Prepared()
@@ -235,7 +235,7 @@ class GroupResults:
             prepared.blocks[payload] = rank
 
     def settle(
-        self, prepared: Prepared, go: GroupGo, slots: dict[int, int]
+        self, prepared: Prepared, go: GroupAttempt, slots: dict[int, int]
     ) -> tuple[int, list[Any]]:
         """The prepared result is committed; returns what `commit` does. slots: rank -> client slot
         of those who get blocks of it and are still there. `let_go` must follow when the engine does
@@ -280,7 +280,7 @@ class GroupResults:
     def _made(
         self,
         message: GroupCommit,
-        go: GroupGo | None,
+        go: GroupAttempt | None,
         mine: dict[int, int],
         blocks: dict[int, Any],
         holds: list[Any],
@@ -324,7 +324,7 @@ class GroupResults:
         return ObjectRef(ids.pack_id(self.client.host_id, oid), hold)
 
     def _blocks(
-        self, message: GroupCommit, go: GroupGo | None, mine: dict[int, int], holds: list[Any]
+        self, message: GroupCommit, go: GroupAttempt | None, mine: dict[int, int], holds: list[Any]
     ) -> dict[int, Any]:
         """The blocks that have arrived, by their index in the plan. A block for a single rank is
         given to that rank's process, which may write into it; others become objects."""
@@ -362,7 +362,7 @@ class GroupResults:
     def _folded(
         self,
         message: GroupCommit,
-        go: GroupGo | None,
+        go: GroupAttempt | None,
         blocks: dict[int, Any],
         mine: dict[int, int],
     ) -> Any:
@@ -377,7 +377,7 @@ class GroupResults:
     def _copied(
         self,
         message: GroupCommit,
-        go: GroupGo | None,
+        go: GroupAttempt | None,
         blocks: dict[int, Any],
         mine: dict[int, int],
         holds: list[Any],
@@ -405,7 +405,7 @@ class GroupResults:
                 found[piece.source, piece.target] = got
         return found
 
-    def _piece(self, piece: Piece, go: GroupGo | None, blocks: dict[int, Any]) -> Any:
+    def _piece(self, piece: Piece, go: GroupAttempt | None, blocks: dict[int, Any]) -> Any:
         """Where a large piece is: the object of a member here, or a block that has arrived."""
         host_id, oid = ids.unpack_id(piece.object)
         if host_id == self.client.host_id:
@@ -418,7 +418,9 @@ class GroupResults:
                 return blocks.get(plan.members.index(member))
         return None
 
-    def _combined(self, message: GroupCommit, blocks: dict[int, Any], go: GroupGo | None) -> bytes:
+    def _combined(
+        self, message: GroupCommit, blocks: dict[int, Any], go: GroupAttempt | None
+    ) -> bytes:
         """A fold without a kernel: NumPy folds all parts on this node, in the order of ranks."""
         payloads: list[bytes | memoryview] = []
         for piece in message.pieces:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hoplite_mp import _tasks
     from hoplite_mp._node.groups.call_state import NodeAttempt
     from hoplite_mp._node.groups.leader import GroupLeader
-    from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, GroupMessage
+    from hoplite_mp._protocol.group_calls import GroupAttempt, GroupCommit, GroupMessage
     from hoplite_mp._protocol.local import GroupCall
     from hoplite_mp._protocol.messages import GroupMembers
 
@@ -121,10 +121,10 @@ class CommitBackend(Protocol):
     def changed(self, state: GroupState, members: GroupMembers) -> None:
         """The manager has announced a new version of the members."""
 
-    def received(self, state: GroupState, node: int, message: GroupGo | GroupCommit) -> None:
+    def received(self, state: GroupState, node: int, message: GroupAttempt | GroupCommit) -> None:
         """A node has sent an attempt or a decision."""
 
-    def moved(self, state: GroupState, go: GroupGo, failure: str, error: str) -> None:
+    def moved(self, state: GroupState, go: GroupAttempt, failure: str, error: str) -> None:
         """This node has its bytes of an attempt, or cannot have them."""
 
 

@@ -455,7 +455,7 @@ def group_waits(
         elif formed and state is not None:
             _over_hosts(client.number, state, found)
             if state.owned and hosts is not None:
-                _in_engine(client.number, state, hosts.small.boards[known.generation], found)
+                _in_engine(client.number, state, hosts.engine_calls.boards[known.generation], found)
         yield found
 
 

@@ -1,11 +1,11 @@
-"""The leading node of a Group: collects what members give to a call, decides it, tells all.
+"""The leader of a Group: collects the parts of a call, decides the call, and sends the decision.
 
 The node of the lowest living rank decides each call once, for all nodes. After a change of the
-members it first learns from each node what was decided before; then it waits for the parts of all
-living ranks, gets a plan for those that are large (`plan_sources.py`), and commits when all bytes
-have moved. Every node has this component, because each may have to lead.
+members each node first reports its last decision to the leader. Then the leader waits for the parts
+of all living ranks, gets a plan for large parts (`plan_sources.py`), and commits when all bytes
+have moved. Every node has this component, because every node may become the leader.
 
-The component is pure: each event is a method, and `take` returns what the node has to do then.
+The component is pure: each event is a method, and `take` returns the instructions for the node.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from hoplite_mp._planner.repair import (
 )
 from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol.group_calls import (
-    GroupGo,
+    GroupAttempt,
     GroupPart,
     GroupSkip,
     GroupSlow,
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
 __all__ = ["Attempt", "GroupLeader", "Instruction", "SendToManager", "SendToNode", "WakeLater"]
 
 
-# How old a report may be to count for the stripes of the next call. More than FRESH_S, because a
-# host may have sent all its bytes, and report no more, before it has received all.
+# Maximum age of a report that counts for the stripes of the next call. More than FRESH_S, because a
+# host may have sent all its bytes, and report no more, before it has received all bytes.
 BELIEVED_S = 1.2
 # Calls that saturate every node's links in both directions, so that rates can be measured.
 FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
@@ -88,7 +88,7 @@ class SendToManager(NamedTuple):
 
 
 class WakeLater(NamedTuple):
-    """Call `event` with the time after so many seconds, if the Group has not ended by then."""
+    """Call `event` with the time after this many seconds, unless the Group has ended."""
 
     seconds: float
     event: Callable[[float], None]
@@ -117,7 +117,7 @@ class Attempt:
 
 
 class GroupLeader:
-    """The next call of one Group on the node that decides it. engines: engines may own calls."""
+    """The next call of one Group, on the node that decides it. engines: engines may own calls."""
 
     def __init__(self, group: CallState, number: int, *, engines: bool) -> None:
         self.group = group
@@ -127,12 +127,12 @@ class GroupLeader:
         self.parts: dict[int, GroupPart] = {}  # node -> its part of an undecided call
         self.syncs: dict[int, GroupSync] = {}  # node -> its latest GroupSync
         self.attempt: Attempt | None = None  # PLANNED
-        # node -> its report on a repeated plan, from before all have called, or that it gives it up
+        # Node -> its report on a repeated plan: sent before all members have called, or a failure.
         self.early: dict[int, GroupDone] = {}
         self.rates: dict[int, HostRates] = {}  # node -> link rates that it has measured
         self._attempts = 0
-        self._awaited = -1  # the call for whose last host a timer is running
-        # The call that must not begin early, because the store of a node was full.
+        self._awaited = -1  # the call for which a timer waits for the last host
+        # The call that must not begin early, because a node's store was full.
         self._not_early = -1
         self._instructions: list[Instruction] = []
 
@@ -149,7 +149,7 @@ class GroupLeader:
         return not self.group.owned and self.group.leader == self.number
 
     def given(self) -> dict[int, GroupPart]:
-        """By rank, the parts of the next call that have come, in that order."""
+        """The parts of the next call by rank, in the order of their arrival."""
         found: dict[int, GroupPart] = {}
         for part in self.parts.values():
             if part.call == self.group.calls:
@@ -173,7 +173,7 @@ class GroupLeader:
         self.early = {}
         self.syncs.pop(self.number, None)
         self.parts = {
-            node: part  # if of a later version, its member has yet to be announced to this node
+            node: part  # the manager has not announced a later version here yet
             for node, part in self.parts.items()
             if node in living or part.version > members.version
         }
@@ -191,12 +191,12 @@ class GroupLeader:
         group = self.group
         before = self.syncs.get(node)
         if message.last is None and before is not None and before.committed == message.committed:
-            message = msgspec.structs.replace(message, last=before.last)  # it is sent once
+            message = msgspec.structs.replace(message, last=before.last)  # `last` is sent once
         self.syncs[node] = message
         if message.version != group.members.version or group.leader != self.number:
-            return  # that node, or this one, does not have the latest members yet
+            return  # one of the two nodes does not have the latest members yet
         self._freeze()
-        if message.committed > group.calls:  # decided by a leader that is gone
+        if message.committed > group.calls:  # a leader that is gone has decided
             self._hand_on(group.nodes, message.committed, message.last)
         elif message.committed < group.calls and node in group.nodes:
             self._hand_on([node], group.calls, group.last)
@@ -206,8 +206,8 @@ class GroupLeader:
         self.lead()
 
     def _synced(self) -> set[int]:
-        """Nodes that have sent a GroupSync for the present members, except nodes ahead of this
-        one."""
+        """Nodes that have sent a GroupSync for the present members, except nodes that know more
+        decisions."""
         version, calls = self.group.members.version, self.group.calls
         said = self.syncs.items()
         return {n for n, one in said if one.version == version and one.committed <= calls}
@@ -231,27 +231,29 @@ class GroupLeader:
             self._send(nodes, GroupSkip(self.group.members.generation, calls))
 
     def _withdraw(self) -> None:
-        """Makes all nodes give up attempts for other members. Otherwise they would read the part of
-        a member that has left until all others have called."""
+        """Makes all nodes give up attempts for former members. Otherwise they would read the part
+        of a member that has left until all others have called."""
         group = self.group
         if group.members.formed:
             number = self._next_attempt()
-            self._send(group.nodes, GroupGo(group.members.generation, group.calls, number, (), ()))
+            self._send(
+                group.nodes, GroupAttempt(group.members.generation, group.calls, number, (), ())
+            )
 
     def _next_attempt(self) -> int:
-        """Differs from each attempt that an earlier leader made for other members, because cells of
-        those may still be served."""
+        """A number that no attempt for former members has, because cells of such attempts may still
+        be served."""
         number, self._attempts = self._number, (self._attempts + 1) % MADE_ATTEMPTS
         return number
 
     @property
     def _number(self) -> int:
-        """Of the next attempt."""
+        """The number of the next attempt."""
         return self.group.members.version << ATTEMPT_BITS | self._attempts + 1
 
     def _start_new(self) -> bool:
-        """New members start with the call after the next one, because the living may have begun
-        the next one. True: a call that no living member could make is skipped."""
+        """Lets new members start with the call after the next one, because living members may have
+        begun the next one. True: a call that no living member could make is skipped."""
         state, members = self.group, self.group.members
         if not members.formed:
             return False
@@ -283,14 +285,15 @@ class GroupLeader:
             self._decide()
 
     def _decide(self, late: bool = False) -> None:
-        """late: the wait for the last host is over, so the call may begin without that host."""
+        """Decides the next call, if possible. late: the wait for the last host is over, so the call
+        may begin without that host."""
         group, before = self.group, self.group.attempted
         if self.attempt is not None:
             if not self._is_other(self.attempt):
                 return
             self._give_up()
             before = None
-        if group.owed is not None or not group.members.formed:
+        if group.pending_commit is not None or not group.members.formed:
             return
         expected, given = group.expected(), self.given()
         if not expected or not given:
@@ -315,9 +318,8 @@ class GroupLeader:
         else:
             self._tell(found.outcome)
 
-    def _begun(self) -> GroupGo | None:
-        """The attempt by which this node has begun without being asked to, if no node has given it
-        up."""
+    def _begun(self) -> GroupAttempt | None:
+        """The attempt that this node has begun by itself, unless a node has given it up."""
         begun = self.group.begun_as_repeated
         if begun is None:
             return None
@@ -352,7 +354,7 @@ class GroupLeader:
         """The wait for the last host of that call is over."""
         if self.group.calls != call:
             return
-        self._awaited = -1  # the next part that arrives may begin another wait
+        self._awaited = -1  # the next part may begin another wait
         if self._leads and self.phase.now in (CallPhase.COLLECTING, CallPhase.PLANNED):
             self._decide(late=True)
 
@@ -361,10 +363,10 @@ class GroupLeader:
     def _ask_to_move(
         self, outcome: Decision, missing: Collection[int] = (), slow: Attempt | None = None
     ) -> None:
-        """Sends the plans to all nodes that take part in them. missing: ranks that have not called.
-        slow: the attempt that this one replaces because a link is slow."""
+        """Sends the plans to all nodes that take part. missing: ranks that have not called. slow:
+        the attempt that is replaced because a link is slow."""
         self.phase.take(CallEvent.ATTEMPT)
-        # While a member is late, the others' links are idle for a time.
+        # A call that waits for a late member does not saturate the links.
         self.attempt = Attempt(
             self._next_attempt(),
             outcome,
@@ -378,11 +380,11 @@ class GroupLeader:
             self.attempt.links = SlowLinks(slow.links.slow, heard_at=slow.links.heard_at)
         generation, call = self.group.members.generation, self.group.calls
         waits = tuple(sorted(outcome.waits))
-        go = GroupGo(generation, call, self.attempt.number, outcome.plans, waits)
+        go = GroupAttempt(generation, call, self.attempt.number, outcome.plans, waits)
         self._send(outcome.nodes, go)
 
     def _await_repeated(self, outcome: Decision) -> None:
-        """Waits for the bytes of a plan by which all nodes have begun; some may have reported."""
+        """Waits for the bytes of a plan that all nodes have begun; some nodes may have reported."""
         self.phase.take(CallEvent.ATTEMPT)
         fills = outcome.kind in FILLING
         self.attempt = Attempt(outcome.attempt, outcome, set(outcome.waits), fills=fills)
@@ -391,7 +393,7 @@ class GroupLeader:
                 self.done(node, report, 0.0)
 
     def _current(self, message: GroupDone | GroupSlow) -> Attempt | None:
-        """The attempt that bytes move by, if the message is about it."""
+        """The running attempt, if the message is about it."""
         attempt = self.attempt
         if attempt is None or message.call != self.group.calls:
             return None
@@ -401,7 +403,7 @@ class GroupLeader:
         """A node has its part of an attempt's results, or cannot have it."""
         repeated = is_repeated(message.attempt)
         if repeated and (self.attempt is None or message.failure):
-            # Not all have called yet, or a node has given up what it began long before the others.
+            # A member has not called yet, or a node has given up an attempt that it began early.
             self.early[node] = message
         attempt = self._current(message)
         if attempt is None:
@@ -411,7 +413,7 @@ class GroupLeader:
             links.forget_old(BELIEVED_S, now)
             up, report = message.up, links.reports.get(node, links.slow.get(node))
             slow = node == slow_one(links.slow) or stays_slow(report, self.rates.get(node), up)
-            if report is not None and slow:  # it was faster before
+            if report is not None and slow:  # `up` is from before it became slow
                 up = min(up, report.up)
             self.rates[node] = HostRates(up, message.down)
         if message.failure and repeated:
@@ -445,14 +447,14 @@ class GroupLeader:
             self._instructions.append(WakeLater(SLOW_GATHER_S, narrow))
 
     def _narrow(self, attempt: Attempt, now: float) -> None:
-        """Gives the stripe of a slow node to the others, if that is worthwhile: the same call in
-        another attempt, for which bytes that have arrived are kept."""
+        """Gives the stripe of a slow node to the others, if that is worthwhile. The call continues
+        with another attempt, which keeps the bytes that have arrived."""
         group, ranks = self.group, attempt.outcome.ranks
         attempt.links.looks = False
         attempt.links.forget_old(FRESH_S, now)
         if self.attempt is not attempt or attempt.narrowed or attempt.missing:
             return
-        if not self._leads or group.owed is not None:
+        if not self._leads or group.pending_commit is not None:
             return  # the call begins again in any case
         owners = owners_without(attempt.links.slow, attempt.plan)
         if not owners:
@@ -461,14 +463,14 @@ class GroupLeader:
         for part in self.parts.values():
             given.update(dict.fromkeys(part.ranks, part))
         if any(rank not in given for rank in ranks):
-            return  # one has died, and only its node knows so
+            return  # a member has died, and only its node knows that
         attempt.narrowed = True
         name, node = group.members.name, slow_one(attempt.links.slow)
         _log.info("group %s: h%s has become slow, the others take its stripe", name, node)
         about = group.members, group.calls, self._number
         undecided = UndecidedCall(*about, ranks, given, self.rates)
         outcome = decide_or_fail(undecided, owners=owners, before=attempt.plan)
-        if outcome.waits and not outcome.error:  # else the attempt goes on as it is
+        if outcome.waits and not outcome.error:  # otherwise the attempt continues unchanged
             self._ask_to_move(outcome, slow=attempt)
 
     def _tell(self, outcome: Decision) -> None:

@@ -1,9 +1,9 @@
-"""Where the plan of a Group's call comes from: one class for each way, as PLAN_SOURCES orders them.
+"""The sources of plans for calls of Groups, one class each, tried in the order of PLAN_SOURCES.
 
-- *Inline*: all parts are small, so the messages carry them and there is no plan.
-- *Repeated*: all nodes have begun by the plan of an earlier call (`repeated_plans.py`).
+- *Inline*: all parts are small, so the messages carry them and no plan is needed.
+- *Repeated*: all nodes have begun with the plan of an earlier call (`repeated_plans.py`).
 - *Fresh*: the leading node makes a plan when all members have called.
-- *Speculative*: it makes one before the last host's members have called.
+- *Speculative*: the leading node makes a plan before the members of the last host have called.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.groups.group_decisions import UndecidedCall
     from hoplite_mp._planner.topology import HostRates
-    from hoplite_mp._protocol.group_calls import GroupGo, GroupPart, Plan
+    from hoplite_mp._protocol.group_calls import GroupAttempt, GroupPart, Plan
 
 __all__ = [
     "WAIT_SHARE",
@@ -52,14 +52,14 @@ class PlannedCall(NamedTuple):
 
 
 class PlanSource(Protocol):
-    """One way to a plan."""
+    """One source of plans."""
 
     def plan(self, undecided: UndecidedCall) -> PlannedCall | None:
-        """The decision on a call; None if this source has none."""
+        """The decision on a call; None if this source does not apply."""
 
 
 class Inline:
-    """The parts travel in messages."""
+    """Messages carry the parts."""
 
     def plan(self, undecided: UndecidedCall) -> PlannedCall | None:
         parts = undecided.given.values()
@@ -69,7 +69,7 @@ class Inline:
 
 
 class Repeated:
-    """All nodes have begun by the plan of an earlier call."""
+    """All nodes have begun with the plan of an earlier call."""
 
     def plan(self, undecided: UndecidedCall) -> PlannedCall | None:
         begun, parts = undecided.begun, undecided.given.values()
@@ -89,11 +89,11 @@ class Fresh:
 
 
 class Speculative:
-    """The members of the last host have not called; their parts are assumed to be like the others'.
-    The call's parts are in the order of their arrival.
+    """The members of the last host have not called; their parts are assumed to be like the parts of
+    the others. `given` has the parts in the order of their arrival.
 
-    The other hosts' parts can move while the members of the last host still compute. The last host
-    owns no stripe, so it only sends its part and receives the result, which takes about one
+    The parts of the other hosts move while the members of the last host still compute. The last
+    host owns no stripe, so it only sends its part and receives the result, which takes about one
     transfer instead of two. If its part differs, the attempt is given up and the call is decided
     again.
     """
@@ -133,15 +133,15 @@ PLAN_SOURCES: tuple[PlanSource, ...] = (Inline(), Repeated(), Fresh(), Speculati
 
 
 def planned(undecided: UndecidedCall) -> PlannedCall | None:
-    """The decision on a call by the first source that has one; None: the call has to wait."""
+    """The decision of the first source that applies; None: the call has to wait."""
     return next(filter(None, (source.plan(undecided) for source in PLAN_SOURCES)), None)
 
 
 def decide_or_fail(
     undecided: UndecidedCall, owners: Collection[int] = (), before: Plan | None = None
 ) -> Decision:
-    """The decision. If `decide` raises, every rank raises that error, because otherwise all members
-    would wait for ever."""
+    """The decision. If `decide` raises an error, every rank raises that error. Otherwise all
+    members would wait for ever."""
     try:
         return decide(undecided, owners, before)
     except Exception as error:
@@ -153,18 +153,17 @@ def decide_or_fail(
         return outcome.fail(error_kind(error), shorten(text))
 
 
-# Smaller calls are over before a member can be late. Invariant: no call that begins early is one
-# whose plan nodes repeat, because these would begin it in another attempt.
+# Smaller calls end before a member can be late. Invariant: no node repeats the plan of a call that
+# may begin early, because it would begin that call in another attempt.
 BYTES_MIN = PART_BYTES_MAX
-# How long the last host is waited for, as a part of the time that one transfer takes. Higher: a
-# call with a late member begins later. Lower: calls whose members arrive nearly together begin
+# How long the leading node waits for the last host, as a share of the time of one transfer. Higher:
+# a call with a late member begins later. Lower: calls whose members arrive nearly together begin
 # without the last one, and take up to a ninth longer, because one host fewer owns a stripe.
 WAIT_SHARE = 0.1
 
 
 def transfer_s(part: GroupPart, rates: Mapping[int, HostRates]) -> float | None:
-    """Seconds that one transfer of such a part takes; None: the call begins when all members have
-    called."""
+    """The seconds of one transfer of such a part; None: the call cannot begin early."""
     large = [piece for piece in part.pieces if piece.payload is None]
     if part.kind != "allreduce" or not large or large[0].nbytes < BYTES_MIN:
         return None
@@ -173,7 +172,7 @@ def transfer_s(part: GroupPart, rates: Mapping[int, HostRates]) -> float | None:
 
 
 def fits(part: GroupPart, plan: Plan) -> bool:
-    """Whether the part is as the plan assumed."""
+    """Whether the part is what the plan assumed."""
     return (
         isinstance(plan, ExecuteReduce)
         and not part.mistake
@@ -186,7 +185,7 @@ def fits(part: GroupPart, plan: Plan) -> bool:
     )
 
 
-def lacks(message: GroupGo, ranks: Collection[int]) -> bool:
+def lacks(message: GroupAttempt, ranks: Collection[int]) -> bool:
     """Whether the part of one of these ranks was only assumed when the attempt was decided."""
     return any(
         rank in ranks and known == NO_OBJECT
@@ -196,7 +195,7 @@ def lacks(message: GroupGo, ranks: Collection[int]) -> bool:
     )
 
 
-def fill_in(message: GroupGo, part: GroupPart) -> GroupGo | None:
+def fill_in(message: GroupAttempt, part: GroupPart) -> GroupAttempt | None:
     """The attempt with the parts of this node's members filled in; None if they are not as
     assumed."""
     (plan,) = message.plans

@@ -1,16 +1,15 @@
-"""Plans of earlier calls of a Group, by which its nodes begin a later call at once.
+"""Plans of earlier calls of a Group, with which its nodes begin a later call at once.
 
-A program makes the same call again and again; MPI-4 has an interface for that, the persistent
-collectives, and here it needs none. Without this module each node tells the leading one what its
-members give, and waits for a plan, although that will be the last one once more. So each node keeps
-the plans of committed calls, by what its own members gave to them. If they give the same again, it
-begins by that plan, and says in its GroupPart whose plan it is. If all nodes have named the same
-one, the leading node only waits for the bytes; if not, it makes a plan as for any call, which
-replaces what was begun.
+Programs repeat the same call many times; MPI-4 has an interface for that, persistent collectives.
+Here no interface is needed. Each node keeps the plans of committed calls, by the form of its own
+members' parts. When its members give parts of the same form again, the node begins with that plan
+instead of waiting for a new one, and names the call of the plan in its GroupPart. If all nodes have
+named the same call, the leading node only waits for the bytes. Otherwise it makes a plan, which
+replaces the attempts that nodes have begun.
 
-Invariant: cells of two plans never meet. A repeated plan has an attempt of its own, in which its
-distance from the call that it was made for stands; so what one node has received by a plan that the
-others did not repeat is never taken for something else.
+Invariant: cells of two plans never meet. A repeated plan has its own attempt number, which contains
+the distance from the call for which the plan was made. So bytes that a node has received by a plan
+that other nodes did not repeat are never mistaken for other bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from hoplite_mp._node.groups.group_decisions import Decision
-    from hoplite_mp._protocol.group_calls import GroupCommit, GroupGo, GroupPart, Piece, Plan
+    from hoplite_mp._protocol.group_calls import GroupAttempt, GroupCommit, GroupPart, Piece, Plan
     from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = [
@@ -45,19 +44,19 @@ __all__ = [
     "repeat",
 ]
 
-# A plan of a larger part is not repeated. Higher: a receiver of a broadcast, which cannot know how
-# much comes, leases so much memory in vain when the root gives less; and of a large allreduce the
-# last members are waited for in another way (plan_sources.py).
+# Plans of larger parts are not repeated. Higher: a receiver of a broadcast, which does not know the
+# size in advance, leases too much memory when the root gives less. Larger allreduces may begin
+# early instead (plan_sources.py).
 PART_BYTES_MAX = 4 << 20
-# One in so many calls that are alike goes by way of the leading node, which hears the rates of all
-# links, and cuts other stripes if they have changed. Higher: wrong stripes last longer. Lower: more
-# calls take the longer way.
+# One in this many calls of the same form goes to the leading node, which receives the rates of all
+# links, and cuts other stripes if the rates have changed. Higher: wrong stripes last longer. Lower:
+# more calls wait for the leading node.
 LED_EVERY = 16
-FORMS_MAX = 16  # of how many different calls the plans are kept
+FORMS_MAX = 16  # number of forms whose plans are kept
 
-# A plan that turns out to have been begun in vain counts so much, and one that was repeated takes 1
-# away; at the maximum, calls of that form wait for a plan until the members change, because what
-# some node gives differs from call to call.
+# A plan that was begun in vain adds IN_VAIN to the form's count, and a repeated plan subtracts 1.
+# At the maximum, calls of that form wait for a plan until the members change, because the parts of
+# some node differ from call to call.
 IN_VAIN, IN_VAIN_MAX = 2, 4
 
 T = TypeVar("T")
@@ -66,19 +65,19 @@ Form: TypeAlias = tuple[str, str, int, tuple[int, ...], tuple[tuple[int, int, in
 
 
 class RepeatedPlans:
-    """The plans that one node may repeat, for one version of a Group's members."""
+    """The plans that a node may repeat, for one version of a Group's members."""
 
     def __init__(self) -> None:
-        # (number of the call it was made for, it, the commit of that call)
-        self._kept: dict[Form, tuple[int, GroupGo, GroupCommit]] = {}
-        # How many calls of that form the engines have committed since the leading node last did.
+        # (number of the call for which it was made, the attempt, the commit of that call)
+        self._kept: dict[Form, tuple[int, GroupAttempt, GroupCommit]] = {}
+        # Calls of that form that engines have committed since the last one of the leading node.
         self._by_engines: dict[Form, int] = {}
         self._last_given: tuple[int, Form | None] = 0, None  # the last call of this node's members
         self._last_planned = -1  # the last call that could begin by a kept plan
         self._vain: dict[Form, int] = {}
 
     def clear(self) -> None:
-        """Called when the members change: plans of other members are of no use."""
+        """Drops all plans, because the members have changed."""
         self._kept.clear()
         self._by_engines.clear()
         self._vain.clear()
@@ -86,9 +85,9 @@ class RepeatedPlans:
 
     def next(
         self, members: GroupMembers, part: GroupPart
-    ) -> tuple[int, GroupGo, GroupCommit] | None:
-        """(the call for which the plan was made, the attempt by which this node can begin to move
-        `part`, the commit of that call); None: it has to wait for a plan."""
+    ) -> tuple[int, GroupAttempt, GroupCommit] | None:
+        """(the call for which the plan was made, an attempt that moves `part`, the commit of that
+        call); None: this node has to wait for a plan."""
         form = _form(part)
         self._last_given = part.call, form
         if form is None or form not in self._kept:
@@ -102,16 +101,16 @@ class RepeatedPlans:
 
     @property
     def is_led(self) -> bool:
-        """Is a call in the form of the last one the leading node's to decide, because the engines
-        have committed so many? After `next` this is about the call that `next` was asked for, and
-        after `committed` about the one that follows."""
+        """Whether the leading node decides a call of the last form, because engines have committed
+        LED_EVERY - 1 such calls. After `next` this applies to the call of `next`, and after
+        `committed` to the following call."""
         form = self._last_given[1]
         return form is None or self._by_engines.get(form, 0) >= LED_EVERY - 1
 
     def _again(
         self, members: GroupMembers, form: Form, call: int, pieces: Sequence[Piece]
-    ) -> GroupGo | None:
-        """The plan that is kept for that form, for another call; None: it is too far away."""
+    ) -> GroupAttempt | None:
+        """The kept plan of the form, for another call; None: that call is too far away."""
         first, go, _ = self._kept[form]
         distance = call - first
         if distance >= REPEATED:
@@ -122,12 +121,12 @@ class RepeatedPlans:
         return msgspec.structs.replace(go, call=call, attempt=attempt, plans=plans)
 
     def committed(
-        self, members: GroupMembers, commit: GroupCommit, go: GroupGo | None, keeps: bool,
+        self, members: GroupMembers, commit: GroupCommit, go: GroupAttempt | None, keeps: bool,
         *, by_engines: bool = False,
     ) -> None:  # fmt: skip
-        """A call is committed, by this attempt; None: by one that this node has not made, or
-        without any. `keeps`: its plan may be repeated. by_engines: they have
-        committed it, without the leading node."""
+        """A call is committed, by this attempt; None: by an attempt that this node did not begin,
+        or without one. `keeps`: its plan may be repeated. by_engines: engines have committed it,
+        without the leading node."""
         given, form = self._last_given
         if commit.call != given or form is None:
             return
@@ -140,12 +139,12 @@ class RepeatedPlans:
         if not keeps or too_large or self._vain.get(form, 0) >= IN_VAIN_MAX:
             self._kept.pop(form, None)
         elif go is not None and not repeated and version_of(go.attempt) == members.version:
-            # Else the word of its commit has come after the members have changed.
+            # Otherwise the commit has arrived after a change of the members.
             _put(self._kept, form, (go.call, go, commit))
 
 
 def _put(table: dict[Form, T], form: Form, value: T) -> None:
-    """As the newest of at most FORMS_MAX."""
+    """Adds an entry, and drops the oldest ones beyond FORMS_MAX."""
     table.pop(form, None)
     while len(table) >= FORMS_MAX:
         del table[next(iter(table))]
@@ -153,7 +152,8 @@ def _put(table: dict[Form, T], form: Form, value: T) -> None:
 
 
 def _form(part: GroupPart) -> Form | None:
-    """What two calls must have in common for this node; None: a piece is small, or wrong."""
+    """The form of this node's part, which two calls must share; None: a piece is small, or the part
+    is a mistake."""
     if part.mistake or any(piece.payload is not None for piece in part.pieces):
         return None
     pieces = tuple((one.source, one.target, one.nbytes, one.layout) for one in part.pieces)
@@ -165,8 +165,8 @@ def _attempt(members: GroupMembers, distance: int) -> int:
 
 
 def _renamed(plan: Plan, operation: int, attempt: int, pieces: Sequence[Piece]) -> Plan:
-    """The plan for another call. Objects of other nodes have names that mean nothing: the nodes
-    that hold them know the right ones, and cells are asked for by operation and attempt."""
+    """The plan for another call. The ids of other nodes' objects are stand-ins: the nodes that hold
+    the objects know the ids, and cells are requested by operation and attempt."""
     if isinstance(plan, Distribute):
         own = next((piece.object for piece in pieces), _stand_in(0))
         return msgspec.structs.replace(plan, operation=operation, epoch=attempt, object=own)
@@ -177,26 +177,26 @@ def _renamed(plan: Plan, operation: int, attempt: int, pieces: Sequence[Piece]) 
 
 
 def _stand_in(member: int) -> bytes:
-    """In the place of an object's id. Different for each member, because what has come of each is
-    counted by its name; no host has the id 0."""
+    """A stand-in for an object's id. It differs for each member, because arrived bytes are counted
+    by id; no host has the id 0."""
     return ids.pack_id(0, 1 + member)
 
 
 def member_of(kind: str, size: int, source: int, target: int) -> int:
-    """The number of a piece's member in a plan with `size` destinations."""
+    """The member number of a piece in a plan with `size` destinations."""
     return source * size + target if kind == "alltoall" else source
 
 
 def named_by_all(members: GroupMembers, parts: Iterable[GroupPart]) -> bool:
-    """Whether all nodes have begun by the same plan, made for these members."""
+    """Whether all nodes have begun with the same plan for these members."""
     named = {(part.version, part.repeats) for part in parts}
     return len(named) == 1 and all(version == members.version and call for version, call in named)
 
 
-def repeat(outcome: Decision, go: GroupGo) -> bool:
-    """Puts the repeated plans in the place of newly made ones. False: they are of other members or
-    parts, so they cannot be. If only the stripes differ, because links have other rates now, no
-    later call may repeat the old ones."""
+def repeat(outcome: Decision, go: GroupAttempt) -> bool:
+    """Replaces newly made plans by the repeated ones. False: the repeated plans are for other
+    members or parts. If only the stripes differ, because the rates of links have changed, no later
+    call may repeat these plans."""
     fresh = outcome.plans
     if [_moved(plan) for plan in fresh] != [_moved(plan) for plan in go.plans]:
         return False
@@ -206,7 +206,7 @@ def repeat(outcome: Decision, go: GroupGo) -> bool:
 
 
 def _moved(plan: Plan) -> Hashable:
-    """From where to where a plan moves how many bytes."""
+    """The sources, destinations and sizes of a plan's transfers."""
     if isinstance(plan, Distribute):
         return plan.sources, plan.receivers, plan.nbytes
     places = plan.members, plan.order, plan.holders, plan.destinations

@@ -60,7 +60,7 @@ class ControlChannel:
         self.open = True
         self.received: Callable[[], None] | None = None  # called on any arrival, even a heartbeat
         self._lock: AbstractContextManager[object] = (
-            locks.lock("node.wire") if shared else contextlib.nullcontext()
+            locks.lock("node.control_channel") if shared else contextlib.nullcontext()
         )
         self._writes = False  # whether the loop also watches the stream for writing
         loop.watch(stream.fileno(), self.ready)

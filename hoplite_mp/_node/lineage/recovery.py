@@ -38,7 +38,7 @@ class Recovery:
         host: HostContext,
         replicas: Replicas,
         inbound_tasks: InboundTasks,
-        missing: Suspects,
+        suspects: Suspects,
         resources: Resources,
         hints: Hints,
         events: OwnershipTransferEvents,
@@ -75,7 +75,7 @@ class Recovery:
             host.questions,
             host.send_peer,
             lambda: host.roster.host_ids,
-            lambda: bool(missing.members),
+            lambda: bool(suspects.members),
         )
         self.reconstruction = Reconstruction(
             host.results,

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from hoplite_mp import _shm
     from hoplite_mp._node.dispatch import ManagerHandler
     from hoplite_mp._node.ports import LoopPort
-    from hoplite_mp._node.roster import Life
+    from hoplite_mp._node.roster import NodeLifecycle
     from hoplite_mp._protocol.membership import NodeReturned
     from hoplite_mp._protocol.messages import Member
     from hoplite_mp._protocol.terms import Ends, Knows, Voted
@@ -151,14 +151,14 @@ class ManagerConnection:
         self,
         loop: LoopPort,
         client: _shm.NodeClient,
-        life: Life,
+        lifecycle: NodeLifecycle,
         manager: ByteStream | None,
         events: ManagerConnectionEvents,
     ) -> None:
         """manager: the connection, if the manager is on this host; None: it is on another host."""
         self.loop = loop
         self.client = client
-        self.life = life
+        self.lifecycle = lifecycle
         self.events = events
         self._handlers: dict[type, ManagerHandler] = {}
         self.network: ManagerNetwork | None = None  # set if there are other hosts
@@ -220,7 +220,9 @@ class ManagerConnection:
     def _given_up(self, message: GivenUp) -> None:
         why = f"was silent for {message.silent_s:.1f} s"
         _log.warning("this host %s: given up", why if message.silent_s else "lost another")
-        self.life.given_up = not self.life.stopping  # a leaving node is not considered lost
+        self.lifecycle.given_up = (
+            not self.lifecycle.stopping
+        )  # a leaving node is not considered lost
 
     def _led(self, message: Leads) -> None:
         if self.failover is not None:
@@ -256,15 +258,15 @@ class ManagerConnection:
     def announce_leaving(self) -> bool:
         """Tells the manager that nothing on this host is needed any more. False: not possible yet,
         because no manager has admitted this node."""
-        if self.life.standing:
+        if self.lifecycle.joined:
             self.send(NodeLeaving(self.client.number, self._incarnation))
-        return self.life.standing
+        return self.lifecycle.joined
 
     def _join_again(self, reason: str) -> bool:
         """Asks the next manager for admission, because the first one died before it admitted this
         node. False: there will be no other manager, or the time for joining is over."""
         left, network = self._join_until - self.loop.now(), self.network
-        if network is None or self.is_near or self.ended or self.life.given_up or left <= 0:
+        if network is None or self.is_near or self.ended or self.lifecycle.given_up or left <= 0:
             return False
         _log.info("the manager has not let this node in: %s", reason)
         self._incarnation += 1
@@ -282,7 +284,7 @@ class ManagerConnection:
     def _not_let_in(self, reason: str) -> None:
         self.join_error = "ManagerLostError", f"the manager has not let this node in: {reason}"
         self.events.answer_standing()
-        self.life.leave()
+        self.lifecycle.leave()
 
     def admitted(self) -> None:
         """The manager has admitted this node."""
@@ -341,16 +343,16 @@ class ManagerConnection:
     def _lost(self, reason: str) -> None:
         """The connection has ended. If the manager has not announced the end of the cluster, the
         node waits for another manager."""
-        life, channel = self.life, self.channel
+        lifecycle, channel = self.lifecycle, self.channel
         self.channel = None
         if self.heartbeat_sender is not None:
             self.heartbeat_sender.stop()
-        if not life.standing and self._join_again(reason):
+        if not lifecycle.joined and self._join_again(reason):
             return
-        if not life.standing and not self.ended:
+        if not lifecycle.joined and not self.ended:
             self._not_let_in(reason)
-        elif self.ended or life.stopping or not life.standing or life.given_up:
-            life.leave()
+        elif self.ended or lifecycle.stopping or not lifecycle.joined or lifecycle.given_up:
+            lifecycle.leave()
         elif self.is_near:
             _log.info("the manager is gone: %s", reason)
             self._losses += 1
@@ -368,13 +370,13 @@ class ManagerConnection:
     def _still_alone(self, losses: int) -> None:
         if self.channel is None and self._losses == losses:
             _log.error("nobody has started the manager again")
-            self.life.leave()
+            self.lifecycle.leave()
 
     def _called(self, admission: Admission | None, broken: bool) -> None:
         if admission is None:
             # A broken connection may mean that only this host is cut off; then it may rejoin.
-            self.life.given_up = broken
-            self.life.leave()
+            self.lifecycle.given_up = broken
+            self.lifecycle.leave()
         else:
             self.found(admission)
 
@@ -415,7 +417,7 @@ class ManagerConnection:
     def farewell(self) -> None:
         """Announces the end of this node, so that it is not considered lost, and the manager's
         lease does not depend on it."""
-        if self.life.orderly and not self.is_here:
+        if self.lifecycle.orderly and not self.is_here:
             self.announce_leaving()
         if self.failover is not None:
             self.send(self.failover.ends())
@@ -437,11 +439,11 @@ class ManagerConnection:
 
     def cut_off(self, why: str) -> None:
         """Ends this incarnation of the node; the host may join again."""
-        self.life.given_up = True
+        self.lifecycle.given_up = True
         if self.channel is not None:
             self.channel.close(why)
         else:
-            self.life.leave()
+            self.lifecycle.leave()
 
     # -- a new manager -------------------------------------------------------------------------
 

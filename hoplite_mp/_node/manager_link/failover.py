@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.manager_link.membership import NodeMembership
     from hoplite_mp._node.peers.peers import Peers, Suspects
     from hoplite_mp._node.ports import Connections, LoopPort, OutgoingConnection, ProcessesPort
-    from hoplite_mp._node.roster import Life
+    from hoplite_mp._node.roster import NodeLifecycle
     from hoplite_mp._protocol.messages import Member
     from hoplite_mp._protocol.terms import Knowledge
     from hoplite_mp._transport.addresses import Address
@@ -74,11 +74,11 @@ class ManagerDialing:
     def __init__(
         self,
         loop: LoopPort,
-        life: Life,
+        lifecycle: NodeLifecycle,
         connections: Connections,
         management: ManagerConnection,
         membership: NodeMembership,
-        missing: Suspects,
+        suspects: Suspects,
         peers: Peers,
         processes: ProcessesPort,
         let_in: Callable[[], None],
@@ -86,11 +86,11 @@ class ManagerDialing:
         """let_in: starts to accept other nodes; called once the cluster's id is known, unless TLS
         needs the cluster's certificate first."""
         self.loop = loop
-        self.life = life
+        self.lifecycle = lifecycle
         self.connections = connections
         self.management = management
         self.membership = membership
-        self.missing = missing
+        self.suspects = suspects
         self.peers = peers
         self.processes = processes
         self.let_in = let_in
@@ -131,12 +131,12 @@ class ManagerDialing:
         """Makes the failover, after the manager has named a standby."""
         return Failover(
             self.loop,
-            self.life,
+            self.lifecycle,
             self.connections,
             self.management,
             self,
             self.membership,
-            self.missing,
+            self.suspects,
             self.peers,
             self.processes,
             named,
@@ -166,23 +166,23 @@ class Failover:
     def __init__(
         self,
         loop: LoopPort,
-        life: Life,
+        lifecycle: NodeLifecycle,
         connections: Connections,
         management: ManagerConnection,
         network: ManagerNetwork,
         membership: NodeMembership,
-        missing: Suspects,
+        suspects: Suspects,
         peers: Peers,
         processes: ProcessesPort,
         named: StandbyNamed,
     ) -> None:
         self.loop = loop
-        self.life = life
+        self.lifecycle = lifecycle
         self.connections = connections
         self.management = management
         self.network = network
         self.membership = membership
-        self.missing = missing
+        self.suspects = suspects
         self.peers = peers
         self.processes = processes
         self.addresses = named.addresses
@@ -243,7 +243,7 @@ class Failover:
         known = self.voter.knowledge
         if known.latest is None:
             return known
-        here = {self.management.client.number, *self.membership.members, *self.missing.members}
+        here = {self.management.client.number, *self.membership.members, *self.suspects.members}
         return known._replace(gone=tuple(node for node in known.latest.nodes if node not in here))
 
     def ends(self) -> Ends:
@@ -282,7 +282,7 @@ class Failover:
         self.network.call(self._manager_called, ALONE_S)
 
     def _manager_called(self, admission: Admission | None) -> None:
-        alone = self._alone_since is not None and not self.life.stopping
+        alone = self._alone_since is not None and not self.lifecycle.stopping
         if admission is None:
             if alone and not self.has_voted:
                 self.loop.call_later(self.network.heartbeat_interval_s, self._call_again)
@@ -304,7 +304,7 @@ class Failover:
 
     def _poll(self) -> None:
         """Runs once per heartbeat interval."""
-        if self.life.stopping:
+        if self.lifecycle.stopping:
             return
         now = self.loop.now()
         interval_s = self.network.heartbeat_interval_s
@@ -330,8 +330,8 @@ class Failover:
             patience_s = PROMOTE_WAIT_S if may_follow else ALONE_S
             if now - self._alone_since > patience_s:
                 _log.error("no manager was found for %.3g s", now - self._alone_since)
-                self.life.given_up = True
-                self.life.leave()
+                self.lifecycle.given_up = True
+                self.lifecycle.leave()
                 return
         free_in = self.voter.free_at - now
         next_in = free_in if 0 < free_in < interval_s else interval_s

@@ -15,7 +15,7 @@ import msgspec
 from hoplite_mp._protocol.local import (
     DrainNode,
     GoneNodes,
-    GroupBell,
+    GroupDoorbell,
     GroupWritten,
     JoinStatus,
     LeavingNodes,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.dispatch import Handler, Requests
     from hoplite_mp._node.manager_link.connection import ManagerConnection
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.roster import Life
+    from hoplite_mp._node.roster import NodeLifecycle
     from hoplite_mp._node.tasks.resources import Resources
     from hoplite_mp._node.tasks.workers import Workers
     from hoplite_mp._protocol.local import LanStart, Request
@@ -76,7 +76,7 @@ class SingleHostMembership:
             GoneNodes: says([]),
             LeavingNodes: says([]),
             DrainNode: says(None, "this is the only node"),
-            GroupBell: says(None, "this is the only node"),
+            GroupDoorbell: says(None, "this is the only node"),
             UsersOfNode: says(0),
             Locate: says([NUMBER]),
             GroupWritten: lambda slot, request: None,  # no other host waits for these blocks
@@ -271,13 +271,13 @@ class JoinWaiters:
         self,
         host: HostContext,
         requests: Requests,
-        life: Life,
+        lifecycle: NodeLifecycle,
         management: ManagerConnection,
         events: JoinWaitersEvents,
     ) -> None:
         self.client = host.client
         self.reply = host.reply
-        self.life = life
+        self.lifecycle = lifecycle
         self.management = management
         self.events = events
         self.waiting: list[tuple[int, int]] = []  # (slot, number of its request)
@@ -296,7 +296,7 @@ class JoinWaiters:
     def answer(self) -> None:
         """Answers all waiting requests if this node has joined or has failed to join."""
         management = self.management
-        if not self.life.standing and management.join_error is None:
+        if not self.lifecycle.joined and management.join_error is None:
             return
         managed = management.channel is not None
         stands = (self.client.number, self.events.cluster(), *management.standby, managed)

@@ -284,7 +284,7 @@ class Imports:
         encoded = _serialize.Encoded(payload, [], [], len(payload), [])
         if not failed:
             return self.results.store_if_room(one.oid, encoded, False)
-        lost = ObjectLostError("its error found no room here")
+        lost = ObjectLostError("there is no space for its error here")
         self.results.store_value(one.oid, encoded, True, lost)
         return True
 

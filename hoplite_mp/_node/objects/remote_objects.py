@@ -63,7 +63,7 @@ def payload_layout(payload: memoryview) -> bytes:
 
 
 def parse_layout(layout: bytes) -> tuple[tuple[int, ...], str]:
-    """Returns (shape, name of the dtype). ValueError: not a text from payload_layout."""
+    """Returns (shape, name of the dtype). ValueError: not a result of payload_layout."""
     found = _LAYOUT.fullmatch(layout.decode())
     if found is None:
         raise ValueError(f"this is no layout: {layout!r}")

@@ -11,8 +11,8 @@ host's link is. A path counts as narrow if three conditions hold together:
 3. The flow gets less than half of an equal part of each of the two links, because links are
    shared between flows about equally, though not exactly.
 
-The sender knows the first condition and its own link, so it sends HeldUp to the receiver. The
-receiver knows its own link, and measures the rate, because bytes that a sender has written to a
+The sender knows the first condition and its own link, so it sends PathCongested to the receiver.
+The receiver knows its own link. It measures the rate, because bytes that a sender has written to a
 socket may not have arrived. It uses the fastest stretch of a burst, because a path is at least that
 wide. A narrow path carries nearly the same in every stretch. So a burst in which the flow was much
 faster at another time is ignored: TCP after a loss, or a busy processor, has slowed the flow. A
@@ -62,7 +62,7 @@ BURSTS_MIN = 2
 AGREEING = 1.5
 # A flow that has moved fewer bytes in a stretch is ignored there.
 FLOW_BYTES_MIN = 64 << 10
-# Shortest time between two HeldUp messages about one flow. Lower: more messages while bytes move.
+# Shortest time between two PathCongested messages about one flow. Lower: more messages.
 SAY_AGAIN_S = 0.25
 # This host's link has become slow if it sends less than this part of its rate for SLOW_S while
 # flows to SLOW_FLOWS_MIN or more hosts are backlogged (a single flow is also slow if its receiver
@@ -106,8 +106,8 @@ class PathEstimator:
         tell: Callable[[int, float], None],
     ) -> None:
         """flows: by node, over links to other hosts. rates: of this host's link (up, down), 0 while
-        unknown. say: sends HeldUp to the node. tell: reports to the manager the rate of the path
-        from the node to this one."""
+        unknown. say: sends PathCongested to the node. tell: reports to the manager the rate of the
+        path from the node to this one."""
         self.flows = flows
         self.rates = rates
         self.loop = loop
@@ -121,7 +121,7 @@ class PathEstimator:
         self._slow_told_at: float | None = None
         self._when_slow: list[Callable[[int, int], None]] = []
         self._received: dict[int, float] = {}  # bytes per second in the latest stretch
-        self._said: dict[int, float] = {}  # when HeldUp was sent
+        self._said: dict[int, float] = {}  # when PathCongested was sent
         self._samples: deque[tuple[float, Mapping[int, Flow]]] = deque()
 
     def when_slow(self, tell: Callable[[int, int], None]) -> None:
@@ -163,7 +163,7 @@ class PathEstimator:
             self.peaks[node] = max(self.peaks.get(node, 0.0), rate)
 
     def _say_held_up(self, now: float, took: float, moved: Mapping[int, Flow]) -> None:
-        """Sends HeldUp for flows that are held up, unless this host's own link is full."""
+        """Sends PathCongested for flows that are held up, unless this host's own link is full."""
         backlogged = {
             node: flow.sent / took
             for node, flow in moved.items()
@@ -198,8 +198,8 @@ class PathEstimator:
             for tell in self._when_slow:
                 tell(int(sent / took), int(received / took))
 
-    def held_up(self, node: int) -> None:
-        """The node has sent HeldUp: its flow to this host is held up, but not by its own link."""
+    def congested(self, node: int) -> None:
+        """The node has sent PathCongested: not its own link slows its flow to this host."""
         link, rate = self.rates()[1], self._received.get(node)
         if rate is None or sum(self._received.values()) >= FULL * link:
             return

@@ -41,7 +41,7 @@ from hoplite_mp._protocol.greetings import Introduction, software_versions
 from hoplite_mp._protocol.group_calls import GroupMessage
 from hoplite_mp._protocol.local import (
     DrainNode,
-    GroupBell,
+    GroupDoorbell,
     GroupWritten,
     LeavingNodes,
     Locate,
@@ -59,10 +59,10 @@ from hoplite_mp._protocol.messages import (
 )
 from hoplite_mp._protocol.peers import (
     Evacuated,
-    HeldUp,
     LastLinesAsked,
     LastLinesSent,
     Leaving,
+    PathCongested,
     PeerMessage,
     Probe,
     Probed,
@@ -118,7 +118,7 @@ class ClusterNode:
         self.membership = NodeMembership(
             host, local.workers, local.resources, start.workers, network
         )
-        self.missing = Suspects(
+        self.suspects = Suspects(
             network.heartbeat_timeout_s, host.loop, host.send_manager, local.number, self._lost_many
         )
         self._stealing = False  # a timer for `_steal_again` is running
@@ -155,7 +155,9 @@ class ClusterNode:
         local.remote_objects.fetcher = self.transfers
         local.operations.plan_runner = self.plan_runner
         self.draining = Draining(host, local.inbound_tasks, local.workers, node_events)
-        self.former_drivers = WorkerRecycling(host, local.output, local.workers, local.rounds)
+        self.worker_recycling = WorkerRecycling(
+            host, local.output, local.workers, local.worker_broadcasts
+        )
         self.drivers = Drivers(
             host,
             lines,
@@ -166,7 +168,7 @@ class ClusterNode:
             local.workers,
             local.outbound_tasks,
             self.streaming_sources,
-            self.former_drivers,
+            self.worker_recycling,
             poll,
         )
         self.locations = Locations(host)
@@ -175,7 +177,7 @@ class ClusterNode:
             host,
             self.replicas,
             local.inbound_tasks,
-            self.missing,
+            self.suspects,
             local.resources,
             local.workers,
             node_events,
@@ -202,9 +204,9 @@ class ClusterNode:
             owners,
         )
         node_events.remote_actors, node_events.backups = self.remote_actors, self.backups
-        node_events.membership, node_events.missing, node_events.peers = (
+        node_events.membership, node_events.suspects, node_events.peers = (
             self.membership,
-            self.missing,
+            self.suspects,
             self.peers,
         )
         node_events.drivers, node_events.remote_output = self.drivers, self.remote_output
@@ -222,11 +224,11 @@ class ClusterNode:
         self._peer_handlers = complete(PeerMessage, self._peer_table())
         local.management.network = ManagerDialing(
             host.loop,
-            local.life,
+            local.lifecycle,
             connections,
             local.management,
             self.membership,
-            self.missing,
+            self.suspects,
             self.peers,
             local.processes,
             self._open,
@@ -243,7 +245,7 @@ class ClusterNode:
             LeavingNodes: self._asked_leaving,
             DrainNode: self._asked_to_drain,
             Locate: lambda slot, ask: self.locations.ask(slot, ask.number, ask.ask.oid),
-            GroupBell: self._doorbell,
+            GroupDoorbell: self._doorbell,
             GroupWritten: lambda slot, ask: self.streaming_sources.write(
                 slot, ask.ask.payload, ask.ask.ranges
             ),
@@ -279,7 +281,7 @@ class ClusterNode:
                 local.outbound_tasks,
                 local.workers,
                 local.pool_requests,
-                local.rounds,
+                local.worker_broadcasts,
                 local.resources,
                 self.membership,
             ),
@@ -292,7 +294,7 @@ class ClusterNode:
             ),
             **dict.fromkeys(tables.ANSWERS, local.questions.answered),
             Probe: lambda host_id, message: self.peers.send(host_id, Probed(message.number)),
-            HeldUp: lambda host_id, message: self.plan_runner.cells.held_up(host_id),
+            PathCongested: lambda host_id, message: self.plan_runner.cells.congested(host_id),
             LastLinesAsked: self._driver_leaves,
             LastLinesSent: self._last_lines,
             WorkersNow: lambda host_id, message: self._have_workers(host_id, message.count),
@@ -317,7 +319,7 @@ class ClusterNode:
 
     def _driver_leaves(self, host_id: int, message: LastLinesAsked) -> None:
         self.remote_output.last_lines_asked(host_id, message)
-        self.former_drivers.driver_ended(message.output_owner or host_id)
+        self.worker_recycling.driver_ended(message.output_owner or host_id)
 
     def _doorbell(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
@@ -350,7 +352,7 @@ class ClusterNode:
             self._open()
 
     def _admitted(self, message: NodeAdmitted) -> None:
-        if self.local.life.standing and self.membership.members:
+        if self.local.lifecycle.joined and self.membership.members:
             self._again(message)
             return
         self._set_number(message.node)
@@ -360,7 +362,7 @@ class ClusterNode:
         self.probing.begin(m for m in message.members if m.node != message.node)
 
     def _members_changed(self, message: MembersChanged) -> None:
-        self.missing.confirm(message.went)
+        self.suspects.confirm(message.went)
         for number in message.went:
             self._went(number)
             if number in message.left:
@@ -372,7 +374,7 @@ class ClusterNode:
 
     def _leave(self, _: Leave) -> None:
         self.host.client.set_removed()
-        self.local.life.leave()
+        self.local.lifecycle.leave()
 
     def _again(self, message: NodeAdmitted) -> None:
         """Updates the members from a new manager's list, which may name other nodes."""
@@ -383,13 +385,13 @@ class ClusterNode:
                 self._went(number)
         self.membership.numbers = message.given  # including nodes that this one never knew
         gone = set(range(message.given)) - set(found)
-        self.missing.confirm(gone)
-        self.missing.again()
+        self.suspects.confirm(gone)
+        self.suspects.again()
         for number in gone:  # the manager may wait for this report
             self.recovery.report(number)
         self.backups.are_gone(gone)
         for number, member in found.items():
-            if number not in members and number not in self.missing.members:
+            if number not in members and number not in self.suspects.members:
                 self._came(member)
 
     def _set_number(self, number: int) -> None:
@@ -399,9 +401,9 @@ class ClusterNode:
             mine = msgspec.structs.replace(self.peers.mine, node=number)
             # First, because a program that learns that this node has joined may attach at once.
             self.driver_listener.open(self.drivers, self.membership.cluster, mine)
-        self.local.life.standing = True
+        self.local.lifecycle.joined = True
         self.local.management.admitted()
-        self.local.standing.answer()
+        self.local.join_waiters.answer()
 
     def _came(self, member: Member) -> None:
         self.membership.came(member)
@@ -450,7 +452,7 @@ class ClusterNode:
             "remote_actors": self.remote_actors.peer_lost,
             "backups elsewhere": self.backups.backup_peer_lost,
             "remote_output": self.remote_output.peer_lost,
-            "former_drivers": self.former_drivers.peer_lost,
+            "worker_recycling": self.worker_recycling.peer_lost,
             "tracing": local.tracing.peer_lost,
             "questions": local.questions.peer_lost,
             "exports": local.exports.peer_lost,
@@ -461,7 +463,7 @@ class ClusterNode:
         """Treats a member as lost because this node has lost contact; the manager decides later."""
         if member.node in self.membership.members:
             self._went(member.node)
-            self.missing.add(member)
+            self.suspects.add(member)
 
     def _lost_many(self, count: int) -> None:
         """Ends this node if it has lost most of the others, because then it is probably the one

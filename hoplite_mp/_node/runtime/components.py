@@ -25,7 +25,7 @@ from hoplite_mp._node.objects.context import HostContext
 from hoplite_mp._node.objects.import_requests import ImportRequests
 from hoplite_mp._node.objects.results import ResultWriter
 from hoplite_mp._node.questions import Questions
-from hoplite_mp._node.roster import Life, Roster
+from hoplite_mp._node.roster import NodeLifecycle, Roster
 from hoplite_mp._node.runtime.peer_loss import ClientCleanup
 from hoplite_mp._node.store import budget
 from hoplite_mp._node.store.budget import Pages
@@ -95,10 +95,10 @@ class Components:
         loop, lines, processes = ports.loop, ports.lines, ports.processes
         self.output = output
         self.processes = processes
-        self.life = Life(start.lan is None)
+        self.lifecycle = NodeLifecycle(start.lan is None)
         self.requests = Requests()
         self.management = connection.ManagerConnection(
-            loop, client, self.life, ports.manager, events
+            loop, client, self.lifecycle, ports.manager, events
         )
         self.trace_events = trace_events.TraceEvents(loop, events, config.trace_events_max)
         self.store = budget.Store(
@@ -174,7 +174,7 @@ class Components:
         )
         self.waits.add("groups", lambda: group_waits(self.groups, self.messages, client, tasks))
         self.waits.add("actors", self.actors.describe)
-        self.rounds = worker_broadcast.WorkerBroadcasts(
+        self.worker_broadcasts = worker_broadcast.WorkerBroadcasts(
             host, self.workers, self.outbound_tasks, self.inbound_tasks, events
         )
         self.pool_requests = remote_workers.PoolRequests(
@@ -188,8 +188,8 @@ class Components:
             events,
         )
         self.pages = Pages(host.config, host.loop, host.client, host.store, start.workers)
-        self.standing = membership.JoinWaiters(
-            host, self.requests, self.life, self.management, events
+        self.join_waiters = membership.JoinWaiters(
+            host, self.requests, self.lifecycle, self.management, events
         )
         self.import_requests = ImportRequests(host, self.requests)
         self.ends = ClientCleanup(

@@ -85,7 +85,7 @@ class NodeProcess:
 
     def leave(self) -> None:
         """Stops the node, because the supervisor is gone."""
-        self.components.life.leave()
+        self.components.lifecycle.leave()
 
     def connect(
         self, slot: int, line: socket.socket, out: int, err: int, output_owner: int = 0
@@ -97,7 +97,7 @@ class NodeProcess:
     def from_supervisor(self) -> None:
         data, fds, _, _ = socket.recv_fds(self.supervisor, PACKET_BYTES_MAX, 1)
         if not data:
-            self.components.life.workers_ended()
+            self.components.lifecycle.workers_ended()
             return
         message = self._supervisor_decoder.decode(data)
         if isinstance(message, Spawned):
@@ -122,7 +122,7 @@ class NodeProcess:
             self.connect(slot, socket.socket(fileno=line), out, err)
         components.pages.begin()
         try:
-            while not components.life.stopping:
+            while not components.lifecycle.stopping:
                 self.turn()
         finally:
             node.other_hosts.close_listener()
@@ -139,7 +139,7 @@ class NodeProcess:
         self.loop.unwatch(self.supervisor.fileno())
         self.output.drain_all()
         other_hosts = self.node.other_hosts
-        if self.components.life.orderly:
+        if self.components.lifecycle.orderly:
             other_hosts.ask_last_lines()
         while not (self.output.quiet and other_hosts.all_sent):
             left = deadline - self.loop.now()
@@ -190,4 +190,4 @@ def main(start: Start, supervisor_fd: int, manager_fd: int) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     process = NodeProcess(start, supervisor_fd, manager_fd)
     process.run()
-    return GIVEN_UP if process.components.life.given_up else 0
+    return GIVEN_UP if process.components.lifecycle.given_up else 0

@@ -151,7 +151,7 @@ class HostNode:
         self.other_hosts.worker_exited(slot)
         components.resources.worker_gone(slot)
         components.workers.exited(worker, message.code, again)
-        components.rounds.exited(slot)
+        components.worker_broadcasts.exited(slot)
         components.workers.close_owned(slot)
         self.client.unregister(slot)
         self.poll()

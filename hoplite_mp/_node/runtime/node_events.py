@@ -89,7 +89,7 @@ class NodeEvents:
     # -- _node/manager_link/connection.py, membership.py -----------------------------------------
 
     def answer_standing(self) -> None:
-        self.components.standing.answer()
+        self.components.join_waiters.answer()
 
     def joining(self, incarnation: int) -> NodeJoined:
         return self.alone.joining(incarnation)
@@ -197,13 +197,13 @@ class NodeEvents:
         self.components.actors.refuse_calls(pool)
 
     def is_round(self, pool: int) -> bool:
-        return pool in self.components.rounds
+        return pool in self.components.worker_broadcasts
 
     def counts_on(self, slot: int) -> bool:
-        return self.components.rounds.counts_on(slot)
+        return self.components.worker_broadcasts.counts_on(slot)
 
     def arrived(self, pool: int) -> None:
-        self.components.rounds.arrived(pool)
+        self.components.worker_broadcasts.arrived(pool)
 
     def task_ends(self, slot: int) -> None:
         for fd in self.components.workers.pipes.get(slot, ()):
@@ -234,7 +234,7 @@ class NodeEvents:
 
     def pool_forgotten(self, pool: Pool) -> None:
         self.components.pool_requests.remote_workers.forget(pool)
-        self.components.rounds.forget(pool.number)
+        self.components.worker_broadcasts.forget(pool.number)
         self.components.delays.pool_forgotten(pool.number)
         if pool.demand:
             self.components.resources.wait_workers(pool, 0)
@@ -321,7 +321,7 @@ class ClusterNodeEvents(NodeEvents):
     remote_actors: RemoteActors
     remote_output: RemoteOutput
     membership: NodeMembership
-    missing: Suspects
+    suspects: Suspects
     peers: Peers
     plan_runner: PlanRunner
     recovery: Recovery
@@ -366,7 +366,7 @@ class ClusterNodeEvents(NodeEvents):
             node=self.components.number(),
             incarnation=incarnation,
             numbers=self.membership.numbers,
-            members=(*self.membership.members.values(), *self.missing.members.values()),
+            members=(*self.membership.members.values(), *self.suspects.members.values()),
             epochs=self.transfers.epochs,
             copied=self.transfers.copied,
             generations=self.components.groups.generations,

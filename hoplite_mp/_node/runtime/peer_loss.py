@@ -41,7 +41,7 @@ PHASES = (
     "remote_actors",
     "backups elsewhere",
     "remote_output",
-    "former_drivers",
+    "worker_recycling",
     "tracing",
     "exports",
     "remote_objects",

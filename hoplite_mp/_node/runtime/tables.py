@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._protocol import actors as actor_requests
 from hoplite_mp._protocol import diagnostics, local, peers
-from hoplite_mp._protocol.local import BeginRound, EndRound, OpenRound, TakeRound
+from hoplite_mp._protocol.local import (
+    BeginWorkerBroadcast,
+    EndWorkerBroadcast,
+    OpenWorkerBroadcast,
+    TakeBroadcastTasks,
+)
 from hoplite_mp._protocol.messages import (
     ActorNameHeld,
     Credentials,
@@ -68,8 +73,8 @@ ANSWERS = (
     peers.ActorBegun,
     peers.CopiesTold,
     peers.CountersNow,
-    peers.FarPoolOpened,
-    peers.FarRoundEnded,
+    peers.RemotePoolOpened,
+    peers.RemoteBroadcastEnded,
     peers.Located,
     peers.Probed,
     peers.RelayOpened,
@@ -109,7 +114,7 @@ def task_table(
     outbound_tasks: OutboundTasks,
     workers: Workers,
     pool_requests: PoolRequests,
-    rounds: WorkerBroadcasts,
+    worker_broadcasts: WorkerBroadcasts,
     resources: Resources,
     membership: NodeMembership,
 ) -> dict[type, PeerHandler]:
@@ -119,13 +124,13 @@ def task_table(
         peers.TaskEnded: outbound_tasks.ended,
         peers.CancelTask: lambda host_id, message: inbound_tasks.cancel(message.task),
         peers.RecallTasks: lambda host_id, message: inbound_tasks.recall(host_id, message.tasks),
-        peers.OpenFarPool: pool_requests.asked,
-        peers.CloseFarPool: lambda host_id, message: workers.close_lent(
+        peers.OpenRemotePool: pool_requests.asked,
+        peers.CloseRemotePool: lambda host_id, message: workers.close_lent(
             host_id, message.pool, message.kill
         ),
-        peers.OpenFarRound: rounds.asked,
-        peers.FarRoundOpened: rounds.opened,
-        peers.EndFarRound: rounds.end_here,
+        peers.OpenRemoteBroadcast: worker_broadcasts.asked,
+        peers.RemoteBroadcastOpened: worker_broadcasts.opened,
+        peers.EndRemoteBroadcast: worker_broadcasts.end_here,
         peers.ResourcesFreed: lambda host_id, message: resources.freed_there(host_id),
         peers.AddPeerWorkers: membership.grow,
     }
@@ -155,7 +160,7 @@ def client_table(components: Components, driver_name: Callable[[int], int]) -> d
     """Requests that a node without other hosts handles. driver_name: the name under which printed
     lines are sent to the driver in that slot."""
     actors, groups, messages = components.actors, components.groups, components.messages
-    resources, rounds = components.resources, components.rounds
+    resources, worker_broadcasts = components.resources, components.worker_broadcasts
     counters, tracing, waits = components.counters, components.tracing, components.waits
     members_max = components.host.config.group_members_max
 
@@ -179,7 +184,7 @@ def client_table(components: Components, driver_name: Callable[[int], int]) -> d
         **components.leases.handlers,
         **components.pool_requests.handlers,
         **components.import_requests.handlers,
-        **components.standing.handlers,
+        **components.join_waiters.handlers,
         # Operations on objects, and Groups.
         local.Collective: lambda slot, request: components.operations.asked(request.ask, slot),
         local.GroupCall: calls,
@@ -204,10 +209,10 @@ def client_table(components: Components, driver_name: Callable[[int], int]) -> d
         actor_requests.ActorStateAsked: actors.state_asked,
         actor_requests.KeepActorState: actors.keep_state,
         actor_requests.BindActor: actors.bind,
-        OpenRound: rounds.open,
-        BeginRound: rounds.begin,
-        EndRound: rounds.end,
-        TakeRound: rounds.take,
+        OpenWorkerBroadcast: worker_broadcasts.open,
+        BeginWorkerBroadcast: worker_broadcasts.begin,
+        EndWorkerBroadcast: worker_broadcasts.end,
+        TakeBroadcastTasks: worker_broadcasts.take,
         TakeResources: resources.take,
         GiveBack: resources.give_back,
         KeepForStream: resources.keep_for_stream,

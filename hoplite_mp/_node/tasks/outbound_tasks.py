@@ -18,7 +18,7 @@ from hoplite_mp import _serialize, _tasks, errors
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import NODE_SLOT, STATE
 from hoplite_mp._protocol.fields import NO_OBJECT
-from hoplite_mp._protocol.peers import CancelTask, CloseFarPool, RecallTasks, Release, RunTask
+from hoplite_mp._protocol.peers import CancelTask, CloseRemotePool, RecallTasks, Release, RunTask
 from hoplite_mp.errors import StoreFullError
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ __all__ = [
     "Runners",
 ]
 
-# The runners of one pool, ordered by free capacity (`room`), so that the choice of a runner does
-# not visit all of them.
+# The runners of one pool, ordered by free capacity, so that the choice of a runner does not visit
+# all of them.
 #
 # When a runner changes, a new entry is pushed onto each of the two heaps to which it belongs;
 # outdated entries are dropped when they reach the top. So choosing or changing a runner takes a few
@@ -57,7 +57,7 @@ AHEAD_TASKS = 2
 # Entries that a heap may have for each runner before outdated entries are removed.
 STALE_MAX = 4
 
-Entry = tuple[int, int, int, int, "Runner"]  # -room, ended, order, stamp
+Entry = tuple[int, int, int, int, "Runner"]  # -capacity, ended, order, stamp
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +83,7 @@ class Runner:
         return max(0, self.workers - len(self.running))
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         return self.workers + self.ahead - len(self.running) if self.workers else 0
 
     def changed(self) -> None:
@@ -100,7 +100,7 @@ class Runners:
         self._added = 0
         self._count = 0
         self._free: list[Entry] = []  # of runners with an idle worker
-        self._roomy: list[Entry] = []  # of runners with room
+        self._with_capacity: list[Entry] = []  # of runners with capacity
         self.crowded: dict[Runner, None] = {}  # runners with more tasks than workers
         self._counted: dict[Runner, int] = {}  # runner -> its idle workers, if any
         self.free = 0  # idle workers
@@ -123,7 +123,10 @@ class Runners:
             del self._all[runner.number]
         self._count -= 1
         self._forget(runner)
-        for heap in (self._free, self._roomy):  # entries must not keep its tasks' holds alive
+        for heap in (
+            self._free,
+            self._with_capacity,
+        ):  # entries must not keep its tasks' holds alive
             heap[:] = [entry for entry in heap if entry[4] is not runner]
             heapq.heapify(heap)
 
@@ -132,7 +135,7 @@ class Runners:
         for some in self._all.values():
             for runner in some:
                 self._forget(runner)
-        for table in (self._all, self._free, self._roomy):
+        for table in (self._all, self._free, self._with_capacity):
             table.clear()
         self._count = 0
 
@@ -150,8 +153,8 @@ class Runners:
         if free:
             self._counted[runner] = free
             self._push(self._free, runner)
-        if runner.room > 0:
-            self._push(self._roomy, runner)
+        if runner.capacity > 0:
+            self._push(self._with_capacity, runner)
         if len(runner.running) > runner.workers:
             self.crowded[runner] = None
         else:
@@ -163,30 +166,30 @@ class Runners:
         runner."""
         if self.free:
             return self._free
-        return None if self._top(self._roomy) is None or idle() else self._roomy
+        return None if self._top(self._with_capacity) is None or idle() else self._with_capacity
 
     def best(self, heap: list[Entry], near: Mapping[int, int]) -> Runner:
         """Chooses the runner for the next task: the runner whose node has the most bytes of the
         task's arguments (`near`, by node number); among equals, the runner with the most free
         capacity; then the runner whose last task ended first, because recent results may still be
         using the links of the others."""
-        queues_ahead = heap is self._roomy
+        queues_ahead = heap is self._with_capacity
         at = [
             one
             for number, nbytes in near.items()
             if nbytes
             for one in self._all.get(number, ())
-            if (one.room if queues_ahead else one.free) > 0
+            if (one.capacity if queues_ahead else one.free) > 0
         ]
         self.visits += len(at)
         if at:
-            return min(at, key=lambda r: (-near[r.number], -r.room, r.ended, r.order))
+            return min(at, key=lambda r: (-near[r.number], -r.capacity, r.ended, r.order))
         best = self._top(heap)
         assert best is not None
         return best
 
     def _push(self, heap: list[Entry], runner: Runner) -> None:
-        heapq.heappush(heap, (-runner.room, runner.ended, runner.order, runner.stamp, runner))
+        heapq.heappush(heap, (-runner.capacity, runner.ended, runner.order, runner.stamp, runner))
         if len(heap) > STALE_MAX * max(self._count, 16):
             self.visits += len(heap)
             heap[:] = [entry for entry in heap if entry[3] == entry[4].stamp]
@@ -221,7 +224,7 @@ class OneRunner:
     def suitable(self, idle: Callable[[], bool]) -> list[Entry] | None:
         """As Runners.suitable(), with an empty heap."""
         runner = self._runner
-        return [] if runner.free or (runner.room > 0 and not idle()) else None
+        return [] if runner.free or (runner.capacity > 0 and not idle()) else None
 
     def best(self, heap: list[Entry], near: Mapping[int, int]) -> Runner:
         """As Runners.best()."""
@@ -408,7 +411,7 @@ class OutboundTasks:
         """Ends the pool's workers on other hosts."""
         for runner in list(self.far.get(pool, ())):
             if runner.pool != COMMON_POOL:
-                self.send(runner.host_id, CloseFarPool(runner.pool, kill))
+                self.send(runner.host_id, CloseRemotePool(runner.pool, kill))
 
     def forget_pool(self, pool: int) -> None:
         """A pool has been closed."""
@@ -623,7 +626,7 @@ class OutboundTasks:
         if message.refs:
             self.send(peer, Release(message.task, 0))
         encoded = _serialize.Encoded(payload, [], [], len(payload), holds)
-        full = StoreFullError(f"the result of a task found no room: {len(payload)} bytes")
+        full = StoreFullError(f"no space for the result of a task: {len(payload)} bytes")
         self.results.store_value(oid, encoded, message.outcome == "failed", full)
 
     def _lost(self, oid: int, number: int) -> None:

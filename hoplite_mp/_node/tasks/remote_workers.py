@@ -28,7 +28,7 @@ from hoplite_mp._protocol.local import (
     SetupFailed,
     TryAgain,
 )
-from hoplite_mp._protocol.peers import CloseFarPool, FarPoolOpened, OpenFarPool
+from hoplite_mp._protocol.peers import CloseRemotePool, OpenRemotePool, RemotePoolOpened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,10 +101,10 @@ class RemoteWorkers:
         makes = {one: self._make(pool, count, False) for one, count in wanted.items()}
         self.questions.ask_each(makes, opened)
 
-    def _make(self, pool: Pool, count: int, at_once: bool) -> Callable[[int], OpenFarPool]:
+    def _make(self, pool: Pool, count: int, at_once: bool) -> Callable[[int], OpenRemotePool]:
         """A function that makes the request for `count` workers from the request's number."""
         setup = ids.pack_id(self.client.host_id, pool.setup) if pool.setup else NO_OBJECT
-        return lambda number: OpenFarPool(
+        return lambda number: OpenRemotePool(
             number=number,
             workers=count,
             max_tasks=pool.max_tasks,
@@ -117,12 +117,12 @@ class RemoteWorkers:
             team_size=pool.team_size,
         )
 
-    def _opened(self, pool: Pool, host_id: int, count: int, there: FarPoolOpened) -> str:
+    def _opened(self, pool: Pool, host_id: int, count: int, there: RemotePoolOpened) -> str:
         """A host has answered; returns why it cannot start the workers, or ""."""
         if there.error:
             return there.error
         if not self.is_open(pool):  # the pool's owner has died, or has closed it
-            self.send_peer(host_id, CloseFarPool(there.pool, True))
+            self.send_peer(host_id, CloseRemotePool(there.pool, True))
         elif not self._is_gone(host_id):
             ahead = 0 if pool.peers else AHEAD_TASKS
             self.outbound_tasks.add_remote(pool.number, host_id, there.pool, count, ahead)
@@ -236,7 +236,7 @@ class RemoteWorkers:
             short.asked[host_id] -= 1
             leaves = host_id in self.roster.leaving
             if leaves and answer is not None and not answer.message.error:
-                self.send_peer(host_id, CloseFarPool(answer.message.pool, True))
+                self.send_peer(host_id, CloseRemotePool(answer.message.pool, True))
             elif leaves or answer is None or self._opened(short.pool, host_id, 1, answer.message):
                 short.refused.add(host_id)
             self._look_soon(short)
@@ -251,7 +251,7 @@ class RemoteWorkers:
         if pool.target or any(one.workers for one in far):
             short.since = now
         elif not pool.anywhere or now - short.since >= self.config.resource_wait_s:
-            pool.broken, pool.host_lost = "no host that is left has room for it", True
+            pool.broken, pool.host_lost = "no remaining host has the resources for it", True
             self.workers.fail_queued(pool)
 
 
@@ -450,7 +450,7 @@ class PoolRequests:
 
     # -- requests of other nodes ---------------------------------------------------------------
 
-    def asked(self, host_id: int, message: OpenFarPool) -> None:
+    def asked(self, host_id: int, message: OpenRemotePool) -> None:
         """Another node requests a pool here that runs only tasks from that node."""
         if message.setup == NO_OBJECT:
             self._start(host_id, message, 0)
@@ -458,14 +458,14 @@ class PoolRequests:
 
         def ready(holds: list[Any]) -> None:
             if holds[0] is None:
-                answer = FarPoolOpened(message.number, 0, "its initializer is gone")
+                answer = RemotePoolOpened(message.number, 0, "its initializer is gone")
                 self.send_peer(host_id, answer)
             else:
                 self._start(host_id, message, holds[0].oid)
 
         self.imports.ask([message.setup], ready)
 
-    def _start(self, host_id: int, message: OpenFarPool, setup: int) -> None:
+    def _start(self, host_id: int, message: OpenRemotePool, setup: int) -> None:
         if host_id not in self.roster.by_host_id:
             return
         pool = None
@@ -494,4 +494,4 @@ class PoolRequests:
             error = f"node h{self.client.number} can start no more workers: {why}"
         if pool is not None:
             self.inbound_tasks.pools[pool] = host_id
-        self.send_peer(host_id, FarPoolOpened(message.number, pool or 0, error))
+        self.send_peer(host_id, RemotePoolOpened(message.number, pool or 0, error))

@@ -462,8 +462,11 @@ class _Turn:
             kept = set() if row.needed else self.kept.get(host_id, set())
             if names & (kept | of.full.get(host_id, set())):
                 continue
-            if self._ledger(host_id).fits(row.demand) and (room := self._room(host_id)) is not None:
-                found.append((room, host_id))
+            if (
+                self._ledger(host_id).fits(row.demand)
+                and (free := self._has_free_worker(host_id)) is not None
+            ):
+                found.append((free, host_id))
         if not found:
             return False
         best = found[0][1] if len(found) == 1 else self._best(oid, found)
@@ -475,11 +478,11 @@ class _Turn:
     def _ledger(self, host_id: int) -> ResourceLedger:
         return self.of.ledger if host_id == self.own else self.of.others[host_id]
 
-    def _room(self, host_id: int) -> bool | None:
+    def _has_free_worker(self, host_id: int) -> bool | None:
         """Whether a worker of the host is idle; None if too many tasks already wait for one."""
         if host_id != self.own:
             runner = self.of.outbound_tasks.runners[host_id]
-            return None if runner.room <= 0 else runner.free > 0
+            return None if runner.capacity <= 0 else runner.free > 0
         if self.waiting >= self.idle + AHEAD_TASKS:
             return None
         return self.waiting < self.idle

@@ -1,10 +1,10 @@
 """Worker broadcasts: one task for each worker of the common pool, between two other tasks.
 
 `Cluster.run` must reach every worker once, but queued tasks go to whichever worker is idle first.
-So the tasks of a broadcast (a round) are queued in a pool that no worker serves. The node sets a
+So the tasks of a broadcast are queued in a pool that no worker serves. The node sets a
 bit in the slots of the participating workers; each then requests its task from the node. Other
 nodes do the same with their own pools, to which this node sends one task for each of their workers.
-When a worker ends before its turn, one task of the round fails.
+When a worker ends before its turn, one task of the broadcast fails.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hoplite_mp._common.object_states import NODE_SLOT, STATE
 from hoplite_mp._node.tasks.outbound_tasks import Runner
 from hoplite_mp._protocol.local import Reply
 from hoplite_mp._protocol.peers import (
-    CloseFarPool,
-    EndFarRound,
-    FarRoundEnded,
-    FarRoundOpened,
-    OpenFarRound,
+    CloseRemotePool,
+    EndRemoteBroadcast,
+    OpenRemoteBroadcast,
+    RemoteBroadcastEnded,
+    RemoteBroadcastOpened,
 )
 
 if TYPE_CHECKING:
@@ -38,12 +38,13 @@ __all__ = ["WorkerBroadcasts"]
 
 COMMON_POOL = 0
 # Interval between checks for tasks that are not queued yet. Lower: the node wakes more often while
-# a round has lost a worker. Higher: the caller of that round is informed later.
+# a broadcast has lost a worker. Higher: the caller of that broadcast is informed later.
 POLL_S = 0.05
-# How long a caller that cancels a round waits for other nodes to confirm. Higher: an unresponsive
-# node delays the caller. Lower: a slow node may begin a task after the caller has returned.
+# How long a caller that cancels a broadcast waits for other nodes to confirm. Higher: an
+# unresponsive node delays the caller. Lower: a slow node may begin a task after the caller has
+# returned.
 END_PATIENCE_S = 1.0
-ENDED = "its worker ended before its turn in this round"
+ENDED = "its worker ended before its turn in this broadcast"
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class WorkerBroadcastsEvents(Protocol):
 
 
 class WorkerBroadcasts:
-    """All rounds of one node, for its own callers and for other nodes."""
+    """All broadcasts of one node, for its own callers and for other nodes."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class WorkerBroadcasts:
     # -- on the caller's node --------------------------------------------------------------------
 
     def open(self, slot: int, request: Request) -> None:
-        """Opens a round: each node now determines which of its workers participate."""
+        """Opens a broadcast: each node now determines which of its workers participate."""
         ask: Any = request.ask
         workers = self.workers
         reply = self.replier(slot)
@@ -107,7 +108,9 @@ class WorkerBroadcasts:
             reply(Reply(request.number, None, workers.why_none))
             return
         here = not ask.nodes or self.client.number in ask.nodes
-        round = self.by_pool[number] = WorkerBroadcast(number, self._roster() if here else set())
+        broadcast = self.by_pool[number] = WorkerBroadcast(
+            number, self._roster() if here else set()
+        )
         others = [
             member.host_id
             for member in self.roster.by_host_id.values()
@@ -118,71 +121,74 @@ class WorkerBroadcasts:
 
         def opened(found: dict[int, Answer]) -> None:
             there = {host_id: answer.message for host_id, answer in found.items()}
-            round.far = {
+            broadcast.far = {
                 host_id: (one.pool, one.workers) for host_id, one in there.items() if one.pool
             }
-            if self.by_pool.get(number) is not round:  # the caller has died
-                self._close_there(round)
+            if self.by_pool.get(number) is not broadcast:  # the caller has died
+                self._close_there(broadcast)
             elif len(found) < len(others) and self.loop.now() >= deadline:
                 self.workers.close(number, False)
                 reply(Reply(request.number))
             else:
-                count = len(round.waiting) + sum(workers for _, workers in round.far.values())
+                count = len(broadcast.waiting) + sum(
+                    workers for _, workers in broadcast.far.values()
+                )
                 reply(Reply(request.number, (number, count)))
 
-        self.questions.ask_all(others, OpenFarRound, opened, patience)
+        self.questions.ask_all(others, OpenRemoteBroadcast, opened, patience)
 
-    def opened(self, host_id: int, message: FarRoundOpened) -> None:
+    def opened(self, host_id: int, message: RemoteBroadcastOpened) -> None:
         """Another node has opened its pool."""
         if not self.questions.answered(host_id, message) and message.pool:  # the answer is too late
-            self.send_peer(host_id, CloseFarPool(message.pool, False))
+            self.send_peer(host_id, CloseRemotePool(message.pool, False))
 
     def begin(self, slot: int, request: Request) -> None:
         """The caller has submitted all tasks: each node gets its share of them."""
-        round = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
-        if round is not None:
-            round.unsent = {host_id: workers for host_id, (_, workers) in round.far.items()}
-            self._share_out(round)
+        broadcast = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
+        if broadcast is not None:
+            broadcast.unsent = {host_id: workers for host_id, (_, workers) in broadcast.far.items()}
+            self._share_out(broadcast)
 
-    def _share_out(self, round: WorkerBroadcast) -> None:
+    def _share_out(self, broadcast: WorkerBroadcast) -> None:
         """Sends other nodes their tasks first; the rest is for the workers of this host."""
-        if self.by_pool.get(round.pool) is not round:
+        if self.by_pool.get(broadcast.pool) is not broadcast:
             return
-        while round.unsent:
-            host_id = next(iter(round.unsent))
+        while broadcast.unsent:
+            host_id = next(iter(broadcast.unsent))
             runner = self.outbound_tasks.runners.get(host_id)
             if runner is None:  # the host was lost, so no worker runs its tasks
-                round.surplus += round.unsent.pop(host_id)
+                broadcast.surplus += broadcast.unsent.pop(host_id)
                 continue
-            oid = self.tasks.take_queued(round.pool)
+            oid = self.tasks.take_queued(broadcast.pool)
             if not oid:  # there are more tasks than the hint ring holds
-                self.loop.call_later(POLL_S, functools.partial(self._share_out, round))
+                self.loop.call_later(POLL_S, functools.partial(self._share_out, broadcast))
                 return
-            there, workers = round.far[host_id]
+            there, workers = broadcast.far[host_id]
             self.outbound_tasks.delegate(oid, Runner(host_id, runner.number, workers, there, 0))
-            round.unsent[host_id] -= 1
-            if not round.unsent[host_id]:
-                del round.unsent[host_id]
-        round.begun = True
-        self._call(round)
-        self._shed(round)
+            broadcast.unsent[host_id] -= 1
+            if not broadcast.unsent[host_id]:
+                del broadcast.unsent[host_id]
+        broadcast.begun = True
+        self._call(broadcast)
+        self._shed(broadcast)
 
     def end(self, slot: int, request: Request) -> None:
-        """Ends a round that its caller has cancelled, here and on other nodes."""
+        """Ends a broadcast that its caller has cancelled, here and on other nodes."""
         reply = self.replier(slot)
-        round = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
-        far = {} if round is None else round.far
+        broadcast = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
+        far = {} if broadcast is None else broadcast.far
         ends = {
-            host_id: functools.partial(EndFarRound, pool=pool) for host_id, (pool, _) in far.items()
+            host_id: functools.partial(EndRemoteBroadcast, pool=pool)
+            for host_id, (pool, _) in far.items()
         }
-        if round is not None:
-            self.workers.close(round.pool, False)
+        if broadcast is not None:
+            self.workers.close(broadcast.pool, False)
         self.questions.ask_each(ends, lambda _: reply(Reply(request.number)), END_PATIENCE_S)
 
     # -- on the workers' nodes -------------------------------------------------------------------
 
-    def asked(self, host_id: int, message: OpenFarRound) -> None:
-        """Another node opens a round for the workers of this host."""
+    def asked(self, host_id: int, message: OpenRemoteBroadcast) -> None:
+        """Another node opens a broadcast for the workers of this host."""
         number, roster = None, self._roster()
         if roster:
             number = self.workers.open_bound(NODE_SLOT, 0)
@@ -190,21 +196,21 @@ class WorkerBroadcasts:
             self.by_pool[number] = WorkerBroadcast(number, roster, begun=True)
             self.inbound_tasks.pools[number] = host_id
         workers = len(roster) if number is not None else 0
-        self.send_peer(host_id, FarRoundOpened(message.number, number or 0, workers))
+        self.send_peer(host_id, RemoteBroadcastOpened(message.number, number or 0, workers))
 
-    def end_here(self, host_id: int, message: EndFarRound) -> None:
-        """Ends a round that its caller on the other node has cancelled."""
+    def end_here(self, host_id: int, message: EndRemoteBroadcast) -> None:
+        """Ends a broadcast that its caller on the other node has cancelled."""
         self.workers.close_lent(host_id, message.pool, False)
-        self.send_peer(host_id, FarRoundEnded(message.number))
+        self.send_peer(host_id, RemoteBroadcastEnded(message.number))
 
     def arrived(self, pool: int) -> None:
-        """Signals the workers of a round that a task of another node is queued in its pool."""
-        round = self.by_pool.get(pool)
-        if round is not None:
-            self._call(round)
+        """Signals the workers of a broadcast that a task of another node is queued in its pool."""
+        broadcast = self.by_pool.get(pool)
+        if broadcast is not None:
+            self._call(broadcast)
 
     def counts_on(self, slot: int) -> bool:
-        """Whether a running round includes the worker in the slot."""
+        """Whether a running broadcast includes the worker in the slot."""
         return any(slot in one.waiting or slot in one.given for one in self.by_pool.values())
 
     def _roster(self) -> set[int]:
@@ -219,17 +225,17 @@ class WorkerBroadcasts:
             slot for slot, one in workers.items() if not one.retiring and one.verdict != "closing"
         }
 
-    def _free(self, round: WorkerBroadcast) -> list[int]:
-        """The round's queued tasks for this host that no worker has been given."""
-        given = set(round.given.values())
-        return [oid for oid in self.client.queued_in(round.pool) if oid not in given]
+    def _free(self, broadcast: WorkerBroadcast) -> list[int]:
+        """The broadcast's queued tasks for this host that no worker has been given."""
+        given = set(broadcast.given.values())
+        return [oid for oid in self.client.queued_in(broadcast.pool) if oid not in given]
 
-    def _call(self, round: WorkerBroadcast) -> None:
+    def _call(self, broadcast: WorkerBroadcast) -> None:
         """Signals the workers that have not had their turn. They request their task between two
-        other tasks, or while they wait for a round of their own."""
-        if not (round.begun and round.waiting and self._free(round)):
+        other tasks, or while they wait for a broadcast of their own."""
+        if not (broadcast.begun and broadcast.waiting and self._free(broadcast)):
             return
-        for slot in round.waiting:
+        for slot in broadcast.waiting:
             worker = self.workers.all[slot]
             worker.called = True
             self.client.set_retire(slot, worker.retire_bits)
@@ -243,10 +249,10 @@ class WorkerBroadcasts:
         if worker is not None:  # cleared first, so that a task that arrives later calls it again
             worker.called = False
             self.client.set_retire(slot, worker.retire_bits)
-        for round in self.by_pool.values():
-            if round.begun and slot in round.waiting and (free := self._free(round)):
-                round.waiting.discard(slot)
-                round.given[slot] = free[0]
+        for broadcast in self.by_pool.values():
+            if broadcast.begun and slot in broadcast.waiting and (free := self._free(broadcast)):
+                broadcast.waiting.discard(slot)
+                broadcast.given[slot] = free[0]
                 found.append(free[0])
         self.reply(slot, Reply(request.number, found))
 
@@ -254,34 +260,34 @@ class WorkerBroadcasts:
 
     def exited(self, slot: int) -> None:
         """Fails the task of a worker that ended before it began the task."""
-        for round in list(self.by_pool.values()):
-            if slot in round.waiting:
-                round.waiting.discard(slot)
-                round.surplus += 1
-                self._shed(round)
-            oid = round.given.pop(slot, 0)
+        for broadcast in list(self.by_pool.values()):
+            if slot in broadcast.waiting:
+                broadcast.waiting.discard(slot)
+                broadcast.surplus += 1
+                self._shed(broadcast)
+            oid = broadcast.given.pop(slot, 0)
             if oid and self.client.state(oid) == STATE["QUEUED"]:
                 self.workers.fail(oid, ENDED)
 
-    def _shed(self, round: WorkerBroadcast) -> None:
+    def _shed(self, broadcast: WorkerBroadcast) -> None:
         """Fails one task for each worker that ended before its turn."""
-        if not round.surplus or self.by_pool.get(round.pool) is not round:
+        if not broadcast.surplus or self.by_pool.get(broadcast.pool) is not broadcast:
             return
-        if round.begun:
-            for oid in self._free(round)[: round.surplus]:
+        if broadcast.begun:
+            for oid in self._free(broadcast)[: broadcast.surplus]:
                 self.workers.fail(oid, ENDED)
-                round.surplus -= 1
-        if round.surplus:  # some of these tasks are not queued here yet
-            self.loop.call_later(POLL_S, functools.partial(self._shed, round))
+                broadcast.surplus -= 1
+        if broadcast.surplus:  # some of these tasks are not queued here yet
+            self.loop.call_later(POLL_S, functools.partial(self._shed, broadcast))
 
     def forget(self, pool: int) -> None:
-        """The round's pool was closed: its caller has finished or died."""
-        round = self.by_pool.pop(pool, None)
-        if round is None:
+        """The broadcast's pool was closed: its caller has finished or died."""
+        broadcast = self.by_pool.pop(pool, None)
+        if broadcast is None:
             return
         self.inbound_tasks.withdraw(pool)
-        self._close_there(round)
+        self._close_there(broadcast)
 
-    def _close_there(self, round: WorkerBroadcast) -> None:
-        for host_id, (pool, _) in round.far.items():
-            self.send_peer(host_id, CloseFarPool(pool, False))
+    def _close_there(self, broadcast: WorkerBroadcast) -> None:
+        for host_id, (pool, _) in broadcast.far.items():
+            self.send_peer(host_id, CloseRemotePool(pool, False))

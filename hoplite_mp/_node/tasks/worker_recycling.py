@@ -35,14 +35,18 @@ class WorkerRecycling:
     """The ended drivers, as long as some worker has served them."""
 
     def __init__(
-        self, host: HostContext, output: Output, workers: Workers, rounds: WorkerBroadcasts
+        self,
+        host: HostContext,
+        output: Output,
+        workers: Workers,
+        worker_broadcasts: WorkerBroadcasts,
     ) -> None:
         self.loop = host.loop
         self.roster = host.roster
         self.client = host.client
         self.output = output
         self.workers = workers
-        self.rounds = rounds
+        self.worker_broadcasts = worker_broadcasts
         self._gone: dict[int, int] = {}  # name of a driver -> remaining checks
         self._hosts: dict[int, int] = {}  # the same by host id, for hosts with all their drivers
         self._looking = False
@@ -75,7 +79,7 @@ class WorkerRecycling:
             if not all(map(self._is_gone, names)):
                 continue
             running = self.client.client_info(slot)["running"]
-            if running or self.rounds.counts_on(slot) or self.workers.pauses():
+            if running or self.worker_broadcasts.counts_on(slot) or self.workers.pauses():
                 busy = True
             else:
                 self.workers.replace(worker)

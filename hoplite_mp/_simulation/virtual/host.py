@@ -341,7 +341,7 @@ class VirtualHost:
         heartbeat_sender = self.node.components.management.heartbeat_sender
         if heartbeat_sender is not None:
             heartbeat_sender.turned_at = self.loop.now()
-        if self.node.components.life.stopping:
+        if self.node.components.lifecycle.stopping:
             self.node.components.management.farewell()
             self.ended(self, "its node has ended")
 
@@ -356,7 +356,7 @@ class VirtualHost:
     @property
     def number(self) -> int:
         """Its node's number in the cluster; -1 before it is admitted."""
-        return self.client.number if self.node.components.life.standing else -1
+        return self.client.number if self.node.components.lifecycle.joined else -1
 
     def die(self) -> None:
         """Ends all its processes; see `World.end` for the effect on other hosts."""

@@ -161,10 +161,10 @@ class World:
         self.struck.add(host.place)
         host.die()
         self.lost.append(host)
-        life = host.node.components.life
-        if life.stopping and host not in self.left:
+        lifecycle = host.node.components.lifecycle
+        if lifecycle.stopping and host not in self.left:
             self.gave_up.append(host)
-        elif life.stopping and not life.given_up:
+        elif lifecycle.stopping and not lifecycle.given_up:
             self.went.add(host)
         if host is self.lives[0]:
             self._end_manager()
