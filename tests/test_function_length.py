@@ -18,9 +18,6 @@ EXCEPTIONS = {
     "hoplite_mp/_client/launch.py HostProcesses.__init__",
     # A task's way to the queue, in 2 µs.
     "hoplite_mp/_client/submitter.py Submitter.submit",
-    # They make the components of a node.
-    "hoplite_mp/_node/runtime/cluster_node.py ClusterNode.__init__",
-    "hoplite_mp/_node/runtime/components.py Components.__init__",
     # All that a task changes is put back at its end.
     "hoplite_mp/_worker/task_loop.py Worker.run",
 }

@@ -132,6 +132,57 @@ class ClusterNode:
             lambda slot: bool(host.tasks.running(slot)),
             host.client.note_printed,
         )
+        self._make_transfers(engine)
+        self.draining = Draining(host, local.inbound_tasks, local.workers, node_events)
+        self._make_drivers(lines, poll)
+        self.locations = Locations(host)
+        self.probing = Probing(local.number, local.questions, host.send_manager)
+        self.recovery = Recovery(
+            host,
+            self.replicas,
+            local.inbound_tasks,
+            self.suspects,
+            local.resources,
+            local.workers,
+            node_events,
+        )
+        self._make_actors(node_events)
+        node_events.membership, node_events.suspects = self.membership, self.suspects
+        node_events.peers, node_events.remote_output = self.peers, self.remote_output
+        node_events.drivers, node_events.recovery = self.drivers, self.recovery
+        node_events.replicas, node_events.transfers = self.replicas, self.transfers
+        node_events.plan_runner = self.plan_runner
+        # The node calls these, too; in a cluster of one host it has NoOtherHosts instead (node.py).
+        self.line_ended = self.drivers.line_ended
+        self.worker_exited = self.streaming_sources.lose
+        self.poll_output = self.remote_output.poll
+        self.close_listener = driver_listener.close
+        local.counters.add(self._counts)
+        local.waits.add("transfers", self.transfers.waits)
+        local.waits.add("actor calls", self.remote_actors.waits)
+        self._peer_handlers = complete(PeerMessage, self._peer_table())
+        local.management.network = self._dialing()
+        if not network.manager:
+            self._open()
+
+    def _dialing(self) -> ManagerDialing:
+        local = self.local
+        return ManagerDialing(
+            self.host.loop,
+            local.lifecycle,
+            self.connections,
+            local.management,
+            self.membership,
+            self.suspects,
+            self.peers,
+            local.processes,
+            self._open,
+        )
+
+    def _make_transfers(self, engine: EnginePort) -> None:
+        """Makes the components that move bytes between hosts, for copies, collectives and
+        Groups."""
+        local, host = self.local, self.host
         self.replicas = Replicas(
             local.results,
             local.imports,
@@ -154,7 +205,10 @@ class ClusterNode:
         local.groups.hosts = self.group_calls
         local.remote_objects.fetcher = self.transfers
         local.operations.plan_runner = self.plan_runner
-        self.draining = Draining(host, local.inbound_tasks, local.workers, node_events)
+
+    def _make_drivers(self, lines: ClientSocketsPort, poll: Callable[[], None]) -> None:
+        """Makes the components for drivers that attach to the cluster, and for their workers."""
+        local, host = self.local, self.host
         self.worker_recycling = WorkerRecycling(
             host, local.output, local.workers, local.worker_broadcasts
         )
@@ -171,17 +225,10 @@ class ClusterNode:
             self.worker_recycling,
             poll,
         )
-        self.locations = Locations(host)
-        self.probing = Probing(local.number, local.questions, host.send_manager)
-        self.recovery = Recovery(
-            host,
-            self.replicas,
-            local.inbound_tasks,
-            self.suspects,
-            local.resources,
-            local.workers,
-            node_events,
-        )
+
+    def _make_actors(self, node_events: ClusterNodeEvents) -> None:
+        """Makes the components for actors of other hosts, and for actors that restart elsewhere."""
+        local, host = self.local, self.host
         owners = self.recovery.owners
         self.remote_actors = RemoteActors(
             host,
@@ -204,37 +251,6 @@ class ClusterNode:
             owners,
         )
         node_events.remote_actors, node_events.backups = self.remote_actors, self.backups
-        node_events.membership, node_events.suspects, node_events.peers = (
-            self.membership,
-            self.suspects,
-            self.peers,
-        )
-        node_events.drivers, node_events.remote_output = self.drivers, self.remote_output
-        node_events.transfers, node_events.plan_runner = self.transfers, self.plan_runner
-        node_events.recovery = self.recovery
-        node_events.replicas = self.replicas
-        # The node calls these, too; in a cluster of one host it has NoOtherHosts instead (node.py).
-        self.line_ended = self.drivers.line_ended
-        self.worker_exited = self.streaming_sources.lose
-        self.poll_output = self.remote_output.poll
-        self.close_listener = driver_listener.close
-        local.counters.add(self._counts)
-        local.waits.add("transfers", self.transfers.waits)
-        local.waits.add("actor calls", self.remote_actors.waits)
-        self._peer_handlers = complete(PeerMessage, self._peer_table())
-        local.management.network = ManagerDialing(
-            host.loop,
-            local.lifecycle,
-            connections,
-            local.management,
-            self.membership,
-            self.suspects,
-            self.peers,
-            local.processes,
-            self._open,
-        )
-        if not network.manager:
-            self._open()
 
     @property
     def handlers(self) -> dict[type, Handler]:

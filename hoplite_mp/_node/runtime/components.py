@@ -41,7 +41,7 @@ from hoplite_mp._node.tasks.resources import Resources
 from hoplite_mp._node.tasks.retry_delays import RetryDelays
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from hoplite_mp import _shm, _tasks
     from hoplite_mp._node.output.output import Output
@@ -141,6 +141,16 @@ class Components:
             lines.reply,
             lines.replier,
         )
+        self._make_tasks(events)
+        self.operations = Operations(host, config.reduce_threads or start.cores)
+        self.messages = PointToPoint(host)
+        self.groups = groups.HostGroups(host, self.requests, self.messages, events)
+        self._make_diagnostics(ports)
+        self._make_requests(start.workers, lines.forget, events)
+
+    def _make_tasks(self, events: ComponentsEvents) -> None:
+        """Makes the components for tasks, workers and actors."""
+        host = self.host
         self.outbound_tasks = outbound_tasks.OutboundTasks(
             self.results, self.imports, self.remote_objects, events.send_peer, events
         )
@@ -148,16 +158,30 @@ class Components:
             self.results, self.imports, events.send_peer, self.trace_events, events
         )
         self.workers = workers.Workers(
-            host, processes, self.outbound_tasks, self.inbound_tasks, events
+            host, self.processes, self.outbound_tasks, self.inbound_tasks, events
         )
         self.resources = Resources(host, self.outbound_tasks, self.workers)
         self.delays = RetryDelays(host, self.workers, self.inbound_tasks, self.resources)
         self.actors = actors.LocalActors(
             host, self.workers, self.inbound_tasks, self.resources, events
         )
-        self.operations = Operations(host, config.reduce_threads or start.cores)
-        self.messages = PointToPoint(host)
-        self.groups = groups.HostGroups(host, self.requests, self.messages, events)
+        self.worker_broadcasts = worker_broadcast.WorkerBroadcasts(
+            host, self.workers, self.outbound_tasks, self.inbound_tasks, events
+        )
+        self.pool_requests = remote_workers.PoolRequests(
+            host,
+            self.requests,
+            self.sweeper,
+            self.workers,
+            self.outbound_tasks,
+            self.inbound_tasks,
+            self.resources,
+            events,
+        )
+
+    def _make_diagnostics(self, ports: NodePorts) -> None:
+        """Makes the components for counters, traces, and reports of waits."""
+        host = self.host
         self.counters = Counters(host, self.sweeper, self.workers)
         self.counters.add(self.resources.counts)
         self.recording = Recording(host, self._track_name)
@@ -172,28 +196,23 @@ class Components:
             self.delays,
             ports.stacks(self.workers),
         )
-        self.waits.add("groups", lambda: group_waits(self.groups, self.messages, client, tasks))
+        self.waits.add(
+            "groups", lambda: group_waits(self.groups, self.messages, host.client, host.tasks)
+        )
         self.waits.add("actors", self.actors.describe)
-        self.worker_broadcasts = worker_broadcast.WorkerBroadcasts(
-            host, self.workers, self.outbound_tasks, self.inbound_tasks, events
-        )
-        self.pool_requests = remote_workers.PoolRequests(
-            host,
-            self.requests,
-            self.sweeper,
-            self.workers,
-            self.outbound_tasks,
-            self.inbound_tasks,
-            self.resources,
-            events,
-        )
-        self.pages = Pages(host.config, host.loop, host.client, host.store, start.workers)
+
+    def _make_requests(
+        self, workers: int, forget: Callable[[int], None], events: ComponentsEvents
+    ) -> None:
+        """Makes the components for requests of processes. forget: called when one has ended."""
+        host = self.host
+        self.pages = Pages(host.config, host.loop, host.client, host.store, workers)
         self.join_waiters = membership.JoinWaiters(
             host, self.requests, self.lifecycle, self.management, events
         )
         self.import_requests = ImportRequests(host, self.requests)
         self.ends = ClientCleanup(
-            host, self.groups, self.recording, self.sweeper, self.requests, lines.forget
+            host, self.groups, self.recording, self.sweeper, self.requests, forget
         )
         self.leases = leases.Leases(host, self.requests, self.pages, events)
         self.requests.when_forgotten(self.tracing.forget_client)
