@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -16,7 +17,7 @@ from tests.support.shm_host import POOL, ShmHost
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from hoplite_mp import Cluster, Group
@@ -60,6 +61,17 @@ def impatient_and_patient(cluster: Cluster, name: str) -> tuple[Group, Group]:
     first, second = pair_after_a_call(cluster, name)
     first._member.timeout = 0.1
     return first, second
+
+
+@contextlib.contextmanager
+def calls_held(group: Group) -> Iterator[None]:
+    """Background calls that are begun in the block are made after it, one after the other."""
+    begun = threading.Event()
+    group._begin_in_background(begun.wait)
+    try:
+        yield
+    finally:
+        begun.set()
 
 
 def part_of_call(rank: int, call: int, length: int) -> Any:
