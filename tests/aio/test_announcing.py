@@ -8,9 +8,12 @@ import pytest
 
 from hoplite_mp import Actor, Cluster
 from hoplite_mp._client.collector import _Call, watch, withdraw
-from tests.support.functions import echo
+from tests.support.functions import after
+from tests.support.waiting import Gate
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.waiting import Run
 
 
@@ -33,10 +36,11 @@ class Meddling:
 
 
 @pytest.mark.parametrize("at", range(1, 6))
-def test_one_who_comes_while_others_are_told(cluster: Cluster, at: int) -> None:
+def test_one_who_comes_while_others_are_told(cluster: Cluster, tmp_path: Path, at: int) -> None:
     submitter = cluster._runtime.submitter
     lock = submitter.waits_lock
-    future = cluster.submit(echo, 1, 0.3)
+    gate = Gate(tmp_path)
+    future = cluster.submit(after, gate, 1)
     told: list[int] = []
     listed = []
     for number in (1, 2):
@@ -48,6 +52,7 @@ def test_one_who_comes_while_others_are_told(cluster: Cluster, at: int) -> None:
             submitter.begin_wait(future._oid, _Call(future._oid, lambda: told.append(3)))
 
     submitter.waits_lock = Meddling(lock, at, meddle)  # type: ignore[assignment]
+    gate.open()
     try:
         assert future.result() == 1
         while not future.done() or submitter.waits:
@@ -58,22 +63,26 @@ def test_one_who_comes_while_others_are_told(cluster: Cluster, at: int) -> None:
     assert set(told) == {1, 2, *listed}
 
 
-def test_who_has_withdrawn_is_not_told(cluster: Cluster) -> None:
+def test_who_has_withdrawn_is_not_told(cluster: Cluster, tmp_path: Path) -> None:
     submitter = cluster._runtime.submitter
-    future = cluster.submit(echo, 1, 0.1)
+    gate = Gate(tmp_path)
+    future = cluster.submit(after, gate, 1)
     told: list[str] = []
     first = watch(submitter, future._oid, lambda: told.append("first"))
     watch(submitter, future._oid, lambda: told.append("second"))
     withdraw(submitter, first)
     withdraw(submitter, first)
+    gate.open()
     assert future.result() == 1
     while submitter.waits:
         submitter.drain()
     assert told == ["second"]
-    other = cluster.submit(echo, 2, 0.05)
+    gate = Gate(tmp_path, "other")
+    other = cluster.submit(after, gate, 2)
     alone = watch(submitter, other._oid, lambda: told.append("alone"))
     withdraw(submitter, alone)
     assert not submitter.waits
+    gate.open()
     assert other.result() == 2
 
 

@@ -15,8 +15,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import Cluster, HopliteTimeoutError, as_completed
-from tests.support.functions import echo, raise_error
-from tests.support.waiting import PATIENCE_S, Run, file_exists_in_time
+from tests.support.functions import after, echo, raise_error
+from tests.support.waiting import PATIENCE_S, Gate, Run, eventually, file_exists_in_time
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +39,7 @@ def test_futures_and_refs_in_the_order_of_their_ends(cluster: Cluster, tmp_path:
     assert seen[2:] == [late[1].ref, late[0]]
 
 
-def test_more_from_other_threads(cluster: Cluster) -> None:
+def test_more_from_other_threads(cluster: Cluster, tmp_path: Path) -> None:
     first = cluster.submit(echo, 0, 0.05)
     running = as_completed(first, PATIENCE_S)
     seen: list[int] = []
@@ -49,14 +49,22 @@ def test_more_from_other_threads(cluster: Cluster) -> None:
         running.add([cluster.submit(echo, i, 0.001).ref for i in range(2, 50)])
 
     threads = [threading.Thread(target=add) for _ in range(3)]
-    running.add(gate := cluster.submit(echo, -1, 0.3))
+    gate = Gate(tmp_path)
+    running.add(last := cluster.submit(after, gate, -1))
+
+    def open_when_all_are_added() -> None:
+        for thread in threads:
+            thread.join()
+        gate.open()
+
     for thread in threads:
         thread.start()
+    opening = threading.Thread(target=open_when_all_are_added)
+    opening.start()
     for item in running:
         seen.append(cluster.get(item))
-    for thread in threads:
-        thread.join()
-    assert gate.done()
+    opening.join()
+    assert last.done()
     assert sorted(seen) == sorted([-1, 0, *(3 * list(range(1, 50)))])
     running.add(cluster.put(5))  # it goes on, as a queue would
     assert [cluster.get(one) for one in running] == [5]
@@ -74,20 +82,19 @@ def test_growing_from_its_own_results(cluster: Cluster) -> None:
 
 
 def test_each_goes_to_one_of_several_threads(cluster: Cluster) -> None:
-    running = as_completed([cluster.submit(echo, i, 0.001) for i in range(100)], PATIENCE_S)
+    running = as_completed([cluster.submit(echo, i, 0.001) for i in range(100)])
     seen: list[int] = []
 
     def take() -> None:
         seen.extend(future.result() for future in running)
 
-    threads = [threading.Thread(target=take) for _ in range(4)]
-    begun = time.monotonic()
+    threads = [threading.Thread(target=take, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "it waits although nothing is left"
     assert sorted(seen) == list(range(100))
-    assert time.monotonic() - begun < PATIENCE_S / 2
 
 
 def test_async_for(cluster: Cluster, run: Run) -> None:
@@ -213,7 +220,7 @@ def test_the_end_of_the_cluster_ends_it() -> None:
     seen: list[Any] = []
     thread = threading.Thread(target=lambda: seen.extend(as_completed(futures)))
     thread.start()
-    time.sleep(0.05)
+    eventually(lambda: len(cluster._runtime.submitter.waits) == 3, "the thread waits")
     cluster._abort()
     thread.join(PATIENCE_S)
     assert set(seen) == set(futures)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -92,11 +91,9 @@ def test_leaving_that_is_cancelled_does_not_wait_for_tasks(run: Run, tmp_path: P
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         task.cancel()
-        begun = time.monotonic()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert time.monotonic() - begun < PATIENCE_S / 2
-        assert futures[0].cancelled()
+        assert futures[0].cancelled(), "nobody has waited for its end"
 
     run(main())
 
@@ -114,7 +111,7 @@ def test_what_is_cancelled_while_it_opens_is_closed(run: Run, after_s: float) ->
     """The fixtures of all tests look for processes that stay behind."""
 
     async def main() -> None:
-        opening = asyncio.ensure_future(asyncio.wait_for(_opened(), 10))
+        opening = asyncio.ensure_future(asyncio.wait_for(_opened(), PATIENCE_S))
         await asyncio.sleep(after_s)
         opening.cancel()
         cluster = None

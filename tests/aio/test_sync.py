@@ -95,12 +95,16 @@ def test_a_cancelled_acquire_holds_nothing(cluster: Cluster, run: Run) -> None:
 def test_locks_and_semaphores(cluster: Cluster, run: Run) -> None:
     async def main() -> None:
         semaphore, inside, most = hoplite_mp.Semaphore(2), 0, 0
+        both = asyncio.Event()
 
         async def enter() -> None:
             nonlocal inside, most
             async with semaphore:
                 inside += 1
                 most = max(most, inside)
+                if inside == 2:
+                    both.set()
+                await both.wait()
                 await asyncio.sleep(0.001)
                 inside -= 1
 
