@@ -51,6 +51,20 @@ class Busy:
             time.sleep(seconds)
         return self.most, threading.get_ident()
 
+    async def meet(self, count: int) -> int:
+        """Returns when so many calls have run at a time; if more may run, they do."""
+        with self:
+            while self.most < count:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
+        return self.most
+
+    def meet_in_threads(self, count: int) -> int:
+        with self:
+            eventually(lambda: self.most >= count)
+            time.sleep(0.01)
+        return self.most
+
     async def wait_for_it(self) -> str:
         await self.event.wait()
         return "it came"
@@ -129,7 +143,7 @@ def test_async_methods_run_one_after_the_other(c: Cluster) -> None:
 
 def test_up_to_so_many_in_one_event_loop(c: Cluster) -> None:
     actor = c.options(concurrency=4).actor(Busy)
-    assert max(f.result(30) for f in [actor.nap(0.02) for _ in range(20)]) == 4
+    assert max(f.result(30) for f in [actor.meet(4) for _ in range(20)]) == 4
     came = actor.wait_for_it()
     actor.set()
     assert came.result(30) == "it came"
@@ -140,8 +154,7 @@ def test_up_to_so_many_in_one_event_loop(c: Cluster) -> None:
 
 def test_up_to_so_many_in_threads(c: Cluster) -> None:
     actor = c.options(concurrency=3).actor(Busy)
-    found = [f.result(30) for f in [actor.sleep(0.02) for _ in range(12)]]
-    assert max(most for most, _ in found) == 3
+    assert max(f.result(30) for f in [actor.meet_in_threads(3) for _ in range(12)]) == 3
     mixed = [actor.sleep(0.02) if i % 2 else actor.nap(0.02) for i in range(8)]
     assert all(f.result(30) for f in mixed)
 
@@ -170,7 +183,7 @@ def test_cancelled_at_an_await(c: Cluster, tmp_path: Path, concurrency: int) -> 
 def test_plain_methods_are_not(c: Cluster, tmp_path: Path, concurrency: int) -> None:
     actor = c.options(concurrency=concurrency).actor(Busy)
     path = tmp_path / "begun"
-    call = actor.announce_plainly(str(path), 0.2)
+    call = actor.announce_plainly(str(path), 0.1)
     eventually(path.exists)
     assert not call.cancel(force=True)
     assert call.result(30) == "slept"
@@ -285,7 +298,7 @@ def test_it_ends_after_the_calls_made_so_far(c: Cluster) -> None:
 def test_handles_know_it_elsewhere(c: Cluster) -> None:
     def asks(handle: Any) -> list[Any]:
         c = hoplite_mp.current()
-        most = max(f.result(30) for f in [handle.nap(0.02) for _ in range(9)])
+        most = max(f.result(30) for f in [handle.meet(3) for _ in range(9)])
         return [most, *[c.get(ref) for ref in handle.count(3)]]
 
     actor = c.options(concurrency=3, name="busy").actor(Busy)

@@ -27,7 +27,7 @@ def _gone(pid: int) -> bool:
 def test_it_ends_with_its_last_handle_after_the_calls_made(c: hoplite_mp.Cluster) -> None:
     counter = c.actor(Counter)
     pid = counter.pid().result(20)
-    counter.wait(0.3)
+    counter.wait(0.1)
     last = counter.add(7)
     del counter
     assert last.result(20) == 7
@@ -44,7 +44,7 @@ def test_it_ends_with_its_last_handle_while_a_call_waits_for_its_argument(
 
 
 def _slow(x: Any) -> Any:
-    time.sleep(0.5)
+    time.sleep(0.1)
     return x
 
 
@@ -56,7 +56,7 @@ def _keep(handle: Any, seconds: float) -> int:
 def test_a_task_that_has_a_handle_keeps_it(c: hoplite_mp.Cluster) -> None:
     counter = c.actor(Counter, 1)
     pid = counter.pid().result(20)
-    future = c.submit(_keep, counter, 0.5)
+    future = c.submit(_keep, counter, 0.1)
     del counter
     assert future.result(20) == 2
     del future
@@ -75,7 +75,7 @@ def test_a_handle_in_an_object_keeps_it(c: hoplite_mp.Cluster) -> None:
 
 def test_close_finishes_what_was_called_and_refuses_the_rest(c: hoplite_mp.Cluster) -> None:
     counter = c.actor(Counter)
-    counter.wait(0.3)
+    counter.wait(0.1)
     before = counter.add()
     held = counter.add(c.submit(_slow, 10))
     Actor.close(counter)
@@ -148,13 +148,14 @@ def test_a_restart_begins_anew_and_goes_on_with_what_had_not_begun(
         counter.add().result(20)
 
 
-def test_a_call_with_retries_is_tried_again_first(c: hoplite_mp.Cluster) -> None:
+def test_a_call_with_retries_is_tried_again_first(c: hoplite_mp.Cluster, tmp_path: Path) -> None:
     counter = c.options(restarts=1, retries=1).actor(Counter)
     pid = counter.pid().result(20)
-    running = counter.wait(1)
+    running = counter.wait_for(str(tmp_path / "go"))
     waiting = counter.note("later")
     eventually(running.running)
     os.kill(pid, signal.SIGKILL)
+    (tmp_path / "go").touch()
     assert running.result(20) == "waited"
     assert waiting.result(20) == 1
 
@@ -204,7 +205,7 @@ def test_two_threads_open_actors_at_once(
         def hold(self, *args: Any) -> Any:
             if threading.current_thread() is first and not delayed.is_set():
                 delayed.set()
-                other_done.wait(1)  # it may have to wait for this one
+                other_done.wait(0.3)  # it may have to wait for this one
             return client.hold(*args)
 
     client = memory.client
@@ -221,7 +222,7 @@ def test_two_threads_open_actors_at_once(
 
 def test_a_detached_one_lives_without_handles(c: hoplite_mp.Cluster) -> None:
     c.options(name="alone", detached=True).actor(Counter, 1).add().result(20)
-    time.sleep(0.2)
+    time.sleep(0.05)
     assert c.get_actor("alone").add().result(20) == 3
     Actor.kill(c.get_actor("alone"))
     with pytest.raises(LookupError):

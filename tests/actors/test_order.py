@@ -25,7 +25,7 @@ def _note_many(handle: Any, who: str, count: int) -> None:
 
 def test_a_call_with_a_pending_argument_holds_back_the_later_ones(c: hoplite_mp.Cluster) -> None:
     counter = c.actor(Counter)
-    slow = c.submit(_later, "slow", 0.3)
+    slow = c.submit(_later, "slow", 0.1)
     counter.note(slow)
     for i in range(5):
         counter.note(i)
