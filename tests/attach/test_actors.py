@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
 from hoplite_mp import Actor
-from tests.support.clusters import ROOT
+from hoplite_mp._cli import main
 from tests.support.functions import Counter
 from tests.support.timeline import Timeline
 from tests.support.waiting import eventually
@@ -18,9 +16,11 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
     from tests.support.clusters import LoopbackCluster
 
-QUICK_S = 20.0
+QUICK_S = 60.0  # far less than what an actor works here
 
 # Three actors: one of this driver alone, one that another driver finds, one that is detached.
 PROGRAM = """
@@ -89,12 +89,10 @@ def test_an_exception_kills_those_that_nobody_else_holds(up: LoopbackCluster) ->
         assert driver.stdin is not None
         mine, shared, free = map(int, driver.stdout.readline().split())
         held = c.get_actor("shared")
-        began = time.monotonic()
         driver.stdin.write(f"{path}\n600\n")
         driver.stdin.flush()
         assert driver.wait(QUICK_S) == 3
         assert gone(mine)
-        assert time.monotonic() - began < QUICK_S
         assert not path.exists()
         assert held.add().result(20) == 1
         assert held.pid().result(20) == shared
@@ -104,29 +102,23 @@ def test_an_exception_kills_those_that_nobody_else_holds(up: LoopbackCluster) ->
         assert gone(free)
 
 
-def command(up: LoopbackCluster, *words: str) -> str:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-m", "hoplite_mp", words[0], up.address, *words[1:]],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=QUICK_S,
-        check=True,
-    )
-    return done.stdout
-
-
-def test_people_see_them(up: LoopbackCluster, tmp_path: Path) -> None:
+def test_people_see_them(
+    own_up: LoopbackCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Name or class, host, calls that wait, run and are done, restarts: in all that shows a
     cluster."""
-    with up.attach() as c:
+
+    def command(word: str, *words: str) -> str:
+        assert main.main([word, own_up.address, *words]) == 0
+        return capsys.readouterr().out
+
+    with own_up.attach() as c:
         with c.trace(tmp_path / "trace.json"):
             ps = c.options(name="ps", restarts=3).actor(Counter)
             other = c.actor(Counter)
             assert other.add().result(20) == 1
             pid = ps.pid().result(20)
-            eventually(lambda: command(up, "dump").count("1 are done") == 2)  # each is counted
+            eventually(lambda: command("dump").count("1 are done") == 2)  # each is counted
             os.kill(pid, signal.SIGKILL)
             eventually(lambda: Actor.restarts(ps) == 1)
             for _ in range(4):
@@ -134,15 +126,15 @@ def test_people_see_them(up: LoopbackCluster, tmp_path: Path) -> None:
         running = ps.wait(600)
         waiting = [ps.add() for _ in range(7)]
         eventually(running.running)
+        counts = "7 calls wait, 1 run, 5 are done; 1 restarts, 2 left"
+        eventually(lambda: counts in command("dump"), "each call is counted")
+        assert "actor 'ps' (Counter)" in command("dump")
         for words in (("status",), ("top", "--count", "1", "--interval", "0.1")):
-            lines = [line.split() for line in command(up, *words).splitlines()]
+            lines = [line.split() for line in command(*words).splitlines()]
             head = ["actor", "class", "node", "state", "waiting", "running", "done", "restarts"]
             assert head in lines, words
             assert ["ps", "Counter", "h0", "lives", "7", "1", "5", "1", "of", "3"] in lines, words
             assert ["-", "Counter", "h0", "lives", "0", "0", "1", "0", "of", "0"] in lines, words
-        dump = command(up, "dump")
-        assert "actor 'ps' (Counter)" in dump
-        assert "7 calls wait, 1 run, 5 are done; 1 restarts, 2 left" in dump
         Actor.kill(ps)
         assert all(future.exception(20) for future in (running, *waiting))
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -13,6 +11,7 @@ import psutil
 import pytest
 
 import hoplite_mp
+from hoplite_mp._cli import main
 from tests.support.clusters import PATIENCE_S
 from tests.support.waiting import eventually
 
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
     from tests.support.clusters import LoopbackCluster
 
 
-def test_it_is_one_client_more(up: LoopbackCluster) -> None:
-    up.attach().shutdown()  # what is imported once is not what attaching costs
+def test_it_is_one_client_more(own_up: LoopbackCluster) -> None:
+    own_up.attach().shutdown()  # what is imported once is not what attaching costs
     children = set(psutil.Process().children(recursive=True))
     begun = time.process_time()
-    with up.attach() as c:
+    with own_up.attach() as c:
         assert time.process_time() - begun < 0.5
         assert set(psutil.Process().children(recursive=True)) <= children  # one may just end
         (node,) = c.nodes
@@ -44,7 +43,7 @@ def test_it_is_one_client_more(up: LoopbackCluster) -> None:
         assert len(total.contributors or ()) == 3
         with c.executor(1, initializer=os.putenv, initargs=("A", "b")) as own:
             assert own.submit(os.getppid).result() in psutil.pids()
-        assert c.address == up.address
+        assert c.address == own_up.address
         c.add_workers(1)
         assert c.nodes[0].workers == 3
         eventually(lambda: c.stats()["tasks_done"] >= 26, "not all tasks are counted")
@@ -52,7 +51,7 @@ def test_it_is_one_client_more(up: LoopbackCluster) -> None:
             c.remove_node(node)
     with pytest.raises(hoplite_mp.ClosedError):
         c.put(1)
-    with up.attach() as c:  # the node lives on
+    with own_up.attach() as c:  # the node lives on
         assert c.submit(abs, -3).result() == 3
         # That of the executor may still be ending.
         eventually(lambda: c.nodes[0].workers == 3, "its workers are not those of before")
@@ -139,15 +138,11 @@ def test_who_wants_workers_gets_a_node_of_its_own(up: LoopbackCluster) -> None:
             assert len(d.nodes) == 2
 
 
-def test_status_shows_the_node_that_it_attaches_to(up: LoopbackCluster) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "hoplite_mp", "status", up.address],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
-    _, *rows = done.stdout.splitlines()
+def test_status_shows_the_node_that_it_attaches_to(
+    own_up: LoopbackCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["status", own_up.address]) == 0
+    _, *rows = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows] == ["h0"]
 
 

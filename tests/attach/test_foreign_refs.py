@@ -106,7 +106,7 @@ def test_never_loaded(up: LoopbackCluster) -> None:
         data = pickle.dumps(ref)
         assert bytes_used(c) > before
         del ref
-        eventually(lambda: bytes_used(c) == before, "the memory does not return")
+        eventually(lambda: bytes_used(c) <= before, "the memory does not return")
         with pytest.raises(hoplite_mp.ObjectLostError, match=r"node h0 held it for 0\.5 s"):
             pickle.loads(data)
 

@@ -50,9 +50,9 @@ def test_the_node_ends(make_up: Callable[..., LoopbackCluster], number: int) -> 
     check(c, waits)
 
 
-def test_another_driver_lets_the_node_leave(up: LoopbackCluster) -> None:
-    c = ApartCluster(address=up.address)
-    with up.attach() as other:
+def test_another_driver_lets_the_node_leave(own_up: LoopbackCluster) -> None:
+    c = ApartCluster(address=own_up.address)
+    with own_up.attach() as other:
         here = other.nodes[-1]
         # It waits for tasks that this driver has sent, so there are moments without any.
         waits: list[Any] = [

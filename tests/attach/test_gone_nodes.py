@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,11 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._protocol.local import AddWorkers, BindPool, DrainNode
+from tests.lan import forked
 from tests.support.clusters import PATIENCE_S, ROOT
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
     from tests.support.clusters import LoopbackCluster
@@ -29,7 +30,7 @@ def rank_of(rank: int) -> int:
 
 def join(up: LoopbackCluster) -> subprocess.Popen[bytes]:
     """A second node, with a worker, on the same host."""
-    return subprocess.Popen(
+    return forked.popen(
         [sys.executable, "-m", "hoplite_mp", "join", up.address, "--workers", "1"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )

@@ -20,18 +20,23 @@ from hoplite_mp.integrations._sidecar import sidecar
 from tests.support.clusters import PATIENCE_S, ROOT
 
 BEGINS = """
-import dataclasses, json, os, signal, sys
+import contextlib, dataclasses, json, os, signal, sys
 import hoplite_mp
 from hoplite_mp.integrations._sidecar import sidecar as beside
-place = beside.begin_kept("127.0.0.1:0", memory="64MiB", tls=False, node_idle_s=float(sys.argv[1]))
-member = beside.take_part(place)
-member.cluster.put(1)
+member = None
+while member is None:  # a machine that stood still may have left the node unused for too long
+    with contextlib.suppress(hoplite_mp.HopliteError):
+        place = beside.begin_kept(
+            "127.0.0.1:0", memory="64MiB", tls=False, node_idle_s=float(sys.argv[1])
+        )
+        member = beside.take_part(place, 5.0)
+        member.cluster.put(1)
 print(json.dumps(dataclasses.asdict(place)), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-IDLE_S = 4.0  # longer than a busy machine takes to let the first one take part
+IDLE_S = 3.0  # mostly longer than a busy machine takes to let the first one take part
 
 
 def begun(idle_s: float) -> sidecar.Place:
@@ -118,7 +123,7 @@ def test_who_has_left_looks_for_no_other_node(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sidecar, "_Attached", nobody_here)
     silent = (
         "import os, select; os.fork() and os._exit(0); poll = select.poll(); "
-        "poll.register(1, 0); poll.poll(60_000)"  # until nobody reads its output any more
+        "poll.register(1, 0); poll.poll(100_000)"  # until nobody reads its output any more
     )
     monkeypatch.setattr(sidecar, "BOOT", silent)
     pid = Sole.holder(sidecar.lock_name(place))
@@ -128,7 +133,7 @@ def test_who_has_left_looks_for_no_other_node(monkeypatch: pytest.MonkeyPatch) -
     began = time.monotonic()
     member.end()
     assert looking() == []
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40, "it has waited for the sidecar"
 
 
 def test_the_address_is_taken() -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 import hoplite_mp
+from hoplite_mp._client import attached
 from hoplite_mp._client.attached import _prove, _receive
 from hoplite_mp._protocol.handshake import ClientHandshake
 from hoplite_mp._transport.addresses import Endpoint
@@ -44,10 +45,12 @@ def test_a_wrong_token(up: LoopbackCluster) -> None:
         up.attach(token="another token of good length")
     # Also of one who has asked no manager.
     cluster = cluster_of(up)
-    sock = reach(cluster, 5.0)
+    sock = reach(cluster, PATIENCE_S)
     assert sock is not None
     with sock, pytest.raises(AuthError):
-        _prove(sock, Token("another token of good length").key, own_introduction(), cluster, 5.0)
+        _prove(
+            sock, Token("another token of good length").key, own_introduction(), cluster, PATIENCE_S
+        )
     with up.attach() as c:
         assert c.submit(abs, -1).result() == 1
 
@@ -55,11 +58,11 @@ def test_a_wrong_token(up: LoopbackCluster) -> None:
 def test_another_cluster_or_another_purpose(up: LoopbackCluster) -> None:
     key = Token(TOKEN).key
     for wanted, role in ((bytes(15) + b"x", "driver"), (cluster_of(up), "node")):
-        sock = reach(cluster_of(up), 5.0)
+        sock = reach(cluster_of(up), PATIENCE_S)
         assert sock is not None
         with sock:
             handshake = ClientHandshake(key, role, own_introduction(), cluster=wanted)
-            sock.settimeout(5.0)
+            sock.settimeout(PATIENCE_S)
             sock.sendall(handshake.outgoing())
             with pytest.raises(ProtocolError):  # noqa: PT012 - it may come in pieces
                 while data := sock.recv(handshake.wanted):
@@ -82,15 +85,15 @@ def test_a_driver_at_the_ports_of_the_network(up: LoopbackCluster) -> None:
             mine=own_introduction(),
             tls=True,
             now=time.monotonic(),
-            timeout_s=5.0,
-            handshake_timeout_s=5.0,
+            timeout_s=PATIENCE_S,
+            handshake_timeout_s=PATIENCE_S,
         ).wait()
 
     with pytest.raises(ProtocolError, match="right port"):
         call(int(up.address.rpartition(":")[2]))
     stream = call(ports[0]).stream
     while (data := stream.read()) == b"":
-        select.select([stream], [], [], 5.0)
+        select.select([stream], [], [], PATIENCE_S)
     assert data is None
     stream.close()
 
@@ -148,15 +151,18 @@ def test_another_user(up: LoopbackCluster) -> None:
         assert len(c.nodes) == 1
 
 
-def test_a_node_that_does_not_answer(up: LoopbackCluster) -> None:
-    """Then this process takes part with one of its own."""
+def test_a_node_that_does_not_answer(
+    own_up: LoopbackCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then this process takes part with one of its own. The manager has patience with the node."""
+    up = own_up
     with up.attach() as c:
         pid = c._runtime.tasks.pid(0)
         os.kill(pid, signal.SIGSTOP)
         try:
-            begun = time.monotonic()
-            other = up.attach(config=Config(handshake_timeout_s=1.0), memory="64MiB")
-            assert time.monotonic() - begun < PATIENCE_S
+            with monkeypatch.context() as patch:
+                patch.setattr(attached, "_prove", lambda *args: _prove(*args[:-1], 1.0))
+                other = up.attach(memory="64MiB")
             assert other._host is not None
             assert not other._host.attached
         finally:
@@ -170,10 +176,10 @@ def test_a_full_host(up: LoopbackCluster) -> None:
     """Without a slot for it, a driver gets a node of its own."""
     cluster, taken = cluster_of(up), []
     while True:
-        sock = reach(cluster, 5.0)
+        sock = reach(cluster, PATIENCE_S)
         assert sock is not None
         taken.append(sock)
-        _prove(sock, Token(TOKEN).key, own_introduction(), cluster, 5.0)
+        _prove(sock, Token(TOKEN).key, own_introduction(), cluster, PATIENCE_S)
         told, fds = _receive(sock)
         for fd in fds:
             os.close(fd)
