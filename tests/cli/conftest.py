@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.lan import forked
 from tests.support.clusters import PATIENCE_S, ROOT, TOKEN
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def running() -> Iterator[str]:
         *(sys.executable, "-m", "hoplite_mp", "up", "--listen", "127.0.0.1:0", "--no-tls"),
         *("--workers", "2", "--memory", "256MiB"),
     ]
-    with subprocess.Popen(
+    with forked.popen(
         command,
         env={**os.environ, "HOPLITE_MP_TOKEN": TOKEN},
         cwd=ROOT,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hoplite_mp._cli import main
 from tests.support.clusters import PATIENCE_S, ROOT, TOKEN
 
 if TYPE_CHECKING:
@@ -28,6 +29,12 @@ def run(*words: str, before: str = "", **environment: str) -> subprocess.Complet
         text=True,
         timeout=PATIENCE_S,
     )
+
+
+def here(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """The exit code and stdout of the command in this process."""
+    code = main.main(["doctor", *words])
+    return code, capsys.readouterr().out
 
 
 def levels(text: str) -> dict[str, str]:
@@ -55,10 +62,10 @@ def test_this_host() -> None:
     assert done.stdout.splitlines()[-1].startswith(("nothing is wrong", "no problem"))
 
 
-def test_without_starting_anything() -> None:
-    done = run("--no-start")
-    assert done.returncode == 0, done.stdout
-    assert "start" not in levels(done.stdout)
+def test_without_starting_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = here(capsys, "--no-start")
+    assert code == 0, out
+    assert "start" not in levels(out)
 
 
 def test_limits_of_this_process() -> None:
@@ -74,10 +81,13 @@ def test_address_space_that_fits_a_smaller_store_is_no_problem() -> None:
     assert levels(done.stdout)["address space"] == "ok", done.stdout
 
 
-def test_one_wrong_setting_is_one_problem() -> None:
-    done = run("--no-start", HOPLITE_MP_RETRIES="many")
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-1].startswith("1 problem")
+def test_one_wrong_setting_is_one_problem(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOPLITE_MP_RETRIES", "many")
+    code, out = here(capsys, "--no-start")
+    assert code == 1
+    assert out.splitlines()[-1].startswith("1 problem")
 
 
 def test_a_cluster(running: str) -> None:
@@ -88,14 +98,16 @@ def test_a_cluster(running: str) -> None:
     assert TOKEN not in done.stdout
 
 
-def test_a_cluster_that_is_not_joined(running: str, tmp_path: Path) -> None:
+def test_a_cluster_that_is_not_joined(
+    capsys: pytest.CaptureFixture[str], running: str, tmp_path: Path
+) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN)
     file.chmod(0o600)
-    done = run(running, "--no-tls", "--no-start", "--token-file", str(file))
-    assert done.returncode == 0, done.stdout
-    assert levels(done.stdout)["handshake"] == "ok"
-    assert "nodes" not in levels(done.stdout)
+    code, out = here(capsys, running, "--no-tls", "--no-start", "--token-file", str(file))
+    assert code == 0, out
+    assert levels(out)["handshake"] == "ok"
+    assert "nodes" not in levels(out)
 
 
 @pytest.mark.parametrize("module", ["doctor.main", "bench.host"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import socket
 import subprocess
 import threading
@@ -309,9 +308,9 @@ def test_token_file(tmp_path: Path) -> None:
     assert only(network._token(path, needed=True)).level == "problem"
 
 
-def way(address: str, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+def way(address: str, monkeypatch: pytest.MonkeyPatch, timeout_s: float = 60.0) -> list[Finding]:
     monkeypatch.setenv("HOPLITE_MP_TOKEN", TOKEN)
-    monkeypatch.setenv("HOPLITE_MP_HANDSHAKE_TIMEOUT_S", "0.5")
+    monkeypatch.setenv("HOPLITE_MP_HANDSHAKE_TIMEOUT_S", f"{timeout_s}")
     (check,) = network.checks_of(address, None, tls=False)
     return list(run([check]))
 
@@ -321,9 +320,10 @@ def address_of(server: socket.socket) -> str:
 
 
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))  # it does not listen
         address = address_of(server)
-    found = only(way(address, monkeypatch))
+        found = only(way(address, monkeypatch))
     assert (found.level, found.what) == ("problem", "connection")
     assert found.words == f"{address}: Connection refused"
     assert "nobody listens at this port" in found.advice
@@ -337,7 +337,7 @@ def test_no_address(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_somebody_who_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        reached, silent = way(address_of(server), monkeypatch)
+        reached, silent = way(address_of(server), monkeypatch, 0.2)
     assert (reached.level, reached.what) == ("ok", "connection")
     assert (silent.level, silent.what) == ("problem", "handshake")
     assert "not to the handshake" in silent.words
@@ -358,7 +358,7 @@ def test_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         _, other = way(address_of(server), monkeypatch)
-        thread.join(10)
+        thread.join(60)
     assert other.level == "problem"
     assert "another protocol" in other.words
 
@@ -368,13 +368,19 @@ def test_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_trial_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """However far it has come by then; that its processes are gone is looked at after each test."""
+    body = (
+        "import os, signal, sys\nfrom hoplite_mp._cli.doctor import trial\n"
+        "trial._calls = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "trial._main(sys.argv[1:])"
+    )
 
-    class Stopped(subprocess.Popen[str]):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            threading.Timer(0.2, self.send_signal, [signal.SIGSTOP]).start()
+    class Stops(subprocess.Popen[str]):
+        """A trial that stops when its workers have begun."""
 
-    monkeypatch.setattr(trial.subprocess, "Popen", Stopped)
+        def __init__(self, command: list[str], **options: Any) -> None:
+            super().__init__([command[0], "-c", body, *command[3:]], **options)
+
+    monkeypatch.setattr(trial.subprocess, "Popen", Stops)
     monkeypatch.setattr(trial, "TRIAL_S_MAX", 0.7)
     *_, last = trial.trial_of_host()()
     assert last.level == "problem"

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from hoplite_mp._cli import main, up_join
 from hoplite_mp._cli.status import standby
 from hoplite_mp._cli.up_join import HostCluster
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-UP = [sys.executable, "-m", "hoplite_mp", "up", "--listen", "127.0.0.1:0"]
+
+@pytest.fixture(autouse=True)
+def own_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signals of this process are the tests' own."""
+    monkeypatch.setattr(up_join, "_on_signals", lambda: None)
+
+
+def up(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """The exit code of a command that prints nothing on stdout, and its stderr."""
+    try:
+        code = main.main(["up", "--listen", "127.0.0.1:0", *words])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    said = capsys.readouterr()
+    assert said.out == ""
+    return code, said.err
 
 
 @pytest.mark.parametrize(
@@ -27,26 +41,21 @@ UP = [sys.executable, "-m", "hoplite_mp", "up", "--listen", "127.0.0.1:0"]
         ("nonsense", "nonsense"),
     ],
 )
-def test_a_standby_that_cannot_be(tmp_path: Path, standby: str, words: str) -> None:
+def test_a_standby_that_cannot_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, standby: str, words: str
+) -> None:
     token = tmp_path / "token"
-    done = subprocess.run(
-        [*UP, "--standby", standby, "--token-file", str(token)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 1
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
+    code, said = up(capsys, "--standby", standby, "--token-file", str(token))
+    assert code == 1
+    (line,) = said.splitlines()
     assert words in line
     assert not token.exists()
 
 
-def test_two_standbys(tmp_path: Path) -> None:
-    standbys = ["--standby", "10.0.0.1:7001", "--standby", "10.0.0.2:7001"]
-    done = subprocess.run([*UP, *standbys], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert "--standby was given twice" in done.stderr
+def test_two_standbys(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = up(capsys, "--standby", "10.0.0.1:7001", "--standby", "10.0.0.2:7001")
+    assert code == 2
+    assert "--standby was given twice" in said
 
 
 def test_a_standby_that_is_not_there_yet(tmp_path: Path) -> None:
@@ -61,8 +70,7 @@ def test_a_standby_that_is_not_there_yet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["gpu", "gpu=x", "gpu=-1", "gpu=1,gpu=2", "=1", "a b=1"])
-def test_resources_that_cannot_be(wrong: str) -> None:
-    done = subprocess.run([*UP, "--resources", wrong], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert "argument --resources: resources" in done.stderr
+def test_resources_that_cannot_be(capsys: pytest.CaptureFixture[str], wrong: str) -> None:
+    code, said = up(capsys, "--resources", wrong)
+    assert code == 2
+    assert "argument --resources: resources" in said
