@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp._cli.main import parser
-from tests.support.documents import EXAMPLE_ADDRESS, PAGES, PROGRAMS, ROOT, blocks
+from tests.lan import forked
+from tests.support.documents import EXAMPLE_ADDRESS, PAGES, PROGRAMS, ROOT, blocks, run_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,8 +54,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A cluster for the pages that name one."""
     token = tmp_path_factory.mktemp("token") / "token"
     command = [sys.executable, "-m", "hoplite_mp", "up", "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(
+    with forked.popen(
         [*command, "--workers", "2", "--token-file", str(token)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -72,22 +74,16 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_a_program(name: str, address: str, tmp_path: Path) -> None:
     page, text = PROGRAMS[name]
     text = EXAMPLE_ADDRESS.sub(address, text)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {}
     if EXAMPLE_HOSTS in text:
         text = text.replace(EXAMPLE_HOSTS, '["127.0.0.1"]')
         command = f"env HOST={{host}} {shlex.quote(sys.executable)} -m hoplite_mp {{arguments}}"
         environment["HOPLITE_MP_HOSTS_COMMAND"] = command
     program = tmp_path / f"{name}.py"
     program.write_text(text)
-    done = subprocess.run(
-        [sys.executable, str(program), "300"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, f"{page}:\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr, f"{page}:\n{done.stderr}"
+    code, out, err = run_file(program, "300", cwd=tmp_path, **environment)
+    assert code == 0, f"{page}:\n{out}\n{err}"
+    assert "Traceback" not in err, f"{page}:\n{err}"
 
 
 @pytest.mark.parametrize("line", SHELL_LINES)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.documents import run_file
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -28,16 +27,10 @@ def missing(example: Path) -> list[str]:
 def test_it_runs(example: Path, tmp_path: Path) -> None:
     if names := missing(example):
         pytest.skip(f"not installed: {', '.join(names)}")
-    done = subprocess.run(
-        [sys.executable, str(example)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout
-    assert "Traceback" not in done.stderr
+    code, out, err = run_file(example, cwd=tmp_path)
+    assert code == 0, out + err
+    assert out
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

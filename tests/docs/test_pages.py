@@ -21,6 +21,8 @@ CALLS = (
     "allreduce", "reduce", "broadcast", "gather", "allgather", "reduce_scatter", "alltoall",
     "barrier", "scatter", "scan", "exscan",
 )  # fmt: skip
+# Building the pages takes a minute of a processor that others use, too.
+pytestmark = pytest.mark.timeout(600)
 MESSAGES = ("send", "recv", "recv_async", "sendrecv", "probe", "split", "close")
 
 
