@@ -52,6 +52,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("HOPLITE_MP_MEMORY_BYTES", "128MiB")
+    monkeypatch.setenv("HOPLITE_MP_HEARTBEAT_TIMEOUT_S", "60")  # however long a node has to wait
     return folder
 
 
