@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from typing import TYPE_CHECKING
 
 import psutil
@@ -19,26 +18,22 @@ if TYPE_CHECKING:
 
 WORKERS = 2
 PROCESSES = WORKERS + 2  # and node and manager
-POLL_S = 0.02  # each look takes milliseconds of a processor, and an actor about a second to go
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
+    """When the tests of a file are over, all processes of actors, and stand-ins, end."""
     with hoplite_mp.Cluster(workers=WORKERS, memory="256MiB") as made:
         yield made
+        supervisor = psutil.Process(made._host.process.pid)  # type: ignore[union-attr]
+
+        def gone() -> bool:
+            gc.collect()  # a Future's error holds the frames in which it was raised
+            return len(supervisor.children()) <= PROCESSES
+
+        eventually(gone, "the processes of the actors have ended", pause_s=0.05)
 
 
 @pytest.fixture
-def c(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster; afterwards all processes of actors, and stand-ins, are gone again."""
-    yield cluster
-    supervisor = psutil.Process(cluster._host.process.pid)  # type: ignore[union-attr]
-
-    def gone() -> bool:
-        gc.collect()  # a Future's error holds the frames in which it was raised, and they hold it
-        if len(supervisor.children()) <= PROCESSES:
-            return True
-        time.sleep(POLL_S)
-        return False
-
-    eventually(gone)
+def c(cluster: Cluster) -> Cluster:
+    return cluster

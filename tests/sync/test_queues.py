@@ -428,11 +428,12 @@ def test_items_stay_in_order_although_gets_are_cancelled(
 ) -> None:
     q: Queue[int | None] = hoplite_mp.Queue(maxsize=20)
     getting = [c.submit(get_in_a_loop, q, 10 * n, consumers) for n in range(processes)]
-    c.submit(put_all, q, 500).result(60)
+    count = 200
+    c.submit(put_all, q, count).result(60)
     for _ in range(processes * consumers):
         q.put(None)
     found = [items for future in getting for items in future.result(60)]
-    assert sorted(item for items in found for item in items) == list(range(500))
+    assert sorted(item for items in found for item in items) == list(range(count))
     for items in found:
         assert items == sorted(items)
 

@@ -193,7 +193,7 @@ class QueueRun:
 
 
 @given(st.integers(0, 2), QUEUE_STEPS)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 def test_a_queue_loses_nothing(size: int, steps: list[tuple[str, bytes, int, bool]]) -> None:
     run = QueueRun(size)
     for step in steps:
@@ -212,7 +212,7 @@ def test_a_queue_loses_nothing(size: int, steps: list[tuple[str, bytes, int, boo
         max_size=80,
     ),
 )
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 def test_permits_are_neither_lost_nor_made(
     free: int, bounded: bool, steps: list[tuple[str, bytes, bool]]
 ) -> None:
