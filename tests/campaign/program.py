@@ -129,7 +129,7 @@ class Program(Company):
         for _ in range(self.dice.randint(1, 2)):
             self.attach()
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end or not (faults.made and self.maker.turns):
             faults.make()
             self.healthy()
         self.drop()

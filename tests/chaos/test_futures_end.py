@@ -19,6 +19,7 @@ import hoplite_mp
 from tests.support.functions import add
 from tests.support.future_threads import ENDED_S, THREADS, WAYS, SendingThread, WaitingThread
 from tests.support.processes import descriptors, processes_named
+from tests.support.waiting import eventually
 
 ROUNDS = int(os.environ.get("HOPLITE_MP_KILLS", "200"))
 SEED = int(os.environ.get("HOPLITE_MP_SEED", str(random.randrange(1 << 30))))
@@ -153,7 +154,7 @@ def kills(rounds: int) -> None:
             print(f"round {at} of seed {SEED}")
             raise
         c.shutdown()
-    assert descriptors() <= before
+    eventually(lambda: descriptors() <= before, "no descriptor is left")
 
 
 def test_kills_under_load() -> None:

@@ -24,6 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 import hoplite_mp
 from tests.support.functions import double, integers
 from tests.support.processes import processes_named
+from tests.support.waiting import eventually
 
 PATIENCE_S = 60.0
 WORKERS = 3
@@ -225,7 +226,7 @@ class Chaos(RuleBasedStateMachine):
         while len(os.listdir("/proc/self/fd")) > self.descriptors:
             assert time.monotonic() < deadline, "descriptors are left"
             time.sleep(0.01)
-        assert not set(psutil.Process().children(recursive=True)) - self.others
+        eventually(lambda: set(psutil.Process().children(recursive=True)) <= self.others)
 
 
 def run(examples: int, steps: int) -> None:
