@@ -343,11 +343,11 @@ def test_what_a_signal_handler_does_in_a_call_that_the_program_waits_for_ends_th
         raise TimeoutError("mine")
 
     try:
-        after(0.2, raises if act == "raises" else pg.shutdown)
         begun = time.monotonic()
-        with pytest.raises(TimeoutError if act == "raises" else ClosedError):
+        with pytest.raises(TimeoutError if act == "raises" else ClosedError):  # noqa: PT012
+            after(0.2, raises if act == "raises" else pg.shutdown)
             pg.allreduce([torch.ones(3)], waited_for(dist.AllreduceOptions())).wait()
-        assert time.monotonic() - begun < 30, "it took as long as the timeout of the Group"
+        assert time.monotonic() - begun < 55, "it took as long as the timeout of the Group"
         with pytest.raises(PeerLostError):  # this call does not take the place of that one
             other.allreduce(np.ones(3, np.float32))
     finally:

@@ -430,7 +430,7 @@ def test_threads_of_workers(threads: int) -> None:
 
 def test_workers_of_an_open_cluster() -> None:
     with hoplite_mp.Cluster(3, memory="128MiB") as cluster:
-        pids = set(cluster.map(lambda _: pid_and_more()[0], range(60), chunksize=1))
+        pids = set(cluster.run(os.getpid).values())
         with parallel_config(backend=NAME, cluster=cluster, n_jobs=-1):
             assert joblib.effective_n_jobs(-1) == 3
             found = Parallel(batch_size=1)(delayed(pid_and_more)() for _ in range(30))
