@@ -17,7 +17,8 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError, HopliteTimeoutError
-from tests.support.group_members import impatient_and_patient, pair_after_a_call
+from hoplite_mp._common import clock
+from tests.support.group_members import calls_held, impatient_and_patient, pair_after_a_call
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def test_background_call_that_is_late_fails_with_all_later_ones_and_ends_members
 ) -> None:
     name = f"late {read.__name__}"
     first, second = impatient_and_patient(cluster, name)
-    futures = [first.allreduce_async(np.array([10**k])) for k in range(3)]
+    with calls_held(first):
+        futures = [first.allreduce_async(np.array([10**k])) for k in range(3)]
     for error in read(futures):
         assert isinstance(error, HopliteTimeoutError)
         words = r"call 1 still misses ranks \[1\], after 0.1 s. This rank has left the Group"
@@ -91,12 +93,22 @@ def test_background_call_that_is_late_fails_with_all_later_ones_and_ends_members
 def test_background_call_is_late_by_the_time_since_the_one_before_it(cluster: Cluster) -> None:
     """Not since it was begun."""
     first, second = pair_after_a_call(cluster, "in a row")
-    first._member.timeout = 1.0
-    futures = [first.allgather_async(number) for number in range(4)]
+    wait, deadlines, ends = first._member.wait, [], []
+
+    def noted(look: Any, deadline: int, *about: Any) -> Any:
+        deadlines.append(deadline)
+        return wait(look, deadline, *about)
+
+    first._member.wait = noted  # type: ignore[method-assign]
+    futures = [first.allgather_async(number) for number in range(3)]
     for number, future in enumerate(futures):
-        with pytest.raises(TimeoutError):
-            future.result(0.4)
+        eventually(lambda: len(deadlines) > len(ends), "the call is at the front")
+        ends.append(clock.monotonic_ns())
         assert second.allgather(number) == future.result(20) == [number] * 2
+    timeout_ns = int((first._member.timeout or 0) * 1e9)
+    for end, deadline in zip(ends, deadlines[1:], strict=False):
+        assert deadline >= end + timeout_ns
+    assert len(deadlines) == len(ends)
     first.close()
     second.close()
 
@@ -322,7 +334,8 @@ def test_group_that_becomes_whole_at_the_last_moment_is_left_by_who_was_late(
             return f"late within {limit}"
 
         monkeypatch.setattr(first._member, "not_full", joins_now)
-        futures = [first.allreduce_async(np.array([part])) for part in (1, 10)]
+        with calls_held(first):
+            futures = [first.allreduce_async(np.array([part])) for part in (1, 10)]
         for future in futures:
             with pytest.raises(HopliteTimeoutError, match="late within group_wait_s"):
                 future.result(60)
@@ -348,7 +361,8 @@ def test_close_during_a_late_background_call_returns_when_that_has_timed_out(
 ) -> None:
     """It raises no error of its own, and the rank can join again at once."""
     first, second = impatient_and_patient(cluster, "closed late")
-    futures = [first.allreduce_async(np.ones(1)) for _ in range(3)]
+    with calls_held(first):
+        futures = [first.allreduce_async(np.ones(1)) for _ in range(3)]
     first.close()
     first.close()
     for future in futures:
@@ -387,7 +401,8 @@ def test_background_calls_of_a_group_that_does_not_fill_fail_and_a_new_one_begin
     with hoplite_mp.Cluster(workers=0, config=config) as cluster:
         for _ in range(3):
             alone = cluster.group("not whole", 2, 0, timeout=0.1 if limit == "timeout" else None)
-            futures = [alone.allgather_async(0) for _ in range(2)]
+            with calls_held(alone):
+                futures = [alone.allgather_async(0) for _ in range(2)]
             for future in futures:
                 with pytest.raises(HopliteTimeoutError, match=f"1 of 2 members came.* {limit}=0"):
                     future.result(60)

@@ -75,7 +75,7 @@ def call(group: Group, kind: str, x: Any, op: str, root: int, out: Any = None) -
     objects=st.sets(st.integers(0, SIZE - 1)).map(tuple),
     seed=st.integers(0, 99),
 )
-@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=70, suppress_health_check=list(HealthCheck))
 def test_where_large_parts_lie_changes_no_bit(
     trio: Trio,
     kind: str,
@@ -319,6 +319,7 @@ def test_parts_that_the_leader_cannot_put_into_a_full_store_are_every_ranks_erro
         mixed = [np.ones(60_000), {"an": "object"}]
         assert both(mixed) == [hoplite_mp.StoreFullError] * 2
         kept.clear()
+        eventually(lambda: cluster.stats()["bytes_used"] < 32 << 20, "there is room again")
         for array, other in both(mixed):
             assert array.sum() == 60_000
             assert other == {"an": "object"}
@@ -417,7 +418,7 @@ def fast(rank: int, name: str, size: int, folder: Path) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 3))])
 def test_members_are_killed_in_the_middle(tmp_path: Path, seed: int) -> None:
     random_ = random.Random(seed)
     with hoplite_mp.Cluster(workers=4, memory="128MiB") as cluster:
@@ -485,7 +486,7 @@ def test_members_that_take_the_place_of_killed_ones_change_no_value(tmp_path: Pa
     with hoplite_mp.Cluster(workers=5, memory="256MiB") as cluster:
         run = cluster.options(retries=100)
         tasks = [run.submit(replaced, rank, size, tmp_path) for rank in range(size)]
-        kills, until = 0, time.monotonic() + 4
+        kills, until = 0, time.monotonic() + 2
         while not kills or time.monotonic() < until:
             path = tmp_path / f"{random_.randrange(size)}.pid"
             if path.exists() and path.read_text():
@@ -494,6 +495,8 @@ def test_members_that_take_the_place_of_killed_ones_change_no_value(tmp_path: Pa
                 os.kill(pid, signal.SIGKILL)
                 kills += 1
             time.sleep(0.05 + random_.random() * 0.2)  # the instant is what is tried
+        paths = [tmp_path / f"{rank}.pid" for rank in range(size)]
+        eventually(lambda: all(path.exists() for path in paths), "all take part")
         (tmp_path / "last").touch()
         assert [task.result(timeout=60) for task in tasks] == [[], [], []]
 
@@ -566,7 +569,7 @@ def test_forked_child_closes_a_group_whose_thread_was_copying(cluster: Cluster) 
                 if not board.giving:
                     os._exit(7)
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(3)
+                signal.alarm(60)
                 g.close()
                 os._exit(0)
             _, waited = os.waitpid(pid, 0)

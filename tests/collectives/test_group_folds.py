@@ -17,10 +17,11 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError
+from hoplite_mp._common.clock import deadline_ns
 from hoplite_mp._group.messages import Receive
 from hoplite_mp._protocol.local import RESULT_TAG
 from tests.support.group_members import in_threads, until_all_take_part
-from tests.support.waiting import Gate, eventually
+from tests.support.waiting import PATIENCE_S, Gate, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -210,8 +211,15 @@ def test_fold_that_times_out_at_its_leader_ends_membership(
     def late(g: Group) -> Any:
         if in_background:
             g.barrier_async().result()
-        g._member.timeout = 0.2
-        with pytest.raises(HopliteTimeoutError, match=r"rank 0 has not folded .* within 0.2 s"):
+        receive = g._folds._receive_result
+
+        def soon_late(call: int, leader: int, deadline: int, ended: Any) -> Any:
+            """The call is committed, so only the leader's fold can be late."""
+            g._member.timeout = 0.1
+            return receive(call, leader, deadline_ns(0.1), ended)
+
+        g._folds._receive_result = soon_late  # type: ignore[method-assign]
+        with pytest.raises(HopliteTimeoutError, match=r"rank 0 has not folded .* within 0.1 s"):
             g.allreduce([g.rank], op=slow)
         for call in (g.barrier, g.barrier_async, g.recv):
             with pytest.raises(ClosedError, match="because a call timed out"):
@@ -341,7 +349,7 @@ def test_leader_interrupted_after_the_commit_has_left_and_the_others_fold(
         setattr(part, name, once(interrupt, getattr(part, name), before))
         with pytest.raises(Interruption):
             g.allreduce([g.rank], op=operator.add)
-        assert folded.wait(15), "the other rank waits for the leader"
+        assert folded.wait(PATIENCE_S), "the other rank waits for the leader"
         return None, None if strict else next_fold(g, cluster, True)
 
     name = f"interrupted leader {when} {strict}"
@@ -364,7 +372,7 @@ def test_leader_interrupted_while_it_sends_an_error_has_left_and_the_others_rais
             g.allreduce([g.rank], op=_raise)
         if g.rank:
             raised.set()
-        assert raised.wait(15), "the other rank waits for the leader"
+        assert raised.wait(PATIENCE_S), "the other rank waits for the leader"
         return next_fold(g, cluster, g.rank == 0)
 
     check_next(in_threads(cluster, "interrupted error", 2, body), 2)
@@ -412,7 +420,7 @@ def test_leader_that_has_joined_again_lets_the_others_fold(cluster: Cluster) -> 
             receive = g._folds._receive_result
 
             def late(*args: Any) -> Any:
-                assert joined.wait(15)
+                assert joined.wait(PATIENCE_S)
                 return receive(*args)
 
             g._folds._receive_result = late  # type: ignore[method-assign]

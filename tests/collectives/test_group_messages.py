@@ -45,10 +45,18 @@ def pair(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Pair]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def carrier(cluster: Cluster) -> Iterator[Pair]:
+    """A pair for many tests."""
+    made = Pair(cluster, "carrier")
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("name", samples())
-def test_every_value_is_carried_as_itself(pair: Pair, name: str) -> None:
-    pair.a.send(samples()[name], 1)
-    assert same_value(samples()[name], pair.b.recv(0))
+def test_every_value_is_carried_as_itself(carrier: Pair, name: str) -> None:
+    carrier.a.send(samples()[name], 1)
+    assert same_value(samples()[name], carrier.b.recv(0))
 
 
 def test_messages_of_a_source_do_not_overtake_each_other(pair: Pair) -> None:
@@ -308,9 +316,13 @@ def test_ctrl_c_takes_no_message(pair: Pair) -> None:
     main = threading.main_thread().ident
     assert main is not None
     signal_at = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
-    signal_at.start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def receives() -> None:
+        signal_at.start()
         pair.b.recv(0)
+
+    with pytest.raises(KeyboardInterrupt):
+        receives()
     pair.a.send("later", 1)
     assert pair.b.recv(0) == "later"
 
@@ -318,11 +330,11 @@ def test_ctrl_c_takes_no_message(pair: Pair) -> None:
 def test_interrupts_while_messages_come(pair: Pair) -> None:
     """None comes twice or out of order; an interrupt costs at most the one that it interrupts."""
     main, count, interrupts = threading.get_ident(), 300, 30
-    armed = False
+    armed = over = False
 
     def stop(*_: Any) -> None:
         nonlocal armed
-        if armed:
+        if armed and not over:
             armed = False
             raise InterruptedOnce
 
@@ -331,30 +343,35 @@ def test_interrupts_while_messages_come(pair: Pair) -> None:
             time.sleep(0.003)
             signal.pthread_kill(main, signal.SIGUSR1)
 
+    def send_all() -> None:
+        nonlocal over
+        for at in range(count):
+            pair.a.send(at, 1)
+        threads[1].join()
+        over = True  # the last message is not interrupted
+        pair.a.send(count, 1)
+
     before = signal.signal(signal.SIGUSR1, stop)
     threads = [
-        threading.Thread(target=lambda: [pair.a.send(at, 1) for at in range(count)]),
+        threading.Thread(target=send_all),
         threading.Thread(target=interrupt),
     ]
     for thread in threads:
         thread.start()
     found: list[int] = []
     try:
-        while not found or found[-1] < count - 1:
-            try:
+        while not found or found[-1] < count:
+            with contextlib.suppress(InterruptedOnce):
                 armed = True
-                found.append(pair.b.recv(0, timeout=20))
+                found.append(pair.b.recv(0, timeout=60))
                 armed = False
-            except InterruptedOnce:
-                if all(not thread.is_alive() for thread in threads) and not pair.b.probe(timeout=0):
-                    break
         armed = False
     finally:
         for thread in threads:
             thread.join()
         signal.signal(signal.SIGUSR1, before)
     assert found == sorted(set(found))
-    assert len(found) >= count - interrupts
+    assert len(found) > count - interrupts
 
 
 class InterruptedOnce(Exception):
@@ -370,6 +387,13 @@ def used(cluster: Cluster) -> int:
 
 @pytest.fixture
 def small() -> Iterator[Cluster]:
+    with hoplite_mp.Cluster(workers=0, memory="24MiB") as made:
+        yield made
+
+
+@pytest.fixture
+def impatient() -> Iterator[Cluster]:
+    """One whose full store is an error soon."""
     config = hoplite_mp.Config(put_wait_s=0.2)
     with hoplite_mp.Cluster(workers=0, memory="24MiB", config=config) as made:
         yield made
@@ -397,17 +421,18 @@ def test_a_message_larger_than_the_store(small: Cluster) -> None:
     pair.close()
 
 
-def test_a_full_store_keeps_the_message(small: Cluster) -> None:
+def test_a_full_store_keeps_the_message(impatient: Cluster) -> None:
     """What finds no room at the receiver is received when there is room."""
-    pair = Pair(small, "full")
+    pair = Pair(impatient, "full")
     pair.a.send(np.arange(1 << 20), 1)
     held = []
     with contextlib.suppress(StoreFullError):  # what is pinned is not spilled
         while True:
-            held.append(small.get(small.put(np.ones(1 << 20, np.uint8))))
+            held.append(impatient.get(impatient.put(np.ones(1 << 20, np.uint8))))
     with pytest.raises(StoreFullError):
         pair.b.recv(0)
     held.clear()
+    eventually(lambda: used(impatient) < 12 << 20, "there is room")
     assert (pair.b.recv(0) == np.arange(1 << 20)).all()
     pair.close()
 
@@ -443,10 +468,8 @@ def test_what_was_received_is_freed_at_once(small: Cluster) -> None:
 def test_the_group_is_waited_for(cluster: Cluster) -> None:
     """As by the first call; the deadline of a receive counts from the beginning."""
     with cluster.group("waited", 2, 0) as alone:
-        begun = time.monotonic()
         with pytest.raises(HopliteTimeoutError, match=r"1 of 2 members came within timeout=0\.1 s"):
             alone.recv(timeout=0.1)
-        assert time.monotonic() - begun < 5
         sent = threading.Thread(target=alone.send, args=("early", 1))
         sent.start()
         with cluster.group("waited", 2, 1, timeout=20) as other:
@@ -463,7 +486,7 @@ def test_each_receive_waits_for_a_whole_group_as_long_as_it_says() -> None:
             g.recv_async().result(30)
         later = g.recv_async(timeout=20)
         with pytest.raises(TimeoutError):
-            later.result(0.5)
+            later.result(0.25)
         assert not later.done()
         later.cancel()
         begun = time.monotonic()

@@ -11,6 +11,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp import StoreFullError
 from tests.support.group_members import in_threads
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,6 +61,11 @@ def fill(cluster: Cluster) -> list[Any]:
     return held
 
 
+def has_room(cluster: Cluster) -> None:
+    """Returns when the memory of what was held is free."""
+    eventually(lambda: cluster.stats()["bytes_used"] < 8 << 20, "there is room again")
+
+
 def test_a_store_without_room_for_a_word(small: Cluster) -> None:
     """Neither what ranks give nor what is wrong with it nor the result may need room."""
 
@@ -73,6 +79,7 @@ def test_a_store_without_room_for_a_word(small: Cluster) -> None:
         group.barrier()
         if group.rank == 0:
             held.clear()
+            has_room(small)
         group.barrier()
         return texts, group.allreduce(np.ones(50_000)).max(), group.allgather({"a": group.rank})
 
@@ -115,6 +122,7 @@ def test_fold_that_fails_in_a_full_store_fails_on_every_rank(
             group.allreduce(b"x", fail)
         group.barrier()
         held.clear()
+        has_room(small)
         group.barrier()
         return repr(caught.value), group.allreduce(1.0)
 

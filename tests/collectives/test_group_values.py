@@ -122,7 +122,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(sorted(CARRIERS)), VALUES, VALUES)
 def test_ranks_give_what_they_like(pair: Pair, kind: str, first: Any, second: Any) -> None:
     """Of different kinds in one call."""

@@ -118,6 +118,10 @@ STEPPED_CALLS: dict[str, tuple[Callable[[Group], Any], Callable[[tuple[int, ...]
 STRIDES = {"objects": 3, "fold": 5, "large": 2}  # of a call of hundreds of steps
 
 
+# `make soak` interrupts a call at each of those steps.
+SPARSE = [pytest.param(4, id="some"), pytest.param(1, id="all", marks=pytest.mark.soak)]
+
+
 def step_of(error: type[BaseException], stride: int) -> int:
     """Where the steps of this error begin: together the errors meet every `stride`-th step."""
     return [KeyboardInterrupt, Late, HopliteTimeoutError].index(error) * stride
@@ -126,13 +130,15 @@ def step_of(error: type[BaseException], stride: int) -> int:
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("kind", STEPPED_CALLS)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Late, HopliteTimeoutError])
+@pytest.mark.parametrize("sparse", SPARSE)
 def test_call_interrupted_at_any_step_ends_membership(
-    both: Cluster, kind: str, rank: int, error: type[BaseException]
+    both: Cluster, kind: str, rank: int, error: type[BaseException], sparse: int
 ) -> None:
     """The other rank's results have the part or not, as its contributors say, and the interrupted
     rank joins again at once. A step before the call begins, or when it is over, does not count."""
     call, right = STEPPED_CALLS[kind]
-    name, stride, ended = f"steps {kind} {rank} {error.__name__}", STRIDES.get(kind, 1), 0
+    name, ended = f"steps {kind} {rank} {error.__name__} {sparse}", 0
+    stride = sparse * STRIDES.get(kind, 1)
     other = Other(both, name, 1 - rank, call)
     try:
         for at in itertools.count(step_of(error, stride), stride * 3):
@@ -150,7 +156,7 @@ def test_call_interrupted_at_any_step_ends_membership(
                     group.barrier()
             if not was_raised:
                 break
-        assert ended > 5
+        assert ended > (5 if sparse == 1 else 1)
     finally:
         other.end()
     assert other.error is None
@@ -166,14 +172,15 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("sparse", SPARSE)
 def test_leave_interrupted_at_any_step_lets_the_rank_join_again(
-    both: Cluster, background: bool
+    both: Cluster, background: bool, sparse: int
 ) -> None:
     """The second interruption of a call. To close the old Group later ends no new membership."""
-    name, ended = f"second {background}", 0
+    name, ended = f"second {background} {sparse}", 0
     other = Other(both, name, 1, lambda g: total(g, 4))
     try:
-        for at in itertools.count():
+        for at in itertools.count(0, sparse):
             group = both.group(name, 2, 0, timeout=20)
             if background:
                 group.allreduce_async(np.ones(4)).result(20)
@@ -196,7 +203,8 @@ def test_leave_interrupted_at_any_step_lets_the_rank_join_again(
                     assert again.contributors == (0, 1)
             if not was_raised:
                 break
-        assert ended > (1 if background else 10)  # the thread leaves, which is not traced
+        least = 1 if background else 10
+        assert ended > least // sparse  # the thread leaves, which is not traced
     finally:
         other.end()
     assert other.error is None
@@ -212,7 +220,7 @@ def end_by(group: Group, error: BaseException) -> None:
 def test_rank_that_joins_again_at_once_is_never_told_that_it_is_taken(both: Cluster) -> None:
     other = Other(both, "at once", 1, lambda g: g.allgather({"rank": g.rank}))
     try:
-        for turn in range(200):
+        for turn in range(80):
             group = both.group("at once", 2, 0, timeout=20)
             if turn % 10 == 0:
                 until_all_take_part(group, functools.partial(group.allgather, {"rank": 0}))
@@ -318,7 +326,7 @@ def write_after_calls_that_time_out(cluster: Cluster, rank: int, length: int) ->
     part = np.full(length, 10.0)
     other = Other(cluster, name, 1 - rank, lambda g: {*np.unique(g.allreduce(part)).tolist()})
     try:
-        for turn in range(40):
+        for turn in range(20):
             group = cluster.group(name, 2, rank, timeout=60)
             x = group.empty(length)
             x[:] = 1.0
