@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +12,6 @@ from tests.support.clusters import TOKEN, LoopbackCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 def places(patch: pytest.MonkeyPatch, folder: Path) -> Path:
@@ -59,5 +60,15 @@ def own_up(make_up: Callable[..., LoopbackCluster]) -> Iterator[LoopbackCluster]
     made = make_up()
     yield made
     if made.process.poll() is None:
+        assert made.end() == 0
+        assert made.names() == []
+
+
+@pytest.fixture
+def up_apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackCluster]:
+    """The same outside of pytest's own directory, whose mode each run of pytest changes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        made = LoopbackCluster(places(monkeypatch, Path(folder)), 2, Path(folder))
+        yield made
         assert made.end() == 0
         assert made.names() == []

@@ -23,11 +23,16 @@ if TYPE_CHECKING:
 
 CODES = "?bhilqBHILQefdgFDG"
 UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+# Every kind of call takes the kernels in the same way, so not each kind needs each of them.
 REDUCING = [
-    (kind, op)
-    for kind in ("allreduce", "reduce", "reduce_scatter", "scan", "exscan")
-    for op in UFUNCS
+    *(("allreduce", op) for op in UFUNCS),
+    *(
+        (kind, op)
+        for kind in ("reduce", "reduce_scatter", "scan", "exscan")
+        for op in ("sum", "max")
+    ),
 ]
+SIZES = [1, pytest.param(2, marks=pytest.mark.soak), 3]
 CARRYING = ("broadcast", "gather", "scatter", "allgather", "alltoall")
 MODES = ("plain", "out", "in place", "async")
 OBJECTS: list[Any] = [
@@ -91,7 +96,7 @@ def call(g: Group, kind: str, mode: str, args: tuple[Any, ...], wanted: Any) -> 
     return got
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("kind", "op"), REDUCING)
 def test_reductions(cluster: Cluster, kind: str, op: str, size: int) -> None:
     def body(g: Group) -> int:
@@ -114,7 +119,7 @@ def test_reductions(cluster: Cluster, kind: str, op: str, size: int) -> None:
     assert found == [len(CODES) * len(MODES)] * size, found
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", CARRYING)
 def test_arrays(cluster: Cluster, kind: str, size: int) -> None:
     """Of different lengths, too: nothing that is gathered or spread needs to be alike."""
@@ -150,7 +155,7 @@ def test_arrays(cluster: Cluster, kind: str, size: int) -> None:
     assert found == [len(CODES) * len(modes) * size] * size, found
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", CARRYING)
 def test_objects(cluster: Cluster, kind: str, size: int) -> None:
     def body(g: Group) -> int:
@@ -175,7 +180,7 @@ def test_objects(cluster: Cluster, kind: str, size: int) -> None:
     assert found == [(len(OBJECTS) + 1) * size] * size, found
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", SIZES)
 def test_messages(cluster: Cluster, size: int) -> None:
     """Every way of sending with every way of receiving, round the ring and to oneself."""
 
