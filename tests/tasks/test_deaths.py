@@ -140,18 +140,16 @@ def test_after_the_end() -> None:
 
 
 def test_leaving_by_an_exception_does_not_wait() -> None:
-    began = time.monotonic()
-
     def leave() -> None:
         with hoplite_mp.Cluster(workers=1) as cluster:
-            futures = [cluster.submit(time.sleep, 60) for _ in range(3)]
+            # A wait for these would exceed the time that a test has.
+            futures = [cluster.submit(time.sleep, 600) for _ in range(3)]
             while not futures[0].running():
                 time.sleep(0.001)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         leave()
-    assert time.monotonic() - began < 20
 
 
 # -- whole programs -------------------------------------------------------------------------------

@@ -175,7 +175,7 @@ def test_the_last_function_and_what_it_holds_go_soon(tmp_path: Path) -> None:
         for number in range(3):
             cluster.submit(of_kind(number, TouchesAFile(str(tmp_path / str(number)))))
             gc.collect()
-            eventually(lambda n=number: len(list(tmp_path.glob(f"{n}-*"))) == 2, within=10.0)
+            eventually(lambda n=number: len(list(tmp_path.glob(f"{n}-*"))) == 2)
         eventually(lambda: cluster.stats()["objects"] == 0)
 
 

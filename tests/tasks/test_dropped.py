@@ -116,7 +116,7 @@ def test_program_that_ends_during_the_last_callback_waits_for_it() -> None:
             say("done", future.exception())
         cluster = hoplite_mp.Cluster(1)
         # The collector's thread is busy, so the thread that ends the cluster calls the other one.
-        cluster.submit(abs, 1).add_done_callback(lambda future: time.sleep(4))
+        cluster.submit(abs, 1).add_done_callback(lambda future: began.wait(30))
         cluster.submit(time.sleep, 0.2).add_done_callback(last)
         del cluster
         assert began.wait(30)

@@ -80,6 +80,11 @@ def test_both_threads_wait_for_the_end(kind: str, tmp_path: Any) -> None:
     c.shutdown()
 
 
+def shut_down_interrupted(executor: Any) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    executor.shutdown()
+
+
 def test_an_executor_whose_end_is_interrupted_leaves_no_process(
     cluster: Cluster, tmp_path: Any
 ) -> None:
@@ -99,9 +104,8 @@ def test_an_executor_whose_end_is_interrupted_leaves_no_process(
     executor.submit(wait_for, str(tmp_path / "go"))
     old = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
         with pytest.raises(KeyboardInterrupt):
-            executor.shutdown()
+            shut_down_interrupted(executor)
     finally:
         signal.signal(signal.SIGALRM, old)
     executor.shutdown()

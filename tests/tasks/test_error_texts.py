@@ -42,10 +42,14 @@ def test_a_wait_that_was_too_short(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_a_map_that_took_too_long_names_its_timeout(cluster: Cluster, ordered: bool) -> None:
-    results = cluster.map(nap, [2], timeout=0.2, ordered=ordered)
+def test_a_map_that_took_too_long_names_its_timeout(
+    cluster: Cluster, tmp_path: Path, ordered: bool
+) -> None:
+    go = tmp_path / "go"
+    results = cluster.map(wait_for, [go], timeout=0.2, ordered=ordered)
     with pytest.raises(HopliteTimeoutError, match=r"ready within the 0\.2 s of map\(\)$"):
         next(results)
+    go.touch()
     with pytest.raises(HopliteTimeoutError, match="ran longer"):  # a task's own
         next(cluster.options(timeout=0.1).map(nap, [30], timeout=60, ordered=ordered))
 

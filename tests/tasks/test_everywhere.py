@@ -67,15 +67,21 @@ def test_a_busy_worker_runs_it_after_its_task(cluster: Cluster, tmp_path: Path) 
 
 
 def test_after_a_timeout_it_does_not_run_any_more(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "log").mkdir()
     busy = cluster.submit(wait_for, tmp_path / "go")
     eventually(busy.running)
-    with pytest.raises(HopliteTimeoutError, match=r"1 of 2 workers have not run note\(\) within"):
-        cluster.run(note, str(tmp_path / "log"), timeout=0.2)
+    for timeout in (0.2, 1.0, 5.0, 12.0):
+        log = tmp_path / f"log of {timeout}"
+        log.mkdir()
+        with pytest.raises(HopliteTimeoutError, match=r"workers have not run note\(\)") as caught:
+            cluster.run(note, str(log), timeout=timeout)
+        if "1 of 2 workers have not run note() within" in str(caught.value):
+            break  # on a busy machine the idle worker may need longer
+    else:
+        pytest.fail("the idle worker has not run it")
     (tmp_path / "go").touch()
     busy.result()
     assert len(cluster.run(os.getpid)) == 2  # after whatever would have come before
-    assert list(calls_in(tmp_path / "log").values()) == [1]
+    assert list(calls_in(log).values()) == [1]
 
 
 def test_the_exception_comes_after_all_have_run(cluster: Cluster, tmp_path: Path) -> None:

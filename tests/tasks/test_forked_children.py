@@ -123,7 +123,7 @@ with hoplite_mp.Cluster(1) as c:
         import cloudpickle
         cloudpickle.dumps(lambda: 1)
         os._exit(0)
-    for _ in range(200):
+    for _ in range(600):
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             break

@@ -3,6 +3,7 @@ with spaces, some of the GPUs."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -95,9 +96,10 @@ def test_devices_count_among_those_that_are_given(
 
 
 def test_a_port_is_free_after_a_start_that_failed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    host = ".".join(map(str, (127, *os.getpid().to_bytes(3, "big"))))  # no other program's
+    with socket.create_server((host, 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(hoplite_mp.ConfigError) as caught:
-        hoplite_mp.Cluster(1, listen=f"127.0.0.1:{port}", memory="1KiB")
-    socket.create_server(("127.0.0.1", port)).close()
+        hoplite_mp.Cluster(1, listen=f"{host}:{port}", memory="1KiB")
+    socket.create_server((host, port)).close()
     del caught  # until here the traceback has kept what the attempt had made

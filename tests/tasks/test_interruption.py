@@ -254,31 +254,31 @@ def test_cancelling_an_awaited_task(tmp_path: Path) -> None:
         assert asyncio.run(run(made))
 
 
-def test_many_cancels_at_every_moment(cluster: Cluster) -> None:
+def test_many_cancels_at_every_moment(patient: Cluster) -> None:
     """Whatever the moment: cancelled, or the result, and the workers go on."""
     for force in (False, True):
-        futures = [cluster.submit(abs, -n) for n in range(300)]
+        futures = [patient.submit(abs, -n) for n in range(300)]
         said = [future.cancel(force=True) if force else future.cancel() for future in futures]
         for n, (future, cancelled) in enumerate(zip(futures, said, strict=True)):
             assert future.cancelled() == cancelled
             if not cancelled:
                 assert future.result(PATIENCE_S) == n
-    assert list(cluster.map(abs, range(100))) == list(range(100))
+    assert list(patient.map(abs, range(100))) == list(range(100))
 
 
 @pytest.mark.parametrize(
     ("kind", "expected"), [("exit", SystemExit), ("interrupt", KeyboardInterrupt)]
 )
 def test_what_a_task_raises_to_end_its_process(
-    cluster: Cluster, kind: str, expected: type[BaseException]
+    patient: Cluster, kind: str, expected: type[BaseException]
 ) -> None:
-    lost = cluster.stats()["workers_lost"]
-    error = cluster.submit(raises, kind).exception(PATIENCE_S)
+    lost = patient.stats()["workers_lost"]
+    error = patient.submit(raises, kind).exception(PATIENCE_S)
     assert type(error) is hoplite_mp.TaskError
     assert type(error.__cause__) is expected
     assert error.__cause__.args == ((3,) if kind == "exit" else ("by hand",))
-    assert list(cluster.map(abs, range(40))) == list(range(40))
-    assert cluster.stats()["workers_lost"] == lost
+    assert list(patient.map(abs, range(40))) == list(range(40))
+    assert patient.stats()["workers_lost"] == lost
 
 
 def test_a_timeout_ends_the_worker_not_the_neighbours(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -45,11 +47,13 @@ def looks_of_chain(links: int) -> float:
     """Looks for each link of a chain that was sent from here before its first one could end."""
     cluster = hoplite_mp.current()
     tasks = counted(cluster)
-    last = cluster.submit(time.sleep, 0.05)
-    last = cluster.submit(lambda _: 0, last)
+    folder = Path(tempfile.mkdtemp())
+    last = cluster.submit(wait_for_file, str(folder / "go"))
     for _ in range(links):
         last = cluster.submit(increment, last)
+    (folder / "go").touch()
     assert last.result() == links
+    shutil.rmtree(folder)
     cluster._runtime.submitter.tasks = tasks.tasks
     cluster._runtime.submitter.waiting.tasks = tasks.tasks
     return tasks.looks / links
@@ -119,10 +123,11 @@ def test_a_task_that_needs_many(monkeypatch: pytest.MonkeyPatch) -> None:
         assert compared < 4 * LINKS
 
 
-def test_many_tasks_that_need_one() -> None:
+def test_many_tasks_that_need_one(tmp_path: Path) -> None:
     with hoplite_mp.Cluster(workers=2) as cluster:
         tasks = counted(cluster)
-        first = cluster.submit(time.sleep, 0.05)
+        first = cluster.submit(wait_for_file, str(tmp_path / "go"))
         after = [cluster.submit(lambda _: 1, first) for _ in range(LINKS)]
+        (tmp_path / "go").touch()
         assert cluster.get(after) == [1] * LINKS
         assert tasks.looks / LINKS < POLLS_PER_LINK_MAX

@@ -14,10 +14,11 @@ from hoplite_mp import Cluster, ObjectRef
 from hoplite_mp._client import futures as futures_module
 from hoplite_mp._client.channel import Channel
 from hoplite_mp._client.memory import Memory
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from hoplite_mp._client.futures import Future
 
@@ -158,10 +159,10 @@ def test_tasks_that_need_one_failed_future_read_its_error_once(
 
 
 def test_interrupt_while_a_condition_is_made_leaves_the_collector_at_rest(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     collector = cluster._runtime.submitter.collector
-    gate = cluster.submit(time.sleep, 0.3)
+    gate = cluster.submit(wait_for, tmp_path / "go")
 
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -170,7 +171,8 @@ def test_interrupt_while_a_condition_is_made_leaves_the_collector_at_rest(
         patch.setattr(collector, "arm", interrupted)
         with pytest.raises(KeyboardInterrupt):
             concurrent.futures.wait([gate])
-    assert gate.result() is None
+    (tmp_path / "go").touch()
+    assert gate.result() == str(tmp_path / "go")
     cluster.submit(abs, -1).result()
     assert collector._armed == 0
     assert concurrent.futures.wait([cluster.submit(abs, -2)], timeout=NAP_S).done

@@ -11,9 +11,9 @@ CELLS = [
     "import hoplite_mp, time, threading, _thread\nc = hoplite_mp.Cluster(workers=2)",
     "def square(x):\n    return x * x\nprint(c.submit(square, 7).result())",
     "def square(x):\n    return -x * x\nprint(c.submit(square, 7).result())",
-    "future = c.submit(time.sleep, 30)\n"
-    "threading.Timer(0.5, _thread.interrupt_main).start()\n"
-    "try:\n    c.get(future)\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
+    "future = c.submit(time.sleep, 600)\n"
+    "try:\n    threading.Timer(0.2, _thread.interrupt_main).start()\n"
+    "    c.get(future)\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
     "print(future.cancel(force=True), c.submit(square, 2).result())",
     "def init(v):\n    global model\n    model = {'v': v, 'n': 0}\n"
     "ex = c.executor(1, initializer=init, initargs=(5,))",
@@ -75,8 +75,8 @@ SHOWING = [
     "sum(c.map(slow, range(20), chunksize=2, progress='first'))",
     "sum(c.map(slow, range(10), ordered=False, progress='second'))",
     "await c.submit(slow, 4), await c.put(5), [x async for x in c.map(slow, range(3))]",
-    "threading.Timer(0.3, _thread.interrupt_main).start()\n"
-    "try:\n    list(c.map(time.sleep, [0.01, *[20] * 9], chunksize=1, progress='third'))\n"
+    "try:\n    for _ in c.map(time.sleep, [0.01, *[600] * 9], chunksize=1, progress='third'):\n"
+    "        threading.Timer(0.2, _thread.interrupt_main).start()\n"
     "except KeyboardInterrupt:\n    print('interrupted', len(tqdm.tqdm._instances))",
     "async with hoplite_mp.connect(1) as other:\n    print(await other.submit(slow, 6))\n"
     "    await other.submit(print, 'spoken')",

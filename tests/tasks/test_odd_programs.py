@@ -18,9 +18,11 @@ import pytest
 
 import hoplite_mp
 from tests.support.functions import add
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hoplite_mp import Cluster
 
 
@@ -161,9 +163,11 @@ def test_mock_as_a_function_runs_or_is_one_clear_error(cluster: Cluster) -> None
         cluster.actor(mock.Mock())
 
 
-def test_await_outside_asyncio_names_what_to_use_under_trio(cluster: Cluster) -> None:
+def test_await_outside_asyncio_names_what_to_use_under_trio(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     """As trio runs coroutines: without a loop of asyncio."""
-    future = cluster.submit(time.sleep, 0.5)
+    future = cluster.submit(wait_for, tmp_path / "go")
     gate = cluster.submit(operator.index, 5)
     coroutines = [
         lambda one: one.__await__(),
@@ -174,9 +178,10 @@ def test_await_outside_asyncio_names_what_to_use_under_trio(cluster: Cluster) ->
         with pytest.raises(RuntimeError, match=r"trio\.to_thread\.run_sync"):
             next(iter(make(future)))
     assert gate.result() == 5
+    (tmp_path / "go").touch()
 
 
-INTERRUPT_AGAIN_S = 10.0
+INTERRUPT_AGAIN_S = 30.0  # an end takes long on a busy machine, and is not to be interrupted
 CTRL_C = """
 import hoplite_mp, numpy, sys  # numpy turns an interrupt of its own import into an ImportError
 print("begins", flush=True)

@@ -38,7 +38,7 @@ def run(text: str, limit: int) -> list[str]:
         text=True,
         timeout=3 * PATIENCE_S,
         preexec_fn=become_another,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "HOPLITE_MP_RESTART_PAUSE_S": "0.01"},
         check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr
@@ -64,7 +64,7 @@ except hoplite_mp.ConfigError as error:
 def test_just_enough_processes_run_tasks() -> None:
     text = """
 with hoplite_mp.Cluster(1) as c:
-    print(c.submit(abs, -1).result(10), c.get(c.put(3)))
+    print(c.submit(abs, -1).result(30), c.get(c.put(3)))
 """
     assert run(text, LEAST) == ["1 3"]
 
@@ -109,8 +109,11 @@ def test_too_few_processes_later_are_errors_that_say_why(more: int) -> None:
 
 def test_actor_of_a_queue_that_cannot_start_says_why() -> None:
     """The program's own threads run already; no process is left for the actor."""
-    before = "c.submit(abs, -1).add_done_callback(print); time.sleep(0.5)"
-    found = run(USES.replace("BEFORE", before), LEAST)
+    before = """
+    called = threading.Event()
+    c.submit(abs, -1).add_done_callback(lambda _: called.set())
+    assert called.wait(30)"""
+    found = run("import threading" + USES.replace("    BEFORE", before), LEAST)
     (queue,) = [line for line in found if line.startswith("queue")]
     assert "WorkerLostError" in queue
     assert "none could be started: Resource temporarily unavailable" in queue

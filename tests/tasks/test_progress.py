@@ -20,17 +20,27 @@ if TYPE_CHECKING:
 pytest.importorskip("tqdm")
 
 PROGRAM = """
-import time, hoplite_mp
+import os, tempfile, threading, time, hoplite_mp
+from tqdm import tqdm
 def slow(i):
     time.sleep(0.01)
     return i
 def first_is_last(i):
-    time.sleep(0.5 if i == 0 else 0)
+    while i == 0 and not os.path.exists(gate):
+        time.sleep(0.01)
     return i
-with hoplite_mp.Cluster(2) as c:
+def open_gate():
+    while min(bar.n for bar in tqdm._instances) < 29:
+        time.sleep(0.01)
+    time.sleep(0.2)  # so that the bar is due to be drawn again
+    open(gate, "w").close()
+folder = tempfile.TemporaryDirectory()
+gate = os.path.join(folder.name, "gate")
+with folder, hoplite_mp.Cluster(2) as c:
     assert sum(c.map(slow, range(40), chunksize=2, progress="halves")) == 780
     assert sum(c.map(slow, range(40), ordered=False, progress=True)) == 780
     results = c.map(first_is_last, range(30), chunksize=1, progress="late")
+    threading.Thread(target=open_gate).start()
     assert next(results) == 0  # by then the others are done, and the bar has said so
     print("first")
     assert sum(results) == 435
@@ -68,10 +78,9 @@ SPEAKS = """
 import time, hoplite_mp
 def speak(i):
     print("line", i, flush=True)
-    time.sleep(0.3)
+    time.sleep(0.15)
 with hoplite_mp.Cluster(1) as c:
     list(c.map(speak, range(6), chunksize=1, progress=True))
-    time.sleep(0.2)
 """
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ObjectRef, by_ref
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,9 +119,11 @@ def test_map_reads_no_further_than_buffersize(cluster: Cluster) -> None:
     results.close()  # type: ignore[attr-defined]
 
 
-def test_map_times_out(cluster: Cluster) -> None:
+def test_map_times_out(cluster: Cluster, tmp_path: Path) -> None:
+    go = tmp_path / "go"
     with pytest.raises(hoplite_mp.HopliteTimeoutError):
-        list(cluster.map(time.sleep, [0, 1.5], timeout=0.2, chunksize=1))
+        list(cluster.map(lambda i: i and wait_for(go), range(2), timeout=0.2, chunksize=1))
+    go.touch()
 
 
 def test_options(cluster: Cluster) -> None:

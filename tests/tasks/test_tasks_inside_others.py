@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 import hoplite_mp
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+# A worker that is slow to end what was cancelled is not killed.
+PATIENT = hoplite_mp.Config(cancel_grace_s=PATIENCE_S)
 
 
 def die() -> None:
@@ -34,7 +38,7 @@ def sleeps(begun: Path) -> int:
     first = not begun.exists()
     with begun.open("a") as file:
         file.write(f"{os.getpid()}\n")
-    time.sleep(20.0 if first else 0.0)
+    time.sleep(600.0 if first else 0.0)
     return 7
 
 
@@ -62,7 +66,7 @@ def test_a_task_survives_the_deaths_of_those_that_it_waits_for() -> None:
 @pytest.mark.parametrize("retries", [0, 1])
 def test_a_cancelled_task_that_waits_is_interrupted(tmp_path: Path, retries: int) -> None:
     """Its worker lives, and what it ran in place is run again if it may be."""
-    with hoplite_mp.Cluster(workers=1) as c:
+    with hoplite_mp.Cluster(workers=1, config=PATIENT) as c:
         future = c.submit(waits, tmp_path, retries)
         begun = tmp_path / "begun"
         eventually(lambda: begun.exists() and begun.read_text())
@@ -76,7 +80,7 @@ def test_a_cancelled_task_that_waits_is_interrupted(tmp_path: Path, retries: int
 
 
 def test_all_tasks_inside_a_cancelled_one_are_interrupted(tmp_path: Path) -> None:
-    with hoplite_mp.Cluster(workers=1) as c:
+    with hoplite_mp.Cluster(workers=1, config=PATIENT) as c:
         future = c.submit(hands_on, tmp_path)
         eventually((tmp_path / "begun").exists)
         assert future.cancel(force=True)

@@ -18,7 +18,7 @@ from hoplite_mp import Config
 from hoplite_mp._cli import dump
 from tests.support.functions import fail
 from tests.support.timeline import Timeline
-from tests.support.waiting import eventually, wait_for
+from tests.support.waiting import PATIENCE_S, eventually, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,7 +185,8 @@ def test_a_cancelled_and_a_killed_task(tmp_path: Path) -> None:
         return "lived"
 
     path = tmp_path / "run.json"
-    with hoplite_mp.Cluster(workers=1, memory="64MiB") as c:
+    config = Config(cancel_grace_s=PATIENCE_S)  # what is cancelled has time to end
+    with hoplite_mp.Cluster(workers=1, memory="64MiB", config=config) as c:
         with c.trace(path):
             killed = c.submit(die_once, str(tmp_path / "died"))
             assert killed.result() == "lived"

@@ -19,7 +19,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp._client import failures
 from hoplite_mp._client.closing import Unread
-from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.waiting import PATIENCE_S, eventually, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,8 +35,8 @@ def quiet(number: int) -> None:
     raise KeyError(number)
 
 
-def wait_and_fail() -> None:
-    time.sleep(0.2)
+def wait_and_fail(path: Path) -> None:
+    wait_for(path)
     raise KeyError(1)
 
 
@@ -224,7 +224,7 @@ def test_pickling_error_of_an_executor_that_nobody_reads_is_reported(
 
 
 def test_failure_read_while_another_thread_notes_it_is_not_reported(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     with hoplite_mp.Cluster(workers=1) as cluster, ThreadPoolExecutor(1) as reader:
         failures = cluster._runtime.submitter.failures
@@ -238,8 +238,9 @@ def test_failure_read_while_another_thread_notes_it_is_not_reported(
                 found.append(reader.submit(cluster.get, ref).exception(PATIENCE_S))
                 return "quiet"
 
-        ref = cluster.submit(wait_and_fail).ref
+        ref = cluster.submit(wait_and_fail, tmp_path / "go").ref
         monkeypatch.setattr(failures, "_tasks", Tasks())
+        (tmp_path / "go").touch()
         eventually(lambda: cluster._runtime.submitter.drain() or found)
         assert [type(one) for one in found] == [KeyError]
     assert reports(caplog) == []
