@@ -6,13 +6,31 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lan import Lan, forked
+from tests.lan import Lan, emulation, forked
 from tests.support.clusters import TLS_OR_PLAIN, UpCluster, lan_permitted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["lan_permitted"]
+
+# A host whose processes get no processor for a while is not to be lost. The death of a host's
+# processes is noticed at once, because their connections end.
+SILENCE, HEARTBEAT_TIMEOUT_S = "HOPLITE_MP_HEARTBEAT_TIMEOUT_S", 30.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def long_heartbeats() -> Iterator[None]:
+    """Of all hosts that the tests of a file start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(emulation.settings, SILENCE, str(HEARTBEAT_TIMEOUT_S))
+        yield
+
+
+@pytest.fixture
+def usual_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test in which the silence of a host has to be noticed soon."""
+    monkeypatch.delitem(emulation.settings, SILENCE)
 
 
 @pytest.fixture(scope="module")

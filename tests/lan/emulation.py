@@ -35,6 +35,8 @@ UNLIMITED = "unlimited"
 DEVICE = "eth0"  # of each host, to the switch
 PATIENCE_S = 30.0
 SHM_BYTES = 1 << 30
+# What every program on the hosts finds in its environment, unless it is given something else.
+settings: dict[str, str] = {}
 
 # The first process of a host: mounts what is private, says that it is there, then only reads.
 FIRST = """
@@ -132,7 +134,8 @@ class Host:
         }
         places["XDG_RUNTIME_DIR"] = "runtime"
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "HOPLITE_MP_"))}
-        return kept | {name: str(self.root / place) for name, place in places.items()} | more
+        own = {name: str(self.root / place) for name, place in places.items()}
+        return kept | own | settings | more
 
     def popen(
         self, command: Sequence[str], *, env: dict[str, str] | None = None, **options: Any

@@ -198,6 +198,7 @@ except LookupError:
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("usual_heartbeats")
 def test_the_manager_dies_at_the_same_time(lan: Lan) -> None:
     """A standby takes over, and the actor of the first host begins again on another one."""
     cluster = StandbyCluster(lan)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from tests.lan import Lan
 from tests.support.clusters import PATIENCE_S, UpCluster, signal_all
 from tests.support.lan_programs import ACTOR_CLASSES, WAIT_FOR_ALL
@@ -107,10 +109,10 @@ def test_close_finishes_the_calls_made_before_on_another_host(cluster: UpCluster
         + ACTOR_CLASSES
         + """
 def slow(x):
-    time.sleep(0.3)
+    time.sleep(0.2)
     return x
 large = c.put(np.ones(1 << 20))
-for turn in range(10):
+for turn in range(4):
     one = c.options(node=there).actor(Counter, 1)
     calls = [one.add() for i in range(100)]
     calls.append(one.total(large))
@@ -121,7 +123,7 @@ for turn in range(10):
     print(*[call.result(30) for call in calls[98:]], type(late.exception(30)).__name__)
 """,
     )
-    assert out.splitlines() == ["100 101 1048576.0 111 112 ActorLostError"] * 10
+    assert out.splitlines() == ["100 101 1048576.0 111 112 ActorLostError"] * 4
 
 
 def test_names_in_the_whole_cluster(cluster: UpCluster, lan: Lan) -> None:
@@ -179,11 +181,18 @@ def test_its_host_dies(lan_permitted: None) -> None:
                 WAIT_FOR_ALL
                 + ACTOR_CLASSES
                 + """
+import tempfile
 far = c.options(node=there, name="far").actor(Counter)
 far.add().result(30)
-running, waiting = far.wait(60), [far.add() for _ in range(200)]
-held = far.add(c.submit(time.sleep, 4))
+gate = tempfile.mkdtemp() + "/gate"
+def until(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+running, waiting = far.wait(600), [far.add() for _ in range(200)]
+held = far.add(c.options(node=second).submit(until, gate))
 print("called", flush=True)
+running.exception(40)
+open(gate, "w").close()
 print({type(f.exception(40)).__name__ for f in [running, *waiting, held, far.add()]})
 try:
     c.get_actor("far")
@@ -205,6 +214,7 @@ except LookupError:
         assert cluster.end() == [0, 0]
 
 
+@pytest.mark.usefixtures("usual_heartbeats")
 def test_its_host_is_lost_before_it_has_begun(lan_permitted: None) -> None:
     """What the call raises is about the node, as for tasks, and no mistake of its caller's."""
     with Lan(3) as lan:

@@ -31,7 +31,7 @@ from hoplite_mp._transport.listener import Listener
 from hoplite_mp._transport.sockets import listen
 pem = sys.stdin.buffer.read()
 listener = Listener(listen("::", [7000]), key=Secret(b"k" * 32), service="node", cluster=b"c" * 16,
-    mine=Introduction(int(sys.argv[1]), {}), certificate=Certificate(pem), handshake_timeout_s=5,
+    mine=Introduction(int(sys.argv[1]), {}), certificate=Certificate(pem), handshake_timeout_s=30,
     pending_handshakes_max=8)
 print("up", flush=True)
 let_in = []
@@ -54,7 +54,7 @@ from hoplite_mp._transport.caller import Dialer
 endpoints = [one for text in sys.argv[2:] for one in resolve(parse_address(text))]
 began = time.monotonic()
 admission = Dialer(endpoints, key=Secret(b"k" * 32), role="data", mine=Introduction(1, {}),
-    tls=True, host_id=int(sys.argv[1]), now=began, timeout_s=20, handshake_timeout_s=5).wait()
+    tls=True, host_id=int(sys.argv[1]), now=began, timeout_s=60, handshake_timeout_s=30).wait()
 seconds = time.monotonic() - began
 sock = admission.stream.detach()
 sock.setblocking(True)
@@ -133,7 +133,7 @@ def test_a_call_over_several_addresses_finds_the_right_host(lan4: Lan) -> None:
         seen, used, seconds = call(caller, callee, *places)
         assert seen.startswith(f"{caller.address}:")
         assert used == f"{callee.address}:7000"
-        assert 2.0 <= float(seconds) < 18.0  # the dead one costs ARRIVE_S, not all the 20 s
+        assert 2.0 <= float(seconds) < 45.0  # the dead one costs ARRIVE_S, not all the 60 s
         assert listener.wait(30) == 0
         own_listener.kill()
     with start_listener(callee, pem) as listener:

@@ -57,7 +57,7 @@ async def main():
     seconds = time.monotonic() - begun
     assert [int(value.sum()) for value in found] == [2_000_000, 0]
     assert seconds > 0.3, seconds
-    assert ticks - before > 20 * seconds, (ticks - before, seconds)
+    assert ticks - before > 10, (ticks - before, seconds)  # of 60, where nothing else runs
     refs = [there.submit(abs, -i).ref for i in range(20)]
     running = hoplite_mp.as_completed(refs[:10])
     running.add(refs[10:])

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 KINDS = ("allreduce", "apart", "broadcast", "send", "reduce", "gather", "allgather",
          "reduce_scatter")  # fmt: skip
 NBYTES = 400
-GRACE_S = 10.0
+GRACE_S = 30.0
 
 
 def interpreter(folder: Path, *lines: str) -> Path:

@@ -28,7 +28,7 @@ ENDS = {
     "ended": "signal.raise_signal(signal.SIGTERM)",
     "killed": "os.kill(os.getpid(), signal.SIGKILL)",
     "hard": "print('lost'); os._exit(4)",
-    "thread": "import threading; threading.Timer(0.2, print, ['late']).start(); print('early')",
+    "thread": "import threading; print('early'); threading.Timer(0.2, print, ['late']).start()",
     "atexit": "import atexit; atexit.register(print, 'at last')",
     "forks": "os.fork() or os._exit(0); print(os.wait()[1])",
     "what it is": "print(sys.argv, __name__, os.getcwd(), sys.path[:2], sorted(globals()))",

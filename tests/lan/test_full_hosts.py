@@ -46,7 +46,12 @@ def test_what_is_on_the_disk_of_a_full_host_is_read_when_there_is_room(lan: Lan)
         except StoreFullError as error:
             print(c.here.id in str(error), time.monotonic() - begun < 30)
         del pinned
-        print(c.options(node=there).submit(read, ref).result())
+        while True:  # on a busy machine it takes longer than a read waits for room
+            try:
+                print(c.options(node=there).submit(read, ref).result())
+                break
+            except StoreFullError:
+                assert time.monotonic() - begun < 60
         """,
     )
     assert out.split() == ["True", "True", "7"]

@@ -50,7 +50,7 @@ def test_a_task_whose_result_is_lost_learns_that_its_group_has_ended(tmp_path: P
             c.get(goes, timeout=60)
         except hoplite_mp.PeerLostError as error:
             print("has ended: this task, which is tried again" in str(error))
-        print(time.monotonic() - begun < 10)
+        print(time.monotonic() - begun < 40)
         """,
     )
     assert said == ["True", "True"]
@@ -93,11 +93,11 @@ print("without", sum(future.done() for future in futures), flush=True)
 print(futures[0].result(40), flush=True)
 begun = time.monotonic()
 text = futures[1].result(40)
-print("has ended: this task, which is tried" in text, time.monotonic() - begun < 10, flush=True)
+print("has ended: this task, which is tried" in text, time.monotonic() - begun < 30, flush=True)
 """
 
 
-@pytest.mark.usefixtures("lan_permitted")
+@pytest.mark.usefixtures("lan_permitted", "usual_heartbeats")
 def test_the_standby_takes_over_while_one_waits(tmp_path: Path) -> None:
     """The manager's host dies after a member, tried again, has begun to wait for a task that still
     runs; when that is over the member hears of it from the next manager."""
@@ -112,5 +112,5 @@ def test_the_standby_takes_over_while_one_waits(tmp_path: Path) -> None:
             assert driver.hear() == "without 0"
             assert driver.hear() == "[0, 1]"
             assert driver.hear() == "True True"
-            assert time.monotonic() - begun < 30
+            assert time.monotonic() - begun < 60
         assert cluster.end_standby() == [0, 0]

@@ -42,7 +42,7 @@ def peer(rank, name, alone):
         g.allreduce(1.0)
     except hoplite_mp.PeerLostError as error:
         assert "can never have all its 3 members: rank 0 has left or died" in str(error), error
-        assert time.monotonic() - begun < 12
+        assert time.monotonic() - begun < 30
         return os.uname().nodename
 for alone in (False, True):
     name = f"early {how} {{alone}}"

@@ -124,6 +124,7 @@ def test_the_manager_is_killed(cluster: UpCluster, kind: str) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("usual_heartbeats")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("how", ["killed", "stopped", "cut", "slowed", "manager"])
 @pytest.mark.parametrize("kind", [*KINDS, *GROUP_KINDS])

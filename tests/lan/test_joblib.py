@@ -9,12 +9,14 @@ from tests.support.lan_programs import WAIT_FOR_ALL
 PARALLEL = (
     WAIT_FOR_ALL
     + """
-import joblib
+import joblib, tempfile
 from joblib import Parallel, delayed
 import hoplite_mp.integrations.joblib
 
-def look(array, i):
-    time.sleep(0.02)
+def look(array, i, folder):
+    open(f"{folder}/{os.uname().nodename}", "w").close()
+    while len(os.listdir(folder)) < 3:  # until each host has run one
+        time.sleep(0.01)
     threads = os.environ["OMP_NUM_THREADS"]
     return os.uname().nodename, float(array[i]), array.flags.writeable, threads
 big = np.arange(float(1 << 18))
@@ -32,7 +34,8 @@ def test_calls_over_several_hosts(lan_permitted: None) -> None:
 with joblib.parallel_config(backend="hoplite_mp", cluster=c):
     total = sum(node.workers for node in c.nodes)
     print(joblib.effective_n_jobs(-1) == total)
-    found = Parallel(batch_size=1)(delayed(look)(big, i) for i in range(60))
+    folder = tempfile.mkdtemp()  # hosts share the disk
+    found = Parallel(batch_size=1)(delayed(look)(big, i, folder) for i in range(60))
     print(sorted({name for name, *_ in found}), [f[1:3] for f in found] ==
         [(float(i), False) for i in range(60)])
     results = Parallel()(delayed(np.full)(1 << 18, i) for i in range(6))
@@ -42,7 +45,8 @@ with joblib.parallel_config(backend="hoplite_mp", cluster=c):
 with joblib.parallel_config(
     backend="hoplite_mp", cluster=c, n_jobs=2 * total, inner_max_num_threads=5
 ):
-    found = Parallel(batch_size=1)(delayed(look)(big, i) for i in range(80))
+    folder = tempfile.mkdtemp()
+    found = Parallel(batch_size=1)(delayed(look)(big, i, folder) for i in range(80))
     print(sorted({name for name, *_ in found}), {f[3] for f in found})
     def fail(i):
         raise LookupError(f"task {i}")
@@ -64,7 +68,7 @@ with joblib.parallel_config(
                 PARALLEL
                 + """
 def slowly(array, i):
-    time.sleep(0.05)
+    time.sleep(0.02)
     return float(array[i])
 with joblib.parallel_config(backend="hoplite_mp", cluster=c):
     generator = Parallel(batch_size=1, return_as="generator")(

@@ -74,7 +74,7 @@ import pathlib, tempfile
 begun = pathlib.Path(tempfile.mkdtemp()) / "begun"  # hosts share the disk
 def long():
     begun.touch()
-    inner = hoplite_mp.current().submit(time.sleep, 1.0)
+    inner = hoplite_mp.current().submit(time.sleep, 0.5)
     inner.result()
     return np.ones(1 << 18)
 future = c.options(node=there, retries=0).submit(long)
@@ -101,7 +101,7 @@ def test_actors_there_finish_the_calls_made_so_far(lan: Lan) -> None:
         lan[1],
         WAIT_FOR_ALL
         + """
-import threading
+import pathlib, tempfile, threading
 class Notes:
     def __init__(self):
         self.seen = []
@@ -111,8 +111,10 @@ class Notes:
         return len(self.seen)
     def where(self):
         return os.uname().nodename
+gate = pathlib.Path(tempfile.mkdtemp()) / "gate"  # hosts share the disk
 def slowly(value):
-    time.sleep(0.6)
+    while not gate.exists():
+        time.sleep(0.01)
     return value
 actor = c.options(node=there, name="notes").actor(Notes)
 assert actor.where().result(30) == "h3"
@@ -135,6 +137,7 @@ assert leaving.is_alive()
 print(type(refused).__name__, refused)
 again = c.options(name="notes", node=c.nodes[0]).actor(Notes)  # its name is free
 assert again.note("first").result(30) == 1
+gate.touch()
 leaving.join(60)
 assert [f.result(0) for f in futures] == list(range(1, len(futures) + 1))
 print(type(actor.note(0).exception(30)).__name__)

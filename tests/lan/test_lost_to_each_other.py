@@ -55,6 +55,7 @@ print(*sorted(ids.keys() - {n.id for n in c.nodes}), flush=True)
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("usual_heartbeats")
 @pytest.mark.parametrize("manager", ["lives", "dies"])
 def test_the_youngest_has_lost_all_but_the_first(lan_permitted: None, manager: str) -> None:
     with Lan(4) as lan:

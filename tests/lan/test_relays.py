@@ -6,7 +6,6 @@ from __future__ import annotations
 import socket
 import textwrap
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +14,8 @@ from hoplite_mp._node.io.forward import Forward
 from hoplite_mp._transport.addresses import Endpoint
 from hoplite_mp._transport.sockets import listen
 from tests.lan import Lan
-from tests.support.clusters import TLS_OR_PLAIN, UpCluster
+from tests.support.clusters import PATIENCE_S, TLS_OR_PLAIN, UpCluster
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -161,8 +161,8 @@ def test_an_end_of_the_port_ends_what_it_carries(echo: socket.socket) -> None:
             caller.sendall(b"x")
             assert callee.recv(1) == b"x"
             forward.close()
-            caller.settimeout(10)
-            callee.settimeout(10)
+            caller.settimeout(PATIENCE_S)
+            callee.settimeout(PATIENCE_S)
             assert caller.recv(1) == b""
             assert callee.recv(1) == b""
     with pytest.raises(ConnectionRefusedError):
@@ -177,18 +177,15 @@ def test_a_reset_is_the_end_on_both_sides(echo: socket.socket) -> None:
         assert callee.recv(1) == b"x"
         callee.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         callee.close()  # a reset
-        caller.settimeout(10)
+        caller.settimeout(PATIENCE_S)
         assert caller.recv(1) == b""
-    deadline = time.monotonic() + 10
-    while forward.connections and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert forward.connections == 0
+    eventually(lambda: forward.connections == 0)
     forward.close()
 
 
 def test_strangers_get_no_way(echo: socket.socket) -> None:
     forward = lent(echo, lambda host: False)
     with socket.create_connection(("127.0.0.1", forward.port)) as caller:
-        caller.settimeout(10)
+        caller.settimeout(PATIENCE_S)
         assert caller.recv(1) == b""
     forward.close()

@@ -345,7 +345,7 @@ have(2)
 there = c.options(node=[n for n in c.nodes if n.resources]).actor(There)
 there.begin().result(30)
 refused = gpu.submit(where)
-print(c.wait(refused, timeout=1.0)[0])
+print(c.wait(refused, timeout=0.4)[0])
 print(there.cancel().result(30), refused.result(30))
 """,
     )

@@ -138,11 +138,12 @@ assert pauses(name)[0] >= 0.2
 """
     else:
         program = (
-            program.replace("(0.2, 2, 0.3)", "5.0")
+            program.replace("(0.2, 2, 0.3)", "2.0")
             + """
 sys.stdin.readline()
-assert [future.result(60) for future in futures] == [1, 1, 1]
-assert all(pauses(name)[0] >= 5.0 for name in "abc")
+# On a busy machine the host may die a moment later, during the second try.
+assert all(future.result(60) in (1, 2) for future in futures)
+assert all(pauses(name)[0] >= 2.0 for name in "abc")
 """
         )
     with Driver(cluster, lan[1], program) as driver:

@@ -23,6 +23,8 @@ DETECTED_S_MAX = 4.0
 ON_LOAD_S_MAX = 1.5 * PATIENCE_MOST + 8.0
 """On a loaded one, where hosts have been silent for a while before: that gives them more time."""
 
+pytestmark = pytest.mark.usefixtures("usual_heartbeats")
+
 WORKS = """
 deadline = time.monotonic() + 30
 while sum(node.workers for node in c.nodes) < 3 and time.monotonic() < deadline:

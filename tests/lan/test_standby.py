@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tests.lan import Host
 
-pytestmark = pytest.mark.usefixtures("as_users_start_them")
+pytestmark = pytest.mark.usefixtures("as_users_start_them", "usual_heartbeats")
 
 DELAY_S_MAX = 20.0
 """Of a driver, from the death of the manager's host on, on a loaded machine. The lease is 1.5 s,

@@ -41,7 +41,7 @@ def caller(where, token, role):
 
 def ended(sock):
     '''Does the other side close it within the deadline of a handshake?'''
-    sock.settimeout(12)
+    sock.settimeout(60)
     try:
         while sock.recv(65536):
             pass

@@ -45,7 +45,7 @@ async def nap(i):
 async def forever(path):
     try:
         open(path, "w").close()
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
     finally:
         open(path + "-ended", "w").close()
 def exists(path):
@@ -61,6 +61,8 @@ class Samples:
     async def nap(self):
         self.now += 1
         self.most = max(self.most, self.now)
+        while self.most < 4:  # until as many are here as may be
+            await asyncio.sleep(0.01)
         await asyncio.sleep(0.02)
         self.now -= 1
         return self.most
@@ -81,7 +83,8 @@ def lan(lan_permitted: None) -> Iterator[Lan]:
 
 @pytest.fixture(scope="module", params=TLS_OR_PLAIN)
 def cluster(lan: Lan, request: pytest.FixtureRequest) -> Iterator[UpCluster]:
-    made = UpCluster(lan, tls=request.param)
+    # What is cancelled has time to end.
+    made = UpCluster(lan, tls=request.param, HOPLITE_MP_CANCEL_GRACE_S=str(PATIENCE_S))
     yield made
     assert made.end() == [0, 0, 0]
 

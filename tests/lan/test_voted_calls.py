@@ -13,7 +13,7 @@ from tests.lan import Lan
 from tests.support.clusters import UpCluster
 
 HEAD = """
-import signal, sys, time, numpy as np, hoplite_mp
+import signal, sys, threading, time, traceback, numpy as np, hoplite_mp
 rank = {rank}
 with hoplite_mp.Cluster(address={address!r}, tls=False, memory={memory!r}) as c:
     with c.group("g", 2, rank, timeout=30) as g:
@@ -41,9 +41,16 @@ g.barrier()
 g.barrier()
 def interrupt(*_):
     raise KeyboardInterrupt
+def interrupt_later():
+    main, names = threading.main_thread().ident, []
+    while "allreduce" not in names:
+        time.sleep(0.01)
+        names = [one.name for one in traceback.extract_stack(sys._current_frames()[main])]
+    time.sleep(0.2)
+    signal.pthread_kill(main, signal.SIGALRM)
 if rank == {who}:
     signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    threading.Thread(target=interrupt_later).start()
     try:
         g.allreduce(big)
     except KeyboardInterrupt:
