@@ -17,6 +17,7 @@ import pytest
 
 from hoplite_mp import _engine
 from tests.support.engine_hosts import EngineHost, join, random_bytes
+from tests.support.waiting import PATIENCE_S
 
 # -- begin and end --------------------------------------------------------------------------------
 
@@ -28,7 +29,7 @@ def threads_of_this_process() -> set[str]:
 
 def have_ended(threads: set[str]) -> bool:
     """Whether all threads but these are gone: the system lists one a moment longer than join."""
-    end = time.monotonic() + 5.0
+    end = time.monotonic() + PATIENCE_S
     while not threads_of_this_process() <= threads and time.monotonic() < end:
         time.sleep(0.001)
     return threads_of_this_process() <= threads

@@ -7,6 +7,7 @@ import signal
 import struct
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,6 +25,9 @@ from tests.support.shm_host import (
     ShmHost,
     kept_waiting,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # -- queues -------------------------------------------------------------------------------------
 
@@ -99,7 +103,7 @@ def test_consumers_at_a_queue_that_closes(host: ShmHost) -> None:
 
     pid = fork_child(child)
     os.close(read)
-    end = time.monotonic() + 2
+    end = time.monotonic() + 0.7
     while time.monotonic() < end:
         queue = party.tasks.open_queue(9)
         at = OFF_QUEUES + QUEUE_BYTES * queue
@@ -228,20 +232,34 @@ def test_drain_says_nothing_of_what_is_not_done(host: ShmHost) -> None:
 # -- waiting ------------------------------------------------------------------------------------
 
 
+def one_is_below(most: float, seconds: Callable[[], float]) -> bool:
+    """Of some measurements: in one of them this machine may have stood still."""
+    return any(seconds() < most for _ in range(3))
+
+
 def test_a_wait_ends_at_its_time(host: ShmHost) -> None:
     party = Party(host)
     oid = party.task(ready=False)
     assert party.tasks.wait([oid], 1, 0, False) == _tasks.TIMEOUT
-    for pause in (0.01, 0.7):
+
+    def late(pause: float) -> float:
         started, waited = time.monotonic(), kept_waiting()
         deadline = time.monotonic_ns() + int(pause * SECOND)
         assert party.tasks.wait([oid], 1, deadline, False) == _tasks.TIMEOUT
         seconds = time.monotonic() - started
-        assert pause <= seconds < pause + 0.3 + kept_waiting() - waited
-    started, waited = time.monotonic(), kept_waiting()
-    assert party.tasks.next(POOL, SECOND // 50) == 0
-    seconds = time.monotonic() - started
-    assert 0.02 <= seconds < 0.3 + kept_waiting() - waited
+        assert seconds >= pause
+        return seconds - pause - (kept_waiting() - waited)
+
+    def late_without_a_task() -> float:
+        started, waited = time.monotonic(), kept_waiting()
+        assert party.tasks.next(POOL, SECOND // 50) == 0
+        seconds = time.monotonic() - started
+        assert seconds >= 0.02
+        return seconds - 0.02 - (kept_waiting() - waited)
+
+    for pause in (0.01, 0.7):
+        assert one_is_below(0.3, lambda pause=pause: late(pause))
+    assert one_is_below(0.28, late_without_a_task)
 
 
 def test_a_wait_for_some_of_many(host: ShmHost) -> None:
@@ -264,9 +282,10 @@ def test_waiters_are_woken_whoever_they_are(host: ShmHost) -> None:
     oids = [owner.task(ready=False) for _ in range(5)]
     woken: list[tuple[int, float]] = []
     over = threading.Event()
+    latencies: list[float] = []
 
     def wait(party: Party, oid: int) -> None:
-        deadline = time.monotonic_ns() + 20 * SECOND
+        deadline = time.monotonic_ns() + 60 * SECOND
         result = party.tasks.wait([oid], 1, deadline, False)
         woken.append((result, time.monotonic()))
         over.wait()  # what it waited for a processor is counted while it lives
@@ -294,7 +313,9 @@ def test_waiters_are_woken_whoever_they_are(host: ShmHost) -> None:
         for thread in threads:
             thread.join()
         assert [result for result, _ in woken] == [_tasks.DONE] * 6
-        assert max(at for _, at in woken) - before < SLICE_S / 2 + waited
+        latencies.append(max(at for _, at in woken) - before - waited)
+    # During one of them this machine may have stood still.
+    assert sum(one < SLICE_S / 2 for one in latencies) >= len(oids) - 1, latencies
     assert not host.masks_with(other.slot), "parked no more"
 
 
@@ -302,21 +323,25 @@ def test_events_wake(host: ShmHost) -> None:
     party, other = Party(host), Party(host)
     seen = party.tasks.event()
     other.tasks.wake(party.slot)
-    deadline = time.monotonic_ns() + 20 * SECOND
+    deadline = time.monotonic_ns() + 60 * SECOND
     assert party.tasks.wait_event(seen, deadline, False) == _tasks.DONE
-    seen = party.tasks.event()
-    at: list[float] = []
 
-    def wake() -> None:
-        at.append(time.monotonic())
-        other.tasks.wake(party.slot)
+    def latency() -> float:
+        seen, at = party.tasks.event(), []
 
-    timer = threading.Timer(0.05, wake)
-    timer.start()
-    waited = kept_waiting()
-    assert party.tasks.wait_event(seen, deadline, False) == _tasks.DONE
-    assert time.monotonic() - at[0] < SLICE_S / 2 + kept_waiting() - waited
-    timer.join()
+        def wake() -> None:
+            at.append(time.monotonic())
+            other.tasks.wake(party.slot)
+
+        timer = threading.Timer(0.05, wake)
+        timer.start()
+        waited = kept_waiting()
+        assert party.tasks.wait_event(seen, deadline, False) == _tasks.DONE
+        seconds = time.monotonic() - at[0] - (kept_waiting() - waited)
+        timer.join()
+        return seconds
+
+    assert one_is_below(SLICE_S / 2, latency)
 
 
 def test_closing_ends_every_wait(host: ShmHost) -> None:
@@ -341,6 +366,12 @@ class Interrupted(Exception):
 def test_a_signal_reaches_a_waiter(host: ShmHost, raises: bool) -> None:
     party = Party(host)
     oid = party.task(ready=False)
+    assert one_is_below(0.3, lambda: seconds_to_handle(party, oid, raises)), "at the end of a slice"
+    assert not host.masks_with(party.slot)
+
+
+def seconds_to_handle(party: Party, oid: int, raises: bool) -> float:
+    """From a signal to a thread that waits until its handler runs."""
     handled: list[float] = []
     sent: list[float] = []
 
@@ -358,7 +389,7 @@ def test_a_signal_reaches_a_waiter(host: ShmHost, raises: bool) -> None:
     try:
         started, waited = time.monotonic(), kept_waiting()
         timer.start()
-        deadline = time.monotonic_ns() + (20 * SECOND if raises else SECOND)
+        deadline = time.monotonic_ns() + (60 * SECOND if raises else SECOND)
         if raises:
             with pytest.raises(Interrupted):
                 party.tasks.wait([oid], 1, deadline, False)
@@ -366,11 +397,10 @@ def test_a_signal_reaches_a_waiter(host: ShmHost, raises: bool) -> None:
             assert party.tasks.wait([oid], 1, deadline, False) == _tasks.TIMEOUT
             assert time.monotonic() - started >= 1.0, "a signal alone ends no wait"
         assert handled
-        assert handled[0] - sent[0] < 0.3 + kept_waiting() - waited, "at the end of a slice"
+        return handled[0] - sent[0] - (kept_waiting() - waited)
     finally:
         timer.join()
         signal.signal(signal.SIGUSR1, before)
-    assert not host.masks_with(party.slot)
 
 
 def test_an_interrupt_ends_the_wait_for_a_task(host: ShmHost) -> None:
