@@ -168,7 +168,7 @@ def test_get_with_timeouts(cluster: Cluster, gate: Gate) -> None:
             cluster.get(pending, timeout=timeout)
         with pytest.raises(TimeoutError):
             cluster.get([ready, pending], timeout=timeout)
-        assert timeout <= time.monotonic() - begun < timeout + 5
+        assert time.monotonic() - begun >= timeout
     gate.open()
     assert cluster.get([ready, pending], timeout=20) == [1, 2]
     assert cluster.get(pending, timeout=0) == 2
@@ -213,7 +213,7 @@ def test_wait(cluster: Cluster, gate: Gate) -> None:
     assert cluster.wait(refs, timeout=0) == ([failed, ready], [pending])
     begun = time.monotonic()
     assert cluster.wait(refs, timeout=0.05) == ([failed, ready], [pending])
-    assert 0.05 <= time.monotonic() - begun < 5
+    assert time.monotonic() - begun >= 0.05
     opener = threading.Timer(0.05, gate.open)
     opener.start()
     assert cluster.wait(refs) == (refs, [])

@@ -9,6 +9,7 @@ import time
 import numpy as np
 
 import hoplite_mp
+from tests.support.waiting import eventually
 
 COUNT = 300_000
 
@@ -49,11 +50,12 @@ def test_results_of_workers_that_stood_in() -> None:
     with hoplite_mp.Cluster(workers=1, memory="256MiB") as c:
         futures = []
         for turn in range(3):
-            waiting = c.submit(wait_elsewhere, 0.5)
+            waiting = c.submit(wait_elsewhere, 0.3)
             futures += [c.submit(make, 10 * turn + i) for i in range(4)]
             waiting.result()
             c.wait(futures)
-            time.sleep(1.5)  # whoever stood in is not needed any more, and goes
+            # Whoever stood in is not needed any more, and goes.
+            eventually(lambda: c.nodes[0].workers == 1)
         wanted = [10 * turn + i for turn in range(3) for i in range(4)]
         assert int(c.get(c.reduce(futures))[0]) == sum(wanted)
         assert [int(c.get(f.ref)[0]) for f in futures] == wanted
