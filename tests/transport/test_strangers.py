@@ -50,7 +50,6 @@ def refused(listener: Listener, caller: Dialer, kind: type[Exception], words: st
 def test_a_wrong_token(tls: bool, opened: list[Any], caplog: pytest.LogCaptureFixture) -> None:
     listener = make_listener(tls)
     opened.append(listener)
-    began = time.monotonic()
     with caplog.at_level(logging.WARNING, "hoplite_mp"):
         refused(
             listener,
@@ -58,7 +57,6 @@ def test_a_wrong_token(tls: bool, opened: list[Any], caplog: pytest.LogCaptureFi
             AuthError,
             "manager at 127.0.0.1:",
         )
-    assert time.monotonic() - began < 5.0
     (record,) = caplog.records
     assert "manager refused 127.0.0.1:" in record.getMessage()
     assert "another token" in record.getMessage()
@@ -178,21 +176,22 @@ def test_a_replayed_recording(tls: bool, opened: list[Any]) -> None:
     assert recording.startswith(g.PREAMBLE)
     sock: socket.socket = socket.create_connection(listener.address)
     if tls:
-        until_shaken = threading.Thread(target=lambda: turned_until(listener, 1))
-        until_shaken.start()
+        shaken = threading.Event()
+        turning = threading.Thread(target=turned_until, args=(listener, shaken))
+        turning.start()
         sock = client_context().wrap_socket(sock)
-        until_shaken.join()
+        shaken.set()
+        turning.join()
+        assert listener.strangers == 1
     sock.sendall(recording)
     until(lambda: listener.refused == 1, lambda: listener.turn(time.monotonic()))
     sock.close()
 
 
-def turned_until(listener: Listener, strangers: int, seconds: float = 0.3) -> None:
+def turned_until(listener: Listener, over: threading.Event) -> None:
     """Lets the listener work beside a blocking client."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while not over.is_set():
         assert listener.turn(time.monotonic()) == []
-    assert listener.strangers == strangers
 
 
 class Recording(Dialer):
@@ -206,8 +205,8 @@ class Recording(Dialer):
             mine=CLIENT,
             tls=tls,
             now=time.monotonic(),
-            timeout_s=10,
-            handshake_timeout_s=5,
+            timeout_s=60,
+            handshake_timeout_s=60,
         )
         self._heard = heard
 
