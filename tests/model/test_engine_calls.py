@@ -15,9 +15,9 @@ FIRST, SECOND, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
     [
         (2, 2, True, SMALL),
         (2, 3, True, SMALL),
-        (3, 1, False, SMALL),
+        pytest.param(3, 1, False, SMALL, marks=pytest.mark.soak),
         (2, 2, True, FIRST),
-        (2, 2, True, SECOND),
+        pytest.param(2, 2, True, SECOND, marks=pytest.mark.soak),
         pytest.param(2, 3, True, BOTH, marks=pytest.mark.soak),
     ],
 )

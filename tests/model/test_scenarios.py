@@ -54,6 +54,11 @@ LARGE = (
     "lost elsewhere",
     "a task, two kills",
     "a task and a second life",
+    # These take steps that others of the quick run take, too.
+    "spilled, and a second life, nobody killed",
+    "lent to two, nobody killed",
+    "made again",
+    "cancelled",
 )
 
 

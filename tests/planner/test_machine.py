@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from tests.support.planner_walk_copies import CopyWalk
 from tests.support.planner_walk_group import GroupWalk
@@ -13,9 +15,9 @@ class EverythingWalk(ReduceWalk, GroupWalk):
     """Collectives and groups at once: neither disturbs the other."""
 
 
-# About two seconds each. `stateful_step_count` lets operations and groups live through several
+# About a second each. `stateful_step_count` lets operations and groups live through several
 # plans and memberships.
-_SETTINGS = settings(max_examples=50, stateful_step_count=60, deadline=None, print_blob=True)
+_SETTINGS = settings(max_examples=25, stateful_step_count=60, deadline=None, print_blob=True)
 
 TestCopyWalk = CopyWalk.TestCase
 TestCopyWalk.settings = _SETTINGS
@@ -25,6 +27,13 @@ TestGroupWalk = GroupWalk.TestCase
 TestGroupWalk.settings = _SETTINGS
 TestEverythingWalk = EverythingWalk.TestCase
 TestEverythingWalk.settings = _SETTINGS
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("walk", [CopyWalk, ReduceWalk, GroupWalk, EverythingWalk])
+def test_many_more(walk: type[RuleBasedStateMachine]) -> None:
+    run_state_machine_as_test(walk, settings=settings(_SETTINGS, max_examples=500))
 
 
 def test_what_is_left_after_a_loss_need_not_move() -> None:

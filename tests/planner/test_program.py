@@ -84,7 +84,7 @@ def plans(draw: st.DrawFn) -> m.ExecuteReduce:
 
 
 @given(plans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_collectives(plan: m.ExecuteReduce) -> None:
     check_edges(plan)
     assert waits_for(plan) <= set(participants(plan))
@@ -107,7 +107,7 @@ def spreads(draw: st.DrawFn) -> m.Distribute:
 
 
 @given(spreads())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_distributions(plan: m.Distribute) -> None:
     check_edges(plan)
 

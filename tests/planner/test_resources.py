@@ -100,7 +100,7 @@ DEMAND = st.dictionaries(st.sampled_from("abc"), AMOUNT, min_size=1).map(
 )
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.fixed_dictionaries({"a": st.sampled_from([1, 2, 4]), "b": st.sampled_from([0.7, 2.5, 3])}),
     st.lists(st.tuples(st.booleans(), st.integers(0, 9), DEMAND), max_size=60),
@@ -151,7 +151,7 @@ def test_no_more_is_given_than_there_is(
         assert ledger.could_ever(demand) == (ledger.times(demand, 1, True) == 1)
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(
         st.tuples(

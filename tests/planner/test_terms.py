@@ -232,7 +232,7 @@ class Managers(RuleBasedStateMachine):
             assert len(self.world.deciding()) < 2
 
 
-Managers.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Managers.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestManagers = Managers.TestCase
 
 
