@@ -26,7 +26,7 @@ class Slow:
 def waits(number: int) -> int:
     """Waits inside a task for something that this worker cannot run itself."""
     slow = hoplite_mp.current().get_actor("slow")
-    assert slow.answer(0.4).result() == 7
+    assert slow.answer(0.2).result() == 7
     return number
 
 
@@ -35,7 +35,7 @@ def records(path: str) -> int:
     for sign in ("+", "-"):
         with open(path, "a") as file:
             file.write(f"{time.monotonic()} {sign}1\n")
-        time.sleep(0.03 if sign == "+" else 0.0)
+        time.sleep(0.02 if sign == "+" else 0.0)
     return os.getpid()
 
 
@@ -59,7 +59,7 @@ def test_pool_after_nested_waits_runs_no_more_tasks_than_it_has_workers(
         slow = cluster.options(name="slow", concurrency=8).actor(Slow)
         assert slow.answer(0.0).result(PATIENCE_S) == 7
         pool = cluster.executor(WORKERS) if kind == "executor" else cluster
-        for _ in range(3):
+        for _ in range(2):
             futures = [pool.submit(waits, number) for number in range(4)]
             assert [one.result(PATIENCE_S) for one in futures] == [0, 1, 2, 3]
             if kind == "map":
