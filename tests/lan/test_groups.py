@@ -103,7 +103,7 @@ IN_PLACE = """
         made[...] = array
         return made
     same = lambda got, expected: np.array_equal(got, expected)
-    for turn in range(3):
+    for turn in range(2):
         for shape in ((20_000,), (300, 1001), (1_100_000,)):
             parts = arrays("x", shape)
             mine = lies(parts[rank])
@@ -150,7 +150,7 @@ IN_PLACE = """
 @pytest.mark.parametrize("per_host", [1, 2])
 def test_arrays_that_lie_in_the_store(cluster: UpCluster, lan: Lan, per_host: int) -> None:
     found = run_members(cluster, lan, f"in place {per_host}", IN_PLACE, per_host)
-    assert found == [["all 99"]] * 3 * per_host
+    assert found == [["all 66"]] * 3 * per_host
 
 
 def test_all_get_the_same_bits(cluster: UpCluster, lan: Lan) -> None:

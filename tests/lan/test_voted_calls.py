@@ -171,7 +171,13 @@ def test_a_member_interrupted_in_a_large_call_leaves_and_joins_again(lan_permitt
 
 
 @pytest.mark.parametrize(
-    ("items", "calls"), [(3500, 120), (8000, 120), (125_000, 60), (400_000, 40)]
+    ("items", "calls"),
+    [
+        (3500, 60),
+        pytest.param(8000, 120, marks=pytest.mark.soak),
+        (125_000, 30),
+        pytest.param(400_000, 40, marks=pytest.mark.soak),
+    ],
 )
 def test_members_interrupted_in_many_calls_leave_nothing_behind(
     lan_permitted: None, items: int, calls: int
