@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NO = _tasks.NO_FLOOR
-ROUNDS = 20
+ROUNDS = 10
 OFF_WAITING = 160  # as in shm_layout.h: waiting_id of a client slot
 
 

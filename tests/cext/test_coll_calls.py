@@ -210,7 +210,7 @@ def test_the_last_commit_is_told_whole(world: Any) -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(count=st.integers(2, 5), calls=st.integers(1, 12), seed=st.integers(0, 2**32))
 def test_any_order_with_freezes_and_deaths(count: int, calls: int, seed: int) -> None:
     played = EngineRun(count, calls, random.Random(seed))

@@ -397,7 +397,7 @@ class Machine(RuleBasedStateMachine):
 
 TestConformance = Machine.TestCase
 TestConformance.settings = settings(
-    max_examples=60,
+    max_examples=30,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -174,7 +174,7 @@ class Run:
             host.engine.stop()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_engine_does_what_the_rule_says(seed: int) -> None:
     program = Program(seed)

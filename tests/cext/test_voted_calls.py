@@ -436,7 +436,7 @@ class Voted(EngineRun):
         return super().known(call)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(count=st.integers(2, 5), calls=st.integers(1, 12), seed=st.integers(0, 2**32))
 def test_any_order_with_freezes_failures_and_deaths(count: int, calls: int, seed: int) -> None:
     played = Voted(count, calls, random.Random(seed))
