@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hoplite_mp._protocol import codec
@@ -40,6 +40,7 @@ def decoder(frame_bytes_max: int = codec.FRAME_BYTES_MAX) -> codec.Decoder[Anyth
     return codec.Decoder(Anything, frame_bytes_max)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, len(WIRE)), max_size=12))
 def test_any_cuts(cuts: list[int]) -> None:
     places = sorted([0, *cuts, len(WIRE)])
