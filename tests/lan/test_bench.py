@@ -25,7 +25,7 @@ from benchmarks.report import table
 from tests.lan import Lan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 KINDS = ("allreduce", "apart", "broadcast", "send", "reduce", "gather", "allgather",
@@ -158,6 +158,13 @@ def test_a_result_that_is_missing_or_too_much_is_seen(kind: str) -> None:
     if kind in ("send", "reduce", "gather"):
         with pytest.raises(AssertionError, match="got a result"):
             check(Alone(1 - ranks.rank), kind, NBYTES, 0, part(kind, 0, NBYTES, 0))
+
+
+@pytest.fixture(scope="module")
+def lan4(lan_permitted: None) -> Iterator[Lan]:
+    """Four hosts for the tests of this file, which leave nothing on them."""
+    with Lan(4) as lan:
+        yield lan
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")

@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.lan import Lan
+
 if TYPE_CHECKING:
-    from tests.lan import Host, Lan
+    from collections.abc import Iterator
+
+    from tests.lan import Host
 
 SINK = """
 import socket, sys, time
@@ -101,41 +105,48 @@ def test_killing_the_first_process_kills_the_host(lan4: Lan) -> None:
         assert time.monotonic() < end
 
 
+@pytest.fixture(scope="module")
+def four(lan_permitted: None) -> Iterator[Lan]:
+    """Hosts for tests that change nothing on them."""
+    with Lan(4) as lan:
+        yield lan
+
+
 @pytest.mark.parametrize("place", ["/dev/shm/x", "/run/x", "\0abstract"])
-def test_no_socket_of_one_host_is_found_by_another(lan4: Lan, place: str) -> None:
+def test_no_socket_of_one_host_is_found_by_another(four: Lan, place: str) -> None:
     """Not by a path in the places that hosts share on a real machine, nor by an abstract name."""
     listen = (
         f"import socket; s = socket.socket(socket.AF_UNIX); s.bind({place!r}); s.listen()\n"
         "print('up', flush=True); s.accept()"
     )
     connect = f"import socket; socket.socket(socket.AF_UNIX).connect({place!r})"
-    server = lan4[0].popen([sys.executable, "-c", listen], stdout=subprocess.PIPE, text=True)
+    server = four[0].popen([sys.executable, "-c", listen], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     assert server.stdout.readline() == "up\n"
     quiet = {"stderr": subprocess.DEVNULL}
-    assert lan4[1].run([sys.executable, "-c", connect], **quiet).returncode == 1
-    assert lan4[0].run([sys.executable, "-c", connect], **quiet).returncode == 0
+    assert four[1].run([sys.executable, "-c", connect], **quiet).returncode == 1
+    assert four[0].run([sys.executable, "-c", connect], **quiet).returncode == 0
     server.wait(30)
     server.stdout.close()
 
 
-def test_hosts_see_themselves_alone(lan4: Lan) -> None:
+def test_hosts_see_themselves_alone(four: Lan) -> None:
     names = [
-        host.run(["hostname"], stdout=subprocess.PIPE, text=True).stdout.strip() for host in lan4
+        host.run(["hostname"], stdout=subprocess.PIPE, text=True).stdout.strip() for host in four
     ]
     assert names == ["h1", "h2", "h3", "h4"]
-    pids = lan4[0].run(["sh", "-c", "ls /proc"], stdout=subprocess.PIPE, text=True).stdout.split()
+    pids = four[0].run(["sh", "-c", "ls /proc"], stdout=subprocess.PIPE, text=True).stdout.split()
     assert sum(pid.isdecimal() for pid in pids) < 10
-    places = [host.environment()["XDG_RUNTIME_DIR"] for host in lan4]
+    places = [host.environment()["XDG_RUNTIME_DIR"] for host in four]
     assert len(set(places)) == 4
 
 
-def test_neighbours_of_emulated_hosts_are_permanent_entries(lan4: Lan) -> None:
+def test_neighbours_of_emulated_hosts_are_permanent_entries(four: Lan) -> None:
     """Entries that the kernel has found itself count against a limit of all namespaces."""
-    assert reachable(lan4[0], lan4[3])
+    assert reachable(four[0], four[3])
     for family in ("-4", "-6"):
         command = ["ip", family, "neighbour", "show", "dev", "eth0"]
-        done = lan4[0].run(command, stdout=subprocess.PIPE, text=True)
+        done = four[0].run(command, stdout=subprocess.PIPE, text=True)
         entries = [line for line in done.stdout.splitlines() if "fe80" not in line]
         assert len(entries) == 3
         assert all("PERMANENT" in line for line in entries)
