@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.node_harness import NodeHarness
-from tests.support.node_losses import LossNetwork
+from tests.support.node_hosts import Network
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
-def network() -> Iterator[LossNetwork]:
+def network() -> Iterator[Network]:
     """Four hosts that can die, and their manager. Some files have another one of that name."""
-    made = LossNetwork(4)
+    made = Network(4)
     yield made
     made.close()
 

@@ -13,19 +13,13 @@ from hoplite_mp._protocol.fields import NAME_CHARS_MAX
 from hoplite_mp._protocol.messages import ActorNameAsked, ActorNameClaimed, NodeLost
 from hoplite_mp._protocol.peers import DropActor
 from hoplite_mp.errors import ActorLostError
-from tests.support.node_actors import ActorNetwork, ActorSide
-from tests.support.node_hosts import BIG
+from tests.support.node_hosts import BIG, Network, Side
 from tests.support.shm_host import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-@pytest.fixture
-def network() -> Iterator[ActorNetwork]:
-    made = ActorNetwork(4)
-    yield made
-    made.close()
+    from hoplite_mp._protocol.messages import Member
 
 
 class Played:
@@ -33,10 +27,10 @@ class Played:
     third one is its backup."""
 
     def __init__(
-        self, network: ActorNetwork, value: Any = "setup", retries: int = 1, **wanted: Any
+        self, network: Network, value: Any = "setup", retries: int = 1, **wanted: Any
     ) -> None:
         self.network = network
-        self.maker, self.owner, self.backup, self.other = network.sides
+        self.maker, self.owner, self.backup, self.other = network.nodes
         setup, self.hold = self.maker.put(value)
         network.pump()
         found = self.owner.hold(setup)
@@ -52,9 +46,9 @@ class Played:
     @property
     def calls(self) -> Any:
         """Where calls of the maker go."""
-        return self.maker.lan.remote_actors.bound.get(self.pool)
+        return self.maker.cluster.remote_actors.bound.get(self.pool)
 
-    def lose_owner(self, first: ActorSide) -> None:
+    def lose_owner(self, first: Side) -> None:
         """The manager's word of it comes to that host before it comes to any other."""
         self.network.held_back = []
         self.network.lose(self.owner)
@@ -63,16 +57,16 @@ class Played:
         self.network.say([one for one in self.held if one[0] == first.number])
         self.network.pump()
 
-    def say_rest(self, first: ActorSide) -> None:
+    def say_rest(self, first: Side) -> None:
         """To all others."""
         self.network.say([one for one in self.held if one[0] != first.number])
 
 
-def runners(side: ActorSide, pool: int) -> list[tuple[int, int]]:
+def runners(side: Side, pool: int) -> list[tuple[int, int]]:
     return [(one.host_id, one.pool) for one in side.outbound_tasks.far.get(pool, ())]
 
 
-def test_a_caller_hears_where_it_is_before_the_spare_does(network: ActorNetwork) -> None:
+def test_a_caller_hears_where_it_is_before_the_spare_does(network: Network) -> None:
     played = Played(network)
     network.settle()
     played.lose_owner(played.maker)
@@ -87,13 +81,11 @@ def test_a_caller_hears_where_it_is_before_the_spare_does(network: ActorNetwork)
 
 
 @pytest.mark.parametrize("kill", [True, False])
-def test_its_end_comes_before_the_spare_hears_that_it_has_it(
-    network: ActorNetwork, kill: bool
-) -> None:
+def test_its_end_comes_before_the_spare_hears_that_it_has_it(network: Network, kill: bool) -> None:
     played = Played(network, detached=True)
     network.settle()
     played.lose_owner(played.maker)
-    played.maker.lan.remote_actors.end(played.handle.oid, kill, False)
+    played.maker.cluster.remote_actors.end(played.handle.oid, kill, False)
     network.pump()
     played.say_rest(played.maker)
     network.settle()
@@ -104,20 +96,20 @@ def test_its_end_comes_before_the_spare_hears_that_it_has_it(
 
 
 def test_its_restarts_are_asked_for_before_the_spare_hears_that_it_has_it(
-    network: ActorNetwork,
+    network: Network,
 ) -> None:
     played = Played(network)
     network.settle()
     played.lose_owner(played.maker)
     played.maker.ask_restarts(played.handle)
     network.pump()
-    assert played.maker.replies == []
+    assert not played.maker.replies()
     played.say_rest(played.maker)
     network.settle()
-    assert [one.value for one in played.maker.replies] == [1]
+    assert [reply.value for _, reply in played.maker.replies()] == [1]
 
 
-def test_what_it_is_made_from_is_on_its_way_when_its_host_is_lost(network: ActorNetwork) -> None:
+def test_what_it_is_made_from_is_on_its_way_when_its_host_is_lost(network: Network) -> None:
     """Who seeks it, closes it or calls it from the new host waits until it has begun."""
     played = Played(network, BIG)
     found = played.backup.hold(played.identity)
@@ -130,17 +122,17 @@ def test_what_it_is_made_from_is_on_its_way_when_its_host_is_lost(network: Actor
     network.pump()
     assert played.backup.actor(played.identity) is None
     assert played.calls.ended is None
-    assert played.backup.lan.remote_actors.bound[nearby].ended is None
+    assert played.backup.cluster.remote_actors.bound[nearby].ended is None
     network.settle()
     actor = played.backup.actor(played.identity)
     assert actor.ended is None
     assert actor.pool == nearby
     assert played.calls.ended is None
     assert runners(played.maker, played.pool) == [(played.backup.host_id, nearby)]
-    assert not played.backup.lan.actor_failover.beginning
+    assert not played.backup.node_events.actor_failover.beginning
 
 
-def test_what_it_is_made_from_is_lost_with_its_host(network: ActorNetwork) -> None:
+def test_what_it_is_made_from_is_lost_with_its_host(network: Network) -> None:
     """The backup has not got it in time, and nobody else has it."""
     played = Played(network, BIG)
     assert played.backup.fetching
@@ -154,20 +146,20 @@ def test_what_it_is_made_from_is_lost_with_its_host(network: ActorNetwork) -> No
     del hold
 
 
-def test_the_name_is_free_if_nobody_wants_it(network: ActorNetwork) -> None:
+def test_the_name_is_free_if_nobody_wants_it(network: Network) -> None:
     """Its last handle has gone, and its host is lost before anybody hears that it has ended."""
     played = Played(network)
     actor = played.owner.actor(played.identity)
     actor.name = "far"
     network.to_manager(ActorNameClaimed(0, played.owner.number, "far", played.identity, True))
-    played.owner.lan.backups.keep(actor)
+    played.owner.cluster.backups.keep(actor)
     network.settle()
     network.no_manager = True
     network.stopped.add((played.owner.host_id, played.backup.host_id))
     played.owner.held = played.handle = None
     network.settle()
     network.no_manager = False
-    (kept,) = played.backup.lan.backups.kept.values()
+    (kept,) = played.backup.cluster.backups.kept.values()
     assert kept.what.name == "far"
     network.lose(played.owner)
     network.settle()
@@ -177,41 +169,41 @@ def test_the_name_is_free_if_nobody_wants_it(network: ActorNetwork) -> None:
 
 
 def test_a_name_that_its_spare_has_reported_is_free_when_its_actor_ends(
-    network: ActorNetwork,
+    network: Network,
 ) -> None:
     """The report reaches a new manager after the actor's own node has had nothing to report."""
     played = Played(network)
     actor = played.owner.actor(played.identity)
     actor.name = "far"
-    played.owner.lan.backups.keep(actor)
+    played.owner.cluster.backups.keep(actor)
     network.settle()
     network.stopped.add((played.owner.host_id, played.backup.host_id))
     network.no_manager = True
     played.owner.held = played.handle = None
     network.settle()
     network.no_manager = False
-    (claim,) = played.backup.lan.backups.report()
+    (claim,) = played.backup.cluster.backups.report()
     network.to_manager(claim)
     network.stopped.clear()
     network.settle()
-    assert not played.backup.lan.backups.kept
+    assert not played.backup.cluster.backups.kept
     (told,) = network.planner.actor_names.ask(ActorNameAsked(1, 0, "far"))
     assert told[1].identity is None
 
 
 def test_a_spare_that_is_replaced_when_its_actor_ends_hears_of_the_end(
-    network: ActorNetwork,
+    network: Network,
 ) -> None:
     """The former backup may have stated the name to a manager that nobody else told of it."""
     played = Played(network)
     actor = played.owner.actor(played.identity)
     actor.name = "far"
-    backups = played.owner.lan.backups
+    backups = played.owner.cluster.backups
     backups.keep(actor)
     network.settle()
     former = played.backup.host_id
     backups.roster.leaving.add(former)  # another host becomes the backup
-    network.stopped.update((played.owner.host_id, side.host_id) for side in network.sides)
+    network.stopped.update((played.owner.host_id, side.host_id) for side in network.nodes)
     backups.keep(actor)
     assert backups.at[actor.identity] != former
     told: list[tuple[int, Any]] = []
@@ -222,11 +214,11 @@ def test_a_spare_that_is_replaced_when_its_actor_ends_hears_of_the_end(
     assert former in [host_id for host_id, one in told if isinstance(one, DropActor)]
 
 
-def test_a_state_of_an_earlier_life_is_not_begun_from(network: ActorNetwork) -> None:
+def test_a_state_of_an_earlier_life_is_not_begun_from(network: Network) -> None:
     """A host that was its backup before is so again, of another host, and not all has come yet."""
     played = Played(network)
     network.settle()
-    backups = played.backup.lan.backups
+    backups = played.backup.cluster.backups
     (kept,) = backups.kept.values()
     assert kept.whole
     later = msgspec.structs.replace(kept.what, setup=played.other.put(BIG)[0])
@@ -234,58 +226,76 @@ def test_a_state_of_an_earlier_life_is_not_begun_from(network: ActorNetwork) -> 
     assert backups.number_of(played.identity, played.other.host_id) == 0
 
 
-def test_a_close_stands_behind_the_calls_that_go_elsewhere(network: ActorNetwork) -> None:
+def test_a_close_stands_behind_the_calls_that_go_elsewhere(network: Network) -> None:
     played = Played(network, retries=0)
     network.settle()
     calls = [played.maker.submit(pool=played.pool, retries=0) for _ in range(3)]
     network.settle()
-    played.maker.lan.remote_actors.end(played.handle.oid, False, False)
+    played.maker.cluster.remote_actors.end(played.handle.oid, False, False)
     network.lose(played.owner)
     network.settle()
     actor = played.backup.actor(played.identity)
     for at in (1, 2):
         assert played.backup.node_tasks.pool_state(actor.pool) == at  # open, closing
-        played.backup.answer(played.backup.tasks.next(actor.pool, 0), at)
+        played.backup.complete(played.backup.tasks.next(actor.pool, 0), at)
         network.settle()
     states = [played.maker.node.state(oid) for oid in calls]
     assert states == [STATE["FAILED"], STATE["SEALED"], STATE["SEALED"]]
-    assert played.maker.lan.remote_actors.closing == []
+    assert played.maker.cluster.remote_actors.closing == []
 
 
 @pytest.mark.parametrize("end", ["closed here", "closed", "leaving"])
 def test_a_spare_of_one_that_another_host_has_closed_begins_it_to_end_its_calls(
-    network: ActorNetwork, end: str
+    network: Network, end: str
 ) -> None:
     """Without its name, which may be another actor's by then; that host closes it again. If its own
     host was lost, nobody would."""
     played = Played(network, detached=True)
     actor = played.owner.actor(played.identity)
     actor.name = "far"
-    played.owner.lan.backups.keep(actor)
+    played.owner.cluster.backups.keep(actor)
     network.settle()
-    assert [one.what.name for one in played.backup.lan.backups.kept.values()] == ["far"]
+    assert [one.what.name for one in played.backup.cluster.backups.kept.values()] == ["far"]
     if end == "leaving":
-        played.owner.components.actors.leave()
+        played.owner.parts.actors.leave()
     else:
         oid = played.owner.imports.own(played.identity)
-        played.owner.components.actors.end_here(oid, False, far=end == "closed")
+        played.owner.parts.actors.end_here(oid, False, far=end == "closed")
     network.settle()
     if end == "closed here":
-        assert not played.backup.lan.backups.kept
-        played.owner.lan.backups.keep(actor)  # its process dies, or keeps a state
+        assert not played.backup.cluster.backups.kept
+        played.owner.cluster.backups.keep(actor)  # its process dies, or keeps a state
         network.settle()
-        assert not played.backup.lan.backups.kept
+        assert not played.backup.cluster.backups.kept
         return
-    (kept,) = played.backup.lan.backups.kept.values()
+    (kept,) = played.backup.cluster.backups.kept.values()
     assert kept.what.name == ""
     assert kept.what.detached == (end == "leaving")
 
 
-def test_it_begins_where_its_resources_are(network: ActorNetwork) -> None:
+class GpuNetwork(Network):
+    """Every second host has a GPU."""
+
+    def member(self, number: int) -> Member:
+        resources = (("gpu", 10_000),) if number % 2 else ()
+        return msgspec.structs.replace(super().member(number), resources=resources)
+
+    def make(self, number: int) -> Side:
+        resources = "gpu=1" if number % 2 else None
+        return Side(number=number, host_id=1000 + number, network=self, resources=resources)
+
+
+@pytest.fixture
+def gpu_network() -> Iterator[Network]:
+    made = GpuNetwork(4)
+    yield made
+    made.close()
+
+
+def test_it_begins_where_its_resources_are(gpu_network: Network) -> None:
     """With those, and with its environment."""
+    network = gpu_network
     demand, env = (("gpu", 10_000),), (("WORD", "there"),)
-    for member in network.members.values():
-        member.resources = demand if member.node in (1, 3) else ()
     played = Played(network, demand=demand, env=env)
     network.settle()
     played.lose_owner(played.other)
@@ -293,32 +303,33 @@ def test_it_begins_where_its_resources_are(network: ActorNetwork) -> None:
     network.settle()
     assert not played.backup.started
     (pool,) = played.other.started
-    assert (played.other.pools[pool].demand, played.other.pools[pool].env) == (demand, env)
+    begun = played.other.parts.workers.pools[pool]
+    assert (begun.demand, begun.env) == (demand, env)
 
 
 @pytest.mark.parametrize("owner", [0, 2, 3])
 def test_a_spare_goes_when_its_actor_has_another_owner_and_only_then(
-    network: ActorNetwork, owner: int
+    network: Network, owner: int
 ) -> None:
     """Of an actor of the first host, or of the third one, which the second one can begin again."""
-    mine = network.sides[1]
+    mine = network.nodes[1]
     identity, what = bytes(16), None
-    for now in network.sides:
-        backup = ActorBackup(network.sides[owner].host_id, owner, what)  # type: ignore[arg-type]
-        mine.lan.backups.kept[identity] = backup
-        found = mine.lan.backups.take_over(identity, now.host_id)
+    for now in network.nodes:
+        backup = ActorBackup(network.nodes[owner].host_id, owner, what)  # type: ignore[arg-type]
+        mine.cluster.backups.kept[identity] = backup
+        found = mine.cluster.backups.take_over(identity, now.host_id)
         assert found is (backup if now is mine else None)
-        assert (identity in mine.lan.backups.kept) == (now is network.sides[owner])
-    mine.lan.backups.kept.clear()
+        assert (identity in mine.cluster.backups.kept) == (now is network.nodes[owner])
+    mine.cluster.backups.kept.clear()
 
 
 @pytest.mark.parametrize("kill", [True, False])
 def test_an_end_that_was_lost_with_its_host_is_told_the_next_one(
-    network: ActorNetwork, kill: bool
+    network: Network, kill: bool
 ) -> None:
     played = Played(network, detached=True)
     network.settle()
-    played.maker.lan.remote_actors.end(played.handle.oid, kill, False)
+    played.maker.cluster.remote_actors.end(played.handle.oid, kill, False)
     played.lose_owner(played.maker)
     played.say_rest(played.maker)
     network.settle()
@@ -328,7 +339,7 @@ def test_an_end_that_was_lost_with_its_host_is_told_the_next_one(
 
 
 def test_calls_fail_if_nobody_is_named_for_its_identity(
-    network: ActorNetwork, monkeypatch: pytest.MonkeyPatch
+    network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seed 1206283: callers waited for ever, although no host would begin it again. It is the same
     for who asks for its restarts, and for who calls it for the first time later."""
@@ -343,8 +354,8 @@ def test_calls_fail_if_nobody_is_named_for_its_identity(
     maker.ask_restarts(played.handle)
     network.settle()
     assert [maker.node.state(oid) for oid in calls] == [STATE["FAILED"], *[STATE["QUEUED"]] * 2]
-    assert maker.replies == []
-    assert backup.lan.backups.kept
+    assert not maker.replies()
+    assert backup.cluster.backups.kept
     monkeypatch.setattr(
         ownership_transfer, "HOLDINGS_MAX", 0
     )  # no host has room for it in its report
@@ -353,39 +364,39 @@ def test_calls_fail_if_nobody_is_named_for_its_identity(
     network.settle()
     assert [maker.node.state(oid) for oid in calls] == [STATE["FAILED"]] * 3
     assert isinstance(maker.value(maker.party.hold(calls[-1])), ActorLostError)
-    assert [one.value for one in maker.replies] == [0]
+    assert [reply.value for _, reply in maker.replies()] == [0]
     assert not backup.started
-    assert not backup.lan.backups.kept
+    assert not backup.cluster.backups.kept
     pool = other.bind(late, played.there, 0)
-    assert other.lan.remote_actors.bound[pool].ended is not None
+    assert other.cluster.remote_actors.bound[pool].ended is not None
 
 
 def test_what_no_message_can_carry_has_no_spare(
-    network: ActorNetwork, caplog: pytest.LogCaptureFixture
+    network: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     played = Played(network, class_name="K" * (NAME_CHARS_MAX + 1))
     owner = played.owner
     actor, told = owner.actor(played.identity), []
-    owner.components.actors.keep(actor, lambda: told.append(True))  # as for ActorBegins
-    owner.lan.backups.came()
+    owner.parts.actors.keep(actor, lambda: told.append(True))  # as for ActorBegins
+    owner.cluster.backups.came()
     network.pump()
     assert told
-    assert actor.identity not in owner.lan.backups.at
+    assert actor.identity not in owner.cluster.backups.at
     assert [one.getMessage() for one in caplog.records if "another host" in one.getMessage()] == [
         f"actor {'K' * 194} cannot be restarted on another host, because no message can carry what "
         "that host needs: class_name must be a string of 0 to 1024 characters: 1025 characters"
     ]
 
 
-def test_what_a_spare_keeps_goes_when_no_message_can_carry_the_rest(network: ActorNetwork) -> None:
+def test_what_a_spare_keeps_goes_when_no_message_can_carry_the_rest(network: Network) -> None:
     played = Played(network)
     network.pump()
     owner = played.owner
     actor = owner.actor(played.identity)
-    assert played.identity in played.backup.lan.backups.kept
+    assert played.identity in played.backup.cluster.backups.kept
     actor.class_name = "K" * (NAME_CHARS_MAX + 1)
-    owner.components.actors.keep(actor)
+    owner.parts.actors.keep(actor)
     network.pump()
-    assert played.identity not in played.backup.lan.backups.kept
-    owner.lan.backups.ended(actor)
-    assert not owner.lan.backups.unkept
+    assert played.identity not in played.backup.cluster.backups.kept
+    owner.cluster.backups.ended(actor)
+    assert not owner.cluster.backups.unkept

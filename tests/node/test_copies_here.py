@@ -15,7 +15,6 @@ from hoplite_mp._common.object_states import STATE
 from hoplite_mp._node.execution.plan_cells import PULL_TRIES_MAX, PlanCells
 from hoplite_mp._node.execution.plan_runner import PlanRunner
 from hoplite_mp._node.execution.transfers import Transfers
-from hoplite_mp._node.objects.replicas import Replicas
 from hoplite_mp._node.peers.links import UNREACHABLE
 from hoplite_mp._node.store.growing_block import EngineBuffer, Ranges
 from hoplite_mp._protocol import messages as m
@@ -379,7 +378,7 @@ def test_another_header_asks_for_the_same_object() -> None:
 @pytest.fixture
 def side() -> Any:
     network = Network(2)
-    yield network.sides[1]
+    yield network.nodes[1]
     network.close()
 
 
@@ -395,11 +394,9 @@ def a_result(side: Side) -> tuple[int, int, bytes]:
 def test_a_result_that_is_asked_for_where_it_is_made(side: Side) -> None:
     """The owner says that it is done, and here, before the commit has come: who reads it waits for
     that, instead of being told that nobody holds it."""
-    replicas = Replicas(
-        side.results, side.imports, side.exports, side.remote_objects, side.send, side.loop
-    )
+    replicas = side.replicas
     payload, nbytes, expected = a_result(side)
-    object_id = ids.pack_id(side.network.sides[0].host_id, 1 << 32 | 5)
+    object_id = ids.pack_id(side.network.nodes[0].host_id, 1 << 32 | 5)
     oid = replicas.expect(object_id, nbytes, (1,))
     ended: list[int] = []
     assert side.remote_objects.want(oid, lambda: ended.append(1))

@@ -27,12 +27,12 @@ def network() -> Iterator[Network]:
 
 @pytest.fixture
 def owner(network: Network) -> Side:
-    return network.sides[0]
+    return network.nodes[0]
 
 
 @pytest.fixture
 def away(network: Network) -> Side:
-    return network.sides[1]
+    return network.nodes[1]
 
 
 def test_a_small_value_travels_at_once(network: Network, owner: Side, away: Side) -> None:
@@ -230,7 +230,7 @@ def test_the_owner_dies(network: Network, owner: Side, away: Side) -> None:
     heard: list[int] = []
     away.remote_objects.want(second.oid, lambda: heard.append(1))
     network.lose(owner)
-    network.pump()
+    network.settle()
     for hold in (first, second, asked[0]):
         error = away.value(hold)
         assert isinstance(error, ObjectLostError)
@@ -254,10 +254,10 @@ def test_the_importer_dies(network: Network, owner: Side, away: Side) -> None:
 def test_many_in_random_order(network: Network) -> None:
     """Every host imports, reads, lets go and takes again, while lines deliver as they like."""
     rng = np.random.default_rng(5)
-    objects = [(side, *side.put((side.number, n))) for side in network.sides for n in range(6)]
+    objects = [(side, *side.put((side.number, n))) for side in network.nodes for n in range(6)]
     held: list[tuple[Side, list[object], tuple[int, int]]] = []
     for _ in range(3000):
-        side = network.sides[rng.integers(3)]
+        side = network.nodes[rng.integers(3)]
         match rng.integers(4):
             case 0:
                 owner, object_id, _ = objects[rng.integers(len(objects))]
@@ -293,7 +293,7 @@ def test_a_ref_inside_what_a_dead_process_has_put(
     outer_id, outer = away.put({"x": ObjectRef(object_id, inner)})
     found = remote_hold(network, owner, outer_id) if held else []
     del mine
-    away.sweep(away.party.slot)  # with what the process held
+    away.worker_exited(away.party.slot)  # with what the process held
     del inner, outer
 
     def settle() -> None:

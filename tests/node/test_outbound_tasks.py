@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 def network() -> Iterator[Network]:
     """Host 0 sends; hosts 1 and 2 have two workers each."""
     made = Network(3)
-    for side in made.sides[1:]:
-        made.sides[0].outbound_tasks.set_runner(side.host_id, side.number, 2)
+    for side in made.nodes[1:]:
+        made.nodes[0].outbound_tasks.set_runner(side.host_id, side.number, 2)
     yield made
     made.close()
 
 
 def value(side: Side, oid: int) -> Any:
-    return side.value(side.sent[oid][0])
+    return side.value(side.submitted[oid][0])
 
 
 def runner_of(network: Network, oid: int) -> Side:
-    return network.by_host_id[network.sides[0].outbound_tasks.where[oid].host_id]
+    return network.by_host_id[network.nodes[0].outbound_tasks.where[oid].host_id]
 
 
 def done(network: Network) -> None:
-    network.sides[0].sent.clear()
+    network.nodes[0].submitted.clear()
     assert_nothing_kept(network)
-    for side in network.sides:
+    for side in network.nodes:
         if side.host_id in network.dead:
             continue
         assert not side.inbound_tasks.by_task
@@ -48,7 +48,7 @@ def done(network: Network) -> None:
 
 
 def test_a_result_comes_back(network: Network) -> None:
-    sender = network.sides[0]
+    sender = network.nodes[0]
     oid = sender.submit((1, 2))
     network.pump()
     runner = runner_of(network, oid)
@@ -57,7 +57,7 @@ def test_a_result_comes_back(network: Network) -> None:
     assert runner.value(runner.party.hold(function)) == "the function"
     positional, _ = _serialize.decode_call(memoryview(args), lambda i: ObjectRef(i), lambda r: r)
     assert positional == (1, 2)
-    runner.answer(task, "three")
+    runner.complete(task, "three")
     network.pump()
     assert value(sender, oid) == "three"
     assert sender.tasks.done(oid)
@@ -66,13 +66,13 @@ def test_a_result_comes_back(network: Network) -> None:
 
 def test_of_equal_hosts_the_one_that_has_rested_for_longest(network: Network) -> None:
     """The result of the last task is perhaps on its way from the other one."""
-    sender = network.sides[0]
+    sender = network.nodes[0]
     runners = []
     for _ in range(4):
         oid = sender.submit(())
         network.pump()
         runner = runner_of(network, oid)
-        runner.answer(runner.take_task(), "done")
+        runner.complete(runner.take_task(), "done")
         network.pump()
         assert sender.tasks.done(oid)
         runners.append(runner.number)
@@ -83,7 +83,7 @@ def test_of_equal_hosts_the_one_that_has_rested_for_longest(network: Network) ->
 
 def test_what_a_task_prints_goes_to_the_driver_of_the_first_one(network: Network) -> None:
     """The output owner travels along, is 0 on its own host, and lines go before the task's end."""
-    first, second, third = network.sides
+    first, second, third = network.nodes
     second.outbound_tasks.set_runner(third.host_id, third.number, 2)
     second.outbound_tasks.set_runner(first.host_id, first.number, 2)
     events: list[Any] = []
@@ -113,7 +113,7 @@ def test_what_a_task_prints_goes_to_the_driver_of_the_first_one(network: Network
     assert first.tasks.output_owner(first.take_task()) == 0
     task_of_third = third.take_task()
     assert third.tasks.output_owner(task_of_third) == first.host_id
-    third.answer(task_of_third, "ended")
+    third.complete(task_of_third, "ended")
     third.poll()
     assert events == [(third.party.slot, [])]
     network.pump()
@@ -121,11 +121,11 @@ def test_what_a_task_prints_goes_to_the_driver_of_the_first_one(network: Network
 
 
 def test_an_error_comes_back(network: Network) -> None:
-    sender = network.sides[0]
+    sender = network.nodes[0]
     oid = sender.submit()
     network.pump()
     runner = runner_of(network, oid)
-    runner.answer(runner.take_task(), KeyError("k"))
+    runner.complete(runner.take_task(), KeyError("k"))
     network.pump()
     assert isinstance(value(sender, oid), KeyError)
     done(network)
@@ -133,11 +133,11 @@ def test_an_error_comes_back(network: Network) -> None:
 
 @pytest.mark.parametrize("chars", [50_000, 300_000])
 def test_an_error_of_any_size_keeps_its_type(network: Network, chars: int) -> None:
-    sender = network.sides[0]
+    sender = network.nodes[0]
     oid = sender.submit()
     network.pump()
     runner = runner_of(network, oid)
-    runner.answer(runner.take_task(), KeyError("begins" + "k" * chars + "ends", 3))
+    runner.complete(runner.take_task(), KeyError("begins" + "k" * chars + "ends", 3))
     network.pump()
     found = value(sender, oid)
     assert isinstance(found, KeyError)
@@ -149,11 +149,11 @@ def test_an_error_of_any_size_keeps_its_type(network: Network, chars: int) -> No
 @pytest.mark.parametrize("failed", [False, True])
 def test_a_result_that_finds_no_room(network: Network, failed: bool) -> None:
     """Whoever waits for it learns so, instead of the value or of the error."""
-    sender = network.sides[0]
+    sender = network.nodes[0]
     oid = sender.submit()
     network.pump()
     runner = runner_of(network, oid)
-    runner.answer(runner.take_task(), KeyError("k" * 3000) if failed else "v" * 3000)
+    runner.complete(runner.take_task(), KeyError("k" * 3000) if failed else "v" * 3000)
     sender.results.lease = lambda nbytes, failed=False: None  # type: ignore[method-assign]
     network.pump()
     found = value(sender, oid)
@@ -163,11 +163,11 @@ def test_a_result_that_finds_no_room(network: Network, failed: bool) -> None:
 
 
 def test_a_big_result_stays_until_it_is_wanted(network: Network) -> None:
-    sender = network.sides[0]
+    sender = network.nodes[0]
     oid = sender.submit()
     network.pump()
     runner = runner_of(network, oid)
-    runner.answer(runner.take_task(), BIG)
+    runner.complete(runner.take_task(), BIG)
     network.pump()
     assert value(sender, oid) == "SPILLED"
     assert sender.remote_objects.by_oid[oid].holders == (runner.number,)
@@ -184,23 +184,23 @@ def test_a_big_result_stays_until_it_is_wanted(network: Network) -> None:
 
 
 def test_a_big_result_that_nobody_wants_goes(network: Network) -> None:
-    sender = network.sides[0]
+    sender = network.nodes[0]
     oid = sender.submit()
     network.pump()
     runner = runner_of(network, oid)
-    runner.answer(runner.take_task(), BIG)
+    runner.complete(runner.take_task(), BIG)
     network.pump()
     done(network)
 
 
 def test_refs_inside_a_result_are_held_all_the_way(network: Network) -> None:
-    sender = network.sides[0]
+    sender = network.nodes[0]
     oid = sender.submit()
     network.pump()
     runner = runner_of(network, oid)
     task = runner.take_task()
     inner, hold = runner.put("inner")
-    runner.answer(task, [ObjectRef(inner, hold)])
+    runner.complete(task, [ObjectRef(inner, hold)])
     network.pump()
     runner.party.collect()
     del hold  # its worker lets go; from here on the hosts hold it
@@ -215,7 +215,7 @@ def test_refs_inside_a_result_are_held_all_the_way(network: Network) -> None:
 
 
 def test_refs_among_the_arguments(network: Network) -> None:
-    sender = network.sides[0]
+    sender = network.nodes[0]
     argument, hold = sender.put({"x": 1})
     oid = sender.submit((ObjectRef(argument, hold),), holds=hold)
     del hold
@@ -224,59 +224,59 @@ def test_refs_among_the_arguments(network: Network) -> None:
     task = runner.take_task()
     (theirs,) = runner.hold(argument)
     assert runner.value(theirs) == {"x": 1}
-    runner.answer(task, None)
+    runner.complete(task, None)
     del theirs
     network.pump()
     done(network)
 
 
 def test_the_runner_that_holds_the_arguments_is_preferred(network: Network) -> None:
-    sender, _, second = network.sides
+    sender, _, second = network.nodes
     argument, theirs = second.put(BIG)
     (mine,) = remote_hold(network, sender, argument)
     for _ in range(3):
         oid = sender.submit((ObjectRef(argument, mine),), holds=mine)
         network.pump()
         assert runner_of(network, oid) is second
-        second.answer(second.take_task(), None)
+        second.complete(second.take_task(), None)
         network.pump()
     del theirs, mine
     done(network)
 
 
 def test_no_more_than_there_is_room_for(network: Network) -> None:
-    sender = network.sides[0]
+    sender = network.nodes[0]
     oids = [sender.submit() for _ in range(20)]
     network.pump()
     assert len(sender.outbound_tasks.where) == 2 * (2 + 2)
     assert {value(sender, oid) for oid in oids} == {"CLAIMED", "QUEUED"}
     while sender.outbound_tasks.where:
-        for runner in network.sides[1:]:
+        for runner in network.nodes[1:]:
             if task := runner.take_task():
-                runner.answer(task, runner.number)
+                runner.complete(task, runner.number)
         network.pump()
     assert {value(sender, oid) for oid in oids} == {1, 2}
     done(network)
 
 
 def test_own_workers_take_tasks_too(network: Network) -> None:
-    sender = network.sides[0]
+    sender = network.nodes[0]
     oids = [sender.submit() for _ in range(12)]
     network.pump()
     while task := sender.take_task():
-        sender.answer(task, "here")
+        sender.complete(task, "here")
     values = [value(sender, oid) for oid in oids]
     assert values.count("here") == 4
     assert values.count("CLAIMED") == 8
-    for runner in network.sides[1:]:
+    for runner in network.nodes[1:]:
         while task := runner.take_task():
-            runner.answer(task, "there")
+            runner.complete(task, "there")
     network.pump()
     done(network)
 
 
 def test_cancelled_before_it_begins_and_while_it_runs(network: Network) -> None:
-    sender = network.sides[0]
+    sender = network.nodes[0]
     waits, runs = sender.submit(), sender.submit()
     network.pump()
     runner = runner_of(network, runs)
@@ -288,30 +288,30 @@ def test_cancelled_before_it_begins_and_while_it_runs(network: Network) -> None:
         assert sender.tasks.cancel(oid, True) == 2
         assert sender.outbound_tasks.cancel(oid)
     network.pump()
-    assert runner.interrupted == [(task, runner.party.slot)]
+    assert runner.processes.interrupted == [runner.pid]
     assert value(sender, other) == "CANCELLED"
-    runner.answer(task, "too late")
+    runner.complete(task, "too late")
     network.pump()
     assert value(sender, mine) == "CANCELLED"
     done(network)
 
 
 def test_recalled_tasks_run_at_home(network: Network) -> None:
-    sender = network.sides[0]
+    sender = network.nodes[0]
     oids = [sender.submit() for _ in range(8)]
     network.pump()
-    running = {runner.number: runner.take_task() for runner in network.sides[1:]}
-    for runner in network.sides[1:]:
+    running = {runner.number: runner.take_task() for runner in network.nodes[1:]}
+    for runner in network.nodes[1:]:
         known = sender.outbound_tasks.runners[runner.host_id]
         known.workers = 0  # so that it is not sent again
         known.changed()
         sender.outbound_tasks.recall(known, 1 << 10)
     network.pump()
     while task := sender.take_task():
-        sender.answer(task, "home")
+        sender.complete(task, "home")
     assert [value(sender, oid) for oid in oids].count("home") == 6
-    for runner in network.sides[1:]:
-        runner.answer(running[runner.number], "away")
+    for runner in network.nodes[1:]:
+        runner.complete(running[runner.number], "away")
     network.pump()
     assert {value(sender, oid) for oid in oids} == {"home", "away"}
     done(network)
@@ -323,8 +323,8 @@ def test_a_recalled_task_whose_result_is_held_where_it_was_to_run(
 ) -> None:
     """A process of that host has got the ref before: the task is not cancelled for it, and its hold
     keeps the result, though its sender's process drops the ref (`dropped`)."""
-    sender, runner = network.sides[:2]
-    unused = sender.outbound_tasks.runners[network.sides[2].host_id]
+    sender, runner = network.nodes[:2]
+    unused = sender.outbound_tasks.runners[network.nodes[2].host_id]
     unused.workers = 0
     unused.changed()
     oids = [sender.submit() for _ in range(4)]
@@ -341,13 +341,13 @@ def test_a_recalled_task_whose_result_is_held_where_it_was_to_run(
     assert len(back) == 3
     if dropped:
         for oid in back:
-            sender.sent[oid] = []
+            sender.submitted[oid] = []
         network.pump()
     while task := sender.take_task():
-        sender.answer(task, "home")
+        sender.complete(task, "home")
     network.pump()
     assert [runner.value(holds[oid]) for oid in back] == ["home"] * 3  # type: ignore[arg-type]
-    runner.answer(first, "away")
+    runner.complete(first, "away")
     network.pump()
     (away,) = set(oids) - set(back)
     assert runner.value(holds[away]) == "away"  # type: ignore[arg-type]
@@ -357,7 +357,7 @@ def test_a_recalled_task_whose_result_is_held_where_it_was_to_run(
 
 @pytest.mark.parametrize("retries", [0, 1])
 def test_the_runner_dies(network: Network, retries: int) -> None:
-    sender = network.sides[0]
+    sender = network.nodes[0]
     oid = sender.submit(retries=retries)
     network.pump()
     dead = runner_of(network, oid)
@@ -367,7 +367,7 @@ def test_the_runner_dies(network: Network, retries: int) -> None:
     if retries:
         again = runner_of(network, oid)
         assert again is not dead
-        again.answer(again.take_task(), "again")
+        again.complete(again.take_task(), "again")
         network.pump()
         assert value(sender, oid) == "again"
     else:
@@ -378,34 +378,35 @@ def test_the_runner_dies(network: Network, retries: int) -> None:
 
 
 def test_a_big_result_dies_with_its_runner(network: Network) -> None:
-    sender = network.sides[0]
-    oid = sender.submit()
+    sender = network.nodes[0]
+    oid = sender.submit(retries=0)
     network.pump()
     runner = runner_of(network, oid)
-    runner.answer(runner.take_task(), BIG)
+    runner.complete(runner.take_task(), BIG)
     network.pump()
     network.lose(runner)
+    network.settle()
     assert "is lost" in str(value(sender, oid))
     done(network)
 
 
 def test_the_sender_dies(network: Network) -> None:
-    sender = network.sides[0]
+    sender = network.nodes[0]
     oids = [sender.submit() for _ in range(6)]
     network.pump()
-    tasks = [(runner, runner.take_task()) for runner in network.sides[1:]]
+    tasks = [(runner, runner.take_task()) for runner in network.nodes[1:]]
     network.lose(sender)
     for runner, task in tasks:
-        assert (task, runner.party.slot) in runner.interrupted
-        runner.answer(task, None)
+        assert runner.processes.interrupted == [runner.pid]
+        runner.complete(task, None)
     network.pump()
     assert oids
-    sender.sent.clear()
+    sender.submitted.clear()
     assert_nothing_kept(network)
 
 
 def test_a_pool_for_one_host(network: Network) -> None:
-    sender, _, second = network.sides
+    sender, _, second = network.nodes
     pool = 5
     sender.node.open_pool(pool, 1)
     assert sender.outbound_tasks.bind(pool, second.number)
@@ -413,7 +414,7 @@ def test_a_pool_for_one_host(network: Network) -> None:
     network.pump()
     assert {runner_of(network, oid) for oid in oids} == {second}
     while task := second.take_task():
-        second.answer(task, np.int64(3))
+        second.complete(task, np.int64(3))
     network.pump()
     assert COMMON == 0
     assert [value(sender, oid) for oid in oids] == [3, 3, 3]
@@ -422,7 +423,7 @@ def test_a_pool_for_one_host(network: Network) -> None:
 
 def test_of_a_pool_for_one_host_that_is_lost(network: Network) -> None:
     """Nobody runs its tasks any more; another host's are no matter of that."""
-    sender, first, second = network.sides
+    sender, first, second = network.nodes
     gone: list[tuple[int, str]] = []
     sender.node_events.pool_deserted = lambda pool, why: gone.append((pool, why))
     assert sender.outbound_tasks.bind(5, first.number)
@@ -442,8 +443,8 @@ def test_of_a_pool_for_one_host_that_is_lost(network: Network) -> None:
 @pytest.mark.parametrize("result", [BIG, "small", KeyError("k")], ids=["big", "small", "error"])
 def test_a_ref_to_a_task_that_is_then_sent_here(network: Network, result: Any) -> None:
     """A process of the runner waits for a task by its ref, before the runner gets that task."""
-    sender, runner = network.sides[0], network.sides[1]
-    for side in network.sides[1:]:
+    sender, runner = network.nodes[0], network.nodes[1]
+    for side in network.nodes[1:]:
         sender.outbound_tasks.lose_runner(side.host_id)
     oid = sender.submit()
     holds = runner.hold(ids.pack_id(sender.host_id, oid))
@@ -451,7 +452,7 @@ def test_a_ref_to_a_task_that_is_then_sent_here(network: Network, result: Any) -
     assert runner.value(holds[0]) == "CLAIMED"
     sender.outbound_tasks.set_runner(runner.host_id, runner.number, 2)
     network.pump()
-    runner.answer(runner.take_task(), result)
+    runner.complete(runner.take_task(), result)
     network.pump()
     if result is BIG:
         assert runner.remote_objects.want(holds[0].oid, lambda: None)
@@ -463,7 +464,7 @@ def test_a_ref_to_a_task_that_is_then_sent_here(network: Network, result: Any) -
 @pytest.mark.parametrize("outcome", ["ready", "returned", "cancelled"])
 def test_only_the_host_that_runs_a_task_says_how_it_ended(network: Network, outcome: str) -> None:
     """Another one may have had it before, and be late."""
-    sender, *others = network.sides
+    sender, *others = network.nodes
     oids = [sender.submit() for _ in others]
     network.pump()
     assert {runner_of(network, oid) for oid in oids} == {*others}
@@ -476,7 +477,7 @@ def test_only_the_host_that_runs_a_task_says_how_it_ended(network: Network, outc
                 sender.outbound_tasks.ended(other.host_id, said)
         network.pump()
         assert runner_of(network, oid) is runner
-        runner.answer(runner.take_task(), runner.number)
+        runner.complete(runner.take_task(), runner.number)
         network.pump()
         assert value(sender, oid) == runner.number
     done(network)
@@ -485,18 +486,18 @@ def test_only_the_host_that_runs_a_task_says_how_it_ended(network: Network, outc
 @pytest.mark.parametrize("owner", [0, 2, None])
 def test_workers_for_one_host_run_tasks_of_no_other(network: Network, owner: int | None) -> None:
     """That one's, and after their end they run nobody's."""
-    sender, second, _ = network.sides
+    sender, second, _ = network.nodes
     pool, there = 7, 5
     sender.node.open_pool(pool, 1)
     second.node.open_pool(there, 1)
     if owner is not None:
-        second.inbound_tasks.pools[there] = network.sides[owner].host_id
+        second.inbound_tasks.pools[there] = network.nodes[owner].host_id
     sender.outbound_tasks.add_remote(pool, second.host_id, there, 1, 0)
     oid = sender.submit(pool=pool)
     network.pump()
     task = second.tasks.next(there, 0)
     if owner == 0:
-        second.answer(task, "ran")
+        second.complete(task, "ran")
         network.pump()
         assert value(sender, oid) == "ran"
     else:

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp._protocol.messages import OwnersNamed
-from tests.support.node_hosts import BIG, remote_hold
-from tests.support.node_losses import assert_no_lineage_kept
-from tests.support.node_ports import deliver
+from tests.support.node_hosts import BIG, assert_nothing_kept, remote_hold
 
 if TYPE_CHECKING:
-    from tests.support.node_losses import LossNetwork
+    from tests.support.node_hosts import Network
 
 
 def test_a_copy_that_is_kept_is_read_by_others_and_goes_with_the_last_ref(
-    network: LossNetwork,
+    network: Network,
 ) -> None:
     owner, keeper, reader, other = network.living
     object_id, mine = owner.put(BIG)
@@ -33,11 +31,11 @@ def test_a_copy_that_is_kept_is_read_by_others_and_goes_with_the_last_ref(
     assert (other.read(further) == BIG).all()
     assert len(keeper.store.leases) == 1
     del further, mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named
 
 
-def test_nobody_uses_it_any_more(network: LossNetwork) -> None:
+def test_nobody_uses_it_any_more(network: Network) -> None:
     owner, keeper, second, _ = network.living
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)
@@ -45,11 +43,11 @@ def test_nobody_uses_it_any_more(network: LossNetwork) -> None:
     network.pump()
     network.lose(owner)
     del mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named
 
 
-def test_who_has_fetched_it_gives_it_to_the_others(network: LossNetwork) -> None:
+def test_who_has_fetched_it_gives_it_to_the_others(network: Network) -> None:
     """The lowest one that has it whole counts, and its own process's hold counts, too."""
     owner, first, second, third = network.living
     object_id, mine = owner.put(BIG)
@@ -68,10 +66,10 @@ def test_who_has_fetched_it_gives_it_to_the_others(network: LossNetwork) -> None
     assert (third.read(holds[2]) == BIG).all()
     holds.clear()
     del mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_nobody_has_it(network: LossNetwork) -> None:
+def test_nobody_has_it(network: Network) -> None:
     owner, first, second, _ = network.living
     object_id, mine = owner.put(BIG)
     pending, running = owner.pending()
@@ -84,10 +82,10 @@ def test_nobody_has_it(network: LossNetwork) -> None:
     assert "node h0 had it" in str(first.value(waits))
     holds.clear()
     del hold, waits, mine, running
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_who_waits_when_the_owner_dies(network: LossNetwork) -> None:
+def test_who_waits_when_the_owner_dies(network: Network) -> None:
     """It is being fetched from the owner; a copy elsewhere is what it gets in the end."""
     owner, keeper, reader, _ = network.living
     object_id, mine = owner.put(BIG)
@@ -106,11 +104,11 @@ def test_who_waits_when_the_owner_dies(network: LossNetwork) -> None:
     assert heard == [1]
     assert (reader.value(hold) == BIG).all()
     del hold, mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_let_go_between_the_report_and_the_answer(network: LossNetwork, early: bool) -> None:
+def test_let_go_between_the_report_and_the_answer(network: Network, early: bool) -> None:
     """What was counted has gone; the word of it comes before the manager's, or after."""
     owner, keeper, reader, *_ = network.living
     object_id, mine = owner.put(BIG)
@@ -125,13 +123,13 @@ def test_let_go_between_the_report_and_the_answer(network: LossNetwork, early: b
     network.held_back = None
     for number, answer in held:
         assert isinstance(answer, OwnersNamed)
-        deliver(network.sides[number].recovery.owners, answer)  # type: ignore[attr-defined]
+        network.nodes[number].from_manager(answer)
         network.pump()
     del mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_a_ref_that_is_met_after_the_death_of_its_owner(network: LossNetwork) -> None:
+def test_a_ref_that_is_met_after_the_death_of_its_owner(network: Network) -> None:
     owner, keeper, late, other = network.living
     object_id, mine = owner.put(BIG)
     unknown, gone = owner.put(BIG)
@@ -155,10 +153,10 @@ def test_a_ref_that_is_met_after_the_death_of_its_owner(network: LossNetwork) ->
     further.clear()
     lost.clear()
     del mine, gone
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_a_reporter_dies_before_all_have_reported(network: LossNetwork) -> None:
+def test_a_reporter_dies_before_all_have_reported(network: Network) -> None:
     owner, first, second, reader = network.living
     object_id, mine = owner.put(BIG)
     (hold,) = remote_hold(network, reader, object_id)
@@ -174,11 +172,11 @@ def test_a_reporter_dies_before_all_have_reported(network: LossNetwork) -> None:
     assert (reader.read(hold) == BIG).all()
     assert network.planner.owners.named[object_id] == second.number
     del hold, mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
 @pytest.mark.parametrize("told", [0, 1, 2])
-def test_the_manager_dies_with_it(network: LossNetwork, told: int) -> None:
+def test_the_manager_dies_with_it(network: Network, told: int) -> None:
     """Before it has named an owner, or when it has told some of those who must know."""
     owner, keeper, reader, other = network.living
     object_id, mine = owner.put(BIG)
@@ -190,7 +188,7 @@ def test_the_manager_dies_with_it(network: LossNetwork, told: int) -> None:
     network.lose(owner)
     said, network.held_back = network.held_back[3 - told :], None
     for number, answer in said:
-        deliver(network.sides[number].recovery.owners, answer)  # type: ignore[attr-defined]
+        network.nodes[number].from_manager(answer)
     network.restart_manager()
     network.settle()
     assert network.planner.owners.named[object_id] == keeper.number
@@ -200,11 +198,11 @@ def test_the_manager_dies_with_it(network: LossNetwork, told: int) -> None:
     assert (other.read(further) == BIG).all()
     assert len(keeper.store.leases) == 1
     del further, mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named
 
 
-def test_another_manager_knows_the_owners_that_were_named(network: LossNetwork) -> None:
+def test_another_manager_knows_the_owners_that_were_named(network: Network) -> None:
     owner, keeper, reader, late = network.living
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)
@@ -219,5 +217,5 @@ def test_another_manager_knows_the_owners_that_were_named(network: LossNetwork) 
     assert (late.read(found[0]) == BIG).all()
     found.clear()
     del hold, mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named

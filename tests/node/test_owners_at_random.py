@@ -11,10 +11,10 @@ import pytest
 from hoplite_mp._common import ids
 from hoplite_mp._planner import owners
 from hoplite_mp._protocol.messages import NodeLost
-from tests.support.node_losses import LossNetwork, assert_no_lineage_kept
+from tests.support.node_hosts import Network, assert_nothing_kept
 
 if TYPE_CHECKING:
-    from tests.support.node_losses import LossSide
+    from tests.support.node_hosts import Side
 
 
 class _Story:
@@ -22,11 +22,11 @@ class _Story:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.network = LossNetwork(6)
+        self.network = Network(6)
         self.values: dict[bytes, Any] = {}
         self.holds: dict[tuple[bytes, int], Any] = {}
         self.whole: dict[bytes, set[int]] = {}  # by which hosts it is held whole
-        self.asked: list[tuple[bytes, LossSide, list[Any]]] = []
+        self.asked: list[tuple[bytes, Side, list[Any]]] = []
 
     @property
     def known(self) -> list[bytes]:
@@ -67,7 +67,7 @@ class _Story:
     def read(self) -> None:
         self.settle()
         for one, number in self.rng.sample(sorted(self.holds), min(3, len(self.holds))):
-            got = self.network.sides[number].read(self.holds[one, number])  # type: ignore[attr-defined]
+            got = self.network.nodes[number].read(self.holds[one, number])  # type: ignore[attr-defined]
             if isinstance(got, str):
                 assert not self.whole[one], (got, self.whole[one])
             else:
@@ -82,7 +82,7 @@ class _Story:
             if not any(other == one for other, _ in self.holds):
                 self.whole[one] = set()
 
-    def forget(self, side: LossSide) -> None:
+    def forget(self, side: Side) -> None:
         for key in [key for key in self.holds if key[1] == side.number]:
             del self.holds[key]
         for having in self.whole.values():
@@ -110,7 +110,7 @@ class _Story:
             network.restart_manager()
             said, network.held_back = network.held_back, None
             for number in set(range(6)) - set(network.members):
-                network.report(network.sides[number])
+                network.report(network.nodes[number])
             network.say(said)
         else:
             network.to_manager(NodeLost(side.number, 0))
@@ -143,7 +143,7 @@ class _Story:
         self.settle()
 
 
-def _view(side: LossSide, object_id: bytes) -> Any:
+def _view(side: Side, object_id: bytes) -> Any:
     return side.node.view(side.imports.own(object_id))
 
 
@@ -160,6 +160,6 @@ def test_at_random(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     story.settle()
     story.values.clear()
     story.holds.clear()
-    assert_no_lineage_kept(story.network)
+    assert_nothing_kept(story.network)
     assert not story.network.planner.owners.named
     story.network.close()

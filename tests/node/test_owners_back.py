@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.node_hosts import BIG, remote_hold
-from tests.support.node_losses import assert_no_lineage_kept
+from tests.support.node_hosts import BIG, assert_nothing_kept, remote_hold
 
 if TYPE_CHECKING:
-    from tests.support.node_losses import LossNetwork, LossSide
+    from tests.support.node_hosts import Network, Side
 
 
-def give_up(network: LossNetwork, owner: LossSide) -> None:
+def give_up(network: Network, owner: Side) -> None:
     """The manager says that this host is gone, and dies before it has named new owners."""
     network.notice(owner)
     network.no_manager = True
@@ -21,7 +20,7 @@ def give_up(network: LossNetwork, owner: LossSide) -> None:
 
 
 @pytest.mark.parametrize("met", ["before", "after"])
-def test_a_ref_that_was_met_when_its_owner_was_given_up(network: LossNetwork, met: str) -> None:
+def test_a_ref_that_was_met_when_its_owner_was_given_up(network: Network, met: str) -> None:
     """Seed 1200041. met: before that host was given up, which had not answered, or after it."""
     owner, reader, _, other = network.living
     object_id, mine = owner.put(BIG)
@@ -42,17 +41,17 @@ def test_a_ref_that_was_met_when_its_owner_was_given_up(network: LossNetwork, me
     assert {peer for peer, _ in importers} == {reader.host_id, other.host_id}
     found.clear()
     del hold, known, mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_a_value_that_was_asked_for_when_its_owner_was_given_up(network: LossNetwork) -> None:
+def test_a_value_that_was_asked_for_when_its_owner_was_given_up(network: Network) -> None:
     """The only host that had it has died, and nobody is left but its owner who can name another."""
     owner, reader, runner, _ = network.living
     oid = owner.submit()
     (hold,) = remote_hold(network, reader, owner.imports.public(oid))
     owner.outbound_tasks.set_runner(runner.host_id, runner.number, 1)
     network.pump()
-    runner.answer(runner.take_task(), BIG)
+    runner.complete(runner.take_task(), BIG)
     network.pump()
     network.lose(runner)
     network.settle()
@@ -65,13 +64,13 @@ def test_a_value_that_was_asked_for_when_its_owner_was_given_up(network: LossNet
     network.settle()
     again = owner.take_task()
     assert again, "its owner has not heard that somebody waits"
-    owner.answer(again, BIG)
+    owner.complete(again, BIG)
     network.settle()
     assert heard
     assert (reader.read(hold) == BIG).all()
 
 
-def test_a_copy_that_was_kept_when_its_owner_was_given_up(network: LossNetwork) -> None:
+def test_a_copy_that_was_kept_when_its_owner_was_given_up(network: Network) -> None:
     """Its owner knows of it again, so it is let go with the last ref."""
     owner, keeper, *_ = network.living
     object_id, mine = owner.put(BIG)
@@ -82,5 +81,5 @@ def test_a_copy_that_was_kept_when_its_owner_was_given_up(network: LossNetwork) 
     network.settle()
     assert owner.exports.copies_of(owner.imports.own(object_id)) == (keeper.number,)
     del mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert object_id not in keeper.imports.by_object

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.node_hosts import BIG, remote_hold
-from tests.support.node_losses import assert_no_lineage_kept
+from tests.support.node_hosts import BIG, assert_nothing_kept, remote_hold
 from tests.support.shm_host import STATE
 
 if TYPE_CHECKING:
-    from tests.support.node_losses import LossNetwork, LossSide
+    from tests.support.node_hosts import Network, Side
 
 
-def expect(side: LossSide, object_id: bytes, *holders: LossSide) -> None:
+def expect(side: Side, object_id: bytes, *holders: Side) -> None:
     """A broadcast's plan comes: the bytes are on their way from now on."""
     nbytes = holders[0].node.inspect(holders[0].imports.own(object_id))["size"]
     oid = side.replicas.expect(object_id, nbytes, tuple(holder.number for holder in holders))
@@ -27,7 +26,7 @@ def expect(side: LossSide, object_id: bytes, *holders: LossSide) -> None:
 
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("when", ["before the report", "in the round", "later"])
-def test_a_broadcast_goes_on_from_who_has_it(network: LossNetwork, when: str, asked: bool) -> None:
+def test_a_broadcast_goes_on_from_who_has_it(network: Network, when: str, asked: bool) -> None:
     owner, keeper, receiver, other = network.living
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)
@@ -53,11 +52,11 @@ def test_a_broadcast_goes_on_from_who_has_it(network: LossNetwork, when: str, as
         assert (receiver.read(found[0]) == BIG).all()
         found.clear()
     del hold, mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named
 
 
-def test_a_broadcast_that_nobody_can_go_on_with(network: LossNetwork) -> None:
+def test_a_broadcast_that_nobody_can_go_on_with(network: Network) -> None:
     owner, receiver, *_ = network.living
     object_id, mine = owner.put(BIG)
     expect(receiver, object_id, owner)
@@ -67,10 +66,10 @@ def test_a_broadcast_that_nobody_can_go_on_with(network: LossNetwork) -> None:
     assert "is lost" in receiver.read(found[0])
     found.clear()
     del mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_a_copy_that_is_asked_for_while_nobody_has_it_whole(network: LossNetwork) -> None:
+def test_a_copy_that_is_asked_for_while_nobody_has_it_whole(network: Network) -> None:
     owner, receiver, *_ = network.living
     object_id, mine = owner.put(BIG)
     expect(receiver, object_id, owner)
@@ -82,10 +81,10 @@ def test_a_copy_that_is_asked_for_while_nobody_has_it_whole(network: LossNetwork
     assert "is lost" in receiver.read(found[0])
     found.clear()
     del mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_what_is_being_fetched_may_still_come(network: LossNetwork) -> None:
+def test_what_is_being_fetched_may_still_come(network: Network) -> None:
     """Nobody has it whole when all report; a moment later one has, and gives it to the other."""
     owner, first, second, _ = network.living
     object_id, mine = owner.put(BIG)
@@ -110,11 +109,11 @@ def test_what_is_being_fetched_may_still_come(network: LossNetwork) -> None:
     holds.clear()
     remote_objects.clear()
     del hold, mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
 def test_a_copy_that_is_placed_after_the_death_goes_with_the_last_ref(
-    network: LossNetwork,
+    network: Network,
 ) -> None:
     """Its node has never spoken with the owner that the object has now."""
     owner, keeper, reader, late = network.living
@@ -128,12 +127,12 @@ def test_a_copy_that_is_placed_after_the_death_goes_with_the_last_ref(
     network.settle()
     assert keeper.exports.exports[keeper.imports.own(object_id)].copies == {late.host_id}
     del hold, mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named
 
 
 def test_a_copy_is_told_to_an_owner_that_has_not_heard_yet_that_it_is_one(
-    network: LossNetwork,
+    network: Network,
 ) -> None:
     """The manager's word comes to the one that keeps a copy first: it stays, and is counted."""
     owner, keeper, second, reader = network.living
@@ -153,5 +152,5 @@ def test_a_copy_is_told_to_an_owner_that_has_not_heard_yet_that_it_is_one(
     assert [*second.replicas.holds] == [object_id]
     assert keeper.exports.copies_of(keeper.imports.own(object_id)) == (second.number,)
     del hold, mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named

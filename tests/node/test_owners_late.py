@@ -13,17 +13,16 @@ from hoplite_mp._planner import owners
 from hoplite_mp._protocol.membership import Reported
 from hoplite_mp._protocol.messages import NodeLost
 from hoplite_mp._protocol.peers import Acquire, Release
-from tests.support.node_hosts import BIG, remote_hold
-from tests.support.node_losses import assert_no_lineage_kept
+from tests.support.node_hosts import BIG, assert_nothing_kept, remote_hold
 
 if TYPE_CHECKING:
-    from tests.support.node_losses import LossNetwork
+    from tests.support.node_hosts import Network
 
 
 # -- a process asks for what is kept here ----------------------------------------------------------
 
 
-def test_a_copy_here_is_asked_for_when_its_owner_cannot_answer(network: LossNetwork) -> None:
+def test_a_copy_here_is_asked_for_when_its_owner_cannot_answer(network: Network) -> None:
     """Its own node becomes the owner and is the one that waits for an answer."""
     owner, keeper, *_ = network.living
     object_id, mine = owner.put(BIG)
@@ -36,11 +35,11 @@ def test_a_copy_here_is_asked_for_when_its_owner_cannot_answer(network: LossNetw
     assert (keeper.read(found[0]) == BIG).all()
     found.clear()
     del mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named
 
 
-def test_a_copy_here_is_asked_for_while_there_is_no_manager(network: LossNetwork) -> None:
+def test_a_copy_here_is_asked_for_while_there_is_no_manager(network: Network) -> None:
     owner, keeper, second, _ = network.living
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)
@@ -59,14 +58,14 @@ def test_a_copy_here_is_asked_for_while_there_is_no_manager(network: LossNetwork
     found.clear()
     others.clear()
     del mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named
 
 
 # -- the manager knows less, or more ---------------------------------------------------------------
 
 
-def test_asked_before_the_manager_knows_of_the_death(network: LossNetwork) -> None:
+def test_asked_before_the_manager_knows_of_the_death(network: Network) -> None:
     owner, keeper, late, other = network.living
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)
@@ -83,10 +82,10 @@ def test_asked_before_the_manager_knows_of_the_death(network: LossNetwork) -> No
     assert (other.read(hold) == BIG).all()
     found.clear()
     del hold, mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_a_ref_of_a_host_that_is_not_known_yet(network: LossNetwork) -> None:
+def test_a_ref_of_a_host_that_is_not_known_yet(network: Network) -> None:
     """The manager's word of it is on the way."""
     owner, _, late, _ = network.living
     object_id, mine = owner.put(BIG)
@@ -100,10 +99,10 @@ def test_a_ref_of_a_host_that_is_not_known_yet(network: LossNetwork) -> None:
     assert (late.read(found[0]) == BIG).all()
     found.clear()
     del mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_a_ref_that_is_met_when_all_have_reported(network: LossNetwork) -> None:
+def test_a_ref_that_is_met_when_all_have_reported(network: Network) -> None:
     """The manager has spoken already, and will not have named it here."""
     owner, keeper, late, _ = network.living
     object_id, mine = owner.put(BIG)
@@ -119,14 +118,14 @@ def test_a_ref_that_is_met_when_all_have_reported(network: LossNetwork) -> None:
     assert (late.read(found[0]) == BIG).all()
     found.clear()
     del hold, further, mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
 # -- two headers of one object ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("done", [False, True])
-def test_who_has_waited_before_the_task_was_sent_here(network: LossNetwork, done: bool) -> None:
+def test_who_has_waited_before_the_task_was_sent_here(network: Network, done: bool) -> None:
     """A process waits with a header of its own; the task then runs under another one."""
     owner, runner, other, _ = network.living
     task = ids.pack_id(owner.host_id, owner.submit())
@@ -138,12 +137,12 @@ def test_who_has_waited_before_the_task_was_sent_here(network: LossNetwork, done
     assert oid
     assert oid != waits.oid
     if done:
-        runner.answer(oid, BIG)
+        runner.complete(oid, BIG)
         runner.poll()  # the word of it does not reach anybody
     network.lose(owner)
     network.settle()
     if not done:
-        runner.answer(oid, BIG)
+        runner.complete(oid, BIG)
         network.settle()
     for side, hold in ((runner, waits), (other, far)):
         got = side.read(hold)
@@ -156,11 +155,11 @@ def test_who_has_waited_before_the_task_was_sent_here(network: LossNetwork, done
     late.clear()
     assert isinstance(other.read(far), np.ndarray) == done
     del far, hold, got
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named
 
 
-def test_who_has_waited_where_another_host_has_it(network: LossNetwork) -> None:
+def test_who_has_waited_where_another_host_has_it(network: Network) -> None:
     """Both headers follow: the one that is waited with, and that of the task's result."""
     owner, reader, runner, _ = network.living
     task = ids.pack_id(owner.host_id, owner.submit())
@@ -168,7 +167,7 @@ def test_who_has_waited_where_another_host_has_it(network: LossNetwork) -> None:
     (far,) = remote_hold(network, reader, task)
     owner.outbound_tasks.set_runner(runner.host_id, runner.number, 1)
     network.pump()
-    runner.answer(runner.take_task(), BIG)
+    runner.complete(runner.take_task(), BIG)
     network.pump()
     assert (reader.read(far) == BIG).all()
     network.lose(owner)
@@ -179,11 +178,11 @@ def test_who_has_waited_where_another_host_has_it(network: LossNetwork) -> None:
     network.settle()
     assert (reader.read(far) == BIG).all()
     del far
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named
 
 
-def test_the_owner_has_counted_two_headers(network: LossNetwork) -> None:
+def test_the_owner_has_counted_two_headers(network: Network) -> None:
     """The task goes back, and somebody asks before its header here has gone."""
     owner, runner, reader, _ = network.living
     task = ids.pack_id(owner.host_id, owner.submit())
@@ -198,7 +197,7 @@ def test_the_owner_has_counted_two_headers(network: LossNetwork) -> None:
     network.pump()
     assert found[0].oid != waits.oid
     assert len([one for one in runner.imports.all_of(task) if one.number]) == 2
-    reader.answer(reader.take_task(), BIG)
+    reader.complete(reader.take_task(), BIG)
     reader.poll()
     network.lose(owner)
     network.settle()
@@ -212,7 +211,7 @@ def test_the_owner_has_counted_two_headers(network: LossNetwork) -> None:
     assert (reader.read(late[0]) == BIG).all()
     late.clear()
     del waits
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named
 
 
@@ -220,7 +219,7 @@ def test_the_owner_has_counted_two_headers(network: LossNetwork) -> None:
 
 
 @pytest.mark.parametrize("copy", [False, True])
-def test_a_ref_that_is_met_while_there_is_no_manager(network: LossNetwork, copy: bool) -> None:
+def test_a_ref_that_is_met_while_there_is_no_manager(network: Network, copy: bool) -> None:
     owner, keeper, late, other = network.living
     object_id, mine = owner.put(BIG)
     if copy:
@@ -242,14 +241,12 @@ def test_a_ref_that_is_met_while_there_is_no_manager(network: LossNetwork, copy:
         assert (got == BIG).all() if copy else "is lost" in got
     found.clear()
     del hold, mine, one, got
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named
 
 
 @pytest.mark.parametrize("asked", ["before", "meanwhile"])
-def test_a_ref_that_is_met_when_its_new_owner_has_taken_over(
-    network: LossNetwork, asked: str
-) -> None:
+def test_a_ref_that_is_met_when_its_new_owner_has_taken_over(network: Network, asked: str) -> None:
     """Seed 1003697: the manager's word of the new owner reached that host alone, then the manager
     died. Another host met the object afterwards, and told only the next manager, which had nothing
     to tell the new owner. asked: whether that host met it before it reported to the next manager,
@@ -287,11 +284,11 @@ def test_a_ref_that_is_met_when_its_new_owner_has_taken_over(
     found.clear()
     assert (late.read(hold) == BIG).all()
     del hold, further, mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named
 
 
-def test_a_ref_that_is_let_go_before_its_new_owner_knows_its_office(network: LossNetwork) -> None:
+def test_a_ref_that_is_let_go_before_its_new_owner_knows_its_office(network: Network) -> None:
     """The new owner has been asked, has answered and has been told that it is over, when it hears
     from the manager whom it has to count."""
     owner, keeper, late, _ = network.living
@@ -317,13 +314,13 @@ def test_a_ref_that_is_let_go_before_its_new_owner_knows_its_office(network: Los
     network.settle()
     assert (late.read(hold) == BIG).all()
     del hold, further, mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named
 
 
 @pytest.mark.parametrize("heard", ["new owner", "reader"])
 def test_a_manager_dies_between_two_messages_about_new_owners(
-    network: LossNetwork, monkeypatch: pytest.MonkeyPatch, heard: str
+    network: Network, monkeypatch: pytest.MonkeyPatch, heard: str
 ) -> None:
     """A host has heard of the new owner of one object out of two, and is told of both by the next
     manager. heard: which host."""
@@ -348,13 +345,13 @@ def test_a_manager_dies_between_two_messages_about_new_owners(
     del hold
     holds.clear()
     some.clear()
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named
 
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_more_than_one_report_can_name(
-    network: LossNetwork, monkeypatch: pytest.MonkeyPatch, asked: bool
+    network: Network, monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
     """What is not in it is lost; nobody waits for it."""
     monkeypatch.setattr(ownership_transfer, "HOLDINGS_MAX", 1)
@@ -378,14 +375,14 @@ def test_more_than_one_report_can_name(
     waits.clear()
     tasks.clear()
     del hold
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
 # -- the next owner dies, too ----------------------------------------------------------------------
 
 
 def test_who_lets_go_between_its_two_reports_to_a_manager_is_not_made_the_owner(
-    network: LossNetwork,
+    network: Network,
 ) -> None:
     """Seed 1402383: it had reported the copy under the first owner, the second one died meanwhile,
     and nobody told the manager that the third one had nothing to take over."""
@@ -412,10 +409,10 @@ def test_who_lets_go_between_its_two_reports_to_a_manager_is_not_made_the_owner(
     network.settle()
     assert object_id not in network.planner.owners.named
     del mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_the_owner_that_is_named_is_lost_here_already(network: LossNetwork) -> None:
+def test_the_owner_that_is_named_is_lost_here_already(network: Network) -> None:
     owner, first, second, reader = network.living
     object_id, mine = owner.put(BIG)
     first.keep(object_id, owner)
@@ -433,13 +430,13 @@ def test_the_owner_that_is_named_is_lost_here_already(network: LossNetwork) -> N
     assert network.planner.owners.named[object_id] == second.number
     assert (reader.read(hold) == BIG).all()
     del hold, mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named
 
 
 @pytest.mark.parametrize("met", [False, True])
 def test_the_owner_that_is_named_is_found_dead_when_it_is_spoken_to(
-    network: LossNetwork, met: bool
+    network: Network, met: bool
 ) -> None:
     """The end of its connection is noticed in the middle of the manager's words."""
     owner, first, second, reader = network.living
@@ -484,5 +481,5 @@ def test_the_owner_that_is_named_is_found_dead_when_it_is_spoken_to(
     del hold
     holds.clear()
     some.clear()
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named

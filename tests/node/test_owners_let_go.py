@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp._protocol.messages import NodeLost
-from tests.support.node_hosts import BIG, remote_hold
-from tests.support.node_losses import assert_no_lineage_kept
+from tests.support.node_hosts import BIG, assert_nothing_kept, remote_hold
 
 if TYPE_CHECKING:
-    from tests.support.node_losses import LossNetwork
+    from tests.support.node_hosts import Network
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_ref_is_let_go_after_the_manager_that_had_it_counted_has_died(
-    network: LossNetwork, again: bool
+    network: Network, again: bool
 ) -> None:
     """Seed 2015581: the first manager had told the new owner whom to count, and died before it told
     the others who that owner is. One of these, which had met the object after the first owner's
@@ -54,11 +53,11 @@ def test_a_ref_is_let_go_after_the_manager_that_had_it_counted_has_died(
         found.clear()
     network.settle()
     del export, further, mine, hold
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named
 
 
-def test_a_replica_comes_after_a_ref_was_let_go(network: LossNetwork) -> None:
+def test_a_replica_comes_after_a_ref_was_let_go(network: Network) -> None:
     """The owner forgets a host's replica with a release, so it has to hear of the replica after
     that; or else it never tells the host to let go of it."""
     owner, keeper, late, _ = network.living
@@ -83,4 +82,4 @@ def test_a_replica_comes_after_a_ref_was_let_go(network: LossNetwork) -> None:
     network.say([one for one in held if one[0] != keeper.number])
     network.pump()
     del hold, further, mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp._protocol.membership import NodeReturned, Reported
-from hoplite_mp._protocol.messages import Member
-from tests.support.node_hosts import BIG, remote_hold
-from tests.support.node_losses import assert_no_lineage_kept
+from hoplite_mp._protocol.membership import Reported
+from tests.support.node_hosts import BIG, assert_nothing_kept, remote_hold
 
 if TYPE_CHECKING:
-    from tests.support.node_losses import LossNetwork, LossSide
+    from tests.support.node_hosts import Network, Side
 
 LATER = 1000.0  # when the planner no longer waits for reports
 # The first owner, the second one, who has not heard of that one, and who has. The round about the
@@ -29,7 +27,7 @@ ROLES = [(0, 1, 2, 3), (3, 0, 1, 2)]
 class Twice:
     """The four hosts, and the object, which `unaware` and `aware` hold."""
 
-    def __init__(self, network: LossNetwork, roles: tuple[int, ...], copies: str) -> None:
+    def __init__(self, network: Network, roles: tuple[int, ...], copies: str) -> None:
         """copies: who has the whole object besides the first owner and the second one."""
         self.network = network
         self.first, self.second, self.unaware, self.aware = (network.living[at] for at in roles)
@@ -47,7 +45,7 @@ class Twice:
         network.settle()
 
     @property
-    def holders(self) -> tuple[LossSide, LossSide]:
+    def holders(self) -> tuple[Side, Side]:
         return self.unaware, self.aware
 
     def lose_both(self, noticed: bool) -> None:
@@ -69,22 +67,19 @@ class Twice:
         network = self.network
         others = [side for side in network.living if side is not self.second]
         network.planner = Planner(again=True, own=others[0].number)
-        members = tuple(Member(one.node, 0, one.host_id, 2) for one in network.members.values())
         for side in others:
-            network.to_manager(NodeReturned(side.number, 0, len(network.sides), members))
+            network.returns(side)
             for message in list(side.recovery.owners.report_again()):
                 network.to_manager(message)
         for side in others:
             network.to_manager(Reported(side.number))
         network.planner.tick(LATER)
         network.notice(self.second)
-        for side in network.living:
-            for number in sorted((self.first.number, self.second.number)):
-                side.gone(number)
+        network.admit()
 
     def check(self) -> None:
         """All know the same owner, who counts all others."""
-        owner = self.network.sides[self.network.planner.owners.named[self.object_id]]
+        owner = self.network.nodes[self.network.planner.owners.named[self.object_id]]
         for side in self.holders:
             found = side.imports.all_of(self.object_id)
             assert {one.owner for one in found} == {owner.host_id}
@@ -101,7 +96,7 @@ class Twice:
     def end(self) -> None:
         self.holds.clear()
         del self.mine
-        assert_no_lineage_kept(self.network)
+        assert_nothing_kept(self.network)
         assert not self.network.planner.owners.named
 
 
@@ -113,7 +108,7 @@ def roles(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("noticed", [False, True])
 @pytest.mark.parametrize("copies", ["aware", "unaware"])
 def test_all_know_one_owner_who_counts_all(
-    network: LossNetwork, roles: tuple[int, ...], copies: str, noticed: bool
+    network: Network, roles: tuple[int, ...], copies: str, noticed: bool
 ) -> None:
     twice = Twice(network, roles, copies)
     twice.lose_both(noticed)
@@ -126,7 +121,7 @@ def test_all_know_one_owner_who_counts_all(
 
 @pytest.mark.parametrize("noticed", [False, True])
 def test_it_is_read_after_one_has_let_go(
-    network: LossNetwork, roles: tuple[int, ...], noticed: bool
+    network: Network, roles: tuple[int, ...], noticed: bool
 ) -> None:
     twice = Twice(network, roles, "aware")
     twice.lose_both(noticed)

@@ -11,14 +11,15 @@ from hoplite_mp import _tasks
 from hoplite_mp._common import ids
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp.errors import StoreFullError
-from tests.support.node_hosts import BIG, remote_hold
-from tests.support.node_losses import (
-    LossNetwork,
-    LossSide,
-    assert_no_lineage_kept,
+from tests.support.node_hosts import (
+    BIG,
+    Network,
+    Side,
+    assert_nothing_kept,
     drop_arguments,
     is_absent,
     network,
+    remote_hold,
     run_one,
     sender,
     submit_and_run,
@@ -28,20 +29,18 @@ from tests.support.shm_host import STATE
 __all__ = ["network", "sender"]  # fixtures
 
 
-def ref(side: LossSide, oid: int) -> ObjectRef[Any]:
+def ref(side: Side, oid: int) -> ObjectRef[Any]:
     """As a Future's `.ref`."""
     return ObjectRef(ids.pack_id(side.host_id, oid), side.party.hold(oid))
 
 
-def forget(side: LossSide, oid: int) -> None:
+def forget(side: Side, oid: int) -> None:
     """The process drops its Future."""
-    del side.sent[oid]
+    del side.submitted[oid]
     side.party.collect()
 
 
-def test_a_lost_result_is_made_again_when_it_is_asked_for(
-    network: LossNetwork, sender: LossSide
-) -> None:
+def test_a_lost_result_is_made_again_when_it_is_asked_for(network: Network, sender: Side) -> None:
     oid, runner = submit_and_run(network, BIG)
     network.lose(runner)
     network.settle()
@@ -56,27 +55,34 @@ def test_a_lost_result_is_made_again_when_it_is_asked_for(
     assert sender.recovery.reconstruction.begun == 1
     assert sorted(heard) == [0, 1, 2]
     assert run_one(network, BIG) is None
-    assert (sender.read(sender.sent[oid][0]) == BIG + 1).all()
-    assert_no_lineage_kept(network)
+    assert (sender.read(sender.submitted[oid][0]) == BIG + 1).all()
+    assert_nothing_kept(network)
 
 
-def test_a_run_has_the_priority_of_the_task(network: LossNetwork, sender: LossSide) -> None:
+def test_a_run_has_the_priority_of_the_task(
+    network: Network, sender: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And it is announced as every task of that pool is, by the rule that knows of priorities."""
     oid, runner = submit_and_run(network, BIG, flags=_tasks.RANKED_FLAG)
-    sender.ranked.rank(oid, 7, 3)
+    workers = sender.parts.workers
+    workers.ranked.rank(oid, 7, 3)
+    post, posted = workers.post, []
+    monkeypatch.setattr(
+        workers, "post", lambda *run: posted.append(workers.ranked.ranks(run[0])) or post(*run)
+    )
     network.lose(runner)
     sender.remote_objects.want(oid, lambda: None)
     network.settle()
     assert run_one(network, BIG) is not None
     network.settle()
-    assert sender.posted_ranks == [(7, 3)]
-    assert (sender.read(sender.sent[oid][0]) == BIG).all()
-    assert_no_lineage_kept(network)
+    assert posted == [(7, 3)]
+    assert (sender.read(sender.submitted[oid][0]) == BIG).all()
+    assert_nothing_kept(network)
 
 
 @pytest.mark.parametrize("frees", [True, False])
 def test_there_is_no_room_for_what_is_made_again_elsewhere(
-    network: LossNetwork, sender: LossSide, frees: bool
+    network: Network, sender: Side, frees: bool
 ) -> None:
     """It is brought as soon as there is; without room for put_wait_s the task has failed, as any
     other does whose result has no room."""
@@ -100,19 +106,17 @@ def test_there_is_no_room_for_what_is_made_again_elsewhere(
     network.settle()
     sender.store.limit = room
     assert heard
-    value = sender.value(sender.sent[oid][0])
+    value = sender.value(sender.submitted[oid][0])
     if frees:
         assert (value == BIG).all()
     else:
         assert isinstance(value, StoreFullError)
         assert "made again" in str(value)
         del pinned, other
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_the_run_is_known_by_the_result_that_it_makes_again(
-    network: LossNetwork, sender: LossSide
-) -> None:
+def test_the_run_is_known_by_the_result_that_it_makes_again(network: Network, sender: Side) -> None:
     """Wherever it runs: Groups must not take it for a task of which they have never heard."""
     oid, runner = submit_and_run(network, BIG)
     target = ids.pack_id(sender.host_id, oid)
@@ -129,28 +133,28 @@ def test_the_run_is_known_by_the_result_that_it_makes_again(
     (run,) = sender.recovery.reconstruction.by_run
     assert sender.recovery.target_of(run) == target
     assert oid in sender.recovery.reconstruction.runs
-    there.answer(task, BIG)
+    there.complete(task, BIG)
     network.settle()
     assert oid not in sender.recovery.reconstruction.runs
     again, first = submit_and_run(network, BIG)
     assert first.recovery.target_of(again) == b""
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_workers_of_this_host_make_it_again(network: LossNetwork, sender: LossSide) -> None:
+def test_workers_of_this_host_make_it_again(network: Network, sender: Side) -> None:
     oid, _ = submit_and_run(network, BIG)
     for side in list(network.living[1:]):
         network.lose(side)
     sender.remote_objects.want(oid, lambda: None)
     network.settle()
     task = sender.take_task()
-    sender.answer(task, BIG * 2)
+    sender.complete(task, BIG * 2)
     network.settle()
-    assert (sender.read(sender.sent[oid][0]) == BIG * 2).all()
-    assert_no_lineage_kept(network)
+    assert (sender.read(sender.submitted[oid][0]) == BIG * 2).all()
+    assert_nothing_kept(network)
 
 
-def test_what_the_second_run_raises_is_the_result(network: LossNetwork, sender: LossSide) -> None:
+def test_what_the_second_run_raises_is_the_result(network: Network, sender: Side) -> None:
     oid, runner = submit_and_run(network, BIG)
     network.lose(runner)
     sender.remote_objects.want(oid, lambda: None)
@@ -158,13 +162,13 @@ def test_what_the_second_run_raises_is_the_result(network: LossNetwork, sender: 
     run_one(network, KeyError("this time"))
     network.settle()
     assert sender.node.state(oid) == STATE["FAILED"]
-    assert isinstance(sender.value(sender.sent[oid][0]), KeyError)
-    assert_no_lineage_kept(network)
+    assert isinstance(sender.value(sender.submitted[oid][0]), KeyError)
+    assert_nothing_kept(network)
 
 
 @pytest.mark.parametrize("count", [1, 1000])
 def test_a_second_run_that_gives_refs_is_an_error(
-    network: LossNetwork, sender: LossSide, count: int
+    network: Network, sender: Side, count: int
 ) -> None:
     """Who would hold what they name is not asked a second time. Small values and large ones."""
     oid, runner = submit_and_run(network, BIG)
@@ -176,14 +180,14 @@ def test_a_second_run_that_gives_refs_is_an_error(
         task = side.take_task()
         if task:
             object_id, hold = side.put("inner")
-            side.answer(task, [ObjectRef(object_id, hold), b"x" * count * 8])
+            side.complete(task, [ObjectRef(object_id, hold), b"x" * count * 8])
             del hold
     network.settle()
-    assert "its task gave refs" in sender.read(sender.sent[oid][0])
-    assert_no_lineage_kept(network)
+    assert "its task gave refs" in sender.read(sender.submitted[oid][0])
+    assert_nothing_kept(network)
 
 
-def test_a_small_value_and_one_of_another_size(network: LossNetwork, sender: LossSide) -> None:
+def test_a_small_value_and_one_of_another_size(network: Network, sender: Side) -> None:
     for again in ("small", np.ones(70_000)):
         oid, runner = submit_and_run(network, BIG)
         network.lose(runner)
@@ -191,15 +195,13 @@ def test_a_small_value_and_one_of_another_size(network: LossNetwork, sender: Los
         network.settle()
         run_one(network, again)
         network.settle()
-        got = sender.read(sender.sent[oid][0])
+        got = sender.read(sender.submitted[oid][0])
         assert np.array_equal(got, again)
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
 @pytest.mark.parametrize(("retries", "why"), [(0, "retries=0"), (1, "retries of f")])
-def test_retries_bound_how_often(
-    network: LossNetwork, sender: LossSide, retries: int, why: str
-) -> None:
+def test_retries_bound_how_often(network: Network, sender: Side, retries: int, why: str) -> None:
     oid, runner = submit_and_run(network, BIG, retries=retries)
     network.lose(runner)
     for _ in range(retries):
@@ -212,15 +214,15 @@ def test_retries_bound_how_often(
     if retries:
         # The run's own retries are used up: it fails with the loss of the node that ran it.
         network.settle()
-        assert "was lost while it ran f()" in str(sender.value(sender.sent[oid][0]))
+        assert "was lost while it ran f()" in str(sender.value(sender.submitted[oid][0]))
     else:
-        error = str(sender.value(sender.sent[oid][0]))
+        error = str(sender.value(sender.submitted[oid][0]))
         assert why in error
         assert f"node h{runner.number} had it" in error
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_a_result_that_is_lost_twice(network: LossNetwork, sender: LossSide) -> None:
+def test_a_result_that_is_lost_twice(network: Network, sender: Side) -> None:
     """The second time before its bytes were here: each run counts."""
     oid, runner = submit_and_run(network, BIG, retries=2)
     network.lose(runner)
@@ -233,12 +235,12 @@ def test_a_result_that_is_lost_twice(network: LossNetwork, sender: LossSide) -> 
     network.settle(2)
     assert run_one(network, BIG * 3) is not None
     network.settle()
-    assert (sender.read(sender.sent[oid][0]) == BIG * 3).all()
+    assert (sender.read(sender.submitted[oid][0]) == BIG * 3).all()
     assert sender.recovery.lineage.retries(oid) == 0
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_what_a_run_is_tried_again_counts(network: LossNetwork, sender: LossSide) -> None:
+def test_what_a_run_is_tried_again_counts(network: Network, sender: Side) -> None:
     """Its result is lost before its bytes were here: two runs were made of it."""
     oid, runner = submit_and_run(network, BIG, retries=2)
     network.lose(runner)
@@ -253,11 +255,11 @@ def test_what_a_run_is_tried_again_counts(network: LossNetwork, sender: LossSide
     network.lose(last)
     network.settle(2)
     assert not any(side.take_task() for side in network.living)
-    assert "used up" in sender.read(sender.sent[oid][0])
+    assert "used up" in sender.read(sender.submitted[oid][0])
 
 
 @pytest.mark.parametrize("count", [20_000, 80_000])
-def test_a_value_of_another_size(network: LossNetwork, sender: LossSide, count: int) -> None:
+def test_a_value_of_another_size(network: Network, sender: Side, count: int) -> None:
     """A reader elsewhere knew the size of the first one."""
     oid, runner = submit_and_run(network, BIG)
     reader = next(side for side in network.living[1:] if side is not runner)
@@ -271,7 +273,7 @@ def test_a_value_of_another_size(network: LossNetwork, sender: LossSide, count: 
     assert (reader.read(hold) == np.ones(count)).all()
 
 
-def test_a_chain_keeps_names_and_no_bytes(network: LossNetwork, sender: LossSide) -> None:
+def test_a_chain_keeps_names_and_no_bytes(network: Network, sender: Side) -> None:
     """Steps that nobody holds but by what was made of them are made again from the first one on."""
     first, runner = submit_and_run(network, BIG)
     steps, runners = [first], {runner}
@@ -293,13 +295,13 @@ def test_a_chain_keeps_names_and_no_bytes(network: LossNetwork, sender: LossSide
         network.settle()
         assert run_one(network, BIG * (step + 10)) is not None, step
     network.settle()
-    assert (sender.read(sender.sent[steps[-1]][0]) == BIG * 12).all()
+    assert (sender.read(sender.submitted[steps[-1]][0]) == BIG * 12).all()
     network.settle()
     assert [is_absent(sender, oid) for oid in steps] == [True, True, False]
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_a_result_of_this_host_is_an_argument(network: LossNetwork, sender: LossSide) -> None:
+def test_a_result_of_this_host_is_an_argument(network: Network, sender: Side) -> None:
     """A worker of this host has made it: its node learns of it by the block for a big result."""
     for side in network.living[1:]:
         sender.outbound_tasks.lose_runner(side.host_id)
@@ -308,7 +310,7 @@ def test_a_result_of_this_host_is_an_argument(network: LossNetwork, sender: Loss
     assert task == near
     before = sender.tasks.begin(task)
     sender.recovery.leases(sender.party.slot)
-    sender.answer(task, BIG)
+    sender.complete(task, BIG)
     sender.tasks.end(before, False)
     network.pump()
     drop_arguments(sender, near)
@@ -327,11 +329,11 @@ def test_a_result_of_this_host_is_an_argument(network: LossNetwork, sender: Loss
         network.settle()
         assert run_one(network, value) is not None
     network.settle()
-    assert (sender.read(sender.sent[oid][0]) == BIG * 3).all()
-    assert_no_lineage_kept(network)
+    assert (sender.read(sender.submitted[oid][0]) == BIG * 3).all()
+    assert_nothing_kept(network)
 
 
-def test_a_long_chain_fails_without_depth(network: LossNetwork, sender: LossSide) -> None:
+def test_a_long_chain_fails_without_depth(network: Network, sender: Side) -> None:
     """More than a thousand steps, of which the first cannot be made again: no stack is as deep."""
     steps = [submit_and_run(network, BIG)[0]]
     for _ in range(1010):
@@ -348,13 +350,11 @@ def test_a_long_chain_fails_without_depth(network: LossNetwork, sender: LossSide
         network.pass_time()
         if not sender.recovery.reconstruction.runs:
             break
-    assert "is gone" in str(sender.value(sender.sent[steps[-1]][0]))
-    assert_no_lineage_kept(network)
+    assert "is gone" in str(sender.value(sender.submitted[steps[-1]][0]))
+    assert_nothing_kept(network)
 
 
-def test_an_argument_that_was_put_goes_with_its_last_ref(
-    network: LossNetwork, sender: LossSide
-) -> None:
+def test_an_argument_that_was_put_goes_with_its_last_ref(network: Network, sender: Side) -> None:
     object_id, hold = sender.put(BIG)
     oid, runner = submit_and_run(network, BIG, ObjectRef(object_id, hold))
     del hold
@@ -362,13 +362,13 @@ def test_an_argument_that_was_put_goes_with_its_last_ref(
     network.lose(runner)
     sender.remote_objects.want(oid, lambda: None)
     network.settle()
-    error = str(sender.value(sender.sent[oid][0]))
+    error = str(sender.value(sender.submitted[oid][0]))
     assert f"ObjectRef({object_id.hex()}) is gone" in error
     assert f"node h{runner.number} had it" in error
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_what_is_kept_is_bounded(network: LossNetwork, sender: LossSide) -> None:
+def test_what_is_kept_is_bounded(network: Network, sender: Side) -> None:
     lineage = sender.recovery.lineage
     lineage.bytes_max = 8 << 10
     oids = []
@@ -381,12 +381,12 @@ def test_what_is_kept_is_bounded(network: LossNetwork, sender: LossSide) -> None
     for side in list(network.living[1:]):
         network.lose(side)
     network.settle()
-    assert "lineage_bytes_max" in str(sender.value(sender.sent[oids[0]][0]))
+    assert "lineage_bytes_max" in str(sender.value(sender.submitted[oids[0]][0]))
     assert is_absent(sender, oids[-1])
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_deleted_while_it_is_made_again(network: LossNetwork, sender: LossSide) -> None:
+def test_deleted_while_it_is_made_again(network: Network, sender: Side) -> None:
     oid, runner = submit_and_run(network, BIG)
     network.lose(runner)
     heard: list[int] = []
@@ -397,14 +397,14 @@ def test_deleted_while_it_is_made_again(network: LossNetwork, sender: LossSide) 
     network.settle()
     assert heard == [1]
     run_one(network, BIG)
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_its_executor_is_closed(network: LossNetwork, sender: LossSide) -> None:
+def test_its_executor_is_closed(network: Network, sender: Side) -> None:
     oid, runner = submit_and_run(network, BIG)
     network.lose(runner)
-    sender.pools_gone[0] = "the executor that ran its task is closed"
+    sender.parts.workers.close(0, False)
     sender.remote_objects.want(oid, lambda: None)
     network.settle()
-    assert "executor that ran its task is closed" in str(sender.value(sender.sent[oid][0]))
-    assert_no_lineage_kept(network)
+    assert "executor that ran its task is closed" in str(sender.value(sender.submitted[oid][0]))
+    assert_nothing_kept(network)

@@ -7,24 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common import ids
 from hoplite_mp._node.lineage.reconstruction import ASK_S, ASKS_MAX, COPIES_TRIED_MAX
-from tests.support.node_hosts import BIG, remote_hold
-from tests.support.node_losses import (
-    assert_no_lineage_kept,
+from tests.support.node_hosts import (
+    BIG,
+    assert_nothing_kept,
     is_absent,
     network,
+    remote_hold,
     run_one,
     sender,
     submit_and_run,
 )
 
 if TYPE_CHECKING:
-    from tests.support.node_losses import LossNetwork, LossSide
+    from tests.support.node_hosts import Network, Side
 
 __all__ = ["network", "sender"]  # fixtures
 
 
 def test_a_host_that_ran_the_task_and_reads_its_result_still_has_it(
-    network: LossNetwork, sender: LossSide
+    network: Network, sender: Side
 ) -> None:
     """A process there has held it since before the task came, under a header of its own: the
     Release of the task's header is not the end of that copy, and a value that others have read must
@@ -40,16 +41,16 @@ def test_a_host_that_ran_the_task_and_reads_its_result_still_has_it(
     holds.clear()
     sender.remote_objects.want(oid, lambda: None)
     network.settle()
-    assert (sender.read(sender.sent[oid][0]) == BIG).all()
+    assert (sender.read(sender.submitted[oid][0]) == BIG).all()
     assert not runner.inbound_tasks.by_task
     assert sender.exports.copies_of(oid) == (runner.number,)
     mine.clear()
     network.settle()
     assert sender.exports.copies_of(oid) == ()
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_a_copy_of_which_is_heard_too_late(network: LossNetwork, sender: LossSide) -> None:
+def test_a_copy_of_which_is_heard_too_late(network: Network, sender: Side) -> None:
     """The task has been run again meanwhile, and gave another value: there is one all the same."""
     oid, runner = submit_and_run(network, BIG)
     reader = next(side for side in network.living[1:] if side is not runner)
@@ -64,10 +65,10 @@ def test_a_copy_of_which_is_heard_too_late(network: LossNetwork, sender: LossSid
     assert run_one(network, BIG + 1) is not None
     network.settle()
     assert (reader.read(hold) == BIG).all()
-    assert (sender.read(sender.sent[oid][0]) == BIG).all()
+    assert (sender.read(sender.submitted[oid][0]) == BIG).all()
 
 
-def test_another_host_asks(network: LossNetwork, sender: LossSide) -> None:
+def test_another_host_asks(network: Network, sender: Side) -> None:
     """It knows the result by a ref; its owner has it made again, once for all."""
     oid, runner = submit_and_run(network, BIG)
     readers = [side for side in network.living[1:] if side is not runner]
@@ -85,26 +86,24 @@ def test_another_host_asks(network: LossNetwork, sender: LossSide) -> None:
     for side in readers:
         assert (side.read(holds[side.number]) == BIG * 5).all()
     holds.clear()
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_a_copy_elsewhere_is_found_before_anything_is_run(
-    network: LossNetwork, sender: LossSide
-) -> None:
+def test_a_copy_elsewhere_is_found_before_anything_is_run(network: Network, sender: Side) -> None:
     oid, runner = submit_and_run(network, BIG)
     object_id = ids.pack_id(sender.host_id, oid)
     other = next(side for side in network.living[1:] if side is not runner)
     (hold,) = remote_hold(network, other, object_id)
     assert (other.read(hold) == BIG).all()
     network.lose(runner)
-    assert (sender.read(sender.sent[oid][0]) == BIG).all()
+    assert (sender.read(sender.submitted[oid][0]) == BIG).all()
     assert run_one(network, BIG) is None
     del hold
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
 def test_an_owner_is_asked_at_once_and_then_when_it_may_know_more(
-    network: LossNetwork, sender: LossSide
+    network: Network, sender: Side
 ) -> None:
     """It may not have heard yet that the node which it names has died."""
     reconstruction, loop = sender.recovery.reconstruction, sender.loop
@@ -114,7 +113,7 @@ def test_an_owner_is_asked_at_once_and_then_when_it_may_know_more(
     reconstruction._ask = lambda oid, one: asked.append(loop.time)  # type: ignore[method-assign]
     reconstruction._fail = lambda oid, why: failed.append(oid)  # type: ignore[method-assign]
     reconstruction.remote_objects = SimpleNamespace(by_oid={oid: SimpleNamespace(asked=0)})  # type: ignore[assignment]
-    one: Any = SimpleNamespace(owner=network.sides[1].host_id)
+    one: Any = SimpleNamespace(owner=network.nodes[1].host_id)
     for times in range(ASKS_MAX):
         now = loop.time
         reconstruction._ask_owner(oid, one)
@@ -127,7 +126,7 @@ def test_an_owner_is_asked_at_once_and_then_when_it_may_know_more(
 
 
 def test_a_copy_is_found_however_often_others_have_come_and_gone(
-    network: LossNetwork, sender: LossSide
+    network: Network, sender: Side
 ) -> None:
     """The task may give another value, which those who had read the first one must never see."""
     oid, runner = submit_and_run(network, BIG)
@@ -143,6 +142,6 @@ def test_a_copy_is_found_however_often_others_have_come_and_gone(
         hold, later = later, None  # the other one lets go
         network.settle()
         assert run_one(network, BIG * 7) is None, f"it was run again in turn {turn}"
-    assert (sender.read(sender.sent[oid][0]) == BIG).all()
+    assert (sender.read(sender.submitted[oid][0]) == BIG).all()
     del hold
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)

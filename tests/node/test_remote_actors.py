@@ -11,8 +11,8 @@ from hoplite_mp._common.object_states import DRIVER_SLOT
 from hoplite_mp._node.actors.actor_records import WantedActor
 from hoplite_mp._protocol.actors import BindActor, OpenActor
 from hoplite_mp._protocol.peers import BeginActor
-from tests.support.node_actors import ActorNetwork
 from tests.support.node_harness import member
+from tests.support.node_hosts import Network
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,8 +57,8 @@ def test_what_is_wanted_travels_in_the_order_of_its_fields() -> None:
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_call_that_cannot_begin_holds_up_no_other(begun: bool) -> None:
     """There is no header for it, or no queue: its caller is told, and the next one runs."""
-    network = ActorNetwork(2)
-    caller, owner = network.sides
+    network = Network(2)
+    caller, owner = network.nodes
     setup, made = caller.put("setup")
     found = owner.hold(setup)
     network.pump()
@@ -92,7 +92,7 @@ def test_a_call_that_cannot_begin_holds_up_no_other(begun: bool) -> None:
         inbound_tasks.client = Client()  # type: ignore[assignment]
     first, second = (caller.submit(pool=calls, retries=0) for _ in range(2))
     network.settle()
-    owner.answer(owner.tasks.next(pool, 0), "ran")
+    owner.complete(owner.tasks.next(pool, 0), "ran")
     network.settle()
     for oid, wanted in ((first, "no room 1"), (second, "ran")):
         assert str(caller.value(caller.party.hold(oid))) == wanted

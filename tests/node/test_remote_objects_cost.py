@@ -42,7 +42,7 @@ def network() -> Iterator[Network]:
 def test_what_was_freed_or_deleted_is_dropped_and_nothing_else_looked_at(network: Network) -> None:
     """Results of a process here that are on another host: its headers, which the node never
     collects."""
-    side = network.sides[0]
+    side = network.nodes[0]
     party, remote_objects = side.party, side.remote_objects
     released: list[int] = []
     oids = [party.new(KIND_TASK, STATE["CLAIMED"], NODE_SLOT, 0) for _ in range(OBJECTS)]

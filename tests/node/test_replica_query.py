@@ -5,30 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hoplite_mp._common import ids
-from tests.support.lost_peers import gone
-from tests.support.node_hosts import BIG, remote_hold
-from tests.support.node_losses import (
-    assert_no_lineage_kept,
+from tests.support.node_hosts import (
+    BIG,
+    assert_nothing_kept,
     is_absent,
     network,
+    remote_hold,
     run_one,
     sender,
     submit_and_run,
 )
 
 if TYPE_CHECKING:
-    from tests.support.node_losses import LossNetwork, LossSide
+    from tests.support.node_hosts import Network, Side
 
 __all__ = ["network", "sender"]  # fixtures
 
 
 def run_again(
-    network: LossNetwork,
-    sender: LossSide,
+    network: Network,
+    sender: Side,
     oid: int,
-    runner: LossSide,
-    silent: LossSide,
-    other: LossSide,
+    runner: Side,
+    silent: Side,
+    other: Side,
 ) -> None:
     """The runner dies, and another host has another value; one of them says nothing meanwhile."""
     network.stopped.add((silent.host_id, sender.host_id))
@@ -41,9 +41,7 @@ def run_again(
     assert is_absent(sender, oid)
 
 
-def test_a_copy_of_which_is_heard_after_the_second_run(
-    network: LossNetwork, sender: LossSide
-) -> None:
+def test_a_copy_of_which_is_heard_after_the_second_run(network: Network, sender: Side) -> None:
     """What that run gave is told to nobody before all hosts have said what they have."""
     oid, runner = submit_and_run(network, BIG)
     object_id = ids.pack_id(sender.host_id, oid)
@@ -55,21 +53,21 @@ def test_a_copy_of_which_is_heard_after_the_second_run(
     network.stopped.clear()
     network.settle()
     assert (reader.read(hold) == BIG).all()
-    assert (sender.read(sender.sent[oid][0]) == BIG).all()
+    assert (sender.read(sender.submitted[oid][0]) == BIG).all()
     del hold
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_a_host_that_has_not_said_what_it_has_dies(network: LossNetwork, sender: LossSide) -> None:
+def test_a_host_that_has_not_said_what_it_has_dies(network: Network, sender: Side) -> None:
     oid, runner = submit_and_run(network, BIG)
     silent, other = (side for side in network.living[1:] if side is not runner)
     run_again(network, sender, oid, runner, silent, other)
     network.lose(silent)
     network.settle()
-    assert (sender.read(sender.sent[oid][0]) == BIG + 1).all()
+    assert (sender.read(sender.submitted[oid][0]) == BIG + 1).all()
 
 
-def test_parts_of_what_is_made_again_are_given_back(network: LossNetwork, sender: LossSide) -> None:
+def test_parts_of_what_is_made_again_are_given_back(network: Network, sender: Side) -> None:
     """They would go on with the bytes of the second value."""
     oid, runner = submit_and_run(network, BIG)
     object_id = ids.pack_id(sender.host_id, oid)
@@ -89,25 +87,18 @@ def test_parts_of_what_is_made_again_are_given_back(network: LossNetwork, sender
     network.settle()
     assert (reader.read(hold) == BIG + 1).all()
     del hold
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
 
 
-def test_the_one_who_has_it_is_lost_to_the_owner_alone(
-    network: LossNetwork, sender: LossSide
-) -> None:
+def test_the_one_who_has_it_is_lost_to_the_owner_alone(network: Network, sender: Side) -> None:
     """It lives perhaps, and others may read from it: the manager decides before there is another
     value."""
     oid, runner = submit_and_run(network, BIG)
     object_id = ids.pack_id(sender.host_id, oid)
     reader, other = (side for side in network.living[1:] if side is not runner)
     (hold,) = remote_hold(network, reader, object_id)
-    member = network.members[runner.number]
     network.stopped |= {(runner.host_id, sender.host_id), (sender.host_id, runner.host_id)}
-    sender.suspects[runner.number] = member
-    sender.recovery.peer_lost(member)
-    sender.outbound_tasks.lose_runner(runner.host_id)
-    sender.exports.peer_lost(gone(runner.host_id))
-    sender.remote_objects.peer_lost(gone(node=runner.number))
+    sender.cluster.lost(network.members[runner.number])
     sender.outbound_tasks.lose_runner(reader.host_id)
     sender.remote_objects.want(oid, lambda: None)
     network.settle(2)
@@ -115,8 +106,7 @@ def test_the_one_who_has_it_is_lost_to_the_owner_alone(
     network.settle()
     assert is_absent(sender, oid)
     assert is_absent(reader, reader.imports.by_object[object_id].oid)
-    sender.suspects.clear()
     network.lose(runner)
     network.settle()
-    assert (sender.read(sender.sent[oid][0]) == BIG + 1).all()
+    assert (sender.read(sender.submitted[oid][0]) == BIG + 1).all()
     assert (reader.read(hold) == BIG + 1).all()

@@ -9,14 +9,13 @@ import pytest
 from hoplite_mp._common.object_states import STATE
 from hoplite_mp._protocol.messages import NodeLost
 from hoplite_mp.errors import ObjectLostError
-from tests.support.node_hosts import BIG, remote_hold
-from tests.support.node_losses import assert_no_lineage_kept
+from tests.support.node_hosts import BIG, assert_nothing_kept, remote_hold
 
 if TYPE_CHECKING:
-    from tests.support.node_losses import LossNetwork
+    from tests.support.node_hosts import Network
 
 
-def test_a_copy_that_is_placed_where_the_new_owner_will_be(network: LossNetwork) -> None:
+def test_a_copy_that_is_placed_where_the_new_owner_will_be(network: Network) -> None:
     """A collective ends on a host after it has noticed the death, and before it is named: what it
     has kept for the old owner is not kept any more when it counts itself."""
     owner, keeper, reader, _ = network.living
@@ -33,12 +32,12 @@ def test_a_copy_that_is_placed_where_the_new_owner_will_be(network: LossNetwork)
     assert not keeper.replicas.holds
     assert (reader.read(hold) == BIG).all()
     del hold, mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)
     assert not network.planner.owners.named
 
 
 @pytest.mark.parametrize("end", ["nothing comes", "an error", "its task is cancelled"])
-def test_a_copy_that_was_to_come_and_does_not(network: LossNetwork, end: str) -> None:
+def test_a_copy_that_was_to_come_and_does_not(network: Network, end: str) -> None:
     """A collective has expected it here and is over: nobody else wants it, and its owner does not
     know that it was expected."""
     owner, other, *_ = network.living
@@ -59,4 +58,4 @@ def test_a_copy_that_was_to_come_and_does_not(network: LossNetwork, end: str) ->
     assert not other.replicas.holds
     assert not other.imports.by_object
     del mine
-    assert_no_lineage_kept(network)
+    assert_nothing_kept(network)

@@ -16,8 +16,7 @@ from hoplite_mp._common import ids
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._node.objects.exports import KEPT_POLL_S
 from hoplite_mp._protocol.peers import Acquire, Release
-from tests.support.node_hosts import BIG, remote_hold, states_of
-from tests.support.node_losses import LossNetwork, LossSide
+from tests.support.node_hosts import BIG, Network, Side, remote_hold, states_of
 from tests.support.shm_host import STATE
 
 if TYPE_CHECKING:
@@ -25,35 +24,35 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def network() -> Iterator[LossNetwork]:
+def network() -> Iterator[Network]:
     """Host 0 sends, host 1 has a worker, host 2 none."""
-    made = LossNetwork(3)
-    runner = made.sides[1]
-    made.sides[0].outbound_tasks.set_runner(runner.host_id, runner.number, 1)
+    made = Network(3)
+    runner = made.nodes[1]
+    made.nodes[0].outbound_tasks.set_runner(runner.host_id, runner.number, 1)
     yield made
     made.close()
 
 
 @pytest.fixture
-def sides(network: LossNetwork) -> list[LossSide]:
+def sides(network: Network) -> list[Side]:
     return network.living
 
 
-def forget(network: LossNetwork, side: LossSide, oid: int) -> None:
+def forget(network: Network, side: Side, oid: int) -> None:
     """The process that has sent the task lets go of its result."""
-    del side.sent[oid]
+    del side.submitted[oid]
     side.party.collect()
     network.settle()
 
 
-def pass_looks(network: LossNetwork) -> None:
+def pass_looks(network: Network) -> None:
     """Time for what is polled."""
     for side in network.living:
         side.loop.pass_time(2 * KEPT_POLL_S)
     network.settle()
 
 
-def nothing_is_left(network: LossNetwork) -> None:
+def nothing_is_left(network: Network) -> None:
     network.settle()
     pass_looks(network)
     for side in network.living:
@@ -68,7 +67,7 @@ def nothing_is_left(network: LossNetwork) -> None:
 @pytest.mark.parametrize("value", ["small", BIG], ids=["small", "big"])
 @pytest.mark.parametrize("early", [True, False])
 def test_a_result_that_the_runners_process_alone_holds(
-    network: LossNetwork, sides: list[LossSide], early: bool, value: Any
+    network: Network, sides: list[Side], early: bool, value: Any
 ) -> None:
     """early: the process has the ref before the task has ended."""
     sender, runner, other = sides
@@ -77,7 +76,7 @@ def test_a_result_that_the_runners_process_alone_holds(
     network.pump()
     task = runner.take_task()
     holds = remote_hold(network, runner, object_id) if early else []
-    runner.answer(task, value)
+    runner.complete(task, value)
     network.settle()
     holds = holds or remote_hold(network, runner, object_id)
     forget(network, sender, oid)
@@ -96,13 +95,13 @@ def test_a_result_that_the_runners_process_alone_holds(
 
 
 def test_what_its_process_has_let_go_of_is_not_kept_for_ever(
-    network: LossNetwork, sides: list[LossSide]
+    network: Network, sides: list[Side]
 ) -> None:
     """The runner keeps a big result for the owner, and the owner keeps it for the runner."""
     sender, runner, _ = sides
     oid = sender.submit()
     network.pump()
-    runner.answer(runner.take_task(), BIG)
+    runner.complete(runner.take_task(), BIG)
     network.settle()
     (hold,) = remote_hold(network, runner, ids.pack_id(sender.host_id, oid))
     forget(network, sender, oid)
@@ -112,13 +111,13 @@ def test_what_its_process_has_let_go_of_is_not_kept_for_ever(
 
 
 def test_another_process_asks_after_the_first_one_has_let_go(
-    network: LossNetwork, sides: list[LossSide]
+    network: Network, sides: list[Side]
 ) -> None:
     sender, runner, _ = sides
     oid = sender.submit()
     object_id = ids.pack_id(sender.host_id, oid)
     network.pump()
-    runner.answer(runner.take_task(), BIG)
+    runner.complete(runner.take_task(), BIG)
     network.settle()
     for _ in range(2):
         holds = remote_hold(network, runner, object_id)
@@ -132,13 +131,13 @@ def test_another_process_asks_after_the_first_one_has_let_go(
 
 
 def test_a_later_task_of_the_owner_names_the_result_without_a_message(
-    network: LossNetwork, sides: list[LossSide]
+    network: Network, sides: list[Side]
 ) -> None:
     """The runner has a big result, and the owner keeps it as long as the task runs."""
     sender, runner, _ = sides
     first = sender.submit()
     network.pump()
-    runner.answer(runner.take_task(), BIG)
+    runner.complete(runner.take_task(), BIG)
     network.settle()
     ref: ObjectRef[Any] = ObjectRef(ids.pack_id(sender.host_id, first), sender.party.hold(first))
     sent: list[Any] = []
@@ -151,7 +150,7 @@ def test_a_later_task_of_the_owner_names_the_result_without_a_message(
     runner.imports.send = note_all
     second = sender.submit((ref,), holds=[ref])
     network.pump()
-    runner.answer(runner.take_task(), "too")
+    runner.complete(runner.take_task(), "too")
     network.settle()
     assert not [one for one in sent if isinstance(one, Acquire) and one.object == ref._id]
     del ref
@@ -160,7 +159,7 @@ def test_a_later_task_of_the_owner_names_the_result_without_a_message(
     nothing_is_left(network)
 
 
-def test_it_is_deleted_while_it_runs(network: LossNetwork, sides: list[LossSide]) -> None:
+def test_it_is_deleted_while_it_runs(network: Network, sides: list[Side]) -> None:
     """The owner says at once that the result is gone. The runner's header is its worker's until the
     worker has finished."""
     sender, runner, _ = sides
@@ -171,7 +170,7 @@ def test_it_is_deleted_while_it_runs(network: LossNetwork, sides: list[LossSide]
     sender.party.delete(oid)
     network.pump()
     assert runner.node.state(task) == STATE["CLAIMED"]
-    runner.answer(task, "late")
+    runner.complete(task, "late")
     network.settle()
     assert runner.value(holds[0]) == "late"
     holds.clear()
@@ -180,7 +179,7 @@ def test_it_is_deleted_while_it_runs(network: LossNetwork, sides: list[LossSide]
 
 
 def test_it_is_recalled_after_a_process_there_has_asked(
-    network: LossNetwork, sides: list[LossSide]
+    network: Network, sides: list[Side]
 ) -> None:
     """The owner counts one import, and lets go of it."""
     sender, runner, _ = sides
@@ -193,8 +192,8 @@ def test_it_is_recalled_after_a_process_there_has_asked(
     sender.outbound_tasks.recall(known, 1 << 10)
     network.pump()
     while again := sender.take_task():
-        sender.answer(again, "home")
-    runner.answer(task, "away")
+        sender.complete(again, "home")
+    runner.complete(task, "away")
     network.settle()
     assert sorted(map(runner.value, holds)) == ["away", "home", "home"]
     assert all(len(one.importers) == 1 for one in sender.exports.exports.values())
@@ -217,9 +216,7 @@ def test_it_is_recalled_after_a_process_there_has_asked(
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_it_is_deleted_and_then_recalled(
-    network: LossNetwork, sides: list[LossSide], heard: bool
-) -> None:
+def test_it_is_deleted_and_then_recalled(network: Network, sides: list[Side], heard: bool) -> None:
     """Its readers end. heard: the runner knows that it is gone before the task goes back."""
     sender, runner, _ = sides
     oids = [sender.submit() for _ in range(3)]
@@ -236,20 +233,18 @@ def test_it_is_deleted_and_then_recalled(
     sender.outbound_tasks.recall(known, 1 << 10)
     network.pump()
     while again := sender.take_task():
-        sender.answer(again, "home")
-    runner.answer(task, "away")
+        sender.complete(again, "home")
+    runner.complete(task, "away")
     network.settle()
     assert runner.node.state(holds[2].oid) != STATE["CLAIMED"]
 
 
-def test_a_replica_that_was_let_go_of_does_not_hide_it(
-    network: LossNetwork, sides: list[LossSide]
-) -> None:
+def test_a_replica_that_was_let_go_of_does_not_hide_it(network: Network, sides: list[Side]) -> None:
     sender, runner, _ = sides
     oid = sender.submit()
     object_id = ids.pack_id(sender.host_id, oid)
     network.pump()
-    runner.answer(runner.take_task(), BIG)
+    runner.complete(runner.take_task(), BIG)
     network.settle()
     runner.replicas.keep(object_id, BIG.nbytes)
     network.settle()

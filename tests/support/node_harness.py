@@ -17,6 +17,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from hoplite_mp import _serialize, _shm, _tasks
 from hoplite_mp._common import ids
@@ -356,16 +357,25 @@ class HarnessProcess:
         hold.keep()
         return hold
 
-    def finish(self, oid: int, value: Any) -> None:
-        """The result of a task that this process has claimed, or the exception that it raised."""
+    def finish(self, oid: int, value: Any, *, settles: bool = False) -> None:
+        """The result of a task that this process has claimed, or the exception that it raised.
+        settles: the task may have been cancelled."""
         failed = isinstance(value, Exception)
         encoded = _serialize.encode_error(value, "") if failed else _serialize.encode(value)
-        self.client.bind(oid, self._write(encoded), encoded.nbytes, bool(encoded.refs))
-        assert self.tasks.finish(oid, failed)
+        at = self._write(encoded)
+        self.client.bind(oid, at, encoded.nbytes, bool(encoded.refs))
+        if not self.tasks.finish(oid, failed):
+            assert settles
+            self.client.give_back(at, oid)
+            self.tasks.settle(oid)
 
     def _write(self, encoded: Any) -> int:
-        """A block with these bytes."""
-        at = self.node.store.lease(encoded.nbytes, self.slot)
+        """A block with these bytes: of a span, if they are few."""
+        at = self.client.allocate(encoded.nbytes)
+        if not at and encoded.nbytes <= self.node.config.small_object_bytes_max:
+            self.node.give_span(self.client)
+            at = self.client.allocate(encoded.nbytes)
+        at = at or self.node.store.lease(encoded.nbytes, self.slot)
         assert at is not None
         self.client.write(at, encoded.head, encoded.buffers, encoded.offsets)
         return at
@@ -378,16 +388,20 @@ class HarnessProcess:
         mem = memoryview(got)
         if _serialize.payload_kind(mem) == _serialize.ERROR:
             return _serialize.decode_error(mem, lambda i: None)  # type: ignore[arg-type,return-value]
-        return _serialize.decode(mem, make_ref=lambda i: None, writable=True)  # type: ignore[arg-type,return-value]
+        value = _serialize.decode(mem, make_ref=lambda i: None, writable=True)  # type: ignore[arg-type,return-value]
+        return value.copy() if isinstance(value, np.ndarray) else value
 
     def submit(
         self,
         pool: int = 0,
         *,
+        function: int = 0,
+        args: bytes | None = None,
         ready: bool = True,
         retries: int = 0,
         timeout_ns: int = 0,
         flags: int = 0,
+        output_owner: int = 0,
         delay: tuple[float, float, float] | None = None,
     ) -> Any:
         """A hold on a task; without `ready` it waits for its arguments."""
@@ -399,8 +413,9 @@ class HarnessProcess:
             self.tasks.set_retry_delay(oid, *delay)
             flags |= _tasks.DELAYED_FLAG
         queue = self._queues[pool]
-        args = _serialize.encode_call((), {}).tobytes()
-        self.tasks.submit(oid, 0, args, 0, retries, timeout_ns, flags, b"f", queue, ready)
+        args = _serialize.encode_call((), {}).tobytes() if args is None else args
+        about = args, 0, retries, timeout_ns, flags, b"f", queue, ready, output_owner
+        self.tasks.submit(oid, function, *about)
         return hold
 
     def next(self, pool: int = 0) -> int:
@@ -541,7 +556,7 @@ class NodeHarness(HostMemory):
 
     def admit(self, *others: Member) -> None:
         """The manager lets the node in, beside these others."""
-        own = Member(self.number, 0, self.host_id, self.host_node.start.workers)
+        own = Member(self.number, 1, self.host_id, self.host_node.start.workers)
         self.from_manager(NodeAdmitted(self.number, 0, (own,), self.number + 1))
         self.join(*others)
 
@@ -644,7 +659,7 @@ class HarnessNetwork:
     """Nodes with numbers from 0 on, and lines between them. A message waits in its line until it is
     delivered."""
 
-    node_class = NodeHarness
+    node_class: type[NodeHarness] = NodeHarness
 
     def __init__(self, size: int) -> None:
         self.lines: dict[tuple[int, int], deque[bytes]] = {}
@@ -655,8 +670,12 @@ class HarnessNetwork:
         for node in self.nodes:
             self.by_host_id[node.host_id] = node
         for node in self.nodes:
-            node.join(*(member(one.number, 2) for one in self.nodes if one is not node))
+            node.join(*(self.member(one.number) for one in self.nodes if one is not node))
         self.lines.clear()
+
+    def member(self, number: int) -> Member:
+        """A node, as the others know it."""
+        return member(number, 2)
 
     def make(self, number: int) -> Any:
         return self.node_class(number=number, host_id=1000 + number, network=self)

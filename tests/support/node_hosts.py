@@ -1,148 +1,72 @@
-"""Two or more hosts in one process: their nodes' tables, and lines that deliver when pumped.
+"""Hosts of one process: whole nodes, lines between them that deliver when pumped, and a planner.
 
-Every message goes through the control channel's encoder and decoder, so an illegal one fails the
-test.
+The planner gets what the nodes tell their manager, and its words about owners come back. Bytes of
+copies come when the test says so, by `Side.bring`: no engine moves anything.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
+import pytest
 
-from hoplite_mp import _serialize, _tasks
+from hoplite_mp import _serialize
 from hoplite_mp._common import ids
-from hoplite_mp._node.objects.exports import Exports
-from hoplite_mp._node.objects.imports import Imports
-from hoplite_mp._node.objects.remote_objects import RemoteObject, RemoteObjects
-from hoplite_mp._node.roster import Roster
-from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
-from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks
-from hoplite_mp._protocol.peers import (
-    Acquire,
-    CancelTask,
-    Described,
-    Drop,
-    PeerMessage,
-    RecallTasks,
-    Release,
-    RunTask,
-    TaskEnded,
+from hoplite_mp._common.object_states import FIRST_SLOT, STATE
+from hoplite_mp._common.ref import ObjectRef
+from hoplite_mp._node.actors.actor_records import WantedActor
+from hoplite_mp._planner.planner_core import Planner
+from hoplite_mp._protocol.actors import ActorRestarts, BindActor
+from hoplite_mp._protocol.membership import NodeReturned, Reported
+from hoplite_mp._protocol.messages import (
+    Member,
+    MembersChanged,
+    NodeAdmitted,
+    NodeJoined,
+    NodeLost,
+    OwnersNamed,
+    OwnerTold,
+    PeerLost,
 )
-from tests.support.lost_peers import gone
-from tests.support.node_ports import UnhandledEvents
-from tests.support.shm_host import KIND_TASK, POOL, STATE, ShmHost
+from hoplite_mp.errors import ObjectLostError
+from tests.support.node_harness import HarnessNetwork, NodeHarness, member
+from tests.support.shm_host import KIND_TASK
 
 if TYPE_CHECKING:
-    from hoplite_mp import _shm
+    from collections.abc import Callable, Iterator
 
+    from hoplite_mp import _shm
+    from hoplite_mp._node.objects.remote_objects import RemoteObject
 
 COMMON = 0  # the pool of every host's own workers
+STATES = list(STATE)
+BIG = np.arange(40_000, dtype=np.float64)
 
 
-class SideUpward(UnhandledEvents):
-    """With the queues of one side."""
+class Side(NodeHarness):
+    """One host. Its one worker, the `party`, sends tasks, too."""
 
-    def __init__(self, side: Side) -> None:
-        self.post = side.post_again
-        self.queue_of = side.queue_to
-        self.interrupt = side.interrupted_at
-        self.post_inbound = lambda oid: side.node_tasks.post(
-            oid, self.queue_of(side.node_tasks.pool_of(oid))
-        )
-        self.near = lambda object_id, oid: side.imports.near(object_id, oid)  # type: ignore[method-assign]
-        self.freed = lambda oid: side.imports.freed(oid)  # type: ignore[method-assign]
-        self.restore_elsewhere = lambda oid: side.remote_objects.restore(oid)  # type: ignore[method-assign]
+    network: Network
 
-
-class Side(ShmHost):
-    """One host, with what its node keeps for others."""
-
-    def __init__(self, network: Network, number: int) -> None:
-        super().__init__(host_id=1000 + number)
-        self.node_events = self.store.events = self.sweeper.events = self.trace_events.events = (
-            SideUpward(self)
-        )
-        self.network, self.number = network, number
-        self.common_queue: int | None = None
-        self.again_queue: int | None = None
-        self.host_id = 1000 + number
-        self.remote_objects = RemoteObjects(self.results, self.loop, self.node_events)
+    def __init__(self, **about: Any) -> None:
+        super().__init__(workers=1, **about)
+        parts, cluster = self.parts, self.cluster
+        self.results, self.sweeper = parts.results, parts.sweeper
+        self.imports, self.exports = parts.imports, parts.exports
+        self.remote_objects, self.questions = parts.remote_objects, parts.questions
+        self.outbound_tasks, self.inbound_tasks = parts.outbound_tasks, parts.inbound_tasks
+        self.recovery, self.replicas = cluster.recovery, cluster.replicas
         self.remote_objects.fetcher = self
-        self.imports = Imports(self.results, self.remote_objects, self.send, self.node_events)
-        self.roster = Roster()
-        self.exports = Exports(
-            self.results,
-            self.remote_objects,
-            self.send,
-            lambda: number,
-            self.loop,
-            self.roster,
-            self.node_events,
-        )
-        self.outbound_tasks = OutboundTasks(
-            self.results, self.imports, self.remote_objects, self.send, self.node_events
-        )
-        self.inbound_tasks = InboundTasks(
-            self.results, self.imports, self.send, self.trace_events, self.node_events
-        )
-        self.interrupted: list[tuple[int, int]] = []
-        self.node.open_pool(COMMON, 1)
-        self.party = self.client()
-        self.tasks = _tasks.Tasks(self.party)
-        self.give_span(self.party)
         self.fetching: dict[int, RemoteObject] = {}
-        self.sent: dict[int, Any] = {}  # tasks of this host's process -> what it holds for them
+        self.pid = self.worker_started(FIRST_SLOT)
+        self.worker = self.process(FIRST_SLOT)
+        self.party, self.tasks = self.worker.client, self.worker.tasks
+        self.submitted: dict[int, Any] = {}  # tasks of the party -> what it holds for them
 
-    def send(self, host_id: int, message: PeerMessage) -> bool:
-        return self.network.send(self.host_id, host_id, message)
-
-    def queue_to(self, pool: int) -> int:
-        if self.common_queue is None:
-            self.common_queue = self.node_tasks.open_queue(pool, here=True)
-        return self.common_queue
-
-    def post_again(self, oid: int) -> None:
-        if self.again_queue is None:
-            self.again_queue = self.node_tasks.open_queue(COMMON)
-        self.node_tasks.post(oid, self.again_queue)
-
-    def interrupted_at(self, oid: int, slot: int) -> None:
-        self.interrupted.append((oid, slot))
-
-    def take(self, peer: int, message: Any) -> None:
-        match message:
-            case Acquire():
-                self.exports.acquire(peer, message)
-            case Release():
-                if not self.inbound_tasks.release(peer, message):
-                    self.exports.release(peer, message)
-            case RunTask():
-                self.inbound_tasks.run(peer, message)
-            case TaskEnded():
-                self.outbound_tasks.ended(peer, message)
-            case CancelTask():
-                self.inbound_tasks.cancel(message.task)
-            case RecallTasks():
-                self.inbound_tasks.recall(peer, message.tasks)
-            case Drop():
-                self.exports.drop(message.object)
-            case Described():
-                self.imports.described(message)
-
-    def poll(self) -> None:
-        done = self.node_tasks.drain()
-        self.sweeper.completed(done)
-        self.inbound_tasks.completed(done)
-        self.outbound_tasks.hand_out()
-        self.results.poll()
-        self.exports.poll()
-        for oid in self.node.collect():
-            self.sweeper.inner.pop(oid, None)
-            self.imports.freed(oid)
-        self.remote_objects.purge()
+    def reported(self, message: Any) -> None:
+        super().reported(message)
+        self.network.to_manager(message)
 
     # -- the fetcher ---------------------------------------------------------------------------
 
@@ -153,110 +77,64 @@ class Side(ShmHost):
         self.fetching.pop(oid, None)
 
     def bring(self) -> None:
-        """Copies what is being fetched from its first holder."""
+        """What is being fetched comes from the first holder that has it; without one it is lost."""
         for oid, remote in list(self.fetching.items()):
-            source = self.network.sides[remote.holders[0]]
-            mem = memoryview(source.node.view(ids.unpack_id(remote.object)[1]))  # type: ignore[arg-type]
-            self.node.memory(remote.payload, remote.nbytes)[:] = mem
-            del self.fetching[oid]
+            sides = [self.network.nodes[holder] for holder in remote.holders]
+            living = [side for side in sides if side.host_id not in self.network.dead]
+            found = [got for side in living if not isinstance(got := side.copy_of(remote), int)]
+            if not found:
+                self.remote_objects.lost(oid, "refused")
+                continue
+            self.node.memory(remote.payload, remote.nbytes)[:] = memoryview(found[0])
+            del self.fetching[oid], found
             self.remote_objects.arrived(oid)
+            self.replicas.tell(remote.object, remote.nbytes)
 
-    # -- a process of this host ----------------------------------------------------------------
+    def copy_of(self, remote: RemoteObject) -> Any:
+        """What this host has of it; an int is the header's state."""
+        here = self.imports.by_object.get(remote.object)
+        return self.node.view(self.imports.own(remote.object) if here is None else here.oid)
 
-    def small(self, nbytes: int) -> int:
-        """A block of a span; 0 for what is too large for one."""
-        at = self.party.allocate(nbytes)
-        if not at and nbytes <= 4096:
-            self.give_span(self.party)
-            at = self.party.allocate(nbytes)
-        return at
+    def keep(self, object_id: bytes, source: Side) -> None:
+        """A collective places a copy here."""
+        mem = memoryview(source.node.view(source.imports.own(object_id)))  # type: ignore[arg-type]
+        payload = self.store.lease(mem.nbytes, 0)
+        assert payload is not None
+        self.node.memory(payload, mem.nbytes)[:] = mem
+        self.replicas.seal(object_id, payload, mem.nbytes)
+
+    # -- the party -----------------------------------------------------------------------------
 
     def put(self, value: Any) -> tuple[bytes, Any]:
-        """(public id, hold of the process)."""
-        encoded = _serialize.encode(value)
-        at = self.small(encoded.nbytes)
-        if not at:
-            got = self.store.lease(encoded.nbytes, self.party.slot)
-            assert got is not None
-            at = got
-        self.party.write(at, encoded.head, encoded.buffers, encoded.offsets)
-        oid = self.party.publish(at, encoded.nbytes, bool(encoded.refs))
-        return ids.pack_id(self.host_id, oid), self.party.hold(oid, False)
+        """(public id, hold of the party)."""
+        hold = self.worker.put(value)
+        return ids.pack_id(self.host_id, hold.oid), hold
 
     def pending(self) -> tuple[bytes, Any]:
-        """A task that this host's process has sent and that runs."""
-        oid = self.party.new(KIND_TASK, STATE["CLAIMED"], self.party.slot, POOL)
+        """A task that the party has sent and that runs."""
+        oid = self.party.new(KIND_TASK, STATE["CLAIMED"], self.party.slot, COMMON)
         return ids.pack_id(self.host_id, oid), self.party.hold(oid, False)
 
     def finish(self, object_id: bytes, value: Any) -> None:
-        oid = ids.unpack_id(object_id)[1]
-        failed = isinstance(value, Exception)
-        encoded = _serialize.encode_error(value, "") if failed else _serialize.encode(value)
-        at = self._place(encoded.nbytes)
-        self.party.write(at, encoded.head, encoded.buffers, encoded.offsets)
-        self.party.bind(oid, at, encoded.nbytes, False)
-        assert self.tasks.finish(oid, failed)
-
-    # -- tasks ---------------------------------------------------------------------------------
+        self.worker.finish(ids.unpack_id(object_id)[1], value)
 
     def submit(
-        self,
-        args: tuple[Any, ...] = (),
-        *,
-        holds: Any = (),
-        retries: int = 3,
-        pool: int = COMMON,
-        output_owner: int = 0,
-        flags: int = 0,
+        self, args: tuple[Any, ...] = (), *, holds: Any = (), retries: int = 3, **options: Any
     ) -> int:
-        """A task of this host's process. Its function is an object as any other here."""
-        if not self.sent:
-            self.queue_of_party = {COMMON: self.tasks.open_queue(COMMON)}
-        if pool not in self.queue_of_party:
-            self.queue_of_party[pool] = self.tasks.open_queue(pool)
-        function_id, function = self.put("the function")
-        call = _serialize.encode_call(args, {})
-        oid = self.party.new(KIND_TASK, STATE["WAITING"], 0, pool)
-        self.sent[oid] = [self.party.hold(oid, False), function, holds]
-        function_oid = ids.unpack_id(function_id)[1]
-        self.tasks.submit(
-            oid,
-            function_oid,
-            call.tobytes(),
-            0,
-            retries,
-            0,
-            flags,
-            b"f",
-            self.queue_of_party[pool],
-            True,
-            output_owner,
-        )
-        return oid
+        """A task of the party. Its function is an object as any other here."""
+        _, function = self.put("the function")
+        call = _serialize.encode_call(args, {}).tobytes()
+        hold = self.worker.submit(function=function.oid, args=call, retries=retries, **options)
+        self.submitted[hold.oid] = [hold, function, holds]
+        return int(hold.oid)
 
     def take_task(self) -> int:
-        """A worker of this host claims a task; 0: there is none."""
-        return self.tasks.next(COMMON, 0)
+        """The party claims a task; 0: there is none."""
+        return self.worker.next()
 
-    def answer(self, oid: int, value: Any) -> None:
-        """That worker's result."""
-        failed = isinstance(value, Exception)
-        encoded = _serialize.encode_error(value, "") if failed else _serialize.encode(value)
-        refs = bool(encoded.refs)
-        at = self._place(encoded.nbytes)
-        self.party.write(at, encoded.head, encoded.buffers, encoded.offsets)
-        self.party.bind(oid, at, encoded.nbytes, refs)
-        if not self.tasks.finish(oid, failed):
-            self.party.give_back(at, oid)
-            self.tasks.settle(oid)
-
-    def _place(self, nbytes: int) -> int:
-        """A block of a span, or one of its own."""
-        if nbytes <= 4096:
-            return self.small(nbytes)
-        got = self.store.lease(nbytes, self.party.slot)
-        assert got is not None
-        return got
+    def complete(self, oid: int, value: Any) -> None:
+        """The result of that task."""
+        self.worker.finish(oid, value, settles=True)
 
     def hold(self, object_id: bytes) -> list[Any]:
         """Asks the node for a foreign object; the holds of the process are in the list when the
@@ -270,75 +148,169 @@ class Side(ShmHost):
         return found
 
     def value(self, hold: Any) -> Any:
-        """What a process reads; an int is the header's state."""
-        got = self.party.view(hold.oid)
-        if isinstance(got, int):
-            return STATES[got]
-        mem = memoryview(got)
-        if _serialize.payload_kind(mem) == _serialize.ERROR:
-            return _serialize.decode_error(mem, lambda i: None)  # type: ignore[arg-type,return-value]
-        value = _serialize.decode(mem, make_ref=lambda i: None, writable=True)  # type: ignore[arg-type,return-value]
-        return value.copy() if isinstance(value, np.ndarray) else value
+        """What the party reads; a state's name if there is no value."""
+        return self.worker.value(hold.oid)
+
+    def read(self, hold: Any) -> Any:
+        """What a process of this host gets; waits for what is fetched or made again."""
+        if self.node.state(hold.oid) == STATE["SPILLED"]:
+            assert self.remote_objects.want(hold.oid, lambda: None)
+            self.network.settle()
+        value = self.value(hold)
+        assert not isinstance(value, str) or value not in STATES, value
+        return str(value) if isinstance(value, ObjectLostError) else value
+
+    # -- actors --------------------------------------------------------------------------------
+
+    def begin(self, setup: bytes, **wanted: Any) -> bytes:
+        """An actor on this host; its identity. `held` is the hold of the process that made it."""
+        (hold,) = self.hold(setup)
+        options: dict[str, Any] = {
+            "class_name": "Counter", "name": "", "restarts": 2, "get_if_exists": False,
+            "detached": False, "output_owner": 0, **wanted,
+        }  # fmt: skip
+        self.parts.actors.begin(self, WantedActor(hold.oid, b"about", **options))  # type: ignore[arg-type]
+        return ids.pack_id(self.host_id, self.held.oid)
+
+    def granted(self, hold: Any) -> None:
+        self.held = self.party.hold(hold.oid)
+
+    def bind(self, hold: Any, there: int, retries: int = 1) -> int:
+        """The pool on this host for calls of the actor of that handle."""
+        return int(self.answer(self.party.slot, BindActor(hold.oid, there, 2, retries, ())).value)
+
+    def ask_restarts(self, hold: Any) -> None:
+        """The answer is among the replies."""
+        self.ask(self.party.slot, ActorRestarts(hold.oid))
+
+    def actor(self, identity: bytes) -> Any:
+        """As this host has it; None: it is another's."""
+        return self.parts.actors.by_identity.get(self.imports.own(identity))
+
+    @property
+    def started(self) -> list[int]:
+        """Pools of the processes that were started for actors."""
+        return [ask.pool for ask in self.processes.spawned if ask.pool != COMMON]
 
 
-class Network:
-    """Lines between sides; a message waits in its line until it is delivered."""
+class Network(HarnessNetwork):
+    """Hosts with a planner. No host sends tasks to another one before `set_runners`."""
 
-    side = Side
+    node_class = Side
+    nodes: list[Side]
 
     def __init__(self, size: int) -> None:
-        self.lines: dict[tuple[int, int], deque[bytes]] = {}
-        self.sides = [self.side(self, number) for number in range(size)]
-        self.by_host_id = {side.host_id: side for side in self.sides}
-        self.dead: set[int] = set()
-        self.stopped: set[tuple[int, int]] = set()  # lines that deliver nothing now
-        self._decoder = msgspec.msgpack.Decoder(PeerMessage)
+        self.planner = Planner()
+        self.members: dict[int, Member] = {}  # the living ones
+        self.held_back: list[tuple[int, Any]] | None = None  # words of the manager
+        self.no_manager = True  # what it is told is lost
+        for number in range(size):
+            self.members[number] = self.member(number)
+            self.planner.step(NodeJoined(1000 + number, 0, 2), 0.0)
+        super().__init__(size)
+        self.no_manager = False
 
-    def send(self, source: int, target: int, message: PeerMessage) -> bool:
-        if target not in self.by_host_id or target in self.dead:
-            return False
-        line = self.lines.setdefault((source, target), deque())
-        line.append(msgspec.msgpack.encode(message))
-        return True
+    def member(self, number: int) -> Member:
+        return member(number, 0, stays=True)
 
-    def deliver(self, source: int, target: int) -> bool:
-        """The oldest message of one line; False: it is empty."""
-        line = self.lines.get((source, target))
-        if not line or (source, target) in self.stopped:
-            return False
-        message = self._decoder.decode(line.popleft())
-        if source not in self.dead and target not in self.dead:
-            self.by_host_id[target].take(source, message)
-        return True
+    def set_runners(self, sender: Side, *runners: Side, workers: int = 1) -> None:
+        """That host may send tasks to these."""
+        for side in runners:
+            if side is not sender:
+                sender.outbound_tasks.set_runner(side.host_id, side.number, workers)
 
-    def pump(self) -> None:
-        """Until nothing is under way and nobody has anything to say."""
-        while True:
-            for side in self.sides:
-                if side.host_id not in self.dead:
-                    side.poll()
-            if not any([self.deliver(*line) for line in list(self.lines)]):
-                return
+    def to_manager(self, message: Any) -> None:
+        if self.no_manager or isinstance(message, PeerLost):
+            return
+        for number, answer in self.planner.step(message, 0.0).sends:
+            if not isinstance(answer, (OwnersNamed, OwnerTold)):
+                continue
+            if self.held_back is not None:
+                self.held_back.append((number, answer))
+            else:
+                self.say([(number, answer)])
 
-    def lose(self, side: Side) -> None:
-        """That host dies; the others learn of it."""
+    def say(self, held: list[tuple[int, Any]]) -> None:
+        """Words of the manager come, perhaps such that were held back."""
+        for number, answer in held:
+            if number in self.members:
+                self.nodes[number].from_manager(answer)
+
+    def restart_manager(
+        self, meanwhile: Callable[[], object] = lambda: None, own: int | None = None
+    ) -> None:
+        """Another one, which knows what the nodes tell it. meanwhile: called when all have said
+        what they know, before any of them is admitted. own: the node of its host; None: the first
+        that lives."""
+        self.no_manager = False
+        own = self.living[0].number if own is None else own
+        self.planner = Planner(again=True, own=own)
+        for side in self.living:
+            self.returns(side)
+            for message in list(side.recovery.owners.report_again()):
+                self.to_manager(message)
+        meanwhile()
+        for side in self.living:
+            self.to_manager(Reported(side.number))
+        self.admit()
+
+    def admit(self) -> None:
+        """Another manager lets in all that live."""
+        for side in self.living:
+            members = tuple(self.members.values())
+            side.from_manager(NodeAdmitted(side.number, 0, members, len(self.nodes)))
+
+    def returns(self, side: Side) -> None:
+        members = tuple(Member(one.node, 0, one.host_id, 2) for one in self.members.values())
+        self.to_manager(NodeReturned(side.number, 0, len(self.nodes), members))
+
+    def lose(self, side: Side, report: bool = True) -> None:
+        """That host dies; the others learn of it, then the manager, then all of that."""
+        self.notice(side)
+        self.to_manager(NodeLost(side.number, 0))
+        if report:
+            self.report(side)
+
+    def notice(self, side: Side) -> None:
+        """That host dies; the others learn of it, and not from the manager."""
         self.dead.add(side.host_id)
-        for other in self.sides:
-            if other.host_id not in self.dead:
-                other.outbound_tasks.lose_runner(side.host_id)
-                other.inbound_tasks.peer_lost(gone(side.host_id))
-                for one in list(other.imports.by_oid.values()):
-                    if one.owner == side.host_id and one.number:
-                        other.imports.fail(one, "its host is gone")
-                other.exports.peer_lost(gone(side.host_id))
-                other.remote_objects.peer_lost(gone(node=side.number))
-                for oid, remote in list(other.fetching.items()):
-                    if not remote.holders:  # as who plans the fetches says
-                        other.remote_objects.lost(oid, "refused")
+        gone = self.members.pop(side.number)
+        for other in self.living:
+            other.cluster.lost(gone)
 
-    def close(self) -> None:
-        for side in self.sides:
-            side.close()
+    def report(self, side: Side) -> None:
+        """The manager's word of that death has come to all."""
+        for other in self.living:
+            other.from_manager(MembersChanged((), (side.number,)))
+
+    def back(self, side: Side) -> None:
+        """That host, which the others take for dead, has lived all the time and has the next
+        manager; so it is a member again."""
+
+        def lives() -> None:
+            self.dead.remove(side.host_id)
+            self.members[side.number] = self.member(side.number)
+            self.returns(side)
+
+        self.held_back = []
+        self.restart_manager(lives, side.number)
+        held, self.held_back = self.held_back, None
+        self.say(held)
+
+    def pass_time(self) -> None:
+        """Every timer that waits is called once."""
+        for side in self.living:
+            side.loop.call_all()
+
+    def settle(self, rounds: int = 6) -> None:
+        """Messages, timers and fetched bytes, until nothing new can be expected."""
+        for _ in range(rounds):
+            self.pump()
+            for side in self.living:
+                side.bring()
+            self.pump()
+            self.pass_time()
+        self.pump()
 
 
 def states_of(client: _shm.Client) -> list[str]:
@@ -346,30 +318,81 @@ def states_of(client: _shm.Client) -> list[str]:
     return [header["state"] for header in client.scan()]
 
 
-STATES = list(STATE)
-
-
-BIG = np.arange(40_000, dtype=np.float64)
-
-
-def assert_nothing_kept(network: Network) -> None:
-    """Nobody holds anything any more: nothing is kept anywhere."""
-    network.pump()
-    for side in network.sides:
-        if side.host_id in network.dead:
-            continue
-        side.party.collect()
-        network.pump()
-        assert states_of(side.node) == []
-        assert not side.imports.by_object
-        assert not side.imports.by_oid
-        assert not side.exports.exports
-        assert not any(side.exports._watched.values())
-        assert not side.remote_objects.by_oid
-
-
-def remote_hold(network: Network, side: Side, object_id: bytes) -> list[object]:
+def remote_hold(network: Network, side: Side, object_id: bytes) -> list[Any]:
     found = side.hold(object_id)
     network.pump()
     assert len(found) == 1
     return found
+
+
+def run_one(network: Network, value: Any) -> Side | None:
+    """The one task that has been sent somewhere is run there; None: none has."""
+    network.pump()
+    for side in network.living:
+        task = side.take_task()
+        if task:
+            side.complete(task, value)
+            network.pump()
+            return side
+    return None
+
+
+def submit_and_run(network: Network, value: Any, *args: Any, **options: Any) -> tuple[int, Side]:
+    """A task of host 0 that another host runs: its id, and that host."""
+    sender = network.living[0]
+    oid = sender.submit(args, holds=[arg for arg in args if isinstance(arg, ObjectRef)], **options)
+    runner = run_one(network, value)
+    assert runner is not None
+    assert runner is not sender
+    assert sender.tasks.done(oid)
+    drop_arguments(sender, oid)
+    return oid, runner
+
+
+def drop_arguments(side: Side, oid: int) -> None:
+    """What a submitter does when its task is done."""
+    side.submitted[oid] = side.submitted[oid][:1]
+    side.party.collect()
+
+
+def is_absent(side: Side, oid: int) -> bool:
+    return side.remote_objects.absent(oid)
+
+
+def assert_nothing_kept(network: Network) -> None:
+    """When nobody holds anything, nothing is kept: no lineage, no bytes, no header."""
+    for side in network.living:
+        side.submitted.clear()
+        side.party.collect()
+    for _ in range(4):
+        network.settle(2)
+        for side in network.living:
+            side.party.collect()
+            side.store.take_returns()
+    for side in network.living:
+        assert not side.recovery.lineage.entries
+        assert not side.recovery.lineage.held
+        assert side.recovery.lineage.nbytes == 0
+        assert not side.recovery.reconstruction.runs
+        assert not side.recovery.reconstruction.by_run
+        assert not side.remote_objects.by_oid
+        assert not side.exports.exports
+        assert not any(side.exports._watched.values())
+        assert not side.imports.by_object
+        assert not side.imports.by_oid
+        assert states_of(side.node) == []
+        assert not side.store.leases
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Host 0 sends; hosts 1 to 3 have a worker each."""
+    made = Network(4)
+    made.set_runners(*made.nodes)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sender(network: Network) -> Side:
+    return network.living[0]
