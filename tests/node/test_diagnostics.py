@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
+from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import DRIVER_SLOT
-from hoplite_mp._node.actors.remote_actors import RemoteActors
-from hoplite_mp._node.groups.groups import group_waits
-from hoplite_mp._node.roster import Roster
+from hoplite_mp._node.actors.actor_status import calls_from_here
+from hoplite_mp._protocol.actors import BindActor
 from hoplite_mp._protocol.diagnostics import DumpAsked, LookTold, TraceAsked, TraceRead
 from hoplite_mp._protocol.local import Dump, DumpRead
-from hoplite_mp._protocol.messages import Member
+from hoplite_mp._protocol.messages import GroupMembers
 from hoplite_mp._protocol.peers import RunTask
-from tests.support.node_harness import member
+from tests.support.messages import WHOLE
+from tests.support.node_harness import FIRST_PID, member
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,45 +83,34 @@ def test_dump_goes_to_the_process_that_has_asked(node: NodeHarness, died: bool) 
     assert msgspec.msgpack.decode(mine)["node"] == NUMBER
 
 
-def test_calls_that_wait_for_an_actor_elsewhere() -> None:
+def test_calls_that_wait_for_an_actor_elsewhere(node: NodeHarness) -> None:
     """Of one that has no place now it is not said where."""
-    roster = Roster()
-    roster.add(Member(2, 1, OTHER, 4))
-    far: Any = SimpleNamespace(
-        client=SimpleNamespace(queued_counts=lambda: {10: 3, 11: 1}),
-        bound={pool: SimpleNamespace(host_id=OTHER, identity=pool) for pool in (10, 11, 12)},
-        outbound_tasks=SimpleNamespace(far={10: [], 12: []}),
-        roster=roster,
-        actors=SimpleNamespace(public=lambda identity: bytes([identity])),
-    )
-    assert [*RemoteActors.waits(far)] == [
-        {"identity": "0a", "waiting": 3, "at": "h2"},
-        {"identity": "0b", "waiting": 1, "at": ""},
+    driver, handles = node.process(DRIVER_SLOT), []
+    identities = [ids.pack_id(OTHER, number << 33) for number in (1, 2, 3)]
+    node.parts.imports.ask(identities, handles.extend)
+    node.describe("the identity")
+    pools = [node.answer(DRIVER_SLOT, BindActor(one.oid, 3)).value for one in handles]
+    calls = [driver.submit(pools[at]) for at in (0, 0, 0, 1)]
+    node.parts.outbound_tasks.forget_pool(pools[1])
+    assert [*calls_from_here(node.cluster.remote_actors)] == [
+        {"identity": identities[0].hex(), "waiting": 3, "at": "h2"},
+        {"identity": identities[1].hex(), "waiting": 1, "at": ""},
     ]
+    del calls
 
 
-def test_members_of_a_group_here_and_elsewhere() -> None:
+def test_members_of_a_group_here_and_elsewhere(node: NodeHarness) -> None:
     """Only the boards of their own hosts know their processes."""
-    here, there = 0, 1
-    state: Any = SimpleNamespace(
-        members=SimpleNamespace(nodes=[here, there, None]),
-        calls=0,
-        leader=None,
-        owned=False,
-        member_calls={},
-        ranks_of=lambda number: {},
-    )
-    board: Any = SimpleNamespace(
-        look=lambda: (True, 0b111, 0, 0, 0, 0), member=lambda rank: (0, 0, 0, 20 + rank)
-    )
-    known: Any = SimpleNamespace(name="g", generation=1, board=board, shown=SimpleNamespace(size=3))
-    groups: Any = SimpleNamespace(known={1: known}, hosts=SimpleNamespace(states={1: state}))
-    messages: Any = SimpleNamespace(unread=lambda generation: [])
-    client: Any = SimpleNamespace(number=here)
-    tasks: Any = SimpleNamespace(pid=lambda slot: 1000 + slot)
-    (found,) = group_waits(groups, messages, client, tasks)
+    nodes = (NUMBER, 1, None, NUMBER)
+    shown = GroupMembers("g", 1, 0, 4, 0b1011, 0, False, 1, nodes, WHOLE)
+    node.from_manager(shown)
+    board = node.parts.groups.known[0].board
+    for rank, slot in ((0, DRIVER_SLOT), (1, DRIVER_SLOT), (3, node.process().slot)):
+        board.set_client(rank, slot)
+        node.node_tasks.set_pid(slot, FIRST_PID + slot)
+    (found,) = node.parts.waits.gather()["groups"]["first"]
     assert found["came"] == [
-        {"rank": 0, "node": here, "pid": 1020},
-        {"rank": 1, "node": there, "pid": 0},
-        {"rank": 2, "node": here, "pid": 1022},
+        {"rank": 0, "node": NUMBER, "pid": FIRST_PID + DRIVER_SLOT},
+        {"rank": 1, "node": 1, "pid": 0},
+        {"rank": 3, "node": NUMBER, "pid": FIRST_PID + slot},
     ]
