@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+from unittest import mock
+
 import pytest
 
 from hoplite_mp._common import ids
@@ -11,44 +14,39 @@ from hoplite_mp._protocol.messages import (
     GroupGivenUp,
     GroupJoined,
     GroupRefused,
+    GroupTasksAsked,
 )
-from tests.support.node_group_calls import (
-    HOST_ID,
-    NUMBER,
-    OTHER_HOST_ID,
-    REQUEST_SLOT,
-    RequestingNode,
-)
-from tests.support.node_ports import deliver
+from tests.support.node_group_calls import NUMBER, RequestingNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture
-def world() -> RequestingNode:
-    return RequestingNode()
+def world() -> Iterator[RequestingNode]:
+    made = RequestingNode()
+    yield made
+    made.close()
 
 
 def test_a_process_that_joins(world: RequestingNode) -> None:
-    request = world.join()
+    request = world.request_join()
     assert [one.request for one in world.open_joins()] == [request]
-    deliver(world.groups, GroupJoined(request, "g", 7, 1, 2, 0, False, False))
-    ((slot, reply),) = world.replies
-    assert (slot, reply.number, reply.value) == (
-        REQUEST_SLOT,
-        1,
-        (0, 7, 1, False, (NUMBER, REQUEST_SLOT, 3)),
-    )
-    assert world.known.here == {1: (REQUEST_SLOT, 3)}
+    joined = GroupJoined(request, "g", 7, 1, 2, 0, False, False)
+    world.from_manager(joined)
+    ((slot, reply),) = world.replies()
+    assert (slot, reply.number) == (world.slot, 1)
+    assert reply.value == (0, 7, 1, True, (NUMBER, world.slot, world.life))
+    assert world.known.here == {1: (world.slot, world.life)}
     assert not world.open_joins()
-    deliver(
-        world.groups, GroupJoined(request, "g", 7, 1, 2, 0, False, False)
-    )  # by the next manager
-    assert len(world.replies) == 1
+    world.from_manager(joined)  # by the next manager
+    assert not world.replies()
 
 
 @pytest.mark.parametrize(("error", "value"), [("value", None), ("ended", "no")])
 def test_one_that_is_refused(world: RequestingNode, error: str, value: str | None) -> None:
-    deliver(world.groups, GroupRefused(world.join(), "no", error))
-    ((_, reply),) = world.replies
+    world.from_manager(GroupRefused(world.request_join(), "no", error))
+    ((_, reply),) = world.replies()
     assert (reply.value, reply.error) == (value, "" if value else "no")
     assert world.groups.refused == {"g": "no"}
     assert not world.open_joins()
@@ -57,65 +55,74 @@ def test_one_that_is_refused(world: RequestingNode, error: str, value: str | Non
 @pytest.mark.parametrize("joins", [True, False])
 def test_the_answer_for_a_process_that_has_died(world: RequestingNode, joins: bool) -> None:
     """Its slot may be another one's, which must not take the answer for one to its own question."""
-    request = world.join()
-    world.groups.forget_client(REQUEST_SLOT)
+    request = world.request_join()
+    world.groups.forget_client(world.slot)
     assert not world.open_joins()
     joined = GroupJoined(request, "g", 7, 1, 2, 0, False, False)
-    deliver(world.groups, joined if joins else GroupRefused(request, "no"))
-    assert not world.replies
+    world.from_manager(joined if joins else GroupRefused(request, "no"))
+    assert not world.replies()
     assert not world.known.here
-    assert not world.known.board.set_client.called  # type: ignore[attr-defined]
+    assert world.known.board.member(1)[3] == -1
 
 
 def test_tasks_that_members_wait_for(world: RequestingNode) -> None:
     """Who is asked of again while one still runs waits with the first; each is told once."""
-    ran, runs, returns, far = (
-        ids.pack_id(host_id, oid)
-        for host_id, oid in ((HOST_ID, 1), (HOST_ID, 2), (HOST_ID, 3), (OTHER_HOST_ID, 1))
-    )
-    world.over.update({1, 3})
-    world.again.add(3)
-    assert world.ask(ran, runs, returns, far) == [ran, far]
-    assert world.ask(runs) == []
-    assert sorted(world.parked) == [2, 3]
-    world.groups.poll()
+    worker = world.process()
+    tasks = [worker.submit() for _ in range(3)]
+    ran, runs, returns = (ids.pack_id(world.host_id, one.oid) for one in tasks)
+    far, again = ids.pack_id(world.host_id + 1, 1), {tasks[2].oid}
+    world.node_events.runs_again = again.__contains__  # type: ignore[method-assign]
+
+    def end(oid: int) -> None:
+        assert worker.tasks.claim(oid)
+        worker.finish(oid, None)
+
+    def asked(*tasks: bytes) -> list[bytes]:
+        world.from_manager(GroupTasksAsked(tasks))
+        return world.told()
+
+    end(tasks[0].oid)
+    end(tasks[2].oid)
+    assert asked(ran, runs, returns, far) == [ran, far]
+    assert asked(runs) == []
+    assert set(world.groups.awaited) == {runs, returns}
+    world.poll()
     assert world.told() == []
-    world.over.add(2)
-    assert world.ask(runs) == [runs]
-    world.again.clear()
-    world.groups.poll()
+    end(tasks[1].oid)
+    assert asked(runs) == [runs]
+    again.clear()
+    world.poll()
     assert world.told() == [returns]
-    assert not world.parked
+    assert not world.groups.awaited
 
 
-def test_a_group_that_is_closed_late_does_not_close_the_next_one_on_its_board() -> None:
+def test_a_group_that_is_closed_late_does_not_close_the_next_one_on_its_board(
+    world: RequestingNode,
+) -> None:
     """The manager died between the end of the first and the beginning of the second: its successor
     says both at once, and the first one's end may come last."""
-    world = RequestingNode()
-    deliver(world.groups, GroupClosed("an earlier one", 6, 0))
+    world.from_manager(GroupClosed("an earlier one", 6, 0))
     assert world.groups.known == {0: world.known}
-    world.known.board.set_masks.assert_not_called()  # type: ignore[attr-defined]
-    deliver(world.groups, GroupClosed("g", 7, 0))
+    assert world.known.board.look()[:3] == (False, 1, 0)
+    world.from_manager(GroupClosed("g", 7, 0))
     assert not world.groups.known
-    world.known.board.set_masks.assert_called_once_with(0, 0, True)  # type: ignore[attr-defined]
+    assert world.known.board.look()[:3] == (True, 0, 0)
 
 
 @pytest.mark.parametrize(
-    ("generation", "client", "life", "given_up"),
-    [(7, REQUEST_SLOT, 3, True), (6, REQUEST_SLOT, 3, False), (8, REQUEST_SLOT, 3, False),
-     (7, REQUEST_SLOT, 2, False),
-     (7, REQUEST_SLOT + 1, 3, False)],
-)  # fmt: skip
+    ("generation", "slots_on", "life", "given_up"),
+    [(7, 0, 0, True), (6, 0, 0, False), (8, 0, 0, False), (7, 0, 1, False), (7, 1, 0, False)],
+)
 def test_a_member_whose_group_will_never_be_whole_is_woken(
-    world: RequestingNode, generation: int, client: int, life: int, given_up: bool
+    world: RequestingNode, generation: int, slots_on: int, life: int, given_up: bool
 ) -> None:
-    """And not who has its slot, its rank or its board after it."""
-    deliver(world.groups, GroupJoined(world.join(), "g", 7, 1, 2, 0, False, False))
-    woken: list[int] = []
-    world.groups.tasks.wake = woken.append  # type: ignore[method-assign]
-    deliver(world.groups, GroupGivenUp("g", generation, 0, 1, client, life, "nobody comes"))
-    assert woken == ([REQUEST_SLOT] if given_up else [])
-    assert world.groups.given_up == ({REQUEST_SLOT: {(7, 1): "nobody comes"}} if given_up else {})
+    """And not who has its slot, its rank or its board after it. life, slots_on: how much later."""
+    world.from_manager(GroupJoined(world.request_join(), "g", 7, 1, 2, 0, False, False))
+    tasks = world.groups.tasks = mock.Mock(wraps=world.node_tasks)
+    client = world.slot + slots_on, world.life + life
+    world.from_manager(GroupGivenUp("g", generation, 0, 1, *client, "nobody comes"))
+    assert tasks.wake.call_args_list == ([mock.call(world.slot)] if given_up else [])
+    assert world.groups.given_up == ({world.slot: {(7, 1): "nobody comes"}} if given_up else {})
     assert world.known.left == ({1} if given_up else set())
     assert (1 in world.known.here) is not given_up
 
@@ -129,7 +136,7 @@ def test_the_next_manager_is_told_of_each_end(world: RequestingNode) -> None:
         GroupEnd("left", 4, (), (task,), ((0, 1, 1, 0),)),
     ]
     for end in ends:
-        deliver(world.groups, GroupClosed(end.name, end.generation, 1, end))
-    deliver(world.groups, GroupClosed("of threads", 5, 1, None))
+        world.from_manager(GroupClosed(end.name, end.generation, 1, end))
+    world.from_manager(GroupClosed("of threads", 5, 1, None))
     told = [one for one in world.groups.report() if isinstance(one, GroupEnd)]
     assert told == [*ends, GroupEnd("of threads", 5, (), (), ())]

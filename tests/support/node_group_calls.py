@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -12,7 +11,6 @@ from hoplite_mp import _serialize, _tasks
 from hoplite_mp._node.groups.engine_commit import EngineCallsOwner
 from hoplite_mp._node.groups.group_calls import MultiHostCalls
 from hoplite_mp._node.groups.group_state import Known
-from hoplite_mp._node.groups.groups import HostGroups
 from hoplite_mp._node.groups.plan_sources import BYTES_MIN
 from hoplite_mp._node.objects.remote_objects import payload_layout
 from hoplite_mp._planner.stripe_plan import cut
@@ -21,11 +19,10 @@ from hoplite_mp._protocol.local import GroupJoin
 from hoplite_mp._protocol.messages import (
     GroupJoinRequested,
     GroupMembers,
-    GroupTasksAsked,
     GroupTasksOver,
 )
 from tests.support.messages import WHOLE
-from tests.support.node_ports import deliver
+from tests.support.node_harness import NodeHarness, member
 from tests.support.shm_host import ShmHost
 
 HERE, GONE, OTHER = 0, 5, 3
@@ -115,60 +112,34 @@ def commit_record() -> bytes:
     return (head + place).ljust(64, b"\0") + total
 
 
-HOST_ID, OTHER_HOST_ID, NUMBER, REQUEST_SLOT = 77, 78, 4, 9
+NUMBER = 4
 TWO_MEMBERS = GroupMembers("g", 7, 0, 2, 1, 0, False, 1, (5, None), WHOLE)
 
 
-class RequestingNode:
-    """One node; `over`: tasks that are done, `again`: and will be run once more."""
+class RequestingNode(NodeHarness):
+    """A node with a process that asks for rank 1; rank 0 is on another node."""
 
     def __init__(self) -> None:
-        self.said: list[Any] = []
-        self.replies: list[tuple[int, Any]] = []
-        self.over: set[int] = set()
-        self.again: set[int] = set()
-        self.parked: list[int] = []
-        host: Any = SimpleNamespace(
-            store=None,
-            client=SimpleNamespace(
-                host_id=HOST_ID, number=NUMBER, client_info=lambda slot: {"generation": 3}
-            ),
-            tasks=SimpleNamespace(done=self.over.__contains__, park=self.park, unpark=self.unpark),
-            send_manager=self.said.append,
-            reply=lambda slot, reply: self.replies.append((slot, reply)),
-        )
-        events: Any = SimpleNamespace(
-            task_of=lambda slot, call: (b"", 0),
-            team_of=lambda slot, size: b"",
-            runs_again=self.again.__contains__,
-        )
-        self.groups = HostGroups(host, mock.Mock(), mock.Mock(), events)
-        self.known = self.groups.known[0] = Known("g", 7, mock.Mock(), TWO_MEMBERS)
+        super().__init__([member(5, 0)], number=NUMBER)
+        self.slot = self.process().slot
+        self.life = self.node.client_info(self.slot)["generation"]
+        self.groups = self.parts.groups
+        self.from_manager(TWO_MEMBERS)
+        self.known = self.groups.known[0]
+        self.reports.clear()
 
-    def park(self, oids: list[int]) -> list[int]:
-        self.parked += oids
-        return oids
-
-    def unpark(self, oids: list[int]) -> None:
-        for oid in oids:
-            self.parked.remove(oid)
-
-    def join(self) -> int:
+    def request_join(self) -> int:
         """The number of the request at the manager."""
-        self.groups.join(GroupJoin("g", 2, None), REQUEST_SLOT, 1, 64)
-        return int(self.said.pop().request)
+        self.ask(self.slot, GroupJoin("g", 2, None))
+        return int(self.reports.pop().request)
 
     def open_joins(self) -> list[Any]:
         """Those of which a new manager is told."""
         return [one for one in self.groups.report() if isinstance(one, GroupJoinRequested)]
 
-    def ask(self, *tasks: bytes) -> list[bytes]:
-        """Which of them the manager is told to be over now."""
-        deliver(self.groups, GroupTasksAsked(tasks))
-        return self.told()
-
     def told(self) -> list[bytes]:
-        found = [task for one in self.said for task in one.tasks]
-        assert all(isinstance(one, GroupTasksOver) and one.node == NUMBER for one in self.said)
-        self.said.clear()
+        """The tasks of which the manager has been told that they are over."""
+        found = [task for one in self.reports for task in one.tasks]
+        assert all(isinstance(one, GroupTasksOver) and one.node == NUMBER for one in self.reports)
+        self.reports.clear()
         return found
