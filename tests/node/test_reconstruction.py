@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,9 @@ from tests.support.node_hosts import (
 from tests.support.shm_host import STATE
 
 __all__ = ["network", "sender"]  # fixtures
+
+
+LONG_CHAIN = 300  # steps
 
 
 def ref(side: Side, oid: int) -> ObjectRef[Any]:
@@ -333,25 +338,33 @@ def test_a_result_of_this_host_is_an_argument(network: Network, sender: Side) ->
     assert_nothing_kept(network)
 
 
-def test_a_long_chain_fails_without_depth(network: Network, sender: Side) -> None:
-    """More than a thousand steps, of which the first cannot be made again: no stack is as deep."""
+def test_a_long_chain_fails_without_depth() -> None:
+    """More steps than frames fit onto the stack, of which the first cannot be made again."""
+    network = Network(2)
+    sender, runner = network.nodes
+    network.set_runners(sender, runner)
     steps = [submit_and_run(network, BIG)[0]]
-    for _ in range(1010):
-        oid, runner = submit_and_run(network, BIG, ref(sender, steps[-1]))
-        forget(sender, steps[-1])
-        steps.append(oid)
+    for _ in range(LONG_CHAIN):
+        steps.append(submit_and_run(network, BIG, ref(sender, steps[-1]))[0])
+        forget(sender, steps[-2])
     network.settle(2)
     sender.recovery.lineage._forget(steps[0])  # as the limit does with the oldest
     sender.party.collect()
     network.lose(runner)
-    sender.remote_objects.want(steps[-1], lambda: None)
-    for _ in range(1100):
-        network.pump()
-        network.pass_time()
-        if not sender.recovery.reconstruction.runs:
-            break
+    depth, limit = len(inspect.stack(0)), sys.getrecursionlimit()
+    sys.setrecursionlimit(depth + LONG_CHAIN)
+    try:
+        sender.remote_objects.want(steps[-1], lambda: None)
+        for _ in range(LONG_CHAIN + 100):
+            network.pump()
+            network.pass_time()
+            if not sender.recovery.reconstruction.runs:
+                break
+    finally:
+        sys.setrecursionlimit(limit)
     assert "is gone" in str(sender.value(sender.submitted[steps[-1]][0]))
     assert_nothing_kept(network)
+    network.close()
 
 
 def test_an_argument_that_was_put_goes_with_its_last_ref(network: Network, sender: Side) -> None:
