@@ -468,7 +468,7 @@ def test_a_node_that_is_turned_away_calls_again_until_its_time_is_over(
     called(stage.admission(second, 4))
     assert second.hear() == [NodeJoined(5, 1, 1)]
     stage.wait(20 * SILENCE_S, second)
-    assert not life.stopping
+    assert not lifecycle.stopping
     second.sock.shutdown(socket.SHUT_WR)  # close() resets it if a heartbeat is unread
     stage.turn()
     why = "the manager has not let this node in: the other side closed the connection"

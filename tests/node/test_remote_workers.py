@@ -10,7 +10,13 @@ import pytest
 from hoplite_mp._common.object_states import DRIVER_SLOT, FIRST_SLOT
 from hoplite_mp._node.tasks.pools import RETIRE_ASKS, RETIRE_ENDS, Pool
 from hoplite_mp._node.tasks.remote_workers import POLL_AGAIN_S
-from hoplite_mp._protocol.local import EndRound, JoinStatus, OpenPool, OpenRound, TakeRound
+from hoplite_mp._protocol.local import (
+    EndWorkerBroadcast,
+    JoinStatus,
+    OpenPool,
+    OpenWorkerBroadcast,
+    TakeBroadcastTasks,
+)
 from hoplite_mp._protocol.peers import (
     CloseRemotePool,
     EndRemoteBroadcast,
@@ -61,22 +67,22 @@ class World(NodeHarness):
 
     def asked_for(self) -> list[tuple[int, int, bool]]:
         """(host id, workers, whether at once) of each request since this was asked last."""
-        found = [(one, ask) for one, ask in self.taken() if isinstance(ask, OpenFarPool)]
+        found = [(one, ask) for one, ask in self.taken() if isinstance(ask, OpenRemotePool)]
         self.asked = {host_id: ask.number for host_id, ask in found}
         return [(host_id, ask.workers, ask.at_once) for host_id, ask in found]
 
     def open_round(self, timeout_s: float | None = None) -> None:
         """Likewise of a round, in which all workers take part."""
-        self.ask(DRIVER_SLOT, OpenRound([], timeout_s))
+        self.ask(DRIVER_SLOT, OpenWorkerBroadcast([], timeout_s))
         self.asked = {host_id: ask.number for host_id, ask in self.taken()}
 
     def pool_opened(self, host_id: int, *about: Any) -> None:
         """That node answers."""
-        self.receive(host_id, FarPoolOpened(self.asked[host_id], *about))
+        self.receive(host_id, RemotePoolOpened(self.asked[host_id], *about))
 
     def round_opened(self, host_id: int, *about: Any) -> None:
         """Likewise of a round."""
-        self.receive(host_id, FarRoundOpened(self.asked[host_id], *about))
+        self.receive(host_id, RemoteBroadcastOpened(self.asked[host_id], *about))
 
     def peers(self, here: int, demand: Any = (), *, anywhere: bool = False) -> Pool:
         """A pool of peers: some here, 3 and 4 on the other nodes."""
@@ -146,7 +152,7 @@ def test_one_cannot_open_it(world: World) -> None:
     world.pool_opened(SECOND, 9)
     ((_, reply),) = world.replies()
     assert (reply.value, reply.error) == (None, "h1 can start no more workers")
-    assert world.taken() == [(SECOND, CloseFarPool(9, True))]
+    assert world.taken() == [(SECOND, CloseRemotePool(9, True))]
     assert list(world.pools) == [0]
 
 
@@ -196,10 +202,10 @@ def test_of_a_round_one_is_late(world: World) -> None:
     world.round_opened(FIRST, 8, 3)
     world.loop.pass_time(0.5)
     assert [reply.value for _, reply in world.replies()] == [None]
-    assert world.taken() == [(FIRST, CloseFarPool(8, False))]
+    assert world.taken() == [(FIRST, CloseRemotePool(8, False))]
     assert list(world.pools) == [0]
     world.round_opened(SECOND, 9, 3)
-    assert world.taken() == [(SECOND, CloseFarPool(9, False))]
+    assert world.taken() == [(SECOND, CloseRemotePool(9, False))]
     assert not world.replies()
 
 
@@ -208,7 +214,7 @@ def test_the_caller_of_a_round_dies_while_it_is_opened(world: World) -> None:
     world.round_opened(FIRST, 8, 3)
     world.parts.workers.close(1, False)
     world.round_opened(SECOND, 0, 0)
-    assert world.taken() == [(FIRST, CloseFarPool(8, False))]
+    assert world.taken() == [(FIRST, CloseRemotePool(8, False))]
     assert not world.replies()
 
 
@@ -218,20 +224,20 @@ def test_a_round_has_ended_when_all_know(world: World, ends: str) -> None:
     world.round_opened(FIRST, 8, 3)
     world.round_opened(SECOND, 9, 3)
     world.replies()
-    world.ask(DRIVER_SLOT, EndRound(1))
-    asked = {host_id: one for host_id, one in world.taken() if isinstance(one, EndFarRound)}
+    world.ask(DRIVER_SLOT, EndWorkerBroadcast(1))
+    asked = {host_id: one for host_id, one in world.taken() if isinstance(one, EndRemoteBroadcast)}
     assert {host_id: one.pool for host_id, one in asked.items()} == {FIRST: 8, SECOND: 9}
-    world.receive(FIRST, FarRoundEnded(asked[FIRST].number))
+    world.receive(FIRST, RemoteBroadcastEnded(asked[FIRST].number))
     assert not world.replies()
     if ends == "answers":
-        world.receive(SECOND, FarRoundEnded(asked[SECOND].number))
+        world.receive(SECOND, RemoteBroadcastEnded(asked[SECOND].number))
     elif ends == "lost":
         world.lose(2)
     else:
         world.loop.pass_time(1.0)
     assert len(world.replies()) == 1
-    world.answer(DRIVER_SLOT, EndRound(1))  # there is none any more
-    assert OpenFarRound not in map(type, world.taken())
+    world.answer(DRIVER_SLOT, EndWorkerBroadcast(1))  # there is none any more
+    assert OpenRemoteBroadcast not in map(type, world.taken())
 
 
 def test_workers_are_called_to_a_round_of_another_node_until_they_have_come(
@@ -246,8 +252,8 @@ def test_workers_are_called_to_a_round_of_another_node_until_they_have_come(
     for slot in (first, second):
         world.connect(slot)
     workers[FIRST_SLOT + 2].retiring = True
-    world.receive(FIRST, OpenFarRound(4))
-    assert world.taken() == [(FIRST, FarRoundOpened(4, 1, 2))]
+    world.receive(FIRST, OpenRemoteBroadcast(4))
+    assert world.taken() == [(FIRST, RemoteBroadcastOpened(4, 1, 2))]
     workers[second].retiring = True
     queued = [world.run_task(FIRST, number, pool=1) for number in (1, 2)]
     flags = [one.args for one in client.set_retire.call_args_list]
@@ -255,7 +261,7 @@ def test_workers_are_called_to_a_round_of_another_node_until_they_have_come(
     for wake in (tasks.wake, tasks.wake_for_task):  # it may wait for an object, or for a task
         assert {one.args for one in wake.call_args_list} == {(first,), (second,)}
     for slot, given in ((second, queued[:1]), (first, queued[1:]), (first, [])):
-        assert world.answer(slot, TakeRound()).value == given
+        assert world.answer(slot, TakeBroadcastTasks()).value == given
     flags = [one.args for one in client.set_retire.call_args_list]
     assert dict(flags) == {first: 0, second: RETIRE_ENDS}
 
