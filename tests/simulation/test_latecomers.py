@@ -54,8 +54,17 @@ def transfers(monkeypatch: pytest.MonkeyPatch, late: Sequence[float]) -> list[fl
     return found
 
 
-@pytest.mark.parametrize("hosts", [4, 5, 8])
-@pytest.mark.parametrize("last", ["the first rank", "the last rank"])
+@pytest.mark.parametrize(
+    ("last", "hosts"),
+    [
+        ("the first rank", 4),
+        pytest.param("the first rank", 5, marks=pytest.mark.soak),
+        ("the first rank", 8),
+        ("the last rank", 4),
+        ("the last rank", 5),
+        pytest.param("the last rank", 8, marks=pytest.mark.soak),
+    ],
+)
 def test_a_late_host_costs_one_transfer(
     monkeypatch: pytest.MonkeyPatch, hosts: int, last: str
 ) -> None:

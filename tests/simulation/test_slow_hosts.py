@@ -69,7 +69,7 @@ def transfers(
     return found
 
 
-@pytest.mark.parametrize("slow_rank", [0, 3])
+@pytest.mark.parametrize("slow_rank", [pytest.param(0, marks=pytest.mark.soak), 3])
 def test_it_is_relieved_of_its_stripe_within_the_call(
     monkeypatch: pytest.MonkeyPatch, slow_rank: int
 ) -> None:
@@ -100,7 +100,7 @@ def test_a_late_member_only_delays_that(monkeypatch: pytest.MonkeyPatch) -> None
     assert taken[SLOW_CALL] - late_s / TRANSFER_S < 0.9 * BOUND / SLOW
 
 
-@pytest.mark.parametrize("fast", [4.0, 10.0])
+@pytest.mark.parametrize("fast", [4.0, pytest.param(10.0, marks=pytest.mark.soak)])
 def test_a_host_that_is_faster_than_the_others_is_not_slow(
     monkeypatch: pytest.MonkeyPatch, fast: float
 ) -> None:
@@ -171,7 +171,7 @@ def transfers_of_results(monkeypatch: pytest.MonkeyPatch, slow_place: int) -> li
     return found
 
 
-@pytest.mark.parametrize("slow_place", [0, 3])
+@pytest.mark.parametrize("slow_place", [0, pytest.param(3, marks=pytest.mark.soak)])
 def test_it_is_relieved_of_its_stripe_of_results_too(
     monkeypatch: pytest.MonkeyPatch, slow_place: int
 ) -> None:

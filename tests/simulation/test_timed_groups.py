@@ -39,8 +39,8 @@ def test_members_that_leave_in_calls_harm_no_other_member(
             ends[type(error).__name__] += 1
 
     monkeypatch.setattr(CallProtocol, "end_after", counted)
-    for seed in range(10):
+    for seed in range(5):
         outcome = runs.run_seed(4200 + seed, faults=faults, begin=begin)
         assert not outcome.failure, f"seed {outcome.seed}: {outcome.failure}"
-    assert ends[groups.Interrupted.__name__] > 6
-    assert ends["HopliteTimeoutError"] > 6
+    assert ends[groups.Interrupted.__name__] > 3
+    assert ends["HopliteTimeoutError"] > 3
