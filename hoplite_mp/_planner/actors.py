@@ -1,12 +1,12 @@
-"""The names of actors. A name belongs to the first actor that claims it, until that actor's node
-reports the actor's end.
+"""The names of actors. A name belongs to the first actor that claims it, until the node of this
+actor reports the actor's end.
 
-Names are the only property of actors that needs a decision for the whole cluster. The identity of
-an actor contains its node, and any process that has a ref to an actor may call it.
+Names are the only property of actors that needs a decision for the whole cluster: the identity of
+an actor contains its node, and any process with a ref to an actor may call it.
 
 Invariant: no two living actors have the same name. After the death of a manager each node claims
 the names of its actors again (without a request). The next manager records these claims before it
-answers any open claim.
+answers any other claim.
 
 When a node dies, an actor that may be restarted on another host keeps its name until the planner
 has decided whether another node restarts the actor (_planner/owners.py).
@@ -75,7 +75,7 @@ class ActorNames:
                 del self._held[name]
 
     def moved(self, lost: int, actors: dict[bytes, int]) -> None:
-        """Records where actors of the lost node are restarted; its other actors have ended."""
+        """Records the new nodes of the lost node's actors. Its other actors have ended."""
         for name, held in list(self._held.items()):
             if held.node == lost:
                 if held.identity in actors:
@@ -84,9 +84,9 @@ class ActorNames:
                     del self._held[name]
 
     def keep_only(self, is_decided_on: Callable[[int], bool]) -> None:
-        """For a new manager: frees the names of lost nodes, except where it is still undecided who
-        restarts a node's actors (see `moved`). The node with the backup of an actor may have
-        claimed the name for the lost node."""
+        """Frees the names of lost nodes; called by a new manager. A name stays while it is
+        undecided which node restarts the actor (see `moved`). The node with the backup of an actor
+        may have claimed the name for the lost node."""
         for name, held in list(self._held.items()):
             if not is_decided_on(held.node):
                 del self._held[name]

@@ -1,16 +1,18 @@
-"""Copies of immutable objects: which node sends to which, while receivers arrive and parents die.
+"""Plans copies of immutable objects: the senders and receivers, while receivers arrive and parents
+die.
 
-There are two kinds of plans. **A spread** is for receivers that are known at once (a broadcast).
-They share one `StripePlan`; every receiver waits only for a source, or for the owner of a stripe,
-which waits for a source. **A single** is for one receiver with a request of its own (a get). Its
-parents are the holders with the most spare up rate, whether their copies are complete or still
-arriving. So the first receiver streams from the object's owner, the next receiver from the first,
-and the owner sends little more than one copy however many nodes request the object.
+There are two kinds of plans. **A spread** serves the receivers of a broadcast, which are known from
+the start. They share one `StripePlan`: every receiver waits only for a source, or for the owner of
+a stripe, and this owner waits for a source. **A single** serves one receiver with its own request
+(a get). The parents of a single are the holders with the most spare up rate; their copies may be
+complete or still arriving. The first receiver therefore streams from the object's owner, and the
+next receiver from the first. The owner sends little more than one copy, however many nodes request
+the object.
 
 Invariant: nodes never wait for each other in a cycle. Owners of a spread's stripes wait for nodes
 with a complete copy. The parents of a single never wait for its receiver, directly or through other
-nodes. No node waits for a new receiver; if an earlier receiver gets new parents, the nodes that
-wait for it are excluded.
+nodes. No node waits for a new receiver. If an earlier receiver gets new parents, nodes that wait
+for this receiver are excluded.
 
 When a parent is lost, or a receiver reports that a parent failed, all receivers of that plan get a
 new plan under a new epoch, and keep their bytes. If no holder is left, the receiver is refused;
@@ -49,9 +51,9 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.topology import HostRates, Topology
     from hoplite_mp._protocol.membership import CopyHeld
 
-# How many complete, and how many incomplete, holders are considered for a new receiver: the latest,
-# because they have served least. Higher: better parents in large clusters, for more of the
-# manager's time.
+# Maximum number of complete holders, and of incomplete holders, that are considered for a new
+# receiver. The latest holders are considered, because they have served least. Higher: better
+# parents in large clusters, for more of the manager's time.
 CANDIDATES_MAX = 8
 # Maximum number of parents of a late receiver. Higher: a faster receiver, more incast. An owner in
 # a broadcast to k receivers can spare 1/k of its link, so k owners fill another link.
@@ -86,14 +88,14 @@ class Copies:
     # ---- requests
 
     def fetch(self, message: FetchRequested, now: float) -> list[Send]:
-        """A node requests a copy. A second request during its transfer is ignored."""
+        """Handles a node's request for a copy. A second request during the transfer is ignored."""
         node = message.node
         entry = self._directory.entry(message.object, message.nbytes, message.holders)
         if node in entry.receiving:
             return []
         sends: list[Send] = []
         known = node in entry.whole
-        if known:  # the request shows that its copy is gone, so the entry is out of date
+        if known:  # the request shows that the node has no copy: the entry is out of date
             sends = self._strike(entry, node, now)
         sends += self._single(entry, node, now, waited_for=known)
         self._directory.forget_if_over(entry)
@@ -102,7 +104,7 @@ class Copies:
     def spread(
         self, object_id: bytes, nbytes: int, holders: Iterable[int], to: Iterable[int], now: float
     ) -> tuple[list[Send], set[int]]:
-        """Copies to many nodes at once. Returns the messages to send, and the nodes without a
+        """Plans copies to many nodes. Returns the messages to send, and the nodes without a
         complete copy."""
         entry = self._directory.entry(object_id, nbytes, holders)
         lacking = {node for node in to if node not in entry.whole}
@@ -119,8 +121,8 @@ class Copies:
         return entry is not None and entry.receiving.get(node) == epoch
 
     def complete(self, message: FetchComplete) -> list[Send]:
-        """A receiver has all bytes. The epoch shows whether the report is late, a duplicate, or
-        from an earlier life of the node; such reports are ignored."""
+        """Records that a receiver has all bytes. The epoch shows whether the report is late, a
+        duplicate, or from an earlier incarnation of the node; such reports are ignored."""
         entry = self.entries.get(message.object)
         node = message.node
         if entry is None or entry.receiving.get(node) != message.epoch:
@@ -130,8 +132,8 @@ class Copies:
         return self._arrived(entry, message.epoch, node)
 
     def failed(self, message: FetchFailed, now: float) -> list[Send]:
-        """A receiver reports a failed parent, and gets other parents. The failed node stays a
-        parent for other receivers, because the link may be at fault."""
+        """Handles a receiver's report of a failed parent: the receiver gets other parents. The
+        failed node stays a parent for other receivers, because the link may be at fault."""
         entry = self.entries.get(message.object)
         node = message.node
         if entry is None or entry.receiving.get(node) != message.epoch:
@@ -140,12 +142,12 @@ class Copies:
         entry.failed.add((node, message.parent))
         transfer = entry.transfers[message.epoch]
         others = [other for other in transfer.waiting if other != node]
-        # The other receivers may pull from this node what it will no longer get, so they get new
-        # plans, too, and before this node.
+        # Other receivers may be pulling bytes from this node that it will no longer get. They get
+        # new plans, too, and before this node.
         return self._replace(entry, [message.epoch], [others, [node]], now)
 
     def dropped(self, message: CopyDropped, now: float) -> list[Send]:
-        """A node deleted its copy, or stopped fetching it."""
+        """Records that a node deleted its copy, or stopped fetching it."""
         entry = self.entries.get(message.object)
         if entry is None:
             return []
@@ -156,7 +158,7 @@ class Copies:
         return sends
 
     def gone(self, message: ObjectGone) -> list[Send]:
-        """The object was deleted: every transfer ends, and every receiver is sent a refusal."""
+        """Ends every transfer of a deleted object, and sends every receiver a refusal."""
         entry = self.entries.get(message.object)
         if entry is None:
             return []
@@ -168,7 +170,7 @@ class Copies:
         return sends
 
     def lose(self, node: int, now: float) -> list[Send]:
-        """A node has died: it is no longer a holder, receiver or parent of any object."""
+        """Removes a dead node as a holder, receiver and parent of all objects."""
         sends: list[Send] = []
         for entry in self._directory.naming(node):
             if node in entry.whole:
@@ -241,7 +243,8 @@ class Copies:
     # ---- plans
 
     def _strike(self, entry: DirectoryEntry, node: int, now: float) -> list[Send]:
-        """The node no longer holds or receives the object; its children get new parents."""
+        """Removes a node that no longer holds or receives the object. Its children get new
+        parents."""
         entry.whole.pop(node, None)
         entry.receiving.pop(node, None)
         sends: list[Send] = []
@@ -327,8 +330,7 @@ class Copies:
         self, entry: DirectoryEntry, receiver: int, now: float, *, waited_for: bool = True
     ) -> list[Send]:
         """Makes a plan for one receiver, with the parents that have the most spare rate.
-        `waited_for`: the receiver is not new, so nodes that wait for it may exist; these cannot be
-        its parents.
+        `waited_for`: the receiver is not new. Nodes that wait for it cannot be its parents.
         """
         if not self._membership.is_living(receiver):
             return []
@@ -340,8 +342,8 @@ class Copies:
         parents: list[tuple[int, float]] = []
         used = seconds = 0.0
         backup = sum(offered for takes, _, _, offered in ranked[:PARENTS_MAX] if not takes)
-        # Parents with little spare rate may together offer less than one that slows its other
-        # receivers.
+        # Several parents with little spare rate may offer less than one parent that slows down its
+        # other receivers.
         ranked.sort(key=lambda one: not (one[0] and one[3] > backup))
         for takes, ready_in, node, offered in ranked[:PARENTS_MAX]:
             if parents and (used > (1 - UNUSED_MAX) * wanted or takes):
@@ -471,7 +473,7 @@ class Copies:
         entry.receiving.update(dict.fromkeys(plan.receivers, plan.epoch))
 
     def _arrived(self, entry: DirectoryEntry, epoch: int, node: int) -> list[Send]:
-        """One receiver is done; after the last one the plan is withdrawn."""
+        """Removes a receiver that is done. After the last receiver the plan is withdrawn."""
         transfer = entry.transfers[epoch]
         del transfer.waiting[node]
         if transfer.waiting:
@@ -493,11 +495,11 @@ class Copies:
         return [(node, message) for node in participants(transfer.plan) if living(node)]
 
     def _refuse(self, entry: DirectoryEntry, receivers: list[int], now: float) -> list[Send]:
-        """These receivers cannot get the object. Nodes that wait for them get new parents, or are
+        """Refuses the object to these receivers. Nodes that wait for them get new parents, or are
         refused, too."""
-        why = "no living node holds it whole"
+        why = "no living node has a complete copy"
         if entry.whole:
-            why = "no node that holds it can be reached from here"
+            why = "no holder can be reached from this node"
         message = FetchRefused(entry.object, "lost", why)
         if entry.full and not entry.whole:
             message = FetchRefused(entry.object, "full", entry.full)

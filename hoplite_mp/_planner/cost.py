@@ -1,20 +1,21 @@
-"""The duration of a plan: the model by which stripe plans are chosen, in closed forms.
+"""The cost model: the durations of stripe plans, in closed forms.
 
-The model of a LAN is a star: host i sends u_i and receives d_i bytes a second, both at once, and
-the switch does not block. With latency L, and o seconds for each stream that a node opens, an
-operation of S bytes over links of B bytes a second needs:
+The model of a LAN is a star: host i can send u_i and receive d_i bytes a second at the same time,
+and the switch does not block. With latency L, and o seconds for each stream that a node opens, an
+operation of S bytes over links of B bytes a second takes:
 
     chain            n (L + o + b/B) + S/B
     tree of degree d log_d(n) (L + d (o + b/B)) + d S/B
     star             L + n o + n S/B
     one-hop stripes  2 L + (streams of the busiest node) o + T
 
-where b is a block, which a node must have received completely before it passes the block on (at
-most an eighth of a stripe, therefore left out for stripes), and T is the time that the busiest
-direction of any host needs for its bytes. Each node forwards the blocks that have arrived so far,
-and a stripe's bytes flow at the same rate on both hops. T is reached if every stream has the rate
-(its bytes / T): no direction then exceeds its capacity, and no child receives faster than its
-parent does. `broadcast` and `allreduce` choose the shares of the stripes such that T is minimal.
+where b is the size of a block. A node must have received a block completely before it passes the
+block on. A block is at most an eighth of a stripe, so the formula for stripes leaves b out. T is
+the time that the busiest direction of any host needs for its bytes. Each node forwards the blocks
+that have arrived so far, and a stripe's bytes flow at the same rate on both hops. T is reached if
+every stream has the rate (its bytes / T): then no direction exceeds its capacity, and no child
+receives faster than its parent. `broadcast` and `allreduce` choose the shares of the stripes such
+that T is minimal.
 Chain, tree and star follow Hoplite (Zhuang et al., SIGCOMM 2021), section 3; the bounds of one-hop
 stripes are those of Blink's one-hop trees (Wang et al., MLSys 2020) with unequal links.
 """
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.messages import Distribute
 
 # The cost of each further stream for the node that opens it: a request, a cell, a wake-up. Higher:
-# trees with few children are preferred earlier to one hop between all nodes.
+# trees with few children are preferred, for more operations, to one hop between all nodes.
 STREAM_S = 20e-6
-# The longest block of a node's engine (_node/peers/links.py). If this value were less than the real
-# block, long chains would be chosen although each hop delays the bytes by milliseconds.
+# The longest block of a node's engine (_node/peers/links.py). With a value below the real length,
+# long chains would be chosen although each hop delays the bytes by milliseconds.
 BLOCK_BYTES_MAX = 256 << 10
 # Bisection steps in the search for the least T. 24 leave an error below 1e-6.
 _HALVINGS = 24
@@ -47,10 +48,10 @@ _HALVINGS = 24
 def tree_s(
     count: int, degree: int, nbytes: int, rate: float, latency_s: float, *, both_ways: bool = False
 ) -> float:
-    """Seconds for a tree over `count` nodes besides the root; degree 1 is a chain.
+    """Seconds for a tree over `count` nodes below the root; degree 1 is a chain.
 
     `both_ways`: up the tree and down again, at the same time. An inner node then sends its
-    contribution up, and the result to each child: d + 1 times the bytes.
+    contribution to its parent, and the result to each child: d + 1 times the bytes.
     """
     if count == 0:
         return 0.0
@@ -74,10 +75,10 @@ def one_hop_s(transfer_s: float, streams: int, latency_s: float) -> float:
 def broadcast(
     nbytes: int, source_up: float, receivers: Sequence[HostRates]
 ) -> tuple[float, float, list[float]]:
-    """(T, share that the source sends to all by itself, share that each receiver passes on).
+    """(T, share that the source itself sends to all, share that each receiver passes on).
 
-    T = max{ S/u_s, S/min d_i, nS/(u_s + Σ u_i) } for n receivers. With up and down exchanged this
-    is the reduction to one node, in which the bytes flow into the destination.
+    T = max{ S/u_s, S/min d_i, nS/(u_s + Σ u_i) } for n receivers. With up and down exchanged, the
+    formula describes the reduction to one node, in which the bytes flow into the destination.
     """
     count = len(receivers)
     if count == 0:
@@ -104,7 +105,7 @@ def broadcast_s(
     direct: float,
     shares: Sequence[float],
 ) -> float:
-    """T for given shares: the time that the busiest direction of any host needs."""
+    """T for given shares."""
     count = len(receivers)
     if not count:
         return 0.0
@@ -130,7 +131,7 @@ def narrow_s(plan: Distribute, rates: Mapping[tuple[int, int], float]) -> float:
 
 
 def allreduce(nbytes: int, hosts: Sequence[HostRates]) -> tuple[float, list[float]]:
-    """(T, share that each host owns) if all hosts contribute and all hosts get the result.
+    """(T, share that each host owns). All hosts contribute, and all hosts get the result.
 
     T = S max{1/b_min, 2(n-1)/Σ b_i}, b_i = min(u_i, d_i);
     f_i = clip((T b_i/S - 1)/(n-2), 0, 1), scaled to sum 1.

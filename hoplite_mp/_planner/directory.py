@@ -1,15 +1,15 @@
-"""Which node holds which object, as far as transfers need this.
+"""The holders of objects, as far as transfers need them.
 
-An entry exists while a plan that moves the object runs, or after a node other than the object's
-first owner has reported a copy, until that node has reported the end of its copy. Then the entry is
-dropped, and a later request creates a new entry (so an object that was lost and put again is not
-confused with its predecessor). A holder that only a request has named does not keep the entry: that
-node does not know that it is listed here, and would never report the end.
+An entry exists while a plan that moves the object runs, and while a node other than the object's
+first owner has a reported copy. Then the entry is dropped, and a later request creates a new entry,
+so an object that was lost and put again is not confused with its predecessor. A holder that is only
+named in a request does not keep the entry: that node does not know about the entry, and would never
+report the end of its copy.
 
-Holders are the nodes named in requests, which the requester knows from the object's owner, and the
-nodes that have reported a copy. A parent that failed one receiver stays listed for other receivers,
-because the fault may be that receiver's link. Only the node's own report or its death removes the
-node from the list.
+Holders are the nodes named in requests (the requester knows them from the object's owner), and the
+nodes that have reported a copy. If a parent fails one receiver, the parent stays listed for other
+receivers, because the receiver's link may be at fault. Only a node's own report or its death
+removes the node from the list.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Transfer:
-    """A running plan: it has not been withdrawn. Invariant: `waiting` is not empty."""
+    """A plan that has not been withdrawn. Invariant: `waiting` is not empty."""
 
     plan: Distribute
     waiting: dict[int, None]  # receivers that have not reported, in the plan's order
     rates: dict[int, float]  # bytes a second that each sender sends, by the model
-    ends_at: float  # when the model expects the end
+    ends_at: float  # the end, as estimated by the model
 
 
 @dataclass(slots=True)
@@ -82,8 +82,8 @@ class Directory:
         return entry
 
     def name(self, entry: DirectoryEntry, nodes: Iterable[int]) -> None:
-        """Call this before any part of the entry names these nodes. An entry that was dropped with
-        its last transfer is listed again, because another transfer begins."""
+        """Registers these nodes; called before any part of the entry names them. An entry that was
+        dropped with its last transfer is listed again, because another transfer begins."""
         if entry.object not in self.entries:
             self.entries[entry.object] = entry
             known, entry.nodes = entry.nodes, set()
@@ -99,7 +99,7 @@ class Directory:
         return sorted(found, key=lambda entry: entry.operation)
 
     def unname(self, entry: DirectoryEntry, node: int) -> None:
-        """No part of the entry names this node any more."""
+        """Removes the registration of a node that no part of the entry names any more."""
         if node in entry.nodes:
             entry.nodes.discard(node)
             self._unlist(entry, node)

@@ -43,10 +43,10 @@ __all__ = [
 # Remembers Groups that have ended, because retried tasks of their members may request them again.
 #
 # If a member dies in its Group, its task is retried, and requests the Group again. If the other
-# members have left, no other member would ever join, so the request is refused at once. If all
-# members have died, their tasks are retried together and form the Group anew, so the request is
-# accepted. It is also accepted from a task that has left the Group: a task, whether retried or not,
-# may use a name twice (`mates`).
+# members have left, no other member would ever join, so the request is refused immediately. If all
+# members have died, their tasks are all retried and form the Group again, so the request is
+# accepted. A request is also accepted from a task that has left the Group, because a task, whether
+# retried or not, may use a name twice (`mates`).
 
 
 # Maximum number of dead tasks that are remembered, and of tasks that have left. The oldest task is
@@ -57,8 +57,8 @@ ENDED_TASKS_MAX = 1024
 
 class _End(NamedTuple):
     """The end of a Group for one task. `run`: the last run in which the task was a member.
-    `various`: the other members differ from those of the previous Group of that name, so the task
-    may wait for tasks that are not known yet."""
+    `various`: the previous Group of that name had other members, so the task may wait for tasks
+    that are not known yet."""
 
     generation: int
     tasks: frozenset[bytes]
@@ -144,8 +144,8 @@ ON_ADMIT = {MemberStanding.JOINING: MemberStanding.ALIVE}
 @dataclass(slots=True)
 class MemberRecord:
     """The holder of a rank. `request`: recognises a request that arrives twice. `mates`: the tasks
-    with which it was in the Group before. `since`: the first version of the members that shows this
-    member; 0: none yet. `team`: the `spmd` call to which it belongs."""
+    of its peers before its retry. `since`: the first version of the members that shows this member;
+    0: none yet. `team`: the `spmd` call of the member."""
 
     identity: Identity
     request: int
@@ -179,7 +179,7 @@ class GroupRecord:
     dead: dict[bytes, None] = field(default_factory=dict)  # members that died and have not rejoined
     left: bool = False  # a member has left of its own accord
     open: bool = False  # a driver was a member
-    parent: int = 0  # generation of the group that this one was split from; 0: none
+    parent: int = 0  # generation of the group from which this group was split; 0: none
     founders: tuple[Founder, ...] = ()  # members of the parent, by rank in this group
     come: int = 0  # ranks that have ever joined, as bits
     # Until the group is formed: rank -> (task, team) of the rank's last member, even if it is gone.
@@ -198,19 +198,19 @@ class GroupRecord:
                 del self.tasks[next(iter(self.tasks))]
 
     def lose(self, ranks: Iterable[int]) -> None:
-        """These members have died."""
+        """Records the death of these members."""
         for rank in ranks:
             self.die(self.members.pop(rank).task)
 
     def die(self, task: bytes) -> None:
-        """A member died without leaving; its task may be retried."""
+        """Records the death of a member that had not left; its task may be retried."""
         if task:
             self.dead[task] = None
             if len(self.dead) > TASKS_MAX:
                 del self.dead[next(iter(self.dead))]
 
     def hear(self, left: Iterable[int], died: Iterable[int]) -> None:
-        """A node reports which of its members, as last shown, have left or died."""
+        """Handles a node's report about members that have left or died since the last version."""
         self.left = self.left or not set(left) <= set(died)
         for rank in died:
             self.die(self.task_at(rank))
@@ -234,14 +234,14 @@ class GroupRecord:
 
     @property
     def end(self) -> GroupEnd | None:
-        """The record of the group that is kept after its end; None if nothing is kept."""
+        """The record that outlives the group; None if there is none."""
         if not self.tasks:
             return None
         tasks, runs = tuple(self.tasks), tuple(self.tasks.values())
         return GroupEnd(self.name, self.generation, tuple(self.dead), tasks, runs, self.open)
 
     def mask(self, standing: MemberStanding) -> int:
-        """The ranks with that standing, as bits."""
+        """The ranks with that standing, as a mask."""
         return sum(1 << rank for rank, m in self.members.items() if m.standing is standing)
 
     def free_rank(self) -> int | None:
@@ -251,15 +251,15 @@ class GroupRecord:
 
 # Members that wait for other members that may never join.
 #
-# If a task has left its Group, died and is retried, it opens a Group of that name anew. This is
-# right as long as the other members' tasks may join, too: they may use the name again, or be
-# retried themselves. When all of these tasks are over, none of them will join, so the member need
-# not wait for the full group_wait_s. The node on the host that submitted a task knows whether the
-# task is over. This node is asked once, and answers when the task is over.
+# If a task has left its Group, died and is retried, it opens a new Group of that name. The new
+# Group may be formed as long as the other members' tasks may join: they may use the name again, or
+# be retried, too. When all of these tasks are over, none of them will join, and the member need not
+# wait for the full group_wait_s. The node of the host that submitted a task knows whether the task
+# is over. This node gets one request, and answers when the task is over.
 #
-# The same question is asked about a task that was a member of a Group that is not formed yet, and
-# has left or died. Until this task is over it may join again, as a retry or by another call of
-# `group()`. After that, the Group can never be formed.
+# The planner sends the same request about a task that has left a Group, or died, before the Group
+# was formed. Until this task is over it may join again, as a retry or by another call of `group()`.
+# After that, the Group can never be formed.
 
 
 # Maximum number of (name, team) pairs of Groups that ended before they were formed. The oldest pair
@@ -274,15 +274,15 @@ Holder: TypeAlias = tuple[bytes, bytes]  # the task of a member, and its team
 def ended_text(name: str) -> str:
     """The error text for a rejoining member whose former peers' tasks are over."""
     return (
-        f"group {name!r} has ended: this task, which is tried again, was a member of it before, "
-        "and the other members' tasks are over. No other member will join; finished work is in "
-        "the results of those tasks"
+        f"group {name!r} has ended: this task was a member before its retry, and the other "
+        "members' tasks are over. No other member will join; finished work is in the results of "
+        "those tasks"
     )
 
 
 def vacated_text(name: str, size: int, ranks: Collection[int]) -> str:
-    """The error text for the members of a Group that can never be formed. ranks: the ranks whose
-    members are gone for good."""
+    """The error text for the members of a Group that can never be formed. ranks: the ranks that
+    stay vacant."""
     some = ", ".join(map(str, ranks))
     who, have, tasks = ("rank", "has", "its task has ended, so it")
     if len(ranks) > 1:
@@ -303,14 +303,14 @@ def struck_text(name: str) -> str:
 
 class Vacated:
     """The vacant ranks of Groups that ended before they were formed, by the name and the team of
-    their last members. The peers of an `spmd` call that join later belong to the same use of the
-    name, so they need not wait for those members."""
+    their last members. Peers of the same `spmd` call that join later need not wait for those
+    members, because they use the name for the same Group."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, bytes], tuple[int, dict[int, bytes]]] = {}
 
     def add(self, name: str, size: int, holders: Mapping[int, Holder]) -> None:
-        """A Group has ended that was never formed."""
+        """Records the end of a Group that was never formed."""
         for rank, (task, team) in holders.items():
             if team:
                 before, tasks = self._known.pop((name, team), (size, {}))
@@ -326,16 +326,17 @@ class Vacated:
 
 
 class Rejoins:
-    """The state of the tasks for which members wait."""
+    """The tasks for which members wait, and the nodes that will report their ends."""
 
     def __init__(self, node_of: Callable[[int], int | None]) -> None:
-        """node_of: the living node of a host; None if it has died: its tasks are over."""
+        """node_of: returns the living node of a host, or None if it has died. The tasks that a dead
+        host submitted are over."""
         self._node_of = node_of
         self._asked: dict[bytes, int] = {}  # task -> the node that reports when it is over
         self._over: set[bytes] = set()
 
     def ask(self, tasks: Iterable[bytes]) -> list[Send]:
-        """Requests to nodes about the tasks that no node has been asked about yet."""
+        """The requests about tasks for which no request was sent yet."""
         asked: dict[int, list[bytes]] = {}
         for task in sorted(set(tasks) - self._over - self._asked.keys()):
             node = self._node_of(ids.unpack_id(task)[0])
@@ -351,11 +352,11 @@ class Rejoins:
         ]
 
     def told(self, message: GroupTasksOver) -> None:
-        """A node reports that some tasks are over."""
+        """Handles a node's report that some tasks are over."""
         self._over.update(task for task in message.tasks if task in self._asked)
 
     def lose_node(self, node: int) -> None:
-        """That host has died, so the tasks that it submitted are over."""
+        """Records the loss of a host: the tasks that it submitted are over."""
         self._over.update(task for task, at in self._asked.items() if at == node)
 
     def keep(self, tasks: Collection[bytes]) -> None:
@@ -368,9 +369,10 @@ class Rejoins:
         return task in self._over
 
     def hopeless(self, members: Mapping[int, tuple[bytes, Mates]]) -> list[int]:
-        """The ranks of the members that wait in vain. `members`: the task and the mates of each
-        member of a Group that is not formed. A mate that is a member helps, unless it has rejoined
-        and waits for its own mates; another mate may join until its task is over."""
+        """The ranks whose members wait in vain. `members`: the task and the mates of each member of
+        a Group that is not formed. A member waits in vain if the tasks of all its mates are over. A
+        mate that is a member does not count as over, unless it has rejoined and waits for its own
+        mates."""
         back = {task for task, mates in members.values() if mates is not None}
         first = {task for task, mates in members.values() if mates is None}
         return [

@@ -1,9 +1,9 @@
-"""Groups of a dead manager, as the nodes of their members report them to the next manager.
+"""Restores the Groups of a dead manager from the reports of the members' nodes.
 
-The dead manager may have announced a change to only some of the nodes, so reports of one Group
-differ. The latest version is valid, and a node's report about a member is valid if the latest
-version shows the same member. Requests to join whose answers were lost are matched by the ranks
-that the latest version shows at their nodes.
+The dead manager may have announced a change to only some of the nodes, so reports of one Group may
+differ. The latest version is valid. A node's report about a member is valid if the latest version
+shows the same member. If the answer to a join request was lost, the request is matched with a rank
+that the latest version shows at its node.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = ["RecoveredGroups"]
 
 
 class RecoveredGroups:
-    """All Groups that nodes have reported. `groups`: living Groups, by name; `ended`: Groups that
-    are over, although some node has not received their end; `generation`: the highest one."""
+    """All Groups that nodes have reported. `groups`: living Groups, by name. `ended`: Groups that
+    have ended, although some node has not received the end. `generation`: the highest one."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class RecoveredGroups:
         closed: Collection[int],
         take: Callable[[GroupRecord, int, MemberRecord], None],
     ) -> None:
-        """joins: requests whose answers their nodes have not received. members: living nodes.
-        closed: generations of Groups whose end some node has received. take: adds a member."""
+        """joins: requests without a received answer. members: living nodes. closed: generations of
+        Groups whose end some node has received. take: adds a member."""
         self.groups: dict[str, GroupRecord] = {}
         self.ended: list[GroupRecord] = []
         self.sends: list[Send] = []
@@ -77,7 +77,7 @@ class RecoveredGroups:
             group.hear(left, [rank for rank in one.died if _is_latest(one, shown, rank)])
             if shown.generation not in over:
                 self._gone.setdefault(shown.generation, set()).update(left)
-                if shown.formed:  # the answer to the join that formed it may not have arrived
+                if shown.formed:  # the answer to the last join may not have arrived
                     self._give_back(group, one.node, left)
         self.ended = list(ended.values())
 
@@ -99,16 +99,17 @@ class RecoveredGroups:
             self._take(group, rank, member)
 
     def find_unheard(self, group: GroupRecord) -> list[Send]:
-        """Finds the members at nodes that have never received a version of that Group; returns
-        messages to the nodes that have no members any more. Call this once for each Group, in any
-        order, before the Group is settled."""
+        """Finds the members at nodes that have never received a version of that Group. Returns the
+        messages to nodes without remaining members. Call this once for each Group, in any order,
+        before the Group is settled."""
         self._give_back_unheard(group)
         sends = self._tell_unheard(group)
         asks = {join.task for join in self._unread if join.name == group.name}
         known = group.members.keys() | self._gone.get(group.generation, set())
         for rank, node in enumerate(group.shown.nodes if group.shown is not None else ()):
             if node is not None and rank not in known:
-                # The node does not know this member: its request is sent again, or it has died.
+                # The node does not know this member: the member's request will be sent again, or
+                # the member has died.
                 if group.task_at(rank) not in asks:
                     group.die(group.task_at(rank))
                 group.come &= ~(1 << rank)
@@ -140,9 +141,9 @@ class RecoveredGroups:
                 group.shown = msgspec.structs.replace(group.shown, formed=False)
 
     def _tell_unheard(self, group: GroupRecord) -> list[Send]:
-        """Sends the version of a formed group to its nodes that have never received a version,
-        because their members died early. Such a node answers that it has no more contributions. A
-        lost node is left out: calls would wait for it for ever."""
+        """Sends the version of a formed group to nodes that never received a version because their
+        members died early. Such a node answers that it has no more contributions. Without this
+        message, calls would wait for the node for ever."""
         shown = group.shown
         if shown is None or not shown.formed:
             return []
@@ -152,9 +153,10 @@ class RecoveredGroups:
         return [(node, shown) for node in sorted(unheard)]
 
     def _give_back(self, group: GroupRecord, node: int, left: Collection[int]) -> bool:
-        """Gives the ranks that a version shows at a node to that node's unanswered requests. These
-        are members from call 0 on, because no call can have been made without them. left: ranks
-        whose members on that node have left or died. False if there is no such request."""
+        """Gives the ranks that a version shows at a node to that node's unanswered requests. The
+        requesters are members from call 0 on, because no call can have been made without them.
+        left: ranks whose members on that node have left or died. False if there is no such
+        request."""
         assert group.shown is not None
         found = False
         about = node, group.name, group.size
@@ -187,8 +189,8 @@ def latest_shown(shown: Iterable[GroupMembers]) -> dict[int, GroupMembers]:
 
 
 def superseded(shown: Collection[GroupMembers]) -> set[int]:
-    """The generations of the groups whose name or board a later group has. These groups have ended,
-    although some node has not received their end."""
+    """The generations of groups whose name or board belongs to a later group. These groups have
+    ended, although some node has not received the end."""
     newest: dict[str | int, int] = {}  # name or board -> the latest group that has it
     for one in shown:
         for key in (one.name, one.board):
@@ -204,7 +206,7 @@ def is_founder(shown: GroupMembers, rank: int) -> bool:
 
 
 def restored(shown: GroupMembers) -> GroupRecord:
-    """A group as shown by the previous planner, without its members."""
+    """The group of the latest version of the previous planner, without its members."""
     group = GroupRecord(shown.name, shown.generation, shown.board, shown.size)
     group.phase = Phase.FORMED if shown.formed else Phase.FORMING
     group.shown, group.versions = shown, shown.version

@@ -1,5 +1,4 @@
-"""Which process is a member of which Group, at which rank, and whether the Group's calls include it
-yet.
+"""The members of Groups: their processes, their ranks, and whether calls include them yet.
 
     forming                                        formed
     ───────                                        ──────
@@ -8,14 +7,14 @@ yet.
     all ranks held ► formed                        leave ► the rank is free
                                                    none is alive ► all joining ones become alive
 
-By these rules it makes no difference whether a member leaves or dies. When no member is left, the
+These rules treat a member that leaves and a member that dies alike. When no member is left, the
 group is closed, and its name and its board are free. Members are identified by (node, client slot,
 generation of the slot), so a late message about a dead process is never attributed to the next
 process in the same slot.
 
-After every event `_settle` applies these rules. If the masks have changed, it sends them to the
-members' nodes, together with the data for calls over several nodes: the node of each rank, and the
-stripes of large calls. Calls themselves send nothing to the manager.
+After every event `_settle` applies these rules. If the masks have changed, it sends the masks to
+the members' nodes, together with the data for calls over several nodes: the node of each rank, and
+the stripes of large calls. Calls send no messages to the manager.
 """
 
 from __future__ import annotations
@@ -115,12 +114,12 @@ class GroupRegistry:
         group.take(rank, member)
 
     def tasks_over(self, message: GroupTasksOver) -> list[Send]:
-        """Some tasks are over, so some members may now be waiting in vain."""
+        """Handles a report of ended tasks. Some members may now be waiting in vain."""
         self.returns.told(message)
         return self._settle_forming()
 
     def admit(self, message: GroupAdmitted) -> list[Send]:
-        """The living members have admitted a joining member."""
+        """Records that the living members have admitted a joining member."""
         group = self._known(message.name, message.generation)
         member = None if group is None else group.members.get(message.rank)
         if group is None or member is None:
@@ -129,7 +128,7 @@ class GroupRegistry:
         return self._settle(group)
 
     def leave(self, message: GroupLeft) -> list[Send]:
-        """A member closed its Group."""
+        """Records that a member closed its Group."""
         group = self._known(message.name, message.generation)
         member = None if group is None else group.members.get(message.rank)
         leaver = Identity(message.node, message.client, message.client_generation)
@@ -140,8 +139,8 @@ class GroupRegistry:
         return self._settle(group) + self._settle_forming()
 
     def lose_client(self, node: int, client: int, generation: int) -> list[Send]:
-        """The process with this generation of the slot has ended, as have all earlier ones: they
-        leave all groups."""
+        """Removes from all groups the process with this generation of the slot, and all earlier
+        processes of the slot. They have ended."""
         sends: list[Send] = []
         for group in list(self.groups.values()):
             lost = [
@@ -153,7 +152,7 @@ class GroupRegistry:
         return sends + self._settle_forming()
 
     def lose_node(self, node: int) -> list[Send]:
-        """All members on that node have died, and no more messages are sent to it."""
+        """Records the death of all members on a lost node. No more messages go to it."""
         sends: list[Send] = []
         self.returns.lose_node(node)
         for group in list(self.groups.values()):
@@ -161,7 +160,7 @@ class GroupRegistry:
                 continue
             group.nodes.discard(node)
             group.lose([r for r, m in group.members.items() if m.identity.node == node])
-            sends += self._settle(group)  # even if no member was there: `former` has changed
+            sends += self._settle(group)  # even without members there, because `former` has changed
         return sends + self._settle_forming()
 
     def go_on(self, generations: int) -> None:
@@ -196,8 +195,8 @@ class GroupRegistry:
         return sends + self._settle_forming()
 
     def _settle_forming(self) -> list[Send]:
-        """Settles all groups that are not formed yet: a founder that the group waits for may have
-        gone, or the tasks of its rejoined members' former peers may be over."""
+        """Settles all groups that are not formed yet. A founder for which the group waits may have
+        left or died, or the tasks of a rejoined member's former peers may be over."""
         forming = [group for group in self.groups.values() if group.phase is Phase.FORMING]
         awaited = {task for g in forming for m in g.members.values() for task in m.mates or ()}
         awaited.update(task for g in forming for task, _ in g.vacated.values())
@@ -279,7 +278,7 @@ class GroupRegistry:
         return (self._give_up(group) if forming else []) + self._settled(group, awaited)
 
     def _close(self, group: GroupRecord, told: GroupEnd | None = None) -> list[Send]:
-        """All members have left or died. told: the end of the group as the previous planner
+        """Ends a group without members. told: the end of the group as the previous planner
         announced it."""
         end = group.end if group.left and group.phase is Phase.FORMED else None
         if told is not None:  # later reports about the group may be out of date
@@ -369,8 +368,7 @@ class GroupRegistry:
 
 def awaits_founders(group: GroupRecord, groups: Iterable[GroupRecord]) -> bool:
     """Whether a founder of the group may still join. The founders of a split group are members of
-    its parent group; one that has not joined yet may do so as long as it is a member of the
-    parent."""
+    its parent group. A founder may join as long as it is a member of the parent."""
     if not group.founders or group.phase is Phase.FORMED:
         return False
     parent = next((one for one in groups if one.generation == group.parent), None)
@@ -415,7 +413,7 @@ def _find_request(group: GroupRecord, message: GroupJoinRequested) -> int | None
 
 
 def _refusal(group: GroupRecord | None, message: GroupJoinRequested) -> GroupRefused | None:
-    """Why a join request is refused; the most basic reason comes first. None: it is not refused."""
+    """The refusal of a join request, with the most basic reason; None: the request is accepted."""
     name, size, rank = message.name, message.size, message.rank
     text = None
     if group is not None and size != group.size:

@@ -1,10 +1,10 @@
-"""A new planner for a running cluster: it collects reports before it decides.
+"""Restores the state of a dead manager from the reports of the nodes.
 
-The manager's process may die while nodes, transfers and Groups live. Its state was the nodes'
-reports, and the plans that it had made from them; the nodes still have both. Their reports are
-collected here until every known node has come back, or RESTORE_S is over; other messages wait. Then
-each component of the planner takes its part of the reports, and a node that has not come back is
-treated as lost.
+The manager's process may die while nodes, transfers and Groups continue. Its state consisted of the
+nodes' reports and its plans, and the nodes still have both. A new planner therefore collects
+reports until every known node has reconnected, or RESTORE_S is over; other messages wait. Then each
+component of the planner takes its part of the reports. A node that has not reconnected counts as
+lost.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ __all__ = ["RESTORE_S", "ManagerRecovery", "RunningCopy", "RunningFold"]
 # report. Higher: a node with a bad link stays in the cluster; lower: the other nodes wait less if a
 # node has died together with the manager.
 RESTORE_S = 2.0
-# The same for the node of the manager's host. Its death is always noticed and ends the cluster. So
-# a late node is only busy, for at most the time of one loop iteration
+# The same for the node of the manager's host. The death of this node is always detected, and ends
+# the cluster. If the node is late, it is only busy, for at most one loop iteration
 # (_node/manager_link/connection.py). All reports must be complete after this time, too.
 OWN_S = 30.0
 
 
 @dataclass(slots=True)
 class RunningCopy:
-    """A running plan for copies. `at`: the nodes that have the plan; `receiving`: the nodes among
-    these that do not have the whole object yet."""
+    """A running plan for copies. `at`: the nodes with the plan. `receiving`: the nodes among these
+    without the whole object."""
 
     plan: Distribute
     at: set[int] = field(default_factory=set)
@@ -58,8 +58,8 @@ class RunningCopy:
 
 @dataclass(slots=True)
 class RunningFold:
-    """The latest plan of an operation. `at`: the nodes that have it; `reported`: the nodes among
-    these that have finished; `older`: nodes that have an earlier plan."""
+    """The latest plan of an operation. `at`: the nodes with this plan. `reported`: the nodes among
+    these that have finished. `older`: the nodes with an earlier plan."""
 
     plan: ExecuteReduce
     at: set[int] = field(default_factory=set)
@@ -90,11 +90,11 @@ class ManagerRecovery:
         self._absent: set[int] | None = None
 
     def leave_out(self, absent: set[int]) -> None:
-        """These nodes were on the hosts of earlier managers, so they will not come back."""
+        """Excludes the nodes of earlier managers' hosts, which will not reconnect."""
         self._absent = absent
 
     def take(self, message: Any, now: float) -> None:
-        """One message of a node."""
+        """Records a message of a node."""
         if self._begun is None:
             self._begun = self._heard = now
         if getattr(message, "node", None) in self.returned.keys() - self._reported:
@@ -182,9 +182,9 @@ class ManagerRecovery:
                 self._members[member.node] = member
 
     def bury(self) -> set[int]:
-        """Removes and returns the nodes that have reported but are not readmitted: their report is
-        incomplete, or another node knows that the previous manager had declared them dead, so their
-        report may be out of date."""
+        """Removes and returns the nodes that have reported but are not readmitted. The report of
+        such a node is incomplete, or may be out of date: another node knows that the previous
+        manager had declared the node dead."""
         known = [
             (by.numbers, {member.node: member.incarnation for member in by.members})
             for by in self.returned.values()
@@ -231,7 +231,7 @@ class ManagerRecovery:
         return self._begun + OWN_S
 
     def is_over(self, now: float) -> bool:
-        """Whether all nodes have come back, or the wait for the missing nodes has ended."""
+        """Whether all nodes have reconnected, or the wait for missing nodes has ended."""
         until = self.until
         if until is not None and now >= until:
             return True

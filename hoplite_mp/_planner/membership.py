@@ -4,9 +4,8 @@ A node joins with the id of its host, and is assigned a number here, in order of
 is never given to another host, so that a late message about a dead node is never attributed to
 another host; a host that comes back keeps its number.
 
-Messages may be late. The same rule makes late messages about nodes and about clients harmless:
-lives are numbered upwards (a node's incarnation, a client slot's generation), and a message about
-an earlier life is ignored.
+Late messages about nodes and clients are ignored: incarnations of a node and generations of a
+client slot have increasing numbers, and a message names the number that it concerns.
 
 The memory used is bounded by the hosts and client slots of the cluster: three numbers per node that
 ever joined, one number per slot that ever lost a process.
@@ -29,7 +28,7 @@ __all__ = ["ANNOUNCE_S", "AT_ONCE_MAX", "Announcements"]
 
 
 class ClusterMembership:
-    """The living nodes, and the data by which late messages of dead nodes are recognised."""
+    """The living nodes, and the data that identifies late messages of dead nodes."""
 
     def __init__(self) -> None:
         self._living: dict[int, Member] = {}  # by node, in order of joining
@@ -51,13 +50,13 @@ class ClusterMembership:
         return tuple(self._living.values())
 
     def number_of(self, host_id: int) -> int | None:
-        """The number of this host, or the number that it would get; None if no number is left."""
+        """The host's number, or the number that it would get; None if no number is left."""
         number = self._numbers.get(host_id, self.given)
         return number if number < NODES_MAX else None
 
     def given_to(self, host_id: int) -> int | None:
-        """The number of this host; None if the host has not joined since this manager began, and no
-        node has named it as a member."""
+        """The host's number. None if the host has not joined since the start of this manager, and
+        no node has named it as a member."""
         return self._numbers.get(host_id)
 
     def node_of(self, host_id: int) -> int | None:
@@ -66,7 +65,7 @@ class ClusterMembership:
         return node if node in self._living else None
 
     def is_joining(self, node: int, incarnation: int) -> bool:
-        """Whether this begins a new life. A duplicate or late message does not."""
+        """Whether this message begins a new incarnation. A duplicate or late message does not."""
         living = self._living.get(node)
         known = -1 if living is None else living.incarnation
         return incarnation > max(known, self._ended.get(node, -1))
@@ -82,7 +81,7 @@ class ClusterMembership:
         return [node for node in nodes if node in there]
 
     def join(self, message: NodeJoined) -> Member:
-        """A new life of a node begins; a previous life was ended by `lose`."""
+        """Begins a new incarnation of a node. `lose` has ended the previous incarnation."""
         node = self.number_of(message.host_id)
         assert node is not None
         assert self.is_joining(node, message.incarnation)
@@ -111,7 +110,7 @@ class ClusterMembership:
         self.given = max(numbers, *(node + 1 for node in self._living))
 
     def lose(self, node: int) -> None:
-        """The node's present life is over, and so are its clients."""
+        """Ends the node's present incarnation, and its clients."""
         self._ended[node] = self._living.pop(node).incarnation
         self._gone.pop(node, None)
         self.leaving.discard(node)
@@ -122,7 +121,8 @@ class ClusterMembership:
         return self._living[node].incarnation
 
     def say_leave(self, node: int) -> bool:
-        """True at the first call for this life of a leaving node, so that Leave is sent once."""
+        """True at the first call for this incarnation of a leaving node, so that Leave is sent
+        once."""
         first = node not in self._told_to_leave
         self._told_to_leave.add(node)
         return first
@@ -132,24 +132,24 @@ class ClusterMembership:
         return generation <= self._gone.get(node, {}).get(client, -1)
 
     def lose_client(self, node: int, client: int, generation: int) -> None:
-        """This use of the slot and all earlier ones are over."""
+        """Ends this use of the slot, and all earlier uses."""
         gone = self._gone.setdefault(node, {})
         gone[client] = max(generation, gone.get(client, -1))
 
 
-# The announcement of joins to the other nodes: at once, or many joins together.
+# The announcement of joins to the other nodes.
 #
 # A joining node is announced to all others. If many nodes join at the same time, separate
-# announcements would cost as many messages as the cluster has pairs. So joins are announced at once
-# only if few messages were sent just before; the following joins are announced together, at most
-# ANNOUNCE_S later.
+# announcements would cost as many messages as the cluster has pairs of nodes. A join is therefore
+# announced immediately only if few messages were sent just before. Further joins are announced
+# together, at most ANNOUNCE_S later.
 #
-# All earlier joins are sent to a member before any other message of the planner (`before`). So no
-# message names a node that its receiver does not know.
+# A member gets all earlier joins before any other message of the planner (`before`), so no message
+# names a node that its receiver does not know.
 
 
-# The longest delay of an announcement. Higher: fewer messages during many joins; lower: nodes know
-# each other sooner.
+# The longest delay of an announcement. Higher: fewer messages during many joins. Lower: nodes learn
+# about each other sooner.
 ANNOUNCE_S = 0.25
 # Maximum number of announcements without delay within ANNOUNCE_S; with 64, the first eleven nodes
 # of a new cluster are announced at once. Higher: more nodes join without delay; lower: fewer
@@ -173,7 +173,8 @@ class Announcements:
         return self._began + ANNOUNCE_S if self._came else None
 
     def join(self, member: Member, others: Iterable[int], now: float) -> list[Send]:
-        """A node has joined and knows all members. Returns the announcements to send at once."""
+        """Records that a node has joined, and knows all members. Returns the announcements to send
+        immediately."""
         others = list(others)
         self._came.append(member)
         self._known[member.node] = len(self._came)
@@ -191,8 +192,8 @@ class Announcements:
         return self._announce(nodes)
 
     def before(self, sends: list[Send]) -> list[Send]:
-        """The same messages, preceded for each node by the joins that it does not know. Nothing is
-        put before NodeAdmitted, which has all members and comes first, or before GivenUp, which
+        """The same messages, each preceded by the joins that its node does not know. Nothing is put
+        before NodeAdmitted, which comes first and contains all members, or before GivenUp, which
         ends the node's membership."""
         if not self._came:
             return sends
@@ -206,12 +207,12 @@ class Announcements:
         return found
 
     def knows_all(self, node: int) -> None:
-        """The node has been sent all members."""
+        """Records that all members were sent to the node."""
         if self._came:
             self._known[node] = len(self._came)
 
     def lose(self, node: int) -> None:
-        """The node is gone. If its host comes back, it is sent all members."""
+        """Removes a lost node. If its host joins again, all members are sent to it."""
         self._known.pop(node, None)
 
     def _announce(self, nodes: Iterable[int]) -> list[Send]:

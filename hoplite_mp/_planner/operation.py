@@ -3,8 +3,8 @@
 Theory of operation. A request names sources that may not exist yet. They become ready, or fail, in
 any order; reports may arrive late or twice. As soon as `num` sources are ready, these are the
 members. The plan announces the members to all participating nodes, and no node decides this again.
-A failed source is skipped while `num` can still be met. From the deadline on one source is enough,
-so all sources that are ready by then take part.
+A failed source is skipped while `num` can still be met. From the deadline on one source is enough;
+all sources that are ready by then take part.
 
              enough ready                     complete everywhere
     WAITING ──────────────► EXECUTING ─────────────────────────────► Commit, forgotten
@@ -53,31 +53,30 @@ if TYPE_CHECKING:
 
 
 class OperationState(enum.Enum):
-    """There is no finished state, because a finished operation is forgotten."""
+    """The states of an operation. A finished operation has none, because it is forgotten."""
 
     WAITING = "for enough sources to be ready"
     EXECUTING = "the members are fixed and announced"
 
 
 class DeadlinePassed:
-    """The deadline of an operation has passed: an event that no message reports."""
+    """The deadline of an operation has passed. An internal event, not a message."""
 
 
 class HolderLost(NamedTuple):
-    """Another such event: a node was lost that may hold sources, own stripes or be a
-    destination."""
+    """A node was lost that may hold sources, own stripes or be a destination. An internal event."""
 
     node: int
 
 
 class CopyMade(NamedTuple):
-    """Another such event: this node has received the object of a broadcast."""
+    """A node has received the object of a broadcast. An internal event."""
 
     node: int
 
 
 class CopyRefused(NamedTuple):
-    """Another such event: this node will never receive the object of a broadcast."""
+    """A node will never receive the object of a broadcast. An internal event."""
 
     node: int
     reason: str
@@ -86,7 +85,7 @@ class CopyRefused(NamedTuple):
 
 @dataclass(slots=True)
 class Source:
-    """A ready source. `holders`: the living nodes that hold it, in the order of their reports."""
+    """A ready source. `holders`: its living holders, in the order of their reports."""
 
     nbytes: int
     layout: bytes
@@ -95,13 +94,13 @@ class Source:
 
 @dataclass(slots=True)
 class Operation:
-    """A collective that was requested and is not yet committed, failed or dropped."""
+    """A running collective: requested, and not yet committed, failed or dropped."""
 
     request: ReduceRequested
     need: int  # ready sources that suffice: 1 <= need <= num; 1 from the deadline on
     twins: dict[bytes, list[int]]  # ids given more than once, with all their indices
     state: OperationState = OperationState.WAITING
-    deadline_at: float | None = None  # not None if and only if it is in the list of deadlines
+    deadline_at: float | None = None  # not None if and only if in the list of deadlines
     ready: dict[int, Source] = field(default_factory=dict)  # by arrival; ∩ failed = ∅
     failed: set[int] = field(default_factory=set)
     cause: tuple[int, str] | None = None  # the first failure; not None when `failed` is not empty
@@ -132,7 +131,7 @@ class Operation:
     def all_gone(self, index: int, nodes: tuple[int, ...]) -> SourceFailed:
         """The event that a source has failed because all nodes that held it are gone."""
         self.note_gone(index, nodes)
-        reason = f"node {nodes[0]}, which held it, is gone"
+        reason = f"its holder, node {nodes[0]}, is lost"
         return SourceFailed(self.request.operation, index, reason)
 
     def can_be_met(self) -> bool:
@@ -151,13 +150,13 @@ class Operation:
         return False
 
     def failure(self) -> OperationFailed:
-        """The message that ends the operation when it can no longer be met."""
+        """The message that ends the operation when too few sources are left."""
         assert self.cause is not None
         index, reason = self.cause
         total = len(self.request.sources)
         message = (
-            f"{len(self.failed)} of {total} sources failed, so {self.need} cannot be ready any "
-            f"more; first source {index}: {reason}"
+            f"{len(self.failed)} of {total} sources failed, so {self.need} cannot become ready; "
+            f"the first failure was source {index}: {reason}"
         )
         error = "reduce" if self.request.kind in FOLDING else "source"
         gone = tuple(number for pair in self.gone for number in pair)
@@ -181,7 +180,7 @@ class Operation:
         return OperationFailed(self.request.operation, "value", text)
 
     def _named(self, index: int) -> str:
-        """A source as its ref is shown to users."""
+        """The text of a source's ref, as users see it."""
         return f"ObjectRef({self.request.sources[index].hex()})"
 
     def commit(self) -> Commit:
@@ -210,8 +209,8 @@ def find_twins(sources: tuple[bytes, ...]) -> dict[bytes, list[int]]:
 
 
 def note_ready(op: Operation, message: SourceReady) -> None:
-    """Another node holds a source. If a ready source occurs more than once, the request names all
-    its indices; the first index registers all of them, so that the others cost nothing."""
+    """Records another holder of a source. If a ready source occurs more than once, the request
+    names all its indices. The first index registers all of them, so the others cost nothing."""
     known = op.ready.get(message.index)
     if known is not None and message.node in known.holders:
         return
@@ -224,7 +223,7 @@ def note_ready(op: Operation, message: SourceReady) -> None:
 
 
 def note_failed(op: Operation, message: SourceFailed) -> None:
-    """A source will not take part. All its indices fail at once."""
+    """Records that a source has failed, with all its indices."""
     if message.index in op.failed:
         return
     for index in op.same(message.index):
@@ -244,7 +243,7 @@ def _note_complete(op: Operation, message: StripesComplete) -> ManagerToNode | N
 
 
 def _finish(op: Operation, node: int) -> ManagerToNode | None:
-    """One node has finished; the last one ends the operation."""
+    """Records that a node has finished. The last node ends the operation."""
     op.unfinished.discard(node)
     if op.unfinished:
         return None
@@ -262,13 +261,13 @@ def _note_refusal(op: Operation, event: CopyRefused) -> ManagerToNode | None:
     return OperationFailed(op.request.operation, event.error, text)
 
 
-# Kinds that fail if any destination is lost: its part of the result has no other place.
+# Kinds that fail if any destination is lost, because its part of the result has no other place.
 _BOUND = ("reduce", "gather", "reduce_scatter")
 
 
 def _note_holder_lost(op: Operation, event: HolderLost) -> ManagerToNode | None:
-    """A source fails when its last holder is lost. The operation fails when a destination that it
-    needs is lost."""
+    """Records the loss of a node. A source fails with its last holder, and the operation fails with
+    a destination that it needs."""
     node = event.node
     op.lost.add(node)
     op.told.pop(node, None)
@@ -276,21 +275,21 @@ def _note_holder_lost(op: Operation, event: HolderLost) -> ManagerToNode | None:
         source.holders.pop(node, None)
         if not source.holders:
             op.note_gone(index, (node,))
-            reason = f"node {node}, which held it, was lost"
+            reason = f"its holder, node {node}, was lost"
             note_failed(op, SourceFailed(op.request.operation, index, reason))
     named = op.request.to
     destinations = named if op.plan is None else op.plan.destinations
     if node in destinations and (
         op.request.kind in _BOUND or all(other in op.lost for other in destinations)
     ):
-        text = f"node {node}, where its result was to be, was lost"
+        text = f"node {node}, a destination of its result, was lost"
         return OperationFailed(op.request.operation, "lost", text)
     return None
 
 
 def _note_node_lost(op: Operation, event: HolderLost) -> ManagerToNode | None:
-    """A node is lost while a plan is executed. If other nodes depend on it, the operation starts
-    again; if it is only a receiver, the plan continues without it."""
+    """Records the loss of a node while a plan is executed. If other nodes depend on the lost node,
+    the operation starts again; if it was only a receiver, the plan continues without it."""
     message = _note_holder_lost(op, event)
     if message is not None:
         return message
@@ -323,8 +322,8 @@ def _note_execution_failed(op: Operation, message: ExecutionFailed) -> ManagerTo
 
 
 def _note_gone(op: Operation, index: int, message: ExecutionFailed) -> None:
-    """This node no longer holds a source. Other nodes may, because a node deletes its copy as soon
-    as no local process needs it."""
+    """Records that a node no longer holds a source. Other nodes may still hold the source, because
+    a node deletes its copy as soon as no local process needs it."""
     source = op.ready.get(index)
     if source is None or message.node not in source.holders or len(source.holders) == 1:
         note_failed(op, SourceFailed(op.request.operation, index, message.reason))

@@ -1,14 +1,14 @@
-"""New owners for the objects of a dead node. An object's owner counts its holders.
+"""Determines new owners for the objects of a dead node. An object's owner counts its holders.
 
 A *round* begins with the death of a node. It ends when every node that lived at that time has
-reported its copies and uses of the dead node's objects, or has died. Then every object of which a
-complete copy exists gets a new owner: the holder with the lowest number, if possible one that is
-not leaving. An actor's new owner is the node that can restart it from the newest state. The death
-of a new owner begins a round of its own, which treats the objects that it had taken over as if it
-had always owned them.
+reported its copies and uses of the dead node's objects, or has died. Then every object with a
+complete copy gets a new owner: the holder with the lowest number, if possible a node that is not
+leaving. An actor's new owner is the node that can restart the actor from the newest state. The
+death of a new owner begins another round. That round treats the objects that the node had taken
+over like the node's own objects.
 
-One number is kept for each object that has outlived its owner, until its new owner reports that the
-object has been freed.
+The planner keeps one number for each object that has outlived its owner, until the new owner
+reports that the object was freed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Held:
         self.whole |= other.whole
 
     def lose(self, node: int) -> None:
-        """That node has died."""
+        """Removes a node that has died."""
         self.counted = {pair for pair in self.counted if pair[0] != node}
         self.whole.discard(node)
 
@@ -79,7 +79,7 @@ class OwnerRounds:
         self.concluded: Callable[[int, dict[bytes, int]], None] = lambda lost, actors: None
 
     def lose(self, node: int) -> list[Send]:
-        """A node has died. Membership must have recorded its death before this call."""
+        """Begins a round for a dead node. Membership must have recorded the death before."""
         self._rounds.pop(node, None)  # of an earlier life of that node
         self._rounds[node] = _Round(set(self._membership.nodes))
         for open_ in self._rounds.values():
@@ -90,13 +90,13 @@ class OwnerRounds:
         return self._conclude()
 
     def is_open(self, lost: int) -> bool:
-        """Whether reports about that node are still expected."""
+        """Whether reports about that node's objects are still expected."""
         return lost in self._rounds
 
     def restore(self, known: list[OwnersKnown], inventories: list[HoldingsReported]) -> None:
         """Takes over the rounds of the previous manager. All remaining nodes have reported their
-        objects. Each of them reports again after its admission, because it may have received an
-        object, or the news of a death, since its first report; both reports are used.
+        objects. Each node reports again after its admission, because it may have received an object
+        or the notice of a death since its first report. Both reports are used.
 
         Invariant: an owner in `named` lives, or the round about its death is open."""
         living = self._membership.is_living
@@ -122,7 +122,7 @@ class OwnerRounds:
                     self.named[object_id] = owner
 
     def report(self, message: HoldingsReported) -> list[Send]:
-        """One survivor reports its objects. An unexpected report is ignored."""
+        """Records a survivor's report of its objects. An unexpected report is ignored."""
         open_ = self._rounds.get(message.lost)
         if open_ is None or message.node not in open_.waiting:
             return []
@@ -131,8 +131,8 @@ class OwnerRounds:
         return self._conclude()
 
     def asked(self, message: OwnerAsked) -> list[Send]:
-        """A node requests the owner of an object, because the owner known to it has died or is
-        unknown."""
+        """Handles a node's request for the owner of an object. The owner that the node knew has
+        died, or the node knew none."""
         if not self._membership.is_living(message.node):
             return []
         first = self._membership.given_to(unpack_id(message.object)[0])
@@ -147,9 +147,9 @@ class OwnerRounds:
         return [(message.node, OwnerTold(message.object, told))]
 
     def gone(self, message: ObjectGone) -> None:
-        """The object's owner reports that no holder is left. An earlier report may still name the
-        object. A new manager may receive this after that owner's death. Then the reports of the
-        other nodes decide, because the owner may have lost contact with them."""
+        """Handles the owner's report that an object has no holder any more. An earlier report may
+        still name the object. A new manager may receive this report after the owner's death. Then
+        the reports of the other nodes decide, because the owner may have lost contact with them."""
         if not self._owner_lives(message.object):
             return
         del self.named[message.object]
@@ -161,9 +161,9 @@ class OwnerRounds:
         return owner is not None and self._membership.is_living(owner)
 
     def _conclude(self) -> list[Send]:
-        """Ends the rounds for which all nodes have reported. If an object of a round had a later
-        owner that is dead, too, this round ends after the round of the later owner, in which the
-        nodes that knew this owner report."""
+        """Ends the rounds for which all nodes have reported. If a later owner of an object in a
+        round is dead, too, this round ends after the round of the later owner: nodes that knew the
+        later owner report only in its round."""
         sends: list[Send] = []
         while True:
             ready = [lost for lost, open_ in self._rounds.items() if not open_.waiting]

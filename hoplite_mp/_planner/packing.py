@@ -1,15 +1,15 @@
-"""Spanning trees for links that do not form a star: how much of an object goes along which tree.
+"""Packs spanning trees for links that do not form a star: the share of an object for each tree.
 
-Blink (Wang et al., MLSys 2020) packs trees fractionally by multiplicative weights: every limit (a
-pair's rate, a host's up rate, a host's down rate) has a price that grows with its use, and the
-cheapest tree is added repeatedly until the prices show that no more fits. The method is that of
-Garg and Könemann (FOCS 1998); the cheapest tree from a root to all other nodes is a minimum
+Blink (Wang et al., MLSys 2020) packs trees fractionally by multiplicative weights. Every limit (a
+pair's rate, a host's up rate, a host's down rate) has a price that grows with its use; the cheapest
+tree is added repeatedly until the prices show that no further tree fits. The method is due to Garg
+and Könemann (FOCS 1998). The cheapest tree from a root to all other nodes is a minimum
 arborescence, found by the algorithm of Chu-Liu and Edmonds. The result is within about EPSILON of
-the best possible rate. Afterwards only the heaviest trees are kept, as few as reach the part
-KEEP_RATE of that rate.
+the best possible rate. Afterwards only the fewest heaviest trees are kept that reach the part
+KEEP_RATE of this rate.
 
-Packing takes 0.2 s for 8 nodes, 4 s for 16, 50 s for 32. Therefore the planner requests it by a
-field of StepResult; the manager's loop calls `pack` in the background, and passes the answer to
+Packing takes 0.2 s for 8 nodes, 4 s for 16, 50 s for 32. Therefore the planner requests trees in a
+field of StepResult. The manager's loop calls `pack` in the background, and passes the answer to
 `step`.
 """
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     Edge = tuple[int, int]  # (sender, receiver), places in `nodes`
 
-# How far the packing may stay below the best rate. Lower: more rounds, in proportion to 1/EPSILON².
+# The largest relative gap between the packing and the best rate. Lower: more rounds, in proportion
+# to 1/EPSILON².
 EPSILON = 0.15
 # Trees are removed as long as this part of the rate remains.
 KEEP_RATE = 0.95
@@ -105,8 +106,8 @@ def pack(wanted: PackingWanted) -> TreesPacked:
         while prices.of_tree(parents) <= bearable and not prices.all_sold():
             weights[parents] = weights.get(parents, 0.0) + amount
             prices.buy(parents, amount)
-    # The method proves an upper bound for the overuse of the limits. The worst overuse is measured
-    # instead, because it is never larger.
+    # The worst overuse of the limits is measured, because the upper bound that the method proves is
+    # never smaller.
     scale = prices.overuse(weights)
     scaled = {parents: weight / scale for parents, weight in weights.items()}
     kept = _few(scaled, prices)

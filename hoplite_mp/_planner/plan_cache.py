@@ -1,7 +1,7 @@
-"""Caches of stripe plans and of packed trees, for repeated operations.
+"""Caches stripe plans and packed trees for repeated operations.
 
-A program repeats the same collectives, and computing a stripe plan over a thousand nodes takes
-milliseconds. The same nodes, bytes and links give the same stripe plan.
+Programs repeat the same collectives, and computing a stripe plan over a thousand nodes takes
+milliseconds. Equal nodes, bytes and links give equal stripe plans.
 """
 
 from __future__ import annotations
@@ -87,17 +87,17 @@ class PlanCache:
         return found
 
 
-# Packed trees for LANs that are no star: requested once, used as soon as they are packed.
+# Packed trees for LANs that are not a star: requested once, used as soon as they are packed.
 #
-# Packing takes seconds, and a plan does not wait for it. The first spread between certain nodes
-# uses stripes and requests trees; later spreads use the trees. When a rate has changed, new trees
-# are requested; until they are packed, the previous trees are used if they are still faster than
-# stripes. Stripes are kept if narrow paths do not slow them down: with many receivers each of these
-# paths carries few bytes.
+# Packing takes seconds, and plans do not wait for packed trees. The first spread between certain
+# nodes uses stripes and requests trees; later spreads use the trees. When a rate has changed, new
+# trees are requested. Until these are packed, the previous trees are used if they are still faster
+# than stripes. Stripes are used if narrow paths do not slow them down: with many receivers, each of
+# these paths carries few bytes.
 
 
-# Maximum size of a spread for which trees are packed when the LAN is no star. Packing 16 nodes
-# takes 4 s in a thread that shares the interpreter with the manager's loop, 32 would take 50 s.
+# Maximum number of nodes in a spread with packed trees. Packing 16 nodes takes 4 s in a thread that
+# shares the interpreter with the manager's loop; 32 nodes would take 50 s.
 PACKED_NODES_MAX = 16
 # Trees are packed if narrow paths slow stripes down by this factor. Lower: more packing, even for
 # differences that are only measurement errors.
@@ -116,7 +116,7 @@ class TreeCache:
         self.wanted: list[PackingWanted] = []  # taken by the planner
 
     def take(self, trees: TreesPacked) -> None:
-        """The answer to a PackingWanted, used by the next spread between these nodes."""
+        """Records the answer to a PackingWanted. The next spread between these nodes uses it."""
         while len(self._packed) >= PACKINGS_MAX:
             del self._packed[next(iter(self._packed))]
         while len(self._latest) >= PACKINGS_MAX:
@@ -126,9 +126,9 @@ class TreeCache:
     def used_by(
         self, plan: Distribute, seconds: float, now: float, notes: list[str]
     ) -> tuple[Distribute, float]:
-        """Returns the plan along packed trees if there are any and they are faster, else `plan`;
-        and its duration in seconds. Requests trees that are worth packing. `seconds`: the duration
-        with stripes if the LAN were a star."""
+        """Returns the faster plan, along packed trees (if there are any) or `plan`, and its
+        duration in seconds. Requests trees that are worth packing. `seconds`: the duration with
+        stripes if the LAN were a star."""
         nodes = (plan.sources[0], *plan.receivers)
         if len(nodes) > PACKED_NODES_MAX or self._topology.is_star(nodes, now):
             return plan, seconds

@@ -1,9 +1,9 @@
-"""The planner: messages and time in, plans out. All decisions of the cluster are made here.
+"""The planner, which makes all decisions of the cluster: messages and time in, plans out.
 
-`step` takes one message of a node, `tick` the passing of time. Both return a StepResult and have no
-other effect. The same messages at the same times give the same plans, in a manager, in a simulation
-and in a test. A message that is late, a duplicate, or from an earlier life gives an empty plan,
-never an exception, so that no node can end the cluster by a message at the wrong time.
+`step` takes one message of a node, and `tick` the present time. Both return a StepResult and have
+no other effect. The same messages at the same times give the same plans, in a manager, in a
+simulation and in a test. A late or duplicate message, or a message of an earlier incarnation, gives
+an empty plan and never an exception, so no node can end the cluster by a message at the wrong time.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ OPERATIONS_MAX = 1 << 16
 
 
 class Planner:
-    """The manager's knowledge of the cluster, and its decisions."""
+    """The state of the cluster as reported to the manager, and the manager's decisions."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class Planner:
         again: bool = False,
         own: int = 0,
     ) -> None:
-        """again: there was an earlier planner, whose nodes come back and report. own: the node of
-        the manager's host; the whole cluster would end with it."""
+        """again: there was an earlier planner, whose nodes will reconnect and report. own: the node
+        of the manager's host, whose death ends the cluster."""
         self._own = own
         self.restoring = ManagerRecovery(own) if again else None
         self.membership = ClusterMembership()
@@ -105,7 +105,7 @@ class Planner:
         return self._plan([] if handler is None else handler(self, message, now))
 
     def tick(self, now: float) -> StepResult:
-        """The result of the passing of time: it is now `now`."""
+        """The result of the passing of time up to `now`."""
         if self.restoring is not None:
             return self._restore(self.restoring, now)
         announced = self.announcements.tick(self.membership.nodes, now)
@@ -134,8 +134,8 @@ class Planner:
             requests = {n: one for n, one in restoring.requests().items() if known(one.node)}
             ended = restoring.ended
             ends = {number: one.end for number, one in ended.items()}
-            # Ends come first, because a result may already be in a copy from a node that has not
-            # received the commit of this result.
+            # Ends come first: a node may have sent a copy of a result before it has received the
+            # commit of this result.
             sends += self.reductions.restore(requests, restoring.folds, ends, now) + copied_again
             self.groups.remember(restoring.group_ends)
             sends += self.groups.restore(
@@ -346,8 +346,9 @@ class Planner:
     # ---- collectives
 
     def _reduce_requested(self, message: ReduceRequested, now: float) -> list[Send]:
-        # The calling process may die at any time, but its result may have other holders. So the
-        # node decides whether the result is still needed, and if not sends OperationDropped.
+        # The calling process may die at any time, but its result may have other holders. The node
+        # therefore decides whether the result is still needed, and otherwise sends
+        # OperationDropped.
         if not self.membership.is_living(message.node):
             return []
         return self.reductions.request(message, now)

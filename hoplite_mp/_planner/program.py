@@ -1,12 +1,12 @@
 """The part of one node in a plan: its pulls, folds and serves.
 
-A plan consists of members, owners and shares, and is the same for all nodes. Here each node derives
-its senders and receivers from it, in terms of **cells**. A cell is a range of memory with a
+A plan consists of members, owners and shares, and is the same for all nodes. From the plan, each
+node derives its senders and receivers, in terms of **cells**. A cell is a range of memory with a
 watermark, and is identified by
 
     Cell(stripe, part, node)     "part `part` of stripe `stripe`, as made by `node`"
 
-Another node requests it from `node` by the key (operation, epoch, stripe, part). Pulls match
+Other nodes request the cell from `node` by the key (operation, epoch, stripe, part). Pulls match
 serves, because both nodes derive them from the same message.
 
     part RESULT         the stripe of a copied object, or of a finished fold
@@ -39,8 +39,8 @@ RESULT = 0
 CONTRIBUTION = 1
 MEMBER = 2
 
-# Maximum number of simultaneous pulls of a node, in kinds that copy many objects; each object may
-# have a different parent. Higher: more senders meet at one switch port, which then drops frames
+# Maximum number of simultaneous pulls of a node, in kinds that copy many objects. Each object may
+# have a different parent. Higher: more senders share one switch port, which then drops frames
 # (incast). Lower: a slow parent delays more of the other transfers.
 INBOUND_PARENTS_MAX = 4
 # Slices of a reduce_scatter over several nodes, times the members of one node; each pair is a cell.
@@ -59,7 +59,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Fill this cell from the node that provides it; the range is a part of the object."""
+    """Fills this cell from the node that provides it. The range is a part of the object."""
 
     cell: Cell
     begin_share: int
@@ -67,13 +67,13 @@ class Pull:
 
     @property
     def parent(self) -> int:
-        """The node to ask."""
+        """The node that provides the cell."""
         return self.cell.node
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Make `cell` out of `sources`, from left to right, block by block."""
+    """Folds `sources` into `cell`, from left to right, block by block."""
 
     cell: Cell
     sources: tuple[Cell, ...]
@@ -83,7 +83,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Send the filled part of this cell to every node that requests it."""
+    """Sends the filled part of this cell to every node that requests the cell."""
 
     cell: Cell
     begin_share: int
@@ -107,7 +107,8 @@ class Program:
 
     @property
     def is_empty(self) -> bool:
-        """Whether this node takes no part in the plan. A node may get nothing, and still report."""
+        """Whether this node takes no part in the plan. (A node that gets no bytes may still
+        report.)"""
         return not (self.pulls or self.folds or self.serves or self.result or self.reports)
 
 
@@ -182,7 +183,7 @@ def waits_for(plan: Distribute | ExecuteReduce) -> set[int]:
 
 
 def too_many_parts(kind: str, holders: Collection[int], destinations: Sequence[int]) -> str:
-    """Why a node cannot take part in a reduce_scatter; "": it can. A single node has no cells."""
+    """Why a node cannot take part in a reduce_scatter, or "". A single node has no cells."""
     if kind != "reduce_scatter" or len({*holders, *destinations}) == 1:
         return ""
     node, held = Counter(holders).most_common(1)[0]
@@ -237,7 +238,7 @@ def _distribute(plan: Distribute, node: int) -> Program:
 
 
 def _edges(plan: Distribute, index: int, node: int, place: int | None) -> tuple[int | None, bool]:
-    """The node from which `node` gets this stripe, and whether `node` passes it on.
+    """The node from which `node` gets this stripe, and whether `node` passes the stripe on.
 
     `place`: the index of `node` among the receivers.
     """
@@ -331,7 +332,7 @@ class _Builder:
         self.result: list[Cell] = []
 
     def own(self, index: int) -> tuple[Cell, ...]:
-        """This node's members of a stripe, in folding order."""
+        """The node's own members of a stripe, in folding order."""
         if index not in self._own:
             self._own[index] = tuple(Cell(index, MEMBER + k, self.node) for k, _ in self.members)
         return self._own[index]
@@ -407,7 +408,8 @@ def _stripes(plan: ExecuteReduce, node: int) -> Program:
 
 
 def finisher(plan: ExecuteReduce, index: int) -> int | None:
-    """The node that completes a stripe which its owner folds without it; None: the owner does.
+    """The node that adds the last members to a stripe after its owner's fold; None: the owner
+    itself completes the stripe.
 
     The only destination of a reduction adds its own members last, so that they need not be sent.
     """
@@ -509,12 +511,12 @@ def _wanted_below(places: Sequence[int], place: int, degree: int, wanted_by: set
 
 
 # A measured rate shows the capacity of a link only if the link was the bottleneck. By the bounds of
-# a star (`cost.py`) this applies to each node that sends or receives as many bytes as the busiest
-# direction of all.
+# a star (`cost.py`), the links of nodes that send or receive as many bytes as the busiest direction
+# of all are bottlenecks.
 
 
 def filled_links(plan: Distribute | ExecuteReduce, node: int) -> tuple[bool, bool]:
-    """Whether `node` (sends, receives) as much as the busiest direction of all."""
+    """Whether `node` (sends, receives) as many bytes as the busiest direction of all."""
     if isinstance(plan, Distribute):
         return node in plan.sources, node in plan.receivers
     if plan.is_early:  # links are idle until all members have called

@@ -1,13 +1,16 @@
-"""Plans collectives on refs, whose participating sources it selects once, in order of arrival.
+"""Plans collectives on refs.
 
-`operation` records the messages about one collective. This module decides what follows, in the same
-way after every message: a plan, an end, or nothing yet. Folding kinds get a stripe plan from the
-cost model. Gather, allgather and alltoall are sets of copies, whose edges follow from holders and
-destinations alone. A broadcast is passed to `broadcast`, so that other receivers may join it while
-it runs. A finished operation leaves no state.
+The first sources to become ready are the members of a collective; later sources do not change the
+selection. `operation` records the messages about one collective. After each message, this module
+applies the same rule to the recorded state, and sends a plan, an end, or nothing yet.
 
-Reproducible results have rule "fold": owners receive every member separately and fold from left to
-right. Nothing is reduced beforehand, so a node with k members sends k times the bytes.
+Kinds that fold get a stripe plan from the cost model. Gather, allgather and alltoall are sets of
+copies; their edges follow from holders and destinations alone. `broadcast` makes the copies of a
+broadcast, so other receivers may join while it runs. A finished operation leaves no state.
+
+Plans of reproducible reductions have the rule "fold": owners receive every member separately, and
+fold from left to right. No node reduces its members beforehand, so a node with k members sends k
+times the bytes.
 """
 
 from __future__ import annotations
@@ -60,12 +63,12 @@ if TYPE_CHECKING:
 
     Event: TypeAlias = Report | DeadlinePassed | HolderLost | CopyMade | CopyRefused
 
-# The messages that end an operation; its state is then dropped.
+# The messages that end an operation. The operation's state is then dropped.
 _ENDS = (Commit, OperationFailed, Forget)
 
 
 class Reductions:
-    """The operations of a cluster that are not yet over."""
+    """All running operations of a cluster."""
 
     def __init__(
         self, operations_max: int, membership: ClusterMembership, topology: Topology, copies: Copies
@@ -76,11 +79,12 @@ class Reductions:
         self._plan_cache = PlanCache(topology)
         self._copies = copies
         self.operations: dict[int, Operation] = {}
-        self._deadlines: list[tuple[float, int]] = []  # sorted; of open operations only
+        # Sorted (deadline, operation) of running operations.
+        self._deadlines: list[tuple[float, int]] = []
         # Sorted (time, operation): when to evaluate the reports of slow links.
         self._looks: list[tuple[float, int]] = []
         self._broadcasts: dict[bytes, set[int]] = {}  # object -> operations that wait for copies
-        self.notes: list[str] = []  # reasons for plans; taken by the planner
+        self.notes: list[str] = []  # reasons for plans; the planner removes them
 
     @property
     def wake_at(self) -> float | None:
@@ -90,7 +94,7 @@ class Reductions:
     # ---- events
 
     def request(self, message: ReduceRequested, now: float) -> list[Send]:
-        """A new operation. A second request for an open one is ignored."""
+        """Starts an operation. A second request for a running operation is ignored."""
         if message.operation in self.operations:
             return []
         refusal = self._refusal(message)
@@ -102,7 +106,7 @@ class Reductions:
         op = Operation(message, message.num, find_twins(message.sources))
         self.operations[message.operation] = op
         if message.deadline_s is not None and message.deadline_s <= 0:
-            # The deadline applies now, as sources might fail before the next tick.
+            # The deadline applies now, because sources might fail before the next tick.
             op.need = 1
         elif message.deadline_s is not None:
             op.deadline_at = now + message.deadline_s
@@ -127,13 +131,13 @@ class Reductions:
         ended: dict[int, Commit | OperationFailed | Forget],
         now: float,
     ) -> list[Send]:
-        """Takes over the previous planner's open operations, and those whose plans are running. An
-        operation that has ended on one node ends on all."""
+        """Takes over the operations of the previous planner. If an operation has ended on one
+        node, it ends on all nodes."""
         sends: list[Send] = []
         for number in sorted({*requests, *running}):
             request, fold, end = requests.get(number), running.get(number), ended.get(number)
             if request is not None and isinstance(end, Forget):
-                end = None  # from a node that takes no part any more; the requester still waits
+                end = None  # only for a former participant; the requester still waits
             if request is None or end is not None:
                 at = set() if fold is None else fold.at | fold.older
                 told = [] if request is None else [request.node]
@@ -149,7 +153,7 @@ class Reductions:
         return sends
 
     def _resume(self, op: Operation, fold: RunningFold, now: float) -> list[Send]:
-        """Takes over a running operation."""
+        """Takes over an operation whose plan is being executed."""
         plan = fold.plan
         op.state = OperationState.EXECUTING
         op.epoch, op.members, op.plan = plan.epoch, plan.members, plan
@@ -159,7 +163,8 @@ class Reductions:
         sends = self._living((node for node in taking if node not in fold.at), plan)
         forget = Forget(op.request.operation)
         sends += self._living((node for node in fold.older if node not in taking), forget)
-        # The plan may include a node that died before the manager. Its loss is not reported again.
+        # The plan may include a node that died before the previous manager did. No message will
+        # report this loss again.
         living = self._membership.is_living
         op.unfinished = {node for node in op.unfinished if living(node)}
         for node in (node for node in taking if not living(node)):
@@ -170,19 +175,20 @@ class Reductions:
         return sends
 
     def stands(self, message: ManagerToNode) -> bool:
-        """False for a plan that is no longer being executed; True for any other message."""
+        """Whether the message is still valid. A plan is valid while it is being executed; all other
+        messages are valid."""
         if not isinstance(message, ExecuteReduce):
             return True
         op = self.operations.get(message.operation)
         return op is not None and op.state is OperationState.EXECUTING and op.epoch == message.epoch
 
     def step(self, message: Report, now: float) -> list[Send]:
-        """One message about one operation; ignored if the operation is over or unknown."""
+        """Handles a message about one operation. Ignored if the operation is over or unknown."""
         op = self.operations.get(message.operation)
         return [] if op is None else self._apply(op, message, now)
 
     def tick(self, now: float) -> list[Send]:
-        """Handles everything that is due by `now`."""
+        """Handles the deadlines, and evaluates the reports of slow links, that are due at `now`."""
         sends: list[Send] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, operation = self._deadlines.pop(0)
@@ -196,7 +202,7 @@ class Reductions:
         return sends
 
     def slow(self, message: OperationSlow, now: float) -> list[Send]:
-        """The link of a node became slow while an operation was being executed."""
+        """Handles a report that a node's link became slow during an operation."""
         op = self.operations.get(message.operation)
         if op is None or op.relieved or op.plan is None or op.state is not OperationState.EXECUTING:
             return []
@@ -208,8 +214,9 @@ class Reductions:
         return []
 
     def _relieve(self, op: Operation, now: float) -> list[Send]:
-        """If worthwhile, moves the stripes of a node with a slow link to the other owners. This is
-        done once, in another epoch, in which nodes keep the parts that have arrived."""
+        """Moves the stripes of a node with a slow link to the other owners, if this saves time.
+        Each operation does this at most once. The new plan has a new epoch, and nodes keep the
+        parts that have arrived."""
         plan = op.plan
         if plan is None or op.relieved or op.state is not OperationState.EXECUTING:
             return []
@@ -227,7 +234,7 @@ class Reductions:
         return self._announce(op, plan)
 
     def lose_requester(self, node: int) -> list[Send]:
-        """A node was lost: ends its requests. Call this before `lose_holder`."""
+        """Ends the operations that a lost node requested. Call this before `lose_holder`."""
         sends: list[Send] = []
         for op in [op for op in self.operations.values() if op.request.node == node]:
             self._forget(op)
@@ -235,7 +242,7 @@ class Reductions:
         return sends
 
     def lose_holder(self, node: int, now: float) -> list[Send]:
-        """A node was lost: operations of other requesters continue without it if possible."""
+        """Continues operations without a lost node, or ends them if they cannot do without it."""
         sends: list[Send] = []
         for op in list(self.operations.values()):
             if op.request.operation in self.operations:  # the loss may have ended it
@@ -243,11 +250,12 @@ class Reductions:
         return sends
 
     def copy_made(self, node: int, object_id: bytes, now: float) -> list[Send]:
-        """A receiver has the complete object. Broadcasts may be waiting for this."""
+        """Handles a report that a receiver has the complete object."""
         return self.about_copy(object_id, CopyMade(node), now)
 
     def hear_refusals(self, sends: list[Send], now: float) -> list[Send]:
-        """Refusals that `broadcast` sends also concern the operations that wait for the copies."""
+        """Applies the refusals among the messages of `broadcast` to the operations that wait for
+        these copies."""
         more: list[Send] = []
         for node, message in sends:
             if isinstance(message, FetchRefused):
@@ -266,7 +274,7 @@ class Reductions:
     # ---- conclusions
 
     def about_copy(self, object_id: bytes, event: CopyMade | CopyRefused, now: float) -> list[Send]:
-        """A receiver's copy has arrived or was refused."""
+        """Applies the arrival or refusal of a receiver's copy to all broadcasts of the object."""
         sends: list[Send] = []
         for number in sorted(self._broadcasts.get(object_id, ())):
             sends += self._apply(self.operations[number], event, now)
@@ -277,7 +285,7 @@ class Reductions:
         return [] if transition is None else self._conclude(op, transition(op, event), now)
 
     def _conclude(self, op: Operation, message: ManagerToNode | None, now: float) -> list[Send]:
-        """The consequence of the operation's state: an end, a plan, or nothing yet."""
+        """Returns the messages that follow from the operation's state: an end, a plan, or none."""
         if message is None and op.state is OperationState.WAITING:
             if not op.can_be_met():
                 message = op.failure()
@@ -297,10 +305,10 @@ class Reductions:
         return self._to_all(op, message)
 
     def _begin(self, op: Operation, chosen: tuple[int, ...], now: float) -> list[Send]:
-        """Fixes the members and announces them as the next epoch."""
+        """Fixes the members, and announces the plan of the next epoch."""
         destinations = self._destinations(op)
         if not destinations:
-            text = "no node, where its result was to be, is left"
+            text = "all destinations of its result are lost"
             return self._end(op, OperationFailed(op.request.operation, "lost", text))
         op.members = tuple(sorted(chosen))
         op.lost.difference_update(destinations)  # these have rejoined
@@ -335,7 +343,7 @@ class Reductions:
     def _begin_broadcast(
         self, op: Operation, destinations: tuple[int, ...], now: float
     ) -> list[Send]:
-        """`broadcast` makes the copies; the operation ends when all of them have arrived."""
+        """Lets `broadcast` make the copies. The operation ends when all copies have arrived."""
         (index,) = op.members
         object_id, source = op.request.sources[index], op.ready[index]
         op.state = OperationState.EXECUTING
@@ -369,7 +377,7 @@ class Reductions:
                 op.plan is not None
                 and op.plan.shape == "stripes"
                 and request.kind != "reduce_scatter"
-            ):  # a further epoch, for example after a loss
+            ):  # not the first epoch, for example after a loss
                 able = {*holder_of.values(), *destinations}
                 kept = kept_cut(op.plan.stripes, able, stripes)
             if kept is not None:
@@ -417,10 +425,11 @@ class Reductions:
     def _holders(
         self, op: Operation, chosen: Sequence[int], destinations: tuple[int, ...]
     ) -> dict[int, int]:
-        """A node for each member: preferably a destination, else a node that gives others, too."""
+        """Selects the node that provides each member: a destination if possible, otherwise a node
+        that already provides another member."""
         ready = op.ready
         found = [ready[index].holders for index in chosen]
-        if sum(map(len, found)) == len(found):  # each has one holder
+        if sum(map(len, found)) == len(found):  # each source has one holder
             return dict(zip(chosen, chain.from_iterable(found), strict=True))
         wanted_by = set(destinations)
         taken: set[int] = set()
@@ -438,7 +447,7 @@ class Reductions:
         return holder_of
 
     def _destinations(self, op: Operation) -> tuple[int, ...]:
-        """The living nodes where the result belongs, in order."""
+        """The living nodes that receive the result, in order."""
         request = op.request
         living = self._membership.is_living
         if request.kind == "alltoall":
@@ -460,16 +469,16 @@ class Reductions:
 
     def _refusal(self, message: ReduceRequested) -> OperationFailed | None:
         if len(self.operations) >= self._operations_max:
-            text = f"{self._operations_max} collectives are under way, and no more are allowed"
+            text = f"{self._operations_max} collectives are running, and no more are allowed"
             return OperationFailed(message.operation, "full", text)
         dead = [node for node in message.to if not self._membership.is_living(node)]
         bound = message.kind in ("reduce", "gather", "reduce_scatter")
         if dead and (bound or len(dead) == len(message.to)):
-            text = f"node {dead[0]}, where its result was to be, is not there"
+            text = f"node {dead[0]}, a destination of its result, is lost"
             return OperationFailed(message.operation, "lost", text)
         slices = len(message.results)
         if message.kind == "reduce_scatter" and message.to and len(message.to) != slices:
-            text = f"{slices} slices for {len(message.to)} nodes: there must be one for each"
+            text = f"{slices} slices for {len(message.to)} nodes: the numbers must be equal"
             return OperationFailed(message.operation, "value", text)
         return None
 

@@ -1,11 +1,11 @@
-"""The parts of a plan that survive the loss of a node or a slow owner, and the stripes that move.
+"""Repairs a plan after the loss of a node, or for an owner with a slow link.
 
-Owners hold every contribution in its own slot until the commit. So after a death the survivors
-repeat their folds without the dead node's slots, and none of these bytes is sent again. Only the
-dead node's own stripes are sent again, cut among the other owners. Under the new epoch a stripe
-with the same owner and the same bounds is the same stripe as before, and its slot is kept if the
-contributor gives the same members as before. With n owners, a death half way costs about 1/n of the
-operation. The stripes of a node whose link has become slow are cut in the same way (`relieved`).
+Owners hold every contribution in a separate slot until the commit. After a death the survivors
+repeat their folds without the dead node's slots, so none of these bytes is sent again. Only the
+dead node's own stripes are sent again, divided among the other owners. A stripe with the same owner
+and bounds is the same stripe in both epochs, and its slots are kept if their contributors still
+have the same members. With n owners, a death half way costs about 1/n of the operation. The stripes
+of a node whose link has become slow are cut in the same way (`relieved`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KEPT_WIDTH_MAX = 2
 def kept_cut(
     before: Sequence[Stripe], able: Collection[int], fresh: Sequence[Stripe]
 ) -> tuple[Stripe, ...] | None:
-    """The previous plan's stripes, repaired; None unless nearly as good as the `fresh` ones."""
+    """The previous plan's stripes, repaired; None if the `fresh` stripes are much better."""
     kept = repaired(before, able)
     if kept is None or widest(kept) > KEPT_WIDTH_MAX * widest(fresh):
         return None
@@ -59,8 +59,8 @@ def widest(stripes: Sequence[Stripe]) -> int:
 
 
 def repaired(stripes: Sequence[Stripe], able: Collection[int]) -> tuple[Stripe, ...] | None:
-    """The same stripes, except that stripes of other nodes than `able` are cut among the remaining
-    owners, in proportion to their shares; None if no owner is left.
+    """The stripes after a loss: the stripes of nodes that are not in `able` are divided among the
+    remaining owners, in proportion to their shares. None if no owner is left.
     """
     widths: dict[int, int] = {}
     for stripe in stripes:
@@ -88,13 +88,13 @@ def repaired(stripes: Sequence[Stripe], able: Collection[int]) -> tuple[Stripe, 
 
 # New owners of the stripes of an allreduce when the link of one owner becomes slow in the middle.
 #
-# Of n hosts that give one array each and get the result, an owner of the share w sends and receives
-# (1 - w) of the array for the others' stripes and (n - 1) w for its own: parts of stripes, then
-# results of folds. Without a stripe it sends and receives the array once. So if its link becomes
-# slow early enough, the call ends earlier when the others take over its stripe. Its bytes at other
-# owners are kept (_node/execution/plan_state.py), but received parts of its own stripe are sent
-# again, to the new owners. Reduces and broadcasts gain nothing by this: there each host sends or
-# receives the whole array anyway.
+# Each of n hosts contributes one array and gets the result. The owner of the share w sends and
+# receives (1 - w) of the array for other stripes, and (n - 1) w for its own stripe: first parts of
+# stripes, then results of folds. A host without a stripe sends and receives the array once. If an
+# owner's link becomes slow early enough, the call ends earlier when other hosts take over its
+# stripe. The owner's bytes at other owners are kept (_node/execution/plan_state.py), but parts of
+# its own stripe are sent again, to the new owners. Reduces and broadcasts gain nothing, because
+# each host sends or receives the whole array anyway.
 
 
 # How long to wait for more reports after the first report of a slow link, to find which link is
@@ -105,24 +105,26 @@ SLOW_GATHER_S = 0.1
 # reports are missed on a busy host.
 FRESH_S = 0.6
 
-# With fewer owners left, each would have to send as much more as the slow owner saves.
+# Minimum number of remaining owners. With fewer owners, each would send as many more bytes as the
+# slow owner saves.
 OWNERS_LEFT_MIN = 2
 # The rest of the call must take less than this part of its present duration. Higher: stripes are
 # moved for little gain; an incorrectly measured rate then costs time.
 WORTHWHILE = 0.9
-# A link is slow if it carries less than this part of the rate that it needs, if the call takes as
-# long as its slowest link by the known rates. A host that is faster than the others sends less than
-# it could because the others accept no more. Higher: busy processors count as slow links.
+# A link is slow if it carries less than this part of its needed rate. The needed rate follows from
+# the duration of the call by the known rates. (A host that is faster than the others sends at less
+# than its capacity, because the others accept no more.) Higher: busy processors count as slow
+# links.
 EXPECTED = 0.6
-# Among several hosts with slow links, a host is the slow one if it sends at less than this part of
+# If several hosts have slow links, the slow host is the one that sends at less than this part of
 # the rate of each other host. Equally slow hosts share busy processors or a busy switch. Higher:
 # such hosts count as slow by chance.
 SLOWEST = 0.7
 
 
 class SlowReport(Protocol):
-    """A node's report about its link during an allreduce: its present bytes per second (`up`,
-    `down`), and all bytes since the node began the call (`sent`, `received`)."""
+    """A node's report about its link during an allreduce: the present bytes per second (`up`,
+    `down`), and the bytes since the start of the call (`sent`, `received`)."""
 
     @property
     def up(self) -> int: ...
@@ -165,7 +167,7 @@ class SlowLinks(Generic[Report]):
         return begins
 
     def forget_old(self, age_s: float, now: float) -> None:
-        """Forgets reports of links that are no longer slow: such links are no longer reported."""
+        """Removes reports that have not been repeated, because their links are no longer slow."""
         for node in [one for one, at in self.heard_at.items() if now - at > age_s]:
             del self.heard_at[node]
             self.slow.pop(node, None)
@@ -175,8 +177,8 @@ class SlowLinks(Generic[Report]):
 def is_slow(
     node: int, report: SlowReport, plan: Plan | None, rates: Mapping[int, HostRates]
 ) -> bool:
-    """Whether that node, which has reported a slow link, sends less than the plan needs. rates:
-    bytes per second of the links, by node."""
+    """Whether a node that has reported a slow link sends at less than the needed rate. rates: bytes
+    per second of the links, by node."""
     if not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
         return False
     owned = _owned(plan)
@@ -192,7 +194,7 @@ def is_slow(
 
 
 def slow_one(reports: Mapping[int, SlowReport]) -> int | None:
-    """The node with the slow link, by the reports; None if there is no single one."""
+    """The only node with a slow link, according to the reports; None if there is no single one."""
     if not reports:
         return None
     node, *others = sorted(reports, key=lambda one: reports[one].up)
@@ -202,15 +204,15 @@ def slow_one(reports: Mapping[int, SlowReport]) -> int | None:
 
 
 def stays_slow(report: SlowReport | None, believed: HostRates | None, up: float) -> bool:
-    """Whether a link is still as slow as believed, although its own node remembers `up`."""
+    """Whether a link is still slow, although its own node remembers the rate `up`."""
     if report is None or believed is None or believed.up > EXPECTED * up:
         return False
     return report.up < believed.up / EXPECTED
 
 
 def owners_without(reports: Mapping[int, SlowReport], plan: Plan | None) -> set[int]:
-    """The new owners for the stripes of that plan; empty: the present owners keep them. reports:
-    from the nodes whose links are slow."""
+    """The new owners of the plan's stripes; empty: the present owners keep them. reports: from the
+    nodes with slow links."""
     node = slow_one(reports)
     if node is None or not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
         return set()
@@ -226,8 +228,8 @@ def owners_without(reports: Mapping[int, SlowReport], plan: Plan | None) -> set[
 def relieved(
     links: SlowLinks[Report], plan: ExecuteReduce, now: float
 ) -> tuple[int, tuple[Stripe, ...]] | None:
-    """(the node whose link has become slow, the stripes after its own are moved to the other
-    owners); None: it keeps its stripes."""
+    """(the node with the slow link, the stripes after its own stripes were moved to the other
+    owners); None: no stripes are moved."""
     links.looks = False
     links.forget_old(FRESH_S, now)
     stripes = repaired(plan.stripes, owners_without(links.slow, plan))
@@ -266,8 +268,9 @@ def _with_s(report: SlowReport, plan: ExecuteReduce, node: int, share: float) ->
 
 
 def _without_s(report: SlowReport, plan: ExecuteReduce, node: int, share: float) -> float:
-    """The same without a stripe. Owners send results of folds after all parts, so the received
-    bytes were parts of its own stripe; results are sent again in any case."""
+    """Seconds until the slow node has sent and received everything, if it gives up its stripe.
+    Owners send results of folds after all parts, so the received bytes were parts of its own
+    stripe; results are sent again in any case."""
     sends, receives = _moved(plan, node, 0.0)
     sending = (sends - min(sends * (1 - share), report.sent)) / max(1, report.up)
     return max(sending, receives / max(1, report.down))

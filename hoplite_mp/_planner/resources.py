@@ -1,12 +1,12 @@
-"""Resources of one node: totals, which task holds which part, and which task is served next.
+"""The resources of one node: totals, the parts that tasks hold, and the order of waiting tasks.
 
-GPUs, licences or shares of a disk are counted, and tasks, actors and workers wait until enough of
-them are free. This module is only the accounting, in whole numbers, so that it can be tested
-exhaustively; _node/tasks/resources.py receives the requests and applies the results.
+Resources are GPUs, licences or shares of a disk. Tasks, actors and workers wait until enough of a
+resource is free. This module only does the accounting, in integers, so that exhaustive tests are
+possible. _node/tasks/resources.py receives the requests and applies the results.
 
-Amounts are integers in units of 1/10000, so that ten times 0.1 is one. If a node has a whole number
-of a resource, at most INDICES_MAX, each piece has an index: 0, 1, ... The whole part of a demand
-gets pieces of its own; a fraction shares one piece with other fractions.
+Amounts are integers in units of 1/10000, so that ten times 0.1 is one. If the total of a resource
+is an integer up to INDICES_MAX, each piece has an index: 0, 1, ... The integer part of a demand
+gets whole pieces; a fraction shares one piece with other fractions.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ __all__ = [
 ]
 
 UNITS = 10_000
-# Above this, a resource is a plain quantity without indices: indices of a million bytes would be
-# useless.
+# Above this total, a resource has no indices: indices of a million bytes would be useless.
 INDICES_MAX = 1024
 AMOUNT_MAX = 1 << 40  # of one resource: 1 TiB of bytes
 NAMES_MAX, NAME_CHARS_MAX = 64, 64
@@ -120,7 +119,7 @@ def demand_words(demand: Demand) -> str:
 
 
 class ResourceLedger:
-    """A node's resources, and the part of each holder. A holder is any hashable value."""
+    """A node's resources, and the parts of their holders. A holder is any hashable value."""
 
     def __init__(self, totals: Demand = ()) -> None:
         self.totals = dict(totals)
@@ -153,8 +152,8 @@ class ResourceLedger:
         return self._find(demand) is not None
 
     def take(self, who: Any, demand: Demand) -> Assigned | None:
-        """Gives the demand to `who`, which must hold nothing yet. Returns the assigned indices (a
-        plain quantity has none), or None if not enough is free."""
+        """Gives the demanded parts to `who`, which must hold nothing yet. Returns the assigned
+        indices (none for resources without indices), or None if not enough is free."""
         assert who not in self._held
         found = self._find(demand)
         if found is None:
@@ -175,7 +174,7 @@ class ResourceLedger:
         return {name: sorted(indices) for name, indices in found.items()}
 
     def give_back(self, who: Any) -> bool:
-        """Takes back all that `who` holds; False if that was nothing."""
+        """Frees all parts of `who`; returns False if there were none."""
         held = self._held.pop(who, None)
         for name, index, units in held or ():
             self._sums[name] -= units
@@ -187,8 +186,8 @@ class ResourceLedger:
         return held is not None
 
     def times(self, demand: Demand, most: int, now: bool) -> int:
-        """How many times that demand can be met simultaneously, at most `most`. `now`: in addition
-        to what is held now; otherwise as if nothing were held."""
+        """How many times that demand can be met simultaneously, at most `most`. `now`: with the
+        free parts only; otherwise as if nothing were held."""
         trial = ResourceLedger(tuple(self.totals.items()))
         if now:
             trial._sums = dict(self._sums)
@@ -234,12 +233,12 @@ class WaitingRow:
 
     demand: Demand
     where: Any  # which nodes: a value that the caller understands
-    # Set if a task that holds resources may be waiting for these members. They may then use
-    # resources that are reserved for earlier rows: those rows may themselves be waiting for the
-    # resources of that task, so honouring the reservation could be a deadlock.
+    # Set if a task that holds resources may be waiting for these members. The members may then use
+    # resources that are reserved for earlier rows. Otherwise there could be a deadlock: the earlier
+    # rows may be waiting for the resources of that task.
     needed: bool = False
     members: list[tuple[Any, Any]] = field(default_factory=list)  # a heap of (rank, who)
-    # Set while no node has enough in total: an object that identifies this period, and whether the
+    # Set while no node has the total amount: an object that identifies this period, and whether the
     # period has lasted too long.
     lost: object | None = None
     given_up: bool = False
@@ -251,8 +250,8 @@ class WaitingRow:
 
 
 class WaitingRows:
-    """All waiting tasks and workers, grouped by demand, so that the cost of a turn depends only on
-    the number of different demands."""
+    """All waiting tasks and workers, grouped by demand. The cost of a turn depends only on the
+    number of different demands."""
 
     def __init__(self) -> None:
         self.rows: dict[Any, WaitingRow] = {}
@@ -262,7 +261,8 @@ class WaitingRows:
         return who in self.ranks
 
     def add(self, who: Any, demand: Demand, where: Any, rank: Any, needed: bool = False) -> None:
-        """rank: a lower one is served first; no two are the same."""
+        """Adds a waiting task or worker. rank: the lowest rank is served first; ranks are
+        unique."""
         key = demand, where, needed
         row = self.rows.get(key)
         if row is None:
@@ -271,7 +271,7 @@ class WaitingRows:
         heapq.heappush(row.members, (rank, who))
 
     def remove(self, who: Any) -> None:
-        """`who` no longer waits. Its entry is removed from the heap when it reaches the top."""
+        """Ends the wait of `who`. Its entry stays in the heap until it reaches the top."""
         known = self.ranks.pop(who, None)
         if known is not None:
             self._trim(known[1])

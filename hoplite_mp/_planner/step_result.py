@@ -1,6 +1,6 @@
 """The planner's result for the manager's loop after each step, and its text form.
 
-A plan is data. The loop executes it without decisions of its own, and a test can compare plans
+A plan is data. The loop executes the plan without further decisions, and tests compare plans
 without sockets and clocks.
 """
 
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 class StepResult:
     """The actions to take now, in this order."""
 
-    # Each message is sent over its node's connection in this order, before any message of the next
+    # Messages are sent over their nodes' connections in this order, before any message of the next
     # plan. Nodes rely on this order: they receive the masks of a board before the answer to a join,
-    # and the end of a board before the board is used again.
+    # and the end of a board before its next use.
     sends: tuple[Send, ...] = ()
     # Call `tick` at this time of the clock that gave `now`; None: no call is needed. Each plan
     # replaces the time of the previous plan.
@@ -149,7 +149,7 @@ def _owner_told(m: OwnerTold) -> list[str]:
 
 
 def _object(object_id: bytes) -> str:
-    """The first digits of an id, which are enough to distinguish objects in a text."""
+    """An object's id in texts: its first digits, which suffice to distinguish objects."""
     return f"object {object_id.hex()[:8]}"
 
 

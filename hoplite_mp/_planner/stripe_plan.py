@@ -1,9 +1,10 @@
-"""The node that passes on, or folds, each part of an object: one tree per stripe, by the model.
+"""Stripe plans: the trees that pass on, or fold, the parts of an object.
 
 Three shapes are compared by `cost`:
 
-- "stripes": every stripe has an owner, one hop from all other nodes. All links work at once, so
-  nothing is faster for large objects; but the busiest node opens a stream to each of the others.
+- "stripes": every stripe has an owner, one hop from all other nodes. All links are used at the same
+  time, so this shape is the fastest for large objects. But the busiest node opens a stream to every
+  other node.
 - "tree:d": one stripe, over a tree of degree d that is filled level by level. In a fold the first
   nodes to arrive are the leaves (Hoplite). Each node has few streams, which suits small objects and
   many nodes.
@@ -84,7 +85,7 @@ def spread(
     topology: Topology,
     leaving: Collection[int] = (),
 ) -> StripePlan:
-    """The stripe plan for copies from one source to receivers that are known at once."""
+    """The stripe plan for copies from one source to a fixed set of receivers."""
     up = topology.hosts((source,))[0].up
     hosts = topology.hosts(receivers)
     latency_s = topology.latency_s((source, *receivers))

@@ -1,21 +1,21 @@
-"""The manager that may decide for the cluster: terms, votes, and leases (Gray and Cheriton).
+"""Determines which manager may decide for the cluster: terms, votes, and leases (Gray, Cheriton).
 
-With a standby a manager may be at two places, and the network between them can be cut. There is one
-class for each side; the time is an argument:
+With a standby, two hosts may run a manager, and the network between them can be cut. There is one
+class for each side. The time is an argument.
 
     Lease      the manager's: it decides only while at least half of the hosts are bound to it
     Voter      a node's: which manager it follows, and whether it is free to vote for another
     Candidate  the standby's: it leads once more than half of the hosts have voted for its term
 
-A node that answers the manager's `Leads` is bound to this manager for `promise_s` from then on. The
-manager counts the node for `lease_s`, which is shorter and starts when that message was sent. Half
-of the hosts and more than half have a host in common. So when a standby has won, the lease of the
-other manager has expired, however slow messages were. The rates of clocks may differ by
-PROMISE_LEASES.
+A node that answers the manager's `Leads` is bound to this manager for `promise_s` after the answer.
+The manager counts the node for `lease_s`. This time is shorter, and starts when `Leads` is sent.
+Half of the hosts and a majority of the hosts have a host in common. So when a standby has won, the
+lease of the other manager has expired, however slow messages were. The rates of clocks may differ
+by PROMISE_LEASES.
 
 Hosts join and leave, so there are *lists* of hosts, with increasing versions. A list is in force
 for the manager until half of its hosts know a later list; a candidate uses the latest list known to
-any of its voters. So a list that no host of a majority knows cannot be in force.
+any of its voters. So a list that is unknown to all hosts of a majority cannot be in force.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ LEASE_SILENCES = 1.0
 # clocks are tolerated, and a standby takes over later.
 PROMISE_LEASES = 1.1
 # How long a manager without a lease may receive nothing from half of the hosts before it steps
-# down. Higher: the manager survives longer cuts from most hosts when no standby could take over;
-# lower: programs on its side end sooner.
+# down. Higher: if no standby can take over, the manager survives longer cuts from most hosts.
+# Lower: programs on its side end sooner.
 OUT_S = 10.0
-# How long a standby that a user promotes waits for an offered vote, because the connection of a
-# lost host may not have ended. Higher: the user waits; lower: a busy node is given up, and joins
+# How long a standby that a user promotes waits for an offered vote. The connection of a lost host
+# may not have ended yet. Higher: the user waits. Lower: a busy node is declared lost, and joins
 # again.
 ANSWER_S = 2.0
 TERM_SHIFT = 32  # the high bits of a list's version are the term, so a later term's list is later
@@ -98,13 +98,13 @@ class ManagerLease:
         return until
 
     def suffice(self, nodes: set[int]) -> bool:
-        """Whether these nodes and those that cannot vote otherwise are at least half of each
-        list."""
+        """Whether these nodes, and the nodes that cannot vote for another manager, are at least
+        half of each list."""
         counted = nodes | self._ended | {self.at}
         return all(hosts.has_half(counted) for hosts in self.lists)
 
     def change(self, nodes: tuple[int, ...]) -> bool:
-        """These nodes are the hosts from now on; False if this is no change."""
+        """Makes these nodes the hosts of a new list; returns False if nothing changes."""
         latest = self.lists[-1] if self.lists else Hosts(self.term << TERM_SHIFT, ())
         if latest.nodes == nodes:
             return False
@@ -125,7 +125,8 @@ class ManagerLease:
         return tuple(told)
 
     def followed(self, node: int, term: int, sent: float, version: int) -> None:
-        """A node has answered a message that was sent at `sent`; it knows the list `version`."""
+        """Records a node's answer to a message that was sent at `sent`. `version`: the latest list
+        that the node knows."""
         if term != self.term:
             return
         self._bound[node] = max(sent, self._bound.get(node, sent))
@@ -133,12 +134,12 @@ class ManagerLease:
         self._forget_old()
 
     def joined(self, node: int, now: float) -> None:
-        """That node is admitted. It does not know of any standby yet, so it is bound as if it had
-        just answered."""
+        """Records the admission of a node. The node does not know a standby yet, so it is bound as
+        if it had just answered."""
         self.followed(node, self.term, now, 0)
 
     def ended(self, node: int) -> None:
-        """That node has reported its shutdown."""
+        """Records that a node has reported its shutdown."""
         self._ended.add(node)
         self._forget_old()
 
@@ -167,7 +168,7 @@ class Voter:
         self._promise_s = promise_s
 
     def bind(self, lease_s: float) -> None:
-        """A manager counts this node for `lease_s`, so the node is not free before that."""
+        """Binds this node to a manager, which counts the node for `lease_s`."""
         self._promise_s = max(self._promise_s, PROMISE_LEASES * lease_s)
 
     @property
@@ -180,7 +181,8 @@ class Voter:
         return Knowledge(self.term, self.at, self.lists)
 
     def hear(self, term: int, at: int, lists: tuple[Hosts, ...], now: float) -> bool:
-        """A manager's message. False if its term is older; this node then does not answer."""
+        """Handles a manager's message. Returns False if its term is older: this node then does not
+        answer."""
         if term < self.term:
             return False
         if lists and max(lists).version >= self.version:
@@ -209,8 +211,8 @@ class Voter:
 
 
 class Candidate:
-    """A standby's votes and offers of votes. `own`: the node of its own host, without which it
-    cannot become the manager."""
+    """The votes and offers of votes for a standby. `own`: the node of the standby's host. The
+    standby cannot become the manager without this node."""
 
     def __init__(self, own: int, identity: int) -> None:
         self.own = own
@@ -223,13 +225,14 @@ class Candidate:
         self._forced = False
 
     def offer(self, node: int, knowledge: Knowledge) -> None:
-        """That node has lost its manager, and offers its vote. If it was asked before, it has not
-        voted."""
+        """Records that a node has lost its manager, and offers its vote. If the node had been asked
+        before, it has not voted."""
         self.offers[node] = knowledge
         self._asked.discard(node)
 
     def withdraw(self, node: int) -> None:
-        """That node no longer offers its vote, or is gone; its earlier vote does not count."""
+        """Removes the offer of a node that has withdrawn it, or is lost. Its earlier vote does not
+        count."""
         self.offers.pop(node, None)
         self.votes.pop(node, None)
         self._asked.discard(node)
@@ -252,7 +255,7 @@ class Candidate:
         return asked
 
     def voted(self, node: int, term: int, knowledge: Knowledge) -> bool:
-        """A node has voted; `knowledge` is what the node knew at the time of its vote."""
+        """Records a vote. `knowledge`: the lists that the node knew at the time of its vote."""
         counts = term == self.term and node in self._since
         if counts:
             self.votes[node] = knowledge
@@ -266,7 +269,7 @@ class Candidate:
         return self._suffice(self.votes)
 
     def give_up_silent(self, now: float) -> None:
-        """If a user has promoted it, this standby does not wait for ever for offered votes."""
+        """Stops waiting for offered votes after a while, if a user has promoted this standby."""
         if not self._forced:
             return
         awaited = self.offers.keys() - self.votes.keys() - {self.own}
@@ -275,7 +278,8 @@ class Candidate:
                 self.withdraw(node)
 
     def force(self, forced: bool = True) -> None:
-        """A human has confirmed that the other hosts are gone, so the nodes here suffice."""
+        """Makes the nodes on this side suffice, because a user has confirmed that the other hosts
+        are lost."""
         self._forced = forced
 
     def lease(self, lease_s: float) -> ManagerLease:
@@ -292,7 +296,7 @@ class Candidate:
         return lease
 
     def absent(self) -> set[int]:
-        """Nodes that will not come back: nodes of earlier managers' hosts, except this one."""
+        """The nodes that will not reconnect: nodes of earlier managers' hosts, except this host."""
         return {one.at for one in self.votes.values() if one.at is not None} - {self.own}
 
     @staticmethod
@@ -308,9 +312,10 @@ class Candidate:
         return hosts.has_majority(set(known))
 
     def is_struck(self, known: dict[int, Knowledge]) -> bool:
-        """Whether the manager had declared this standby's host dead without the host's knowledge.
-        Then the other hosts have continued without this host's objects and tasks, and it must not
-        become their manager. A voter may know of the loss but of no later list yet."""
+        """Whether the manager had declared this standby's host dead, and the host does not know it.
+        The other hosts have then continued without this host's objects and tasks, so this standby
+        must not become their manager. A voter may know about the loss before it knows a later
+        list."""
         if any(self.own in one.gone for one in known.values()):
             return True
         hosts, own = self.latest(known), known.get(self.own)
@@ -324,5 +329,5 @@ class Candidate:
 
     @property
     def may_win(self) -> bool:
-        """Whether the offered votes would suffice without a human's confirmation."""
+        """Whether the offered votes would suffice without a user's confirmation."""
         return self._suffice(self.offers)

@@ -1,17 +1,17 @@
-"""The speed of the links, as measured by the nodes.
+"""The speeds of the links, as measured by the nodes.
 
-Each node reports latencies from probes when it joins, and rates from backlogged transfers, because
-only these show the capacity of a link. Latencies are smoothed with a half life of
-HALF_LIFE_REPORTS. Rates are smoothed by the nodes that measure them
+Each node reports latencies and rates. Latencies are measured by probes when the node joins. Rates
+are measured in backlogged transfers, because only these show the capacity of a link. Latencies are
+smoothed with a half life of HALF_LIFE_REPORTS. Rates are smoothed by the nodes that measure them
 (_node/peers/link_estimator.py), so that one bad second does not change all plans. Nodes report a
 rate only when it has changed, so a second smoothing here would never reach a new steady value. A
 rate that no node has measured is assumed to be the median of the measured rates, or a gigabit
 Ethernet if there are none. A wrong guess costs time, never correctness.
 
-Rates are kept per host and direction (a switched LAN is a star), and per pair only for reported
-pairs: pairs that are much slower than both their ends show that the LAN is no star. The rate of a
-pair is ignored when no report has confirmed it for PAIR_S: plans avoid pairs that are believed to
-be slow, so a pair that has become fast would otherwise never be measured again.
+Rates are kept per host and direction, because a switched LAN is a star. A pair that is much slower
+than both its ends shows that the LAN is not a star; such pairs are reported, and their rates are
+kept, too. Plans avoid slow pairs, so a pair that has become fast would never be measured again.
+Therefore the rate of a pair is ignored if no report has confirmed it for PAIR_S.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ BYTES_PER_S_DEFAULT = 125e6  # gigabit Ethernet
 HALF_LIFE_REPORTS = 4
 # A pair with less than this part of its ends' capacity must share a narrower link with other pairs.
 STAR_TOLERANCE = 0.7
-# How long the rate of a pair is believed. Lower: plans use the slow pair fully again more often, to
-# measure it again. Higher: a path that has become faster is left unused for longer.
+# How long the reported rate of a pair is used. Lower: plans use the slow pair fully more often, and
+# so measure it again. Higher: a path that has become faster stays unused for longer.
 PAIR_S = 300.0
-# A host that reports at least this part of the fastest rate counts as equally fast, because links
-# are mostly alike, and a small measurement error would cause a large error in the shares. Higher:
-# links that differ little are distinguished, and so are measurement errors.
+# A host that reports at least this part of the fastest rate counts as equally fast: most links are
+# alike, and a small measurement error would cause a large error in the shares. Higher: plans follow
+# small differences between links, and also measurement errors.
 ALIKE = 0.7
 
 _WEIGHT = 1.0 - 0.5 ** (1.0 / HALF_LIFE_REPORTS)
@@ -47,7 +47,7 @@ class HostRates(NamedTuple):
 
 
 def levelled(rate: float, fastest: float) -> float:
-    """The rate for plans: the fastest rate, if this one is nearly as fast."""
+    """The rate for plans: the fastest rate, if the measured rate is nearly as fast."""
     return rate if rate < ALIKE * fastest else fastest
 
 
@@ -96,7 +96,7 @@ class Topology:
     def measure_link(
         self, node: int, peer: int, latency_s: float | None, rate: float | None, now: float
     ) -> None:
-        """A report about the path from `node` to `peer`."""
+        """Records a report about the path from `node` to `peer`."""
         if rate is not None:
             self._narrow.setdefault(node, {})[peer] = rate, now
         if latency_s is None:
@@ -108,7 +108,7 @@ class Topology:
             self._latency[one] = _smooth(self._latency.get(one), latency_s)
 
     def measure_host(self, node: int, up: float | None, down: float | None) -> None:
-        """A report about all links of a host as a whole."""
+        """Records a report about all links of a host as a whole."""
         self._hosts = None
         self.changes += 1
         if up is not None:
@@ -117,7 +117,7 @@ class Topology:
             self._down.report(node, down)
 
     def lose(self, node: int) -> None:
-        """The node is lost; if its host comes back, its links may have changed."""
+        """Forgets a lost node's links, which may have changed when its host joins again."""
         self._hosts = None
         self.changes += 1
         self._up.drop(node)

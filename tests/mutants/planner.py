@@ -77,7 +77,7 @@ MUTANTS = (
         "hoplite_mp/_planner/reduce.py",
         (
             "            if request is not None and isinstance(end, Forget):\n"
-            "                end = None  # from a node that takes no part any more; the "
+            "                end = None  # only for a former participant; the "
             "requester still waits\n"
         ),
         "",
