@@ -1,8 +1,8 @@
-"""Actors as one process sees them: opening, finding, calling.
+"""One process's access to actors: creates, finds and calls them.
 
-A handle is a ref to the actor's identity, with data about its class. This file requests identities
-from the node, and turns calls into tasks of the actor's own pool, which the submitter keeps in
-order.
+A handle is a ref to the actor's identity, with data about its class. This module requests
+identities from the node, and turns calls into tasks of the actor's pool. The submitter keeps these
+tasks in order.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ActorInfo(NamedTuple):
 
 
 class ActorSetup(NamedTuple):
-    """The data from which an actor's process makes its object, each time that it starts."""
+    """The data from which an actor's process creates its object at each start."""
 
     constructor: bytes
     arguments: ObjectRef[Any]
@@ -96,7 +96,7 @@ class CallNumber(NamedTuple):
 
     caller: bytes  # the calling process
     turn: int  # number among that process's calls of such actors
-    seen: int  # the caller has the results of all its calls with a smaller `turn` than this
+    seen: int  # the caller has the results of all its calls with a smaller `turn`
 
 
 class ActorClient:
@@ -133,16 +133,17 @@ class ActorClient:
         again: tuple[type[Exception], ...] = (),
         demand: Demand = (),
     ) -> tuple[ObjectRef[Any], ActorInfo]:
-        """Makes a new actor on the first of these nodes that is not leaving the cluster; with a
-        `demand`, preferably on the first that can meet it now. With get_if_exists, returns the
-        actor of that name if there is one, with the data in its own handles. Raises NodeLostError
-        if the node is gone or all are leaving, and ValueError if the class has too many methods."""
+        """Creates an actor on the first of these nodes that is not leaving the cluster; with a
+        `demand`, preferably on the first node that can meet the demand now. With get_if_exists,
+        returns the actor of that name if there is one, with the data in its own handles. Raises
+        NodeLostError if the node is lost or all are leaving, and ValueError if the class has too
+        many methods."""
         memory = self._runtime.memory
         memory.check()
         known_of = pickle.dumps(about.plain, 5)
         if len(known_of) > ABOUT_BYTES_MAX:
             raise ValueError(
-                f"{title(about)} has {len(about.methods)} methods: what a handle knows of them "
+                f"{title(about)} has {len(about.methods)} methods: their description in a handle "
                 f"takes {len(known_of)} bytes, and at most {ABOUT_BYTES_MAX} travel; make the "
                 "actor from a class with fewer methods, such as one that calls the others by name"
             )
@@ -170,8 +171,8 @@ class ActorClient:
             env=env,
             demand=demand,
         )
-        # Only the node itself knows how much of its resources is in use. So each candidate is asked
-        # whether enough is free now; if no node has enough, the actor waits on the first.
+        # Only a node knows how much of its resources is in use. Each candidate is asked whether
+        # enough is free now. If no node has enough, the actor waits on the first candidate.
         asked = list(nodes) if demand else []
         tried = [(one, True) for one in asked if len(asked) > 1] + [(one, False) for one in asked]
         candidates = iter(tried) if demand else ((one, False) for one in nodes)
@@ -194,8 +195,8 @@ class ActorClient:
                     if len(self._opened) > OPENED_KNOWN_MAX:
                         del self._opened[next(iter(self._opened))]
                 return known
-            # Reached with get_if_exists, when the actor that had the name has just ended or could
-            # not start.
+            # Reached with get_if_exists, if the actor of that name has just ended or could not
+            # start.
 
     def find(self, name: str) -> tuple[ObjectRef[Any], ActorInfo] | None:
         """The living actor of that name, or None."""
@@ -204,8 +205,8 @@ class ActorClient:
         return None if hold is None else self._known(hold)
 
     def _known(self, hold: Any) -> tuple[ObjectRef[Any], ActorInfo] | None:
-        """A ref to the identity on which `hold` is a hold, and the data in the actor's handles.
-        None if the actor that claimed the name could not start."""
+        """A ref to the identity of this `hold`, and the data in the actor's handles. None if the
+        actor that claimed the name could not start."""
         said = self._runtime.memory.read(hold.oid, FOREVER_NS, False)
         if said is None:
             return None
@@ -243,7 +244,7 @@ class ActorClient:
         name: str,
         flags: int = 0,
     ) -> Future[Any]:
-        """Submits a call; it runs after all earlier calls of this process."""
+        """Submits a call, which runs after all earlier calls of this process."""
         runtime = self._runtime
         runtime.memory.check()
         pool = self.pool_of(identity, about)
@@ -306,9 +307,9 @@ class ActorClient:
         return future
 
     def handle_dropped(self) -> None:
-        """Called when a handle is dropped: makes the collector process finished calls soon, because
-        each of them holds the actor until then. Takes no lock, because the garbage collector may
-        call this anywhere."""
+        """Makes the collector process finished calls soon, because each of them holds the actor
+        until then. Called when a handle is dropped. Takes no lock, because the garbage collector
+        may call this method at any time."""
         if self._runtime.submitter.pending:
             self._runtime.submitter.collector.notice()
 
@@ -318,8 +319,8 @@ class ActorClient:
         self._runtime.channel.call(EndActor(memory.local_id(identity), kill))
 
     def kill_unheld(self) -> None:
-        """Called when this driver leaves by an exception: the actors that it has made are killed as
-        soon as they have no holders."""
+        """Kills the actors that this driver has made, as soon as they have no holders. Called when
+        the driver leaves with an exception."""
         if not self._runtime.client.usable:
             return
         for oid in self._opened:
@@ -339,8 +340,8 @@ _REFUSED = {
     POOL_LEAVING: "takes no more calls: its node leaves the cluster (remove_node)",
 }
 CALLER_BYTES = 8
-# How many actors are killed when the `with` of their driver is left by an exception; earlier actors
-# end after their current call. 100 bytes each.
+# Maximum number of actors that are killed when their driver leaves its `with` block with an
+# exception; earlier actors end after their current call. 100 bytes each.
 OPENED_KNOWN_MAX = 4096
 
 

@@ -1,9 +1,10 @@
 """Attaches a driver to the existing node of its host, as one more client of that node.
 
-A host has one store and one set of workers; a second node on it would copy every object and need
-four more processes. Only the manager knows to which cluster an address leads, so the driver asks
-the manager first. Then it finds the node by the cluster's id (`_transport/rendezvous.py`), and both
-sides prove the token once more. No process is started, so attaching takes a few milliseconds.
+A host has one store and one set of workers. A second node on the host would copy every object and
+need four more processes. Only the manager knows the cluster of an address, so the driver first
+requests the cluster's id from the manager. With the id it finds the node
+(`_transport/rendezvous.py`), and both sides prove the token once more. No process is started, so
+attaching takes a few milliseconds.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _log = logging.getLogger("hoplite_mp")
 def attach(network: HostNetwork, config: Config) -> AttachedHost | None:
     """Attaches to this host's node of that cluster; None if there is none, or it has no free slot.
 
-    Raises AuthError, ManagerLostError and ProtocolError, like joining with a node of its own.
+    Raises AuthError, ManagerLostError and ProtocolError, like joining with a new node.
     """
     if not anybody():
         return None
@@ -83,7 +84,7 @@ def attach(network: HostNetwork, config: Config) -> AttachedHost | None:
     except HopliteError:
         life.close()
         raise
-    except (OSError, msgspec.MsgspecError) as error:  # the node is ending just now, for example
+    except (OSError, msgspec.MsgspecError) as error:  # for example, the node is ending
         life.close()
         _log.info("this host's node does not let this process attach: %s", error)
         return None
@@ -135,7 +136,7 @@ def _receive(life: socket.socket) -> tuple[Attached | NotAttached, list[int]]:
 
 
 class AttachedHost(HostProcesses):
-    """The host as an attached driver sees it: the driver must not end its processes."""
+    """An attached driver's access to its host. The driver does not end the host's processes."""
 
     attached = True
 
@@ -177,8 +178,8 @@ class AttachedHost(HostProcesses):
                 os.close(fd)
         self.runtime.submitter.output_owner = told.output_owner
         self._joined = address
-        # Arrays may be read after the cluster's end. So `life`, whose end makes the node drop this
-        # process's pins, stays open as long as this process uses the shared memory.
+        # Arrays may be read after the cluster's end. The node drops this process's pins when `life`
+        # is closed, so `life` stays open as long as this process uses the shared memory.
         life.setblocking(False)
         ends = weakref.finalize(
             self.runtime.client,
@@ -202,7 +203,7 @@ class AttachedHost(HostProcesses):
         return error
 
     def end(self) -> None:
-        """Leaves the cluster: everything of this process ends, the host continues."""
+        """Leaves the cluster. The tasks of this process end, and the host continues."""
         self._ending = True
         client = self.runtime.client
         try:
@@ -211,8 +212,8 @@ class AttachedHost(HostProcesses):
                     self.runtime.memory.collect()
                     self.runtime.memory.give_empty_spans()
         finally:
-            # Close the client before the connection: when the node finds that this process has
-            # left, nothing here may still change the shared memory.
+            # Close the client before the connection: once the node sees that this process has left,
+            # this process may not change the shared memory any more.
             self.runtime.close()
         self._join_reader()  # the node sends the last lines and closes its end
         # Shut the socket down: if a forked child has it, too, closing it here would not end the
@@ -225,8 +226,8 @@ class AttachedHost(HostProcesses):
 
 
 def _end_life(pid: int, life: socket.socket, line: Watched, event: Watched) -> None:
-    """Called when this process does not read the store any more. A forked child must not end the
-    connection, which its parent uses."""
+    """Closes `life`, when this process does not read the store any more. A forked child must not
+    end the connection, because the parent uses it."""
     if os.getpid() == pid:
         close_socket(life, line)
     else:

@@ -74,16 +74,16 @@ class OfThread(Protocol[T_co]):
 
 
 class LoopInbox:
-    """Waiters of one event loop whose wait is over, added by other threads."""
+    """The waiters of one event loop whose objects are done. Other threads add them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._news: deque[asyncio.Future[None]] = deque()
-        self._told = False  # the loop has been asked to read the inbox
+        self._told = False  # a call that reads the inbox is scheduled
 
     def put(self, waiter: asyncio.Future[None], to_wake: deque[Callable[[], None]]) -> None:
-        """May be called in any thread. When the caller has added all finished waiters, it calls the
-        functions in `to_wake`."""
+        """Adds a waiter, in any thread. When the caller has added all finished waiters, it calls
+        the functions in `to_wake`."""
         self._news.append(waiter)
         to_wake.append(self.wake)
 
@@ -93,7 +93,7 @@ class LoopInbox:
         self.wake()
 
     def wake(self) -> None:
-        """Asks the loop to read its inbox, unless it has been asked already."""
+        """Schedules a call in the loop that reads the inbox, unless one is scheduled."""
         if self._told or not self._news:
             return
         try:
@@ -106,7 +106,8 @@ class LoopInbox:
             raise
 
     def _take(self) -> None:
-        # Reset first, so that a waiter added from here on is either seen or wakes the loop again.
+        # Reset first: a waiter that is added afterwards is either seen here, or wakes the loop
+        # again.
         self._told = False
         while self._news:
             waiter = self._news.popleft()
@@ -139,8 +140,8 @@ def inbox_here() -> LoopInbox:
 
 @contextlib.contextmanager
 def counted(waiting: WaitsPort) -> Iterator[None]:
-    """In a worker, an `await` of a task counts as blocking, as `result()` does: after a while
-    another worker is started in its place."""
+    """Surrounds an `await` in a worker. The `await` counts as blocking, as `result()` does: after a
+    while another worker is started to stand in."""
     if waiting.run_in_place is None:
         yield
         return
@@ -162,7 +163,7 @@ def counted(waiting: WaitsPort) -> Iterator[None]:
 
 async def ended(submitter: Submitting, oid: int, seconds: float | None = None) -> bool:
     """Waits until the object is done or its cluster has ended; False after `seconds`. Cancelling
-    this wait cancels nothing else."""
+    this wait does not cancel the task."""
     if submitter.tasks.done(oid):
         return True
     with submitter.waiting.own_waits([oid], True):
@@ -203,8 +204,8 @@ async def result_of(future: Awaited[T]) -> T:
 
 
 async def result_of_thread(future: OfThread[T], blocks: WaitsPort | None) -> T:
-    """Like `result_of`, for a Future that a thread of this process settles. `blocks`: in a worker,
-    its waits, so that the task counts as blocked meanwhile."""
+    """Like `result_of`, for a Future that a thread of this process settles. `blocks`: the waits of
+    a worker, whose task counts as blocked meanwhile."""
     try:
         if not future.done():
             inbox = inbox_here()
@@ -251,7 +252,7 @@ def _at_hand(submitter: Submitting, oid: int, writable: bool) -> bool:
     got = client.view(oid)
     if isinstance(got, int):
         return got not in AWAY
-    if client.flags(oid)[0]:  # its refs may belong to other hosts, which must be asked
+    if client.flags(oid)[0]:  # its refs may belong to other hosts, and need requests to these
         return False
     mem = memoryview(got)
     if mem.nbytes <= submitter.memory.config.await_read_bytes_max:
@@ -285,8 +286,8 @@ async def in_thread(submitter: Submitting, call: Callable[..., T], *args: Any) -
 def _outcome(
     call: Callable[..., T], args: tuple[Any, ...]
 ) -> tuple[T | None, BaseException | None]:
-    """(value, error) of a call. The error has no traceback: the frames of the thread pool in it
-    would hold the call, and so the error itself."""
+    """(value, error) of a call. The error has no traceback, because the thread pool's frames in a
+    traceback would hold the call, and so the error itself."""
     try:
         return call(*args), None
     except BaseException as error:

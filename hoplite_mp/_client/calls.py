@@ -1,10 +1,10 @@
-"""Concurrent calls in one process: the state of each call, and which call may wait for which.
+"""Concurrent calls in one process: the state of each call, and a check against deadlocks.
 
 The state of a task (the Groups that it has joined, its waits) belongs to the process as long as
-only one task runs there. If several calls run concurrently, in threads or in an event loop, it
-belongs to the call in whose context it arises. An actor's call that waits for a later call of the
-same actor may wait for ever. Such a wait is refused once every place where the later call could run
-is held by a call that waits in the same way.
+only one task runs there. If several calls run concurrently, in threads or in an event loop, the
+state belongs to the current call. An actor's call that waits for a later call of the same actor may
+wait for ever. Such a wait is refused if all places where the later call could run are held by calls
+with such waits.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class OwnCalls:
         self._lock = locks.lock("client.own_calls")
 
     def loop_runs_in(self, thread: int, async_flag: int) -> None:
-        """From now on, calls with `async_flag` run in the event loop of `thread`."""
+        """Records that calls with `async_flag` run in the event loop of `thread`."""
         self._loop, self._async_flag = thread, async_flag
 
     def _first_of(self, oids: list[int]) -> int:

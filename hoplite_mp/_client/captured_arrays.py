@@ -1,10 +1,10 @@
-"""Large arrays that functions carry along are stored as objects of their own, each value once.
+"""Stores the large arrays that functions capture as separate objects, each value once.
 
-A function sent by value brings its globals, closure and defaults to every worker, and what is large
-among them is usually an array. The array is put like any other object and the function refers to
-it; as long as the array is unchanged nothing is copied or sent again. To detect a change, the
-stored copy is compared with the array itself: only the pages that were written if the kernel can
-tell which these are, otherwise the whole array. So no digest is needed, which could collide.
+A function sent by value contains its globals, closure and defaults; the large values among them are
+usually arrays. Each of these arrays is put like any other object, and the function refers to the
+object. As long as an array is unchanged, no bytes are copied or sent again. To detect a change, the
+array is compared with its stored copy: only the written pages if the kernel reports them, otherwise
+the whole array. A digest could collide, and is not used.
 """
 
 from __future__ import annotations
@@ -45,26 +45,27 @@ __all__ = [
 ]
 
 
-# Watches: which bytes of an array may have been written since they were last compared.
+# Watches report which bytes of an array may have been written since the last comparison.
 #
-# A global array travels with each task of the functions that name it, and reading 100 MB to find
-# them unchanged costs more than the task. The kernel knows which pages were written (`_pages`), but
-# only for private anonymous memory and whole pages, and it tells a process only once: a look
-# protects the pages again, so what one watch finds must be noted for all other watches over the
-# same memory. If a watch is not sure whether bytes were written, it reports them as written.
+# A global array is checked at each submit of a function that uses the array, and comparing 100 MB
+# takes longer than the task. The kernel reports written pages (`_pages`), but only whole pages of
+# private anonymous memory, and each write only once: `look` protects the pages again. The result of
+# one watch must therefore be recorded for all other watches over the same memory. A watch reports
+# bytes as written if it cannot exclude a write.
 
 
 PAGE_BYTES = 4096
 MAPS, STATUS = "/proc/self/maps", "/proc/self/status"
 ANONYMOUS = ("", "[heap]")
-# Ranges noted for a watch that is not looked at; with more, all of its memory is compared.
+# Maximum number of ranges recorded for a watch between two calls of its `look`; with more ranges,
+# all of its memory is compared.
 UNREAD_RANGES_MAX = 4096
 
 Ranges = list[tuple[int, int]]
 
 
 class _State:
-    """The state of this module, which a forked child begins anew."""
+    """The state of this module, which is reset in a forked child."""
 
     def __init__(self) -> None:
         self.usable: bool | None = None  # None: not tried yet
@@ -72,14 +73,14 @@ class _State:
 
 
 _state = _State()
-# Held from a look until its result has been used. A second thread that looked meanwhile would find
-# nothing written, and take an outdated comparison for a current one.
+# Held from `look` until its result has been used. Otherwise a second thread could call `look`
+# meanwhile, find no written pages, and use an outdated comparison.
 lock = locks.rlock("client.written_pages")
 
 
 def _forked() -> None:
-    """Resets the state in a forked child: its memory is its own and not watched, and a thread that
-    does not exist there may hold the lock."""
+    """Resets the state in a forked child. The child's memory is separate and not watched, and a
+    thread that does not exist in the child may hold the lock."""
     global lock
     lock = locks.rlock("client.written_pages")
     _state.usable = None
@@ -92,7 +93,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def available() -> bool:
-    """Whether the kernel can tell which pages were written, and this process may ask it."""
+    """Whether the kernel can report written pages to this process."""
     if _state.usable is None:
         try:
             _pages.open_watch()
@@ -103,10 +104,10 @@ def available() -> bool:
 
 
 class WriteWatch:
-    """A watch over a piece of memory that stays in place; to be used under `lock`.
+    """A watch over memory with a fixed address; to be used under `lock`.
 
-    look() tells what may have been written since the last settle(), and tells it again until
-    settle() is called, so nothing is forgotten if the caller is interrupted.
+    `look` returns the ranges that may have been written since the last `settle`. Until the next
+    `settle`, it returns them again, so no range is lost if the caller is interrupted.
     """
 
     __slots__ = ("begin", "end", "found", "nbytes", "start", "watched")
@@ -115,11 +116,12 @@ class WriteWatch:
         self.start, self.nbytes = start, nbytes
         self.begin = -(-start // PAGE_BYTES) * PAGE_BYTES  # the whole pages in it
         self.end = (start + nbytes) // PAGE_BYTES * PAGE_BYTES
-        self.found: Ranges | None = None  # by all looks since settle(); None: anything
+        self.found: Ranges | None = None  # by all calls of look since settle(); None: unknown
         self.watched = False
 
     def open(self) -> None:
-        """From the next look on, the kernel tracks writes, if that is possible."""
+        """Starts the kernel's tracking of writes, if possible. It takes effect with the next
+        `look`."""
         if self.watched or self.end <= self.begin or not available():
             return
         if _pinned() or not _private(self.begin, self.end):
@@ -132,7 +134,7 @@ class WriteWatch:
 
     def close(self) -> None:
         """Ends the kernel's tracking, unless other watches cover parts of the memory. The memory
-        may have been freed before, and belong to another watch's array by now."""
+        may have been freed before, and now belong to the array of another watch."""
         if not self.watched:
             return
         self.watched = False
@@ -142,12 +144,13 @@ class WriteWatch:
             _pages.unwatch(self.begin, self.end)
 
     def look(self) -> Ranges | None:
-        """(offset, end) of bytes that may have been written; None: any of them may."""
+        """(offset, end) of each range that may have been written; None: all bytes may have been
+        written."""
         if not self.watched:
             return None
         concerned = self._concerned()
         known = [watch.found for watch in concerned]
-        for watch in concerned:  # so that it stays in doubt if an exception interrupts this
+        for watch in concerned:  # stays unknown if an exception interrupts this method
             watch.found = None
         try:
             found = _pages.look(self.begin, self.end)
@@ -159,7 +162,7 @@ class WriteWatch:
             full = watch is not self and len(before or ()) + len(found) > UNREAD_RANGES_MAX
             watch.found = None if before is None or full else before + found
         if self.found != [] and _pinned():
-            self.close()  # devices may go on writing there, which page tables do not show
+            self.close()  # devices may continue to write there, unseen by page tables
         if self.found is None:
             return None
         start, begin, end = self.start, self.begin, self.end
@@ -168,18 +171,19 @@ class WriteWatch:
         return [(low - start, high - start) for low, high in ranges if low < high]
 
     def settle(self) -> None:
-        """The bytes reported by the last look have been read."""
+        """Records that the ranges returned by the last `look` have been compared."""
         self.found = []
 
     def _concerned(self) -> list[WriteWatch]:
-        """The watches over parts of this memory."""
+        """The watches that overlap with this watch, which is among them."""
         return [
             watch for watch in _state.watches if watch.begin < self.end and self.begin < watch.end
         ]
 
 
 def _private(begin: int, end: int) -> bool:
-    """Whether all of it is private memory without a file. Others may write to shared memory."""
+    """Whether the whole range is private memory without a file. Other processes may write to shared
+    memory."""
     covered = begin
     with open(MAPS) as maps:
         for line in maps:
@@ -196,24 +200,25 @@ def _private(begin: int, end: int) -> bool:
 
 
 def _pinned() -> bool:
-    """Does this process have memory that devices write to unseen by its page tables: buffers
-    registered with io_uring, RDMA or VFIO?"""
+    """Whether devices may write to memory of this process unseen by its page tables: to buffers
+    registered with io_uring, RDMA or VFIO."""
     with open(STATUS) as status:
         return any(line.startswith("VmPin:") and int(line.split()[1]) for line in status)
 
 
-# An array that was mostly rewritten at so many checks in a row is no longer watched; one that was
-# unchanged at so many checks in a row without a watch is watched again.
+# After this number of checks in a row in which a watched array was mostly rewritten, its watch is
+# closed. After as many checks in which an unwatched array was unchanged, the array is watched
+# again.
 POLLS_IN_VAIN = 3
-NAMED_MAX = 1000  # how many global variables are warned about
-SAME_POLLS_MAX = 8  # how many copies of the same size a new array is compared with
+NAMED_MAX = 1000  # maximum number of warnings about global variables
+SAME_POLLS_MAX = 8  # copies of the same size with which a new array is compared
 
 _log = logging.getLogger("hoplite_mp")
 _numbers = itertools.count(1)
 
 
 class StoredCopy:
-    """A value that an array had: an object with its bytes, and a mark that no other value has."""
+    """The stored value of an array: an object with the bytes, and a unique mark."""
 
     __slots__ = ("__weakref__", "mark", "nbytes", "ref")
 
@@ -224,10 +229,10 @@ class StoredCopy:
 
 
 class TrackedArray:
-    """What is known of the array at one place in memory; lives as long as a function that was sent
-    with it. It has no reference to an array that can be written to, not even a weak one, because
-    numpy refuses to resize an array that is referred to. It needs none, because the memory is
-    watched and compared, not the array object."""
+    """The state of an array at one address; lives as long as a function that was sent with the
+    array. It has no reference to a writable array, not even a weak one, because numpy does not
+    resize an array with other references. The memory is watched and compared, not the array object,
+    so no reference is needed."""
 
     __slots__ = ("__weakref__", "copy", "frozen", "gone", "looks", "number", "place", "watch")
 
@@ -237,15 +242,16 @@ class TrackedArray:
         self.gone = gone
         self.number = next(_numbers)
         self.copy: StoredCopy | None = None
-        # At how many checks the opposite choice, to watch or not, would have been cheaper.
+        # Consecutive checks at which the opposite choice (to watch or not to watch) would have been
+        # cheaper.
         self.looks = 0
-        # A weak reference to the array if nobody can write to its memory.
+        # A weak reference to the array if its memory cannot be written.
         self.frozen: weakref.ref[Array] | None = None
 
     def __del__(self) -> None:
         if self.watch is not None:
-            # `_forget` closes the watch, because the garbage collector may run this anywhere, for
-            # example in the middle of a look.
+            # `_forget` closes the watch, because the garbage collector may call this method at any
+            # time, for example during `look`.
             self.gone.append(self.watch)
 
 
@@ -268,8 +274,8 @@ class CapturedArrays:
         self.bytes_compared = 0  # bytes that were read to find changes
 
     def copy_of(self, array: Array) -> tuple[StoredCopy, TrackedArray]:
-        """The copy that equals the array now, and the array's TrackedArray. Each array has its
-        own, and gets a new one when its address, shape, strides or dtype has changed."""
+        """The copy that equals the array's present value, and the array's TrackedArray. An array
+        gets a new TrackedArray when its address, shape, strides or dtype has changed."""
         with lock:
             self._forget()
             kept = self._kept_of(array)
@@ -277,8 +283,8 @@ class CapturedArrays:
             if now is not None and kept.frozen is not None:
                 return now, kept
             watch = kept.watch
-            # `look` write-protects the pages before they are read here, so the next look finds a
-            # write that happens meanwhile.
+            # `look` write-protects the pages before they are compared, so the next `look` finds
+            # writes during the comparison.
             ranges = None if watch is None else watch.look()
             changed = now is None or (ranges != [] and self._differs(array, now, ranges))
             if now is None or changed:
@@ -289,9 +295,9 @@ class CapturedArrays:
             return now, kept
 
     def _judge(self, kept: TrackedArray, watch: WriteWatch, ranges: Ranges, changed: bool) -> None:
-        """Watches an array, or no longer, when the other choice would have been cheaper a few times
-        in a row. If it is mostly rewritten, comparing all of it is: the first write to each
-        protected page costs a fault."""
+        """Opens or closes the watch of an array if the opposite choice would have been cheaper a
+        few times in a row. For an array that is mostly rewritten, a full comparison is cheaper,
+        because the first write to each protected page costs a page fault."""
         written = sum(high - low for low, high in ranges)
         worse = written > watch.nbytes // 2 if watch.watched else not changed
         kept.looks = kept.looks + 1 if worse else 0
@@ -300,14 +306,14 @@ class CapturedArrays:
             (watch.close if watch.watched else watch.open)()
 
     def warn(self, module: str, name: str, array: Array) -> None:
-        """Warns, once for each global variable, what it costs that functions carry its array."""
+        """Warns about the cost of a captured array, once for each global variable."""
         key = module, name
         if key in self._named or len(self._named) >= NAMED_MAX:
             return
         self._named.add(key)
         _log.warning(
-            "the global array %s of %s (%s) travels with the functions that use it: each worker "
-            "takes a copy, and another one when it has changed. To share it without copies, give "
+            "the global array %s of %s (%s) is sent with the functions that use it: each worker "
+            "gets a copy, and another copy after a change. To share the array without copies, pass "
             "ref = c.put(%s) to submit as an argument.",
             name, module, format_bytes(array.nbytes), name,
         )  # fmt: skip
@@ -331,18 +337,18 @@ class CapturedArrays:
         return kept
 
     def hold(self, fn: Any, kept: list[TrackedArray]) -> None:
-        """Keeps what is known of a function's arrays as long as the function lives."""
+        """Keeps the TrackedArrays of a function's arrays as long as the function lives."""
         key, users = id(fn), self._users
         if kept:
-            with contextlib.suppress(TypeError):  # the function cannot be referred to weakly
+            with contextlib.suppress(TypeError):  # the function does not support weak references
                 users[key] = weakref.ref(fn, lambda _: users.pop(key, None)), kept
         else:
             users.pop(key, None)
 
     def bound(self, module: ModuleType, name: str, value: Any, kept: list[TrackedArray]) -> None:
         """Keeps the marks of the arrays of a module's variable as long as the variable has this
-        value. Otherwise the same array would get a new mark after the last function that was sent
-        with it is gone, and would overwrite values that tasks have set."""
+        value. Otherwise, once the last function that was sent with an array is gone, the same array
+        would get a new mark, and would overwrite values that tasks have set."""
         if not kept and not self._bound:
             return
         with lock:
@@ -360,7 +366,7 @@ class CapturedArrays:
             self._gone.pop().close()
 
     def close(self) -> None:
-        """At the end of the cluster: removes all write protection."""
+        """Removes all write protection, at the end of the cluster."""
         with lock:
             self._forget()
             for kept in list(self._kept.values()):
@@ -384,7 +390,7 @@ class CapturedArrays:
         return False
 
     def _same(self, array: Array) -> StoredCopy | None:
-        """An existing copy that has the same bytes by chance, or None."""
+        """Another array's copy that happens to have the same bytes; None if there is none."""
         alike = [copy for copy in self._copies.values() if copy.nbytes == array.nbytes]
         for copy in alike[: -SAME_POLLS_MAX - 1 : -1]:
             ready = self._memory.client.state(self._memory.local_id(copy.ref)) == STATE["SEALED"]
@@ -413,7 +419,8 @@ def _address(array: Array) -> int:
 
 
 def _immutable(array: Array) -> bool:
-    """Whether the memory belongs to bytes or to a stored value, which are never written."""
+    """Whether the memory belongs to a bytes object or to a stored value: these are never
+    written."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -424,11 +431,11 @@ def _immutable(array: Array) -> bool:
 
 # Large arrays that a series of calls passes repeatedly are stored once.
 #
-# A library such as joblib sends the same array with every task, and promises that its tasks only
-# read it, so one stored copy serves them all. Copies are made as for the globals of functions
-# (`captured_arrays`): the kernel watches an array's memory, so neither a changed array nor a new
-# one at an old one's address is mistaken for the stored one. Where the kernel cannot watch, an
-# array is compared once for each call of the library.
+# A library such as joblib sends the same array with every task, and its tasks only read the array,
+# so one stored copy serves all tasks. Copies are made as for the globals of functions: the kernel
+# watches an array's memory, so a changed array, or a new array at the same address, is not mistaken
+# for the stored array. If the kernel cannot watch the memory, the array is compared once for each
+# call of the library.
 
 
 class Lending:
@@ -437,20 +444,20 @@ class Lending:
     def __init__(self, memory: Memory, nbytes_min: float) -> None:
         self._nbytes_min = nbytes_min
         self._memory = memory
-        # Id of an array -> (weak reference to it, its copy, what is known of it). An entry is
-        # removed with its array, so an id never stands for another array.
+        # Id of an array -> (weak reference to the array, its copy, its TrackedArray). An entry is
+        # removed with its array, so the id never identifies another array.
         self._held: dict[int, tuple[weakref.ref[Array], StoredCopy, TrackedArray]] = {}
         self._compared: set[int] = set()  # ids of arrays that were compared during the present call
         self._call: object = None
 
     def begin(self, call: object) -> None:
-        """The library begins another call; arrays may have changed since the one before."""
+        """Begins another call of the library. Arrays may have changed since the previous call."""
         if call != self._call:
             self._call = call
             self._compared.clear()
 
     def end(self) -> None:
-        """Releases all copies. Only tasks that still run may hold them from here on."""
+        """Releases all copies. Running tasks may still hold them."""
         self._held.clear()
         self._compared.clear()
 
@@ -479,5 +486,5 @@ class Lending:
 
 
 def _watched(kept: TrackedArray) -> bool:
-    """Whether a check of the array is cheap, because the kernel knows which pages were written."""
+    """Whether a check of the array is cheap, because the kernel reports its written pages."""
     return kept.frozen is not None or (kept.watch is not None and kept.watch.watched)

@@ -1,9 +1,10 @@
 """A client's connection to its node: one request, one reply, from any thread.
 
-Some requests cannot be answered from shared memory. Each message is one packet, so an interrupted
-call (Ctrl-C) can leave a stale reply behind but never half of one; stale replies are recognised by
-their number. Before each request the Channel checks that its descriptor is still its socket,
-because user code may have closed it and opened a file of its own under the same number.
+The channel carries requests that cannot be answered from shared memory. Each message is one packet,
+so an interrupted call (Ctrl-C) can leave a stale reply behind, but never half a reply; stale
+replies are recognised by their number. Before each request the Channel checks that its descriptor
+is still its socket, because user code may have closed the socket and opened a file under the same
+number.
 
 Calls are made one at a time, under a lock, under which no other lock is taken. Messages without a
 reply are sent without that lock, so they never wait for a call of another thread.
@@ -60,7 +61,7 @@ class Channel:
         client in the same slot."""
         self._sock = lift_socket(sock)
         self.line = Watched(self._sock.fileno())
-        # Returns why there is no node at the other end any more, if the reason is known.
+        # Returns the reason for the loss of the node, if it is known.
         self.why_gone: Callable[[], BaseException | None] = lambda: None
         # Called when the descriptor is no longer the channel's socket.
         self.taken_away: Callable[[], None] = lambda: None
@@ -69,8 +70,8 @@ class Channel:
         # `check_not_inside`). No thread takes it twice.
         self._lock = locks.rlock("client.channel")
         self._number = first
-        # Number of the last reply that this process has read. Each call carries it, so that the
-        # node takes back resources that it gave in a later reply that was never read (Ctrl-C).
+        # Number of the last reply that this process has read. Each call contains this number: the
+        # node then takes back resources of later replies, which were never read (Ctrl-C).
         self._seen = [first]
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Reply)
@@ -78,8 +79,9 @@ class Channel:
         self._packet = memoryview(bytearray(PACKET_BYTES_MAX))
 
     def tell(self, ask: Ask, sent: list[int] | None = None) -> None:
-        """Sends a request that has no reply. ValueError: it is too large. sent: gets an item in the
-        same step that sends the request, so that no signal handler can raise in between.
+        """Sends a request that has no reply. ValueError: the request is too large. sent: a list
+        that gets an item in the same step that sends the request, so no signal handler can raise in
+        between.
 
         Takes no lock, so the caller may hold any lock. Messages of one thread arrive in order."""
         locks.sends("client.channel")
@@ -88,7 +90,7 @@ class Channel:
             packet = self._packet_of(Request(0, 0, ask))
             if sent is None:
                 self._sock.send(packet)
-            else:  # handlers run between steps of Python, and this is one of C
+            else:  # signal handlers run between Python instructions; this is one C call
                 sent.extend(map(self._sock.send, (packet,)))
         except OSError as error:
             if is_interruption(error):  # TimeoutError, say
@@ -106,10 +108,10 @@ class Channel:
         the node has refused; NodeLostError: the request concerns another node, which is gone. sent:
         as for `tell`.
 
-        `take(value, number, seen)` makes an object that owns what the node gave, and records in the
-        same step that the reply was read; otherwise Ctrl-C between the two steps would leave the
-        resource without an owner. `call` then returns that object instead of the Reply. `take` must
-        not take a lock, because other threads wait for the end of this call.
+        `take(value, number, seen)` makes an object that owns the resource in the reply, and records
+        in the same step that the reply was read. Ctrl-C between these two steps would leave the
+        resource without an owner. `call` then returns this object instead of the Reply. `take` must
+        not acquire a lock, because other threads wait for the end of this call.
         """
         self.check_not_inside()
         locks.waits("a reply of the node")
@@ -151,8 +153,8 @@ class Channel:
         return packet
 
     def check_not_inside(self) -> None:
-        """RuntimeError in a finalizer or a signal handler that has interrupted a call of its own
-        thread, because it would wait for that call for ever."""
+        """RuntimeError in a finalizer or a signal handler that has interrupted a call of the same
+        thread: the handler would wait for this call for ever."""
         if self._lock._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError(INSIDE)
 
@@ -162,7 +164,7 @@ class Channel:
             raise OSError(errno.EBADF, TAKEN_AWAY)
 
     def _lost(self, error: OSError) -> BaseException:
-        """The error of a call that has failed in the socket; called without the lock."""
+        """The error of a call whose socket operation has failed. Called without the lock."""
         if self._closed:
             return ClosedError("the cluster is closed")
         if isinstance(error, errors.NodeLostError):
@@ -185,8 +187,8 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a node at the other end. A node that has just been killed closes its end
-        before the thread that watches the node has noticed."""
+        """Whether there is a node at the other end. A killed node closes its end before the thread
+        that watches the node notices the death."""
         if self._closed or not self.line.there():
             return False
         poll = select.poll()
@@ -213,10 +215,10 @@ def dump(message: Any) -> bytes:
 
 # Takes over an object that the node holds on behalf of this process.
 #
-# The node holds an object that it has given to a process until it receives Imported. That
-# acknowledges all earlier replies, too, because some of them may never be read (Ctrl-C). So a
-# thread must acquire its hold before another thread of the process can send an Imported; it does so
-# while it still has the channel's lock.
+# The node holds an object that it has given to a process until it receives Imported. Imported
+# acknowledges all earlier replies, too, because some replies may never be read (Ctrl-C). A thread
+# must therefore acquire its hold before another thread of the process can send Imported: it
+# acquires the hold under the channel's lock.
 
 
 class Holder(Protocol):

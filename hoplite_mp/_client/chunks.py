@@ -1,9 +1,9 @@
 """Cuts the items of a map into tasks.
 
 A task costs as much as a thousand tiny items, and the cost of an item is unknown in advance. So
-chunks are small at first, and grow as long as the workers finish them at once. Items are sent as
-columns, one list for each argument of the function, because a list of numbers is written and read
-ten times as fast as a list of tuples.
+chunks are small at first, and grow as long as the workers finish them immediately. Items are sent
+as columns, one list for each argument of the function, because a list of numbers is written and
+read ten times as fast as a list of tuples.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Items:
     """The arguments of a map, in the order of its iterables."""
 
     def __init__(self, iterables: Sequence[Iterable[Any]], at_once: bool) -> None:
-        """at_once: read and count all items now."""
+        """at_once: reads and counts all items now."""
         self.count: int | None = None
         self._alone = len(iterables) == 1
         self._left: Iterator[Any]
@@ -70,8 +70,8 @@ class Chunks:
     def __init__(
         self, items: Items, send: Callable[..., Future[Any]], size: int, size_max: int
     ) -> None:
-        """send: submits a task with these columns. size: items of the first chunk; later ones have
-        more, up to size_max, while chunks complete so soon that sending is the bottleneck."""
+        """send: submits a task with these columns. size: items of the first chunk. Later chunks
+        have more items, up to size_max, as long as sending is the bottleneck."""
         self._items = items
         self._send = send
         self._size = size

@@ -1,10 +1,10 @@
-"""The end of a cluster: unread results stay readable, and everything that is pending fails.
+"""The end of a cluster: unread results stay readable, and all pending objects fail.
 
-As in the standard library, a finished Future may be read after its cluster has gone. Results in
+As in the standard library, a finished Future may be read after the end of its cluster. Results in
 memory are pinned. Spilled results are not restored into the store, which may be full of pinned
-ones: the node reads them piece by piece into this process's private memory. This has a deadline and
-a size limit, so that leaving `with` always ends; reading a result that was not kept raises an error
-that says so.
+results: the node reads them piece by piece into this process's private memory. The copies have a
+deadline and a size limit, so leaving `with` always ends. Reading a result that was not kept raises
+an error with the reason.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ UNREAD_MIN = 1024  # length of the list at which read Futures are removed from i
 
 
 class Unread(deque["weakref.ref[Settles]"]):
-    """The finished Futures of one process that may be unread. Any thread may append one at any
-    time, so nothing here rebuilds the list: each step of a deque is atomic. A thread that has made
-    it longer than `limit` calls `sort_out`."""
+    """The finished Futures of one process that may be unread. Any thread may append a Future at any
+    time, so the list is never rebuilt: each step of a deque is atomic. A thread that makes the list
+    longer than `limit` calls `sort_out`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,8 +103,8 @@ def _copy(memory: Memory, future: Settles, size: int, deadline: float) -> bool:
             data = _pieces(memory, oid, size, deadline)
         except (HopliteError, ValueError):  # the node has ended, or its disk failed
             return False
-        # The bytes are the object's only if it was spilled all the time: once it is restored, its
-        # place in the file may be given to another object.
+        # The bytes belong to the object only if it was spilled all the time: after it is restored,
+        # its place in the file may be given to another object.
         if data is not None and memory.client.state(oid) == STATE["SPILLED"]:
             future._kept = data
             return True
@@ -132,19 +132,19 @@ def _pieces(memory: Memory, oid: int, size: int, deadline: float) -> memoryview 
 
 # Fails all pending objects of a process when its node is gone or its cluster was closed.
 #
-# A task that is being submitted at that moment must fail, too. So the end is a state,
+# A task that is being submitted at that moment must fail, too. The end is therefore a state,
 # `Memory.lost`, which is set once, before the first task is failed. A thread that adds a pending
-# task checks it afterwards and, if it is set, fails all pending objects once more. So the later of
-# the two threads fails that task's Future.
+# task checks `Memory.lost` afterwards and, if it is set, fails all pending objects once more. So
+# the later of the two threads fails the Future of this task.
 
 
 _log = logging.getLogger("hoplite_mp")
 
 
 class suppress_closed:
-    """Suppresses errors that mean that the node is gone or the cluster is closed. Naming
-    NodeLostError creates its class, which most programs never need, so it is named only if
-    something was raised."""
+    """Suppresses the errors of a lost node or a closed cluster. NodeLostError is named only if an
+    exception was raised: the first use of the name creates the class, which most programs never
+    need."""
 
     def __enter__(self) -> None:
         pass
@@ -156,9 +156,9 @@ class suppress_closed:
 
 
 def fail_pending(submitter: Submitting, error: BaseException) -> None:
-    """Fails all objects that are not done: with the error in `Memory.lost`, or with `error` if
-    there is none yet. A finished task keeps its result, unless its completion cannot be processed.
-    The caller calls `call_back` when it holds no lock."""
+    """Fails all objects that are not done, with the error in `Memory.lost`, or with `error` if
+    `lost` is not set yet. A finished task keeps its result, unless its completion cannot be
+    processed. The caller then calls `call_back`, without a lock."""
     memory, tasks, pending = submitter.memory, submitter.tasks, submitter.pending
     if memory.lost is None:
         memory.lost = error
@@ -196,8 +196,8 @@ def call_back(submitter: Submitting) -> None:
 
 
 class Completion:
-    """The end of a cluster, performed by one thread, for which other threads can wait. That thread
-    itself cannot wait, although it may run callbacks meanwhile."""
+    """The end of a cluster. One thread performs it, and other threads can wait for it. The
+    performing thread cannot wait, although it may run callbacks meanwhile."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()

@@ -1,12 +1,12 @@
 """The collector, a thread that processes completions without a waiting call; and callbacks.
 
-A result is processed by the thread that waits for it or submits next. Callbacks, the standard
-library's waiters and dependencies between tasks have no such thread, so the collector runs for
-them; otherwise it sleeps. It calls all callbacks of Futures: a thread that waits for a result may
-hold a user's lock, and a callback may need the same lock. It survives errors of callbacks and a
-full store. A thread that wakes the collector may be interrupted anywhere (Ctrl-C), so nothing here
-is a Condition, an Event or a Thread of the standard library, whose inner locks an interrupt can
-leave locked for ever.
+A thread that waits for a result, or submits a task, processes completions. Callbacks, the standard
+library's waiters and dependencies between tasks have no such thread: the collector runs for them,
+and otherwise sleeps. The collector calls all callbacks of Futures, because a thread that waits for
+a result may hold a user's lock, and a callback may need the same lock. It survives errors of
+callbacks and a full store. A thread that wakes the collector may be interrupted anywhere (Ctrl-C).
+An interrupt can leave the inner locks of the standard library's Condition, Event and Thread locked
+for ever, so this module does not use them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Collector", "DoneCallback", "begin", "watch", "withdraw"]
 
 
 STOP_PATIENCE_S = 1.0
-AWAY = -1  # in place of a thread's ident: no thread is to be started
+AWAY = -1  # in place of a thread's ident: no thread may be started
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -52,8 +52,7 @@ class Collector:
         self._thread = 0  # its ident; 0: not started
 
     def arm(self) -> None:
-        """Called when a waiter of the standard library is added; then completions must be
-        checked."""
+        """Records a waiter of the standard library: completions must then be checked."""
         with self._lock:
             self._armed += 1
             if self._armed == 1 and self._tell is not None:
@@ -68,17 +67,17 @@ class Collector:
                 self._tell(-1)
 
     def tell_armed(self, tell: Callable[[int], None]) -> None:
-        """From now on, calls tell(1) when the first waiter of the standard library begins (a
-        callback, `concurrent.futures.wait`, `asyncio.wrap_future`; but not an `await` of a Future),
-        and tell(-1) when the last one ends."""
+        """Registers `tell`. The collector calls tell(1) when the first waiter of the standard
+        library begins, and tell(-1) when the last one ends. Waiters are callbacks,
+        `concurrent.futures.wait` and `asyncio.wrap_future`, but not an `await` of a Future."""
         with self._lock:
             if self._tell is None and self._armed:
                 tell(1)
             self._tell = tell
 
     def look_again(self) -> None:
-        """Called when completions were taken but perhaps not processed: makes the thread check all
-        pending objects."""
+        """Makes the thread check all pending objects. Called when completions were taken, but
+        perhaps not processed."""
         self._look_again = True
         self.start()
         self.notice()
@@ -92,25 +91,25 @@ class Collector:
                         self._thread = _thread.start_new_thread(self._run, ())
 
     def stay_away(self) -> None:
-        """Called in a process whose own code processes completions: no thread is ever started."""
+        """Prevents the start of the thread, in a process whose own code processes completions."""
         self._thread = AWAY
         self._ended.put(None)
 
     def notice(self) -> None:
-        """Wakes the thread from a sleep without a deadline, because from now on it must check for
+        """Wakes the thread from a sleep without a deadline, because it must now check for
         completions from time to time."""
         if self._woken.empty():
             self._woken.put(None)
 
     def look_soon(self) -> None:
-        """Makes sure that completions that no call waits for are processed within
-        drain_interval_s."""
+        """Makes sure that completions are processed within drain_interval_s, even if no call waits
+        for them."""
         self.start()
         if self._resting:
             self.notice()
 
     def wake(self) -> None:
-        """Always wakes the thread, because it has a new object to wait for."""
+        """Wakes the thread in any case, because it must wait for a new object."""
         self.notice()
         self._submitter.tasks.wake(self._submitter.client.slot)
 
@@ -125,8 +124,8 @@ class Collector:
         return self._thread == threading.get_ident()
 
     def call_back(self) -> None:
-        """Makes the thread call the callbacks of finished Futures. Without a thread they are called
-        here; the thread that ends the cluster calls the rest."""
+        """Makes the thread call the callbacks of finished Futures. Without a thread, this method
+        calls them. The thread that ends the cluster calls all others."""
         if not self._serves:
             self._submitter.call_back()
         elif not self._is_here:
@@ -184,8 +183,8 @@ class Collector:
         if self._armed or submitter.wants_news:
             tasks.wait_event(seen, clock.monotonic_ns() + int(interval * 1e9), False)
             return
-        # Set before the check: an object that another thread adds from here on is either seen by
-        # the check, or that thread sees the flag and wakes this one.
+        # Set before the check. If another thread adds an object afterwards, either the check sees
+        # the object, or the other thread sees the flag and wakes this thread.
         self._resting = True
         # Futures have ended since the call above if the garbage collector has cancelled them.
         if submitter.pending or memory.inner or submitter.ended_futures:
@@ -198,9 +197,9 @@ class Collector:
 
 # Watches: callbacks for objects that become done, without a thread for each wait.
 #
-# An event loop, or an iteration over completions, waits for many objects and cannot afford a thread
-# for each. The code that processes completions (`Submitter.drain`, the collector) notifies the
-# watches, and wakes each waiter once for all objects that completed together.
+# An event loop, or an iteration over completions, waits for many objects, and cannot use a thread
+# for each object. The code that processes completions (`Submitter.drain`, the collector) notifies
+# the watches, and wakes each waiter once for all objects that completed together.
 
 
 class DoneCallback:
@@ -238,23 +237,23 @@ def watch(submitter: Submitting, oid: int, tell: Callable[[], None]) -> DoneCall
 
 
 def begin(submitter: Submitting, made: DoneCallback) -> None:
-    """Starts a watch; it fires at once if the object is done. The caller must hold the object as
-    long as the watch exists."""
+    """Starts a watch, which fires immediately if the object is done. The caller must hold the
+    object as long as the watch exists."""
     oid, memory = made.oid, submitter.memory
     memory.check()
     try:
         with submitter.waits_lock:
             first = not submitter.waits
             submitter.begin_wait(oid, made)
-        # Check only now that the watch is listed: if the completion was processed before that, no
-        # other thread will notify the watch.
+        # Check after the watch is listed: if the completion was processed before, no other thread
+        # will notify the watch.
         if submitter.tasks.done(oid) or memory.lost is not None:
             submitter.release(oid)
             submitter.wake_waiters()
         else:
             submitter.collector.start()
-            # Later watches need no notice: while there is any, the collector sleeps on the event
-            # word, which the completion of a watched object changes.
+            # Later watches need no notice: as long as there is a watch, the collector sleeps on the
+            # event word, and the completion of a watched object changes this word.
             if first:
                 submitter.collector.notice()
     except BaseException:  # Ctrl-C may leave an entry in the list, which the collector must find

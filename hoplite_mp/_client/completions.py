@@ -1,7 +1,7 @@
 """Futures and refs in the order in which they complete, for threads and event loops.
 
-`map`, `as_completed` and progress bars need whichever of many items finishes next, and must not
-check all of them each time. So each item is watched; when it is done, its number is put into a
+`map`, `as_completed` and progress bars need the next of many items to finish, without a check of
+all items each time. Each item is therefore watched. When an item is done, its number is put into a
 queue, from which items are taken in order of completion.
 """
 
@@ -43,9 +43,9 @@ SLICE_S = 0.5  # how often a wait checks whether this process still has its clus
 
 
 class Completions(Generic[T]):
-    """What `as_completed` returns: an iterator for `for` and for `async for`.
+    """The iterator that `as_completed` returns, for `for` and `async for`.
 
-    It ends when all items have been yielded. Several threads and tasks may iterate; each item goes
+    It ends when all items have been yielded. If several threads and tasks iterate, each item goes
     to one of them.
     """
 
@@ -125,8 +125,8 @@ class Completions(Generic[T]):
         begin(submitter, _Awaited(oid, weakref.ref(self), number, submitter))
 
     def _wake(self, submitter: Submitting | None) -> None:
-        """Wakes all waiters for these items: at once or, if a submitter is given, in the next call
-        of its `wake_waiters`."""
+        """Wakes all waiters for these items: immediately or, if a submitter is given, in the next
+        call of its `wake_waiters`."""
         told: deque[Any] = deque() if submitter is None else submitter.told
         if self._sleeping:
             for one in list(self._submitters):
@@ -210,7 +210,7 @@ class Completions(Generic[T]):
     def _own_waits(
         self, submitters: list[Submitting], awaits: bool
     ) -> contextlib.AbstractContextManager[Any]:
-        """Surrounds a wait in an actor. RuntimeError if the wait is for later calls of the same
+        """Surrounds a wait in an actor. RuntimeError if it waits for later calls of the same
         actor."""
         with contextlib.ExitStack() as stack:
             for submitter in submitters:
@@ -272,7 +272,7 @@ class Completions(Generic[T]):
                 self._ended.get(timeout=SLICE_S if left is None else min(left, SLICE_S))
             )
             return
-        # No item has arrived for a while. In a forked child none ever would.
+        # No item has arrived for a while. In a forked child, no item would ever arrive.
         if self._submitters and not any(one.client.usable for one in self._submitters):
             next(iter(self._submitters)).memory.check()
 

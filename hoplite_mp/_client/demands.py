@@ -1,4 +1,4 @@
-"""Placement: how many workers an executor may have, on which nodes, and which resources nodes have.
+"""Placement of workers, actors and tasks on the nodes that have their resources.
 
 A demand that no node can ever meet is an error at the call. Workers and actors that need resources
 are placed on nodes that have them. The node of this host knows the resources of each node; its
@@ -38,13 +38,13 @@ def refuse_demands(changes: dict[str, Any]) -> None:
     """Refuses resources= for a view of an executor."""
     if changes.get("resources") is not None:
         raise ValueError(
-            "resources= of an executor belong to its workers, each for life: give them where it is "
-            "made, with c.options(resources=...).executor(n)"
+            "resources= of an executor belong to its workers for their whole life: set them when "
+            "it is made, with c.options(resources=...).executor(n)"
         )
 
 
 class Demands:
-    """One process's knowledge of the cluster's resources."""
+    """The cluster's resources, as known to one process."""
 
     def __init__(self, runtime: MembershipPort) -> None:
         self._runtime = runtime
@@ -94,7 +94,7 @@ class Demands:
             names = ", ".join(f"h{number}" for number in idle)
             why = f" and workers for everybody's tasks (without workers: {names})"
         raise ValueError(
-            f"{where} has {demand_words(demand)}{why}: say what a host has with "
+            f"{where} has {demand_words(demand)}{why}: declare a host's resources with "
             "Cluster(resources=), or with --resources of `hoplite-mp up` and `join`"
         )
 

@@ -1,8 +1,8 @@
-"""How refs and clusters are shown: one line for prompts and debuggers, HTML for notebooks.
+"""Descriptions of refs and clusters: one line for prompts and debuggers, HTML for notebooks.
 
-Users look at a repr when something is wrong, so it must work then. It reads only this process's own
-fields and shared memory. So it does not wait for a node that hangs, fetches nothing, and does not
-raise, not even after the end of the cluster.
+Users look at a repr when a program misbehaves, so it must work then. A repr reads only this
+process's fields and shared memory: it does not wait for a node that hangs, fetches nothing, and
+does not raise, not even after the end of the cluster.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _ENDED = {
 
 
 def ref_words(runtime: MembershipPort, ref: ObjectRef[Any]) -> str:
-    """Such as "float32 (1000,), 3.9 KiB, ready on h0"; may raise the errors of reading the ref."""
+    """A ref's description, such as "float32 (1000,), 3.9 KiB, ready on h0". May raise the errors of
+    reading the ref."""
     client = runtime.client
     oid = runtime.memory.local_id(ref)
     state = client.state(oid)
@@ -86,11 +87,11 @@ def cluster_words(cluster: Any) -> str:
     return ", ".join(words)
 
 
-# How a Cluster is shown in a notebook: its nodes, their workers, and memory as bars.
+# The HTML of a Cluster in a notebook: its nodes, their workers, and memory as bars.
 #
-# A notebook shows HTML where a terminal shows a repr. It is plain HTML without scripts, and all
-# names and addresses in it are escaped. Unlike the repr it sends requests to the nodes, but it does
-# not wait for slow nodes, and raises nothing.
+# A notebook shows HTML in place of a repr: plain HTML without scripts, in which all names and
+# addresses are escaped. Unlike the repr, it needs requests to the nodes, but it does not wait for
+# slow nodes, and does not raise.
 
 
 # How long a cell waits for the nodes. Higher: slow nodes are shown; lower: a cell ends sooner if

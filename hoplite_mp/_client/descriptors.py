@@ -1,8 +1,8 @@
 """File descriptors of this library: moved to high numbers, and checked before each use.
 
 Code that makes daemons closes all descriptors, including the library's, and the kernel then gives
-their numbers to that code's own files. So the library's descriptors get high numbers, which are
-rarely closed or reused, and `Watched` checks whether a number still refers to the same file.
+their numbers to other files. The library's descriptors therefore get high numbers, which are rarely
+closed or reused, and `Watched` checks whether a number still refers to the same file.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ __all__ = [
     "lift_socket",
 ]
 
-# The library's numbers begin here, or at half of the process's limit. Higher: less likely to be
-# closed by code that closes "all" numbers up to a limit of its own. Lower: a fork copies a smaller
-# table.
+# The library's numbers begin here, or at half of the process's limit. Higher: fewer programs that
+# close "all" numbers up to some limit close these. Lower: a fork copies a smaller table.
 NUMBER_MIN = 1000
 
 

@@ -1,10 +1,10 @@
-"""Reports failed tasks whose errors the program has not read, once, when the cluster ends. Failures
-of nested tasks are reported when the worker of the submitting task ends.
+"""Reports failed tasks whose errors the program has not read, once, at the end of the cluster.
+Failures of nested tasks are reported at the end of the submitting task's worker.
 
-A program that drops a Future, or never requests its result, would otherwise not notice that the
-task has failed. A failure counts as read after `result`, `exception`, `await`, `get`, or the use of
-the Future as an argument. A Future that is alive when the cluster ends can still be read, so its
-failure is reported when the program ends.
+Without the report, a program that drops a Future, or never requests its result, would not notice
+the failure. A failure counts as read after `result`, `exception`, `await`, `get`, or the use of the
+Future as an argument. If a Future still exists at the end of the cluster, it can still be read, so
+its failure is reported at the end of the program.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Failures:
         self.closed = False  # later failures are caused by the end of the cluster
 
     def note(self, future: Settles) -> None:
-        """Called when the task of this Future has failed."""
+        """Records that the task of this Future has failed."""
         if self.closed or _was_read(future):
             return
         if len(self._found) >= FAILURES_MAX:
@@ -82,8 +82,7 @@ class Failures:
             self._payloads -= 1
 
     def read(self, oid: int) -> None:
-        """The result of that task has been read, or is about to be, so its failure is not
-        reported."""
+        """Removes a failure whose task's result has been read, or is about to be read."""
         self._forget(oid)
         pending = self._pending.get(oid)
         if pending is not None and pending.future is not None:
@@ -91,8 +90,8 @@ class Failures:
         self._forget(oid)  # `note` may have run between the two steps
 
     def report(self) -> None:
-        """At the end of the cluster: logs failures that can no longer be read. All others are
-        logged when the program ends."""
+        """Logs failures that can no longer be read, at the end of the cluster. All others are
+        logged at the end of the program."""
         self.closed = True
         gone = {oid: one for oid, one in list(self._found.items()) if one[2]() is None}
         for oid in gone:
@@ -103,7 +102,7 @@ class Failures:
             _log_failures(list(_later.pop(0).values()), False)
 
     def report_all(self) -> None:
-        """At the end of a worker: logs all failures, because its Futures end with it."""
+        """Logs all failures, at the end of a worker, because the Futures end with the worker."""
         for pending in self._pending.copy().values():  # done, and not processed yet
             future = pending.future
             if future is not None and self._client.state(pending.oid) == STATE["FAILED"]:

@@ -1,10 +1,10 @@
-"""Refs that another engine carries as bytes: before pickling one, the node must hold the object.
+"""Holds objects whose refs another engine transports as bytes.
 
-An object must be acquired for the process that loads the ref before the process that pickled it
-releases it. The engine may keep the bytes for long, and load them late, often or never, while the
-process that pickled the ref may drop it at once, or end. So before the bytes are returned, the node
-of this host takes a lease on the object for `ref_hold_s` of the front end (leases: Gray and
-Cheriton, SOSP 1989). Only processes that take part on behalf of an engine do this.
+The object must be acquired for the loading process before the pickling process releases it. But the
+pickling process may drop the ref immediately, or end, and the engine may load the bytes late, often
+or never. Before the bytes are returned, the node of this host therefore takes a lease on the object
+for `ref_hold_s` of the front end (leases: Gray and Cheriton, SOSP 1989). Only processes that take
+part on behalf of an engine use leases.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["ForeignRefs", "enter_by_engine", "held_too_short"]
 
 
-# The number of objects whose last pickling is remembered. Higher: fewer round trips for processes
-# that pickle the same many refs repeatedly. Lower: less memory, some 200 bytes each.
+# Maximum number of objects whose last pickling is remembered. Higher: fewer round trips for
+# processes that repeatedly pickle many refs. Lower: less memory, some 200 bytes each.
 REMEMBERED_MAX = 10_000
 
 
@@ -43,9 +43,10 @@ class ForeignRefs:
         passes_on: bool = False,
         now: Callable[[], float] = clock.monotonic,
     ) -> None:
-        """node: returns the number of this host's node. seconds: how long that node holds an object
-        after a pickling. passes_on: this process loads refs only to pass them on, so loading a ref
-        to an object that is gone raises nothing here; the receiving processes get the error."""
+        """node: returns the number of this host's node. seconds: the time for which this node holds
+        an object after a pickling. passes_on: this process loads refs only to pass them on. Loading
+        a ref to an object that is gone then raises no error here; the receiving processes get the
+        error."""
         self.passes_on = passes_on
         self._memory = memory
         self._node = node
@@ -55,9 +56,9 @@ class ForeignRefs:
         self._held: dict[int, tuple[float, float]] = {}
 
     def hold_for(self, ref: ObjectRef[Any]) -> tuple[int, float] | None:
-        """(number of the node that holds the object from now on, for how many seconds). None if the
-        object, or this process's cluster, is gone; then the process that loads the ref gets the
-        error."""
+        """Renews the lease. Returns (number of the node that holds the object, for how many
+        seconds); None if the object, or this process's cluster, is gone. The process that loads the
+        ref then gets the error."""
         memory = self._memory
         # In a cluster that has ended, pickling a ref is no error; loading it is one.
         with contextlib.suppress(HopliteError):
@@ -65,8 +66,8 @@ class ForeignRefs:
             begun = self._now()
             told, seconds = self._held.get(oid, (begun, 0.0))
             if begun - told < seconds / 2:
-                # The node still holds it, and will read this request before the lease ends, so
-                # there is no need to wait for a reply.
+                # The node still holds the object, and will read this request before the lease ends,
+                # so the reply need not be awaited.
                 memory.channel.tell(HoldForeign(oid, self._seconds))
             else:
                 seconds = float(memory.channel.call(HoldForeign(oid, self._seconds)).value)
@@ -93,17 +94,17 @@ def held_too_short(ref: ObjectRef[Any], node: int, seconds: float) -> ObjectLost
     )
 
 
-# Module of an engine, which its processes have imported -> its front end. The front end's `enter()`
-# joins the cluster of the engine's driver; False if there is none for this process.
+# Module that an engine's processes have imported -> the engine's front end. The front end's
+# `enter()` joins the cluster of the engine's driver; it returns False if this process has none.
 FRONT_ENDS = {"ray": "hoplite_mp.integrations.ray._driver"}
 
 
 def enter_by_engine() -> bool:
-    """Makes `current()` and refs among a task's arguments work in a process that another engine has
-    started, for example a task of Ray.
+    """Joins a cluster in a process that another engine has started, for example for a task of Ray.
+    There, `current()` and refs among a task's arguments need a cluster.
 
-    Asks the engines that this process has loaded to make it join a cluster; True if one did. Raises
-    the front end's error if joining failed."""
+    Tries the engines that this process has loaded; True if one of them joined a cluster. Raises the
+    front end's error if joining failed."""
     for engine, front_end in FRONT_ENDS.items():
         if engine in sys.modules and importlib.import_module(front_end).enter():
             return True

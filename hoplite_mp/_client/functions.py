@@ -1,9 +1,9 @@
-"""Functions on their way to workers: each is sent once, as long as it does not change.
+"""Sends functions to workers. A function is sent once, as long as it does not change.
 
-A function that readers can import is sent as a name. A function that is sent by value carries its
-defaults, its closure and the globals that it uses, and if those change between two calls it must be
-pickled again. Pickling takes ten times as long as the rest of a submit, so what the function
-carries is compared first, and bytes that have not changed are not sent again.
+A function that workers can import is sent by name. A function that is sent by value contains its
+defaults, its closure and the globals that it uses. If any of these captured values change between
+two calls, the function must be pickled again. Pickling takes ten times as long as the rest of a
+submit, so the captured values are compared first, and unchanged functions are not sent again.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ __all__ = [
 
 # The kind of a submitted function: plain, async, or a generator.
 #
-# A worker runs `async def` functions concurrently in its event loop and must know that before it
-# takes a task; generator functions belong to `stream`. For a plain function the check is one look
-# at its code's flags, which costs less than caching the answer would.
+# A worker runs `async def` functions concurrently in its event loop, so it must know the kind
+# before it takes a task. Generator functions belong to `stream`. For a plain function the check
+# only reads the flags of its code, which costs less than a cache.
 
 
 _FUNCTION, _BUILTIN = types.FunctionType, types.BuiltinFunctionType
@@ -65,14 +65,14 @@ def is_async(fn: Any) -> bool:
 
 
 def yields(fn: Any) -> bool:
-    """Whether it is a generator function, plain or async."""
+    """Whether `fn` is a generator function, plain or async."""
     call = _called(_inner(fn))
     return inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call)
 
 
 def flags_of(fn: Any) -> int:
-    """Flags of a task that runs it, without its concurrency. TypeError if it cannot be called, or
-    is a generator function."""
+    """The flags of a task that runs this function, without its concurrency. TypeError if `fn`
+    cannot be called, or is a generator function."""
     kind = type(fn)
     if kind is _FUNCTION:  # most functions are plain, and this runs at every submit
         marks = fn.__dict__
@@ -81,7 +81,7 @@ def flags_of(fn: Any) -> int:
     elif kind is _BUILTIN or kind is type:
         return 0
     if not callable(fn):
-        raise TypeError(f"expected a function, or an object that can be called, not {fn!r:.80}")
+        raise TypeError(f"expected a function or an object that can be called, not {fn!r:.80}")
     if yields(fn):
         _refuse_generator(fn)
     return TASK_ASYNC if is_async(fn) else 0
@@ -126,17 +126,17 @@ _BY_IDENTITY = {types.FunctionType, types.BuiltinFunctionType, type}
 _IMMUTABLE = {
     int, float, complex, str, bytes, bool, type(None), types.BuiltinFunctionType,
 }  # fmt: skip
-# In place of what a task must hold for its function: nothing, but the function's object is to be
-# freed soon after the task is done.
+# For a task that holds nothing for its function, but whose function's object should be freed soon
+# after the task is done.
 NOTHING = object()
-# Function -> what was last sent for it: (the object; what the function carried, or None if a change
-# of that could go unnoticed; the digest of the bytes).
+# Function -> (the object that was last sent, the captured values, the digest of the bytes). None in
+# place of the captured values: a comparison could miss a change.
 Known = weakref.WeakKeyDictionary[Any, tuple["ObjectRef[Any]", "list[Any] | None", bytes]]
-# Exceptions after which a task is tried again, as after the death of its worker.
+# Exceptions after which a task is retried, as after the death of its worker.
 Exceptions: TypeAlias = tuple[type[Exception], ...]
 # One list for each argument, all of the same length.
 Columns: TypeAlias = "Sequence[list[Any]]"
-FORMS_MAX = 64  # how many (chunked, exceptions, catches) have tables of their own
+FORMS_MAX = 64  # maximum number of tables for (chunked, exceptions, catches)
 
 
 class Functions:
@@ -145,7 +145,7 @@ class Functions:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._known: Known = weakref.WeakKeyDictionary()
-        # Tables for functions that are a Chunked or a RetryingFunction.
+        # Tables for functions that are sent as a Chunked or a RetryingFunction.
         self._in_form: dict[tuple[bool, Exceptions, bool], Known] = {}
         self._arrays = arrays = CapturedArrays(memory)
         memory.scan = lambda: _serialize.Scan(arrays)
@@ -154,7 +154,7 @@ class Functions:
         return len(self._known)
 
     def close(self) -> None:
-        """At the end of the cluster."""
+        """Ends the tracking of captured arrays, at the end of the cluster."""
         self._arrays.close()
 
     def _table(self, chunked: bool, again: Exceptions, catches: bool) -> Known:
@@ -167,20 +167,21 @@ class Functions:
     def send(
         self, fn: Any, chunked: bool = False, again: Exceptions = (), catches: bool = False
     ) -> tuple[ObjectRef[Any], Any]:
-        """Stores the function, unless the same bytes are stored already. Returns a ref to them, and
-        what the task must hold until it is done: the function and what it carries if that includes
-        refs, which perhaps nobody else holds; otherwise NOTHING, so that objects to which the
-        function is bound are freed when their owner drops them. None instead of either: the
-        function's object need not be freed soon after the task. `chunked`: the function is sent as
-        a Chunked, which takes columns of arguments. `catches`: the Chunked catches exceptions of
-        items. `again`: the task is tried again after these exceptions."""
+        """Stores the function, unless the same bytes are stored already. Returns a ref to the
+        bytes, and the value that the task must hold until it is done. This value contains the
+        function and its captured values if these include refs, which may have no other holder.
+        Otherwise it is NOTHING, so that objects to which the function is bound are freed when their
+        owner drops them. It is None if the function's object need not be freed soon after the task.
+        `chunked`: the function is sent as a Chunked, which takes columns of arguments. `catches`:
+        the Chunked catches exceptions of items. `again`: the task is retried after these
+        exceptions."""
         kind = type(fn)
         if kind is FrozenFunction:
             sent: tuple[ObjectRef[Any], Any] | None = fn.sent
             if sent is None:
                 sent = fn.sent = self.send(fn.fn, fn.chunked, fn.again, fn.catches)
             return sent
-        by_identity = kind in _BY_IDENTITY  # others may have state, and their own equality
+        by_identity = kind in _BY_IDENTITY  # other callables may have state, and their own equality
         table = self._table(chunked, again, catches)
         known = table.get(fn) if by_identity else None
         by_name = code.by_name  # the current list; a registration starts a new one
@@ -204,8 +205,8 @@ class Functions:
         same = known is not None and known[2] == digest
         ref = known[0] if known is not None and same else self._put(encoded, beside)
         if constant and now is not by_name:
-            # Another thread may have changed a closure since. The function was then sent in a state
-            # that no comparison has seen, so the entry must not stand for any state.
+            # Another thread may have changed a closure meanwhile. The function was then sent in an
+            # unknown state, so the entry must not match any state.
             constant = _same(now, _carried(fn, scan)[0])
         table[fn] = ref, now if constant else None, digest
         if constant:
@@ -213,14 +214,14 @@ class Functions:
         return ref, (fn, now) if refs else NOTHING
 
     def _put(self, encoded: bytes, beside: list[ObjectRef[Any]]) -> ObjectRef[Any]:
-        """Puts the function together with refs to the objects beside it, which therefore live as
-        long as it does."""
+        """Puts the function together with refs to its out-of-band objects, which therefore live as
+        long as the function's object."""
         return self._memory.put((encoded, beside) if beside else encoded)
 
 
 class FrozenFunction:
-    """A function for one call that makes many tasks: it is sent once, with what it carries when the
-    first task is made. `catches`: see `Chunked`."""
+    """The function of one call that makes many tasks. It is sent once, with its captured values at
+    the time of the first task. `catches`: see `Chunked`."""
 
     def __init__(
         self, fn: Any, chunked: bool = False, again: Exceptions = (), catches: bool = False
@@ -241,8 +242,8 @@ def _in_form(fn: Any, chunked: bool, again: Exceptions, catches: bool) -> Any:
 
 
 class RetryingFunction:
-    """Wraps a function whose task is tried again after some exceptions, as after the death of its
-    worker. It is unpickled as a RetryingFunction, from which the worker reads `again`."""
+    """Wraps a function whose task is retried after some exceptions, as after the death of its
+    worker. The worker unpickles it as a RetryingFunction, and reads `again` from it."""
 
     def __init__(self, fn: Any, again: Exceptions) -> None:
         self.fn = fn
@@ -257,7 +258,7 @@ class RetryingFunction:
 
 
 class Raised:
-    """Stands in a chunk's results for an exception of one item. text: its traceback."""
+    """The exception of one item, in the results of a chunk. text: its traceback."""
 
     def __init__(self, error: BaseException, text: str) -> None:
         self.error = error
@@ -268,16 +269,16 @@ class Raised:
 
 
 class Caught(list[Any]):
-    """The results of a chunk, in which exceptions of items are Raised."""
+    """The results of a chunk. An exception of an item is a Raised."""
 
 
 class Chunked:
-    """Wraps a function so that it takes columns of arguments and makes one call for each row.
+    """Wraps a function so that it takes columns of arguments, and makes one call for each row.
     catches: an item that raises does not end the chunk; its result is a Raised."""
 
     def __init__(self, fn: Any, again: Exceptions = (), catches: bool = False) -> None:
         self.fn = fn
-        self.again = again  # only an item that raises one of these is tried again
+        self.again = again  # only an item that raises one of these is retried
         self.catches = catches
         self.__qualname__ = getattr(fn, "__qualname__", None) or type(fn).__qualname__
 
@@ -296,8 +297,7 @@ class Chunked:
         return [await self.fn(*args) for args in rows_of(columns)]
 
     def prepared(self, tries: Tries) -> Any:
-        """Returns a function to be called in place of this object, if items may be tried again or
-        may raise."""
+        """The function to call in place of this object, if items may be retried or may raise."""
         each = self._each_in_loop if is_async(self.fn) else self._each
         return functools.partial(each, tries)
 
@@ -353,13 +353,14 @@ class Chunked:
 
 
 class Tries(Protocol):
-    """The decisions of a worker about the items of a chunk."""
+    """A worker's decisions about the items of a chunk."""
 
     def may(self, failures: int) -> bool:
-        """Whether an item may be tried again after this many failures."""
+        """Whether an item may be retried after this number of failures."""
 
     def args(self, index: int) -> tuple[Any, ...]:
-        """The arguments of an item as they were sent, because the item may have changed them."""
+        """The arguments of an item as they were sent. (The failed try may have changed its own
+        copy.)"""
 
     def raised(self, error: BaseException) -> Raised:
         """The result of an item that has raised."""
@@ -377,8 +378,9 @@ def _same(now: list[Any], before: list[Any]) -> bool:
 
 
 def _carried(fn: Any, scan: _serialize.Scan, record: bool = False) -> tuple[list[Any], bool]:
-    """The values that travel with a function, and whether comparing them would reveal every change.
-    `record`: the scan notes the globals and closures, which are sent with these values."""
+    """The captured values of a function, and whether a comparison of these would reveal every
+    change. `record`: the scan records the globals and closures, which are sent with these
+    values."""
     if type(fn) is not types.FunctionType:
         return [], False
     found: list[Any] = []
@@ -404,8 +406,8 @@ def _carried(fn: Any, scan: _serialize.Scan, record: bool = False) -> tuple[list
             elif isinstance(value, np.ndarray) and scan.keeps(value):
                 found += scan.copy_of(value)
             elif kind is types.ModuleType:
-                found += value, code.by_name  # a registration may change how it travels
-                if record:  # otherwise the earlier state counts, which was constant
+                found += value, code.by_name  # a registration may change how it is sent
+                if record:  # otherwise the earlier, constant state is valid
                     constant = constant and code.module_travels(value.__name__)
             else:
                 found.append(value)

@@ -1,8 +1,8 @@
 """Future: a real `concurrent.futures.Future` over a header in shared memory.
 
-The header's state word is authoritative, and a Future only reads it. Objects that a standard Future
-creates at once (a condition, lists) are created here at their first use; from then on the collector
-must check this result.
+The header's state word is authoritative, and a Future only reads it. A standard Future creates a
+condition and lists immediately. Here they are created at their first use; the collector must then
+check this result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Future"]
 
 T = TypeVar("T")
-# Held while a Future's condition is created and while a Future is completed, because each must see
+# Held while a Future's condition is created, and while a Future is completed: each step must see
 # the effect of the other. Reentrant, because the garbage collector may run inside, and an object
 # that it drops (a map, for example) may cancel other Futures.
 _making = locks.rlock("client.making_conditions")
@@ -61,8 +61,8 @@ class _Lent(weakref.ref[Any]):
 
 
 class _Waiters(list[Any]):
-    """Waiters for a Future in `concurrent.futures.wait` or `as_completed`. As long as there are any
-    in a worker, the worker counts as blocked."""
+    """The waiters for a Future in `concurrent.futures.wait` or `as_completed`. In a worker, the
+    worker counts as blocked as long as there are waiters."""
 
     def __init__(self, waiting: WaitsPort) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class _Condition(threading.Condition):
 
 class _Settled(threading.Condition):
     """The condition of every Future that was done before its condition was needed. Such a Future
-    never changes, so there is nothing to lock and nothing to wait for."""
+    never changes, so this condition needs no lock and no waits."""
 
     def __enter__(self) -> bool:
         return True
@@ -281,13 +281,13 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
             self._settle(state in CANCELLED and is_cancelled(client, oid, state), False)
 
     def _complete(self, cancelled: bool, failed: bool = False) -> None:
-        """Called by the submitter when the header is done."""
+        """Completes this Future. Called by the submitter when the header is done."""
         if self._settle(cancelled, failed):
             self._tell()
 
     def _settle(self, cancelled: bool, failed: bool, error: BaseException | None = None) -> bool:
-        """Completes this Future, and wakes its waiters. If True, the caller must then call `_tell`
-        for the callbacks. `error`: why there will never be a result."""
+        """Completes this Future, and wakes its waiters. If it returns True, the caller must then
+        call `_tell` for the callbacks. `error`: the reason why there will never be a result."""
         with _making:
             if self._state is not _PENDING:
                 return False
@@ -388,12 +388,12 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         Parameters
         ----------
         force : bool, optional
-            True also interrupts a running task: the Future is cancelled at once, the worker gets a
-            KeyboardInterrupt and, if the task has not ended after `Config.cancel_grace_s` seconds,
-            is killed and replaced. Tasks that this worker runs in place for the cancelled one are
-            interrupted too, and run again if they have retries left. Default: False, as in the
-            standard library. Running calls of actors are never interrupted; `Actor.kill` ends an
-            actor.
+            True also interrupts a running task: the Future is cancelled immediately, and the worker
+            gets a KeyboardInterrupt. If the task has not ended after `Config.cancel_grace_s`
+            seconds, the worker is killed and replaced. Tasks that this worker runs inside the
+            cancelled task's waits are interrupted, too, and run again if they have retries left.
+            Default: False, as in the standard library. Running calls of actors are never
+            interrupted; `Actor.kill` ends an actor.
 
         Returns
         -------
@@ -438,7 +438,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         CancelledError
             The task was cancelled.
         Exception
-            Whatever the task raised; the remote traceback is its `__cause__`.
+            The exception of the task; the remote traceback is its `__cause__`.
 
         Examples
         --------
@@ -456,7 +456,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         return value  # type: ignore[no-any-return]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits for the end of the task, and returns what it raised.
+        """Waits for the end of the task, and returns its exception.
 
         Parameters
         ----------
@@ -527,15 +527,15 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         return value
 
     def _seen(self) -> None:
-        """Called when the failure was read, or need not be."""
+        """Records that the failure was read, or need not be read."""
         if self._reports:
             self._reports = False
             self._submitter.failures.read(self._oid)
 
     def __await__(self) -> Generator[Any, None, T]:
-        """The value, without blocking the event loop; cancelling the `await` cancels nothing else.
-        (`asyncio.wrap_future` and `run_in_executor` pass a cancellation on to the task, as for
-        every executor.)"""
+        """Waits for the value without blocking the event loop. Cancelling the `await` does not
+        cancel the task. (`asyncio.wrap_future` and `run_in_executor` pass a cancellation on to the
+        task, as for every executor.)"""
         from hoplite_mp._client.awaiting import result_of
 
         return result_of(self).__await__()

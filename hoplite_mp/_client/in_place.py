@@ -1,11 +1,12 @@
-"""Gives arrays that lie in the store already to the other members of a Group without a copy.
+"""Passes arrays that are in the store to the other members of a Group without a copy.
 
-A call of a Group copies what a rank gives into the store, and the result out of it. An array of
-`empty`, or the result of an earlier call, lies in a block of this process; an array that `get` has
-returned shows a sealed object. Both are recognised by their address, and the other members read
-them in place: a block becomes an object for as long as the call lasts (`Block.lend`), so its bytes
-stay if this process dies or drops the array, and it is taken back when nobody reads it any more.
-Only arrays that fill their block or object are recognised.
+A Group's call usually copies a rank's contribution into the store, and the result out of the store.
+Some arrays are in the store already: an array from `empty`, or the result of an earlier call, is in
+a block of this process; an array from `get` is a view of a sealed object. Such arrays are
+recognised by their address, and the other members read them in place. A block becomes an object for
+the duration of the call (`Block.lend`), so its bytes remain if this process dies or drops the
+array. When no member reads the block any more, it is taken back. Only arrays that fill their block
+or object are recognised.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["RESULT_BYTES_MIN", "InPlace", "new_result", "own_copy"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-# Results of at least this size lie in the store, whose pages have been touched already. For smaller
-# ones, memory of the C library is faster to get than a block from the node.
+# Results of at least this size are allocated in the store, whose pages are already in memory. For
+# smaller results, malloc is faster than a request for a block from the node.
 RESULT_BYTES_MIN = 1 << 20
-# To copy a smaller array costs less than to make an object of it and to take that back.
+# Copying a smaller array is cheaper than lending its block and taking the block back.
 IN_PLACE_BYTES_MIN = 16 << 10
 PREFIX_BYTES = 4096 - _shm.BLOCK_HEAD_BYTES  # an array begins on a page boundary
 
 
 class InPlace:
-    """What one member gives in place."""
+    """The blocks that one member has lent to the other members."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -43,13 +44,13 @@ class InPlace:
 
     @property
     def lends(self) -> bool:
-        """Whether any block of this process is lent now."""
+        """Whether any block of this process is lent."""
         return bool(self._lent)
 
     def ref(self, array: Array, may_lend: bool) -> ObjectRef[Any] | None:
-        """An object whose bytes are that array; None if the array has to be copied. `may_lend`:
-        also lend a block of this process's own, which the caller of the Group may write again when
-        the call is over."""
+        """A ref to an object with the array's bytes; None if the array has to be copied.
+        `may_lend`: a block of this process may be lent, too. The caller may write to this block
+        again after the call."""
         if array.nbytes < IN_PLACE_BYTES_MIN:
             return None
         base: Any = array.base
@@ -62,7 +63,7 @@ class InPlace:
         return self._of_object(array, view, view.oid) if type(view) is _shm.View else None
 
     def _of_block(self, array: Array, block: _shm.Block) -> ObjectRef[Any] | None:
-        """`ref` for an array in a block of this process's own, which is lent from here on."""
+        """Like `ref`, for an array in a block of this process. Lends the block."""
         if block.is_lent:  # to another call
             return None
         found = self._memory.block_of(array)
@@ -78,7 +79,7 @@ class InPlace:
     def _of_object(
         self, array: Array, shown: _shm.Block | _shm.View, oid: int
     ) -> ObjectRef[Any] | None:
-        """`ref` for an array that shows a sealed object, which nobody writes any more."""
+        """Like `ref`, for an array that is a view of a sealed object, which is never written."""
         if not oid or (type(shown) is _shm.Block and shown.is_lent):
             return None
         if self._memory.client.state(oid) != STATE["SEALED"]:
@@ -87,8 +88,8 @@ class InPlace:
         return ref if ref._hold is not None and fills(self._memory, array, ref) else None
 
     def take_back(self) -> bool:
-        """Takes back each lent block that nobody reads any more. False: another one is still
-        read."""
+        """Takes back the lent blocks without readers. Returns False if any block still has
+        readers."""
         for payload, (block, _) in list(self._lent.items()):
             if block.recall():
                 del self._lent[payload]
@@ -96,7 +97,7 @@ class InPlace:
 
 
 def fills(memory: Memory, array: Array, ref: ObjectRef[Any]) -> bool:
-    """Whether the array is all of that object, of the same dtype, shape and order."""
+    """Whether the array covers the whole object, with the same dtype, shape and order."""
     got = memory.client.view(memory.local_id(ref))
     if not isinstance(got, _shm.View):
         return False
@@ -112,7 +113,7 @@ def fills(memory: Memory, array: Array, ref: ObjectRef[Any]) -> bool:
 
 
 def own_copy(memory: Memory, array: Array) -> Array:
-    """A writable copy, in a block of the store if it is large and there is room at once."""
+    """A writable copy; in a block of the store if it is large and the store has free space."""
     if array.nbytes < RESULT_BYTES_MIN or array.dtype.hasobject or not memory.client.usable:
         return np.array(array)
     order = "C" if array.flags.c_contiguous or not array.flags.f_contiguous else "F"
@@ -124,13 +125,13 @@ def own_copy(memory: Memory, array: Array) -> Array:
 def new_result(
     memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "C"
 ) -> Array:
-    """An uninitialised array for a result, in a block of the store if it is large and there is room
-    at once."""
+    """An uninitialised array for a result; in a block of the store if it is large and the store has
+    free space."""
     nbytes = PREFIX_BYTES + math.prod(shape) * dtype.itemsize
     if nbytes < PREFIX_BYTES + RESULT_BYTES_MIN:
         return np.empty(shape, dtype, order)
     lease = memory.channel.call(Lease(nbytes), memory.client.take_lease)
-    if isinstance(lease, Reply):  # the store has no room
+    if isinstance(lease, Reply):  # the store has no space
         return np.empty(shape, dtype, order)
     memory.mapped.add(lease.payload, nbytes)
     block: Any = memory.client.block_of(lease, nbytes)

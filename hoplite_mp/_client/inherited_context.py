@@ -1,14 +1,14 @@
-"""What new processes inherit: settings of multiprocessing, and arguments of initializers.
+"""The inheritance of new processes: settings of multiprocessing, and arguments of initializers.
 
 multiprocessing is imported only after the host's processes have been started, so that no program
-waits for it. If the program has not imported it before, nothing can depend on its authkey yet, and
-it is given the workers' key.
+waits for the import. If the program has not imported multiprocessing before, no object can depend
+on its authkey yet, and the workers' key is set.
 
-The standard library's locks, queues, pipes and shared values refuse to be pickled except while a
-process is spawned, because they are file descriptors, or names that live as long as the object. So
-the arguments of an initializer are pickled as if for a spawned process. Their descriptors are
-numbered and sent along with the request for the pool; each worker of the pool inherits them, even
-if it is started later.
+The standard library's locks, queues, pipes and shared values can only be pickled while a process is
+spawned, because they are file descriptors, or names that live as long as the object. The arguments
+of an initializer are therefore pickled as if for a spawned process. Their descriptors are numbered,
+and sent with the request for the pool. Each worker of the pool inherits them, even if it is started
+later.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class Inherited:
 
 
 class Inheritance:
-    """Stands in for the standard library's Popen while arguments for new processes are pickled."""
+    """A substitute for the standard library's Popen while arguments for new processes are
+    pickled."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []

@@ -58,17 +58,17 @@ __all__ = ["HostProcesses", "check_room_to_attach", "store_size"]
 
 # The size of a host's store: the limit of its objects, and the length of its sparse file.
 #
-# Every process of a host maps the whole file, so its length counts against `ulimit -v` of each, and
-# against `ulimit -f`, although it costs no memory. Where such a limit is set, the store takes at
-# most half of what the limit leaves; the rest is for the program.
+# Every process of a host maps the whole file. The file's length therefore counts against `ulimit
+# -v` of each process, and against `ulimit -f`, although it costs no memory. If such a limit is set,
+# the store takes at most half of the remaining space; the other half is for the program.
 
 
 LENGTH_MIN, LENGTH_MAX = 64 << 30, 32 << 40  # address space, not memory
 MEMORY_MAX = LENGTH_MAX // 2
-FACTOR = 8  # so that fragmentation never prevents an allocation while there is memory
-FACTOR_MIN = 2  # under an ulimit: ranges that are free, but apart, are then combined more often
+FACTOR = 8  # so that fragmentation never prevents an allocation while memory is free
+FACTOR_MIN = 2  # under a ulimit; separate free ranges are then combined more often
 DEFAULT_MIN = 64 * MIB  # no smaller store is made unless memory= asks for it
-ROOM_SHARE = 2  # the store takes at most 1/ROOM_SHARE of what a limit leaves
+ROOM_SHARE = 2  # the store takes at most 1/ROOM_SHARE of the space that a limit leaves
 ADDRESSES, FILES = "address space (ulimit -v)", "file length (ulimit -f)"
 
 
@@ -103,7 +103,8 @@ def store_size(memory: int | None) -> tuple[int, int]:
 
 
 def _room() -> tuple[int, int, str]:
-    """(how long the store's file may be, what the tightest limit leaves, the limit's name)."""
+    """(maximum length of the store's file, space that the tightest limit leaves, the limit's
+    name)."""
     addresses, files = address_space_left(), file_size_limit()
     by_addresses = addresses // ROOM_SHARE - _shm.CONTROL_MEMORY_BYTES
     by_files = files // ROOM_SHARE if files >= _shm.CONTROL_MEMORY_BYTES else 0
@@ -136,7 +137,7 @@ PROCESSES_BESIDE_WORKERS = 3  # supervisor, node and manager
 THREADS_HERE = 2  # of the process that starts a host: for workers' output, and for completions
 BOOT_FILE = os.path.join("_supervisor", "boot.py")
 READ_BYTES = 1 << 16
-READER_PATIENCE_S = 1.0  # for the thread that prints, which the user's stdout may block
+READER_PATIENCE_S = 1.0  # for the printing thread, which the user's stdout may block
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -213,8 +214,7 @@ class HostProcesses:
         self.runtime = Runtime(
             control_fd, store_fd, event_fd, DRIVER_SLOT, Channel(rpc), config, "driver", hidden=True
         )  # until its Cluster is complete
-        # The node starts by leasing exactly this span to the driver, so the driver need not ask for
-        # it.
+        # The node starts with this span leased to the driver, so the driver need not request it.
         self.runtime.client.add_span(config.span_bytes)
         for fd in (control_fd, store_fd):
             os.close(fd)
@@ -230,7 +230,7 @@ class HostProcesses:
             raise
 
     def _watch(self) -> None:
-        """Starts a thread that reads the node's output, which ends with the node."""
+        """Starts a thread that reads the node's output. The thread ends with the node."""
         self._output_line = Watched(self.output.fileno())
         self.lost = False
         self.ended = threading.Event()
@@ -250,7 +250,7 @@ class HostProcesses:
             self._reader.start()
 
     def _print_lines(self, timeout: float | None) -> None:
-        """Returns when all lines that workers have printed so far are written, or at the
+        """Waits until all lines that workers have printed so far are written, at most until the
         timeout."""
         if self._reader is not threading.current_thread():  # in a callback of a Future
             self._printer.wait(timeout)
@@ -295,8 +295,8 @@ class HostProcesses:
                 del data[: 4 + size]
 
     def _node_ended(self) -> None:
-        """Fails all pending objects. Called by the thread that reads the output, so it also runs if
-        `end()` was interrupted."""
+        """Fails all pending objects. The thread that reads the output calls this method, so it also
+        runs if `end()` was interrupted."""
         runtime = self.runtime
         try:
             if self._ending:
@@ -318,7 +318,7 @@ class HostProcesses:
 
     def _await_lost(self) -> None:
         """Waits until the thread that reads the output has set `Memory.lost`. The user's stdout may
-        block that thread, so the wait is bounded; after it the error gives no reason."""
+        block that thread, so the wait is limited. If it expires, the error gives no reason."""
         if self._reader is not threading.current_thread():
             self._knows.wait(2 * READER_PATIENCE_S)
 
@@ -341,18 +341,18 @@ class HostProcesses:
             return self._why_removed()
         code = clock.wait_for_process(self.process, READER_PATIENCE_S)
         if self._joined and code == GIVEN_UP:
-            _log.error("the cluster has given up this host")
+            _log.error("the cluster has declared this host lost")
             return ManagerLostError(
-                f"the cluster at {self._joined} has given up this host, because its heartbeats did "
-                "not arrive in time (Config.heartbeat_timeout_s); open Cluster(address=...) again "
-                "to go on"
+                f"the cluster at {self._joined} has declared this host lost, because its "
+                "heartbeats did not arrive in time (Config.heartbeat_timeout_s); open "
+                "Cluster(address=...) again to go on"
             )
         if self._joined and code != NODE_DIED:  # the cluster's manager decides when it ends
             error = ManagerLostError(f"the cluster at {self._joined} has ended")
             _log.info("%s", error)
             return error
         if code == GIVEN_UP:
-            _log.error("the manager of this host has stepped down: too few others were heard")
+            _log.error("the manager of this host has stepped down: it has lost most other hosts")
             return ManagerLostError("the manager of this host has stepped down")
         _log.error("the node of this host has ended unexpectedly; its cluster is lost")
         return errors.NodeLostError("the node of this host has ended")
@@ -383,12 +383,12 @@ class HostProcesses:
 
     @property
     def given_up(self) -> bool:
-        """After `end`: whether the cluster has declared this host dead although it lives."""
+        """Whether the cluster had declared this living host dead. Valid after `end`."""
         return self.process.returncode == GIVEN_UP
 
     @property
     def node_died(self) -> bool:
-        """After `end`: whether the node was killed or has failed."""
+        """Whether the node was killed or has failed. Valid after `end`."""
         return self.process.returncode == NODE_DIED
 
     def _join_reader(self) -> None:
@@ -410,9 +410,10 @@ class HostProcesses:
 
 
 def _with_spans_that_fit(config: Config, limit: int, workers: int) -> Config:
-    """Every process that puts needs a span of its own. In a small store spans are halved, down to a
-    minimum, until half of the store is left for large objects and for workers that replace blocked
-    ones. ConfigError if not even the smallest spans fit."""
+    """The configuration with spans that fit into the store. Every process that puts objects needs
+    its own span. In a small store spans are halved, down to a minimum, until half of the store is
+    left for large objects and for workers that replace blocked workers. ConfigError if even the
+    smallest spans do not fit."""
     processes = workers + PROCESSES_BESIDE
     span, smallest = config.span_bytes, 2 * config.small_object_bytes_max
     while SPANS_SHARE * processes * span > limit and span // 2 >= max(smallest, SPAN_BYTES_MIN):
@@ -438,8 +439,8 @@ def _check_spill_dir(config: Config) -> None:
 
 
 def _check_descriptors(workers: int) -> None:
-    """ConfigError if this process may not open as many descriptors as the start needs. Later
-    shortages only cause delays, so they are not counted."""
+    """ConfigError if this process may not open enough descriptors for the start. Later shortages
+    only cause delays, so they are not counted."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = DESCRIPTORS_BESIDE + DESCRIPTORS_PER_WORKER * workers
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -450,7 +451,7 @@ def _check_descriptors(workers: int) -> None:
 
 
 def _check_processes(workers: int) -> None:
-    """ConfigError if this user may not start as many processes and threads as the start needs."""
+    """ConfigError if this user may not start enough processes and threads."""
     needed = PROCESSES_BESIDE_WORKERS + THREADS_HERE + workers
     left, which = processes_left()
     if left < needed:
@@ -461,7 +462,7 @@ def _check_processes(workers: int) -> None:
 
 
 def interpreter() -> str:
-    """The path of an interpreter like this one. ConfigError if none is known, as in a program that
+    """The path of an interpreter like this one. ConfigError if there is none, as in a program that
     embeds Python."""
     if sys.executable:
         return sys.executable
@@ -499,8 +500,8 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
 
 
 def run_boot(command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
-    """Executes that command; the new process has those descriptors under the same numbers. Ctrl-C
-    is blocked until boot.py ignores it, because it must not interrupt the imports."""
+    """Executes a command. The new process has these descriptors under the same numbers. Ctrl-C is
+    blocked until boot.py ignores it, because Ctrl-C must not interrupt the imports."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(

@@ -1,7 +1,8 @@
 """The results of `map`, one after the other, while further tasks are sent.
 
-`map` is an iterator over Futures that are made as it advances, for threads and for event loops.
-However it ends, tasks that have not begun are cancelled, and no Future is held longer than needed.
+`map` iterates over Futures, and submits further tasks as it advances, for threads and for event
+loops. At its end, in any way, tasks that have not begun are cancelled. No Future is held longer
+than needed.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def bars_aside(file: Any) -> Any:
 
 
 def length_of(iterables: Iterable[Any]) -> int | None:
-    """How many items zip() would yield; None if that is unknown without reading them."""
+    """The number of items that zip() would yield; None if it is unknown without reading the
+    items."""
     lengths = []
     for one in iterables:
         try:
@@ -79,7 +81,7 @@ T = TypeVar("T")
 
 
 class MapRun:
-    """One call of map: the Futures in progress, and the iterator that makes further ones."""
+    """One call of map: the Futures in progress, and the iterator that submits further tasks."""
 
     def __init__(
         self,
@@ -183,7 +185,8 @@ class MapRun:
         return future
 
     def result(self, future: Future[Any], result: Any) -> Any:
-        """The result of a successful Future, which contains exceptions of items in place."""
+        """The result of a successful Future. It contains the exceptions of items at their
+        places."""
         if self.catches:
             del self._sizes[future]
             if self.chunked:
@@ -192,8 +195,8 @@ class MapRun:
         return result
 
     def instead(self, future: Future[Any], error: BaseException) -> Any:
-        """The result of a failed Future; raises the error unless it is the task's own, and this map
-        returns exceptions."""
+        """The result of a failed Future: the task's own exception if this map returns exceptions.
+        Otherwise raises the error."""
         own = future._error
         if not self.catches or own is None:
             raise error
@@ -209,10 +212,10 @@ class MapRun:
         if self._ordered:
             return HopliteTimeoutError(f"the next result was not ready {within}")
         count = len(self._under_way)
-        return HopliteTimeoutError(f"none of {count} results under way was ready {within}")
+        return HopliteTimeoutError(f"none of {count} running results was ready {within}")
 
     def go_on(self) -> None:
-        """Sends another task, because a result has been read."""
+        """Sends another task, after a result has been read."""
         self._send(1)
 
     def end(self) -> None:
@@ -235,7 +238,7 @@ def _of_item(memory: Memory, result: Any) -> Any:
 
 
 class Results(Generic[T]):
-    """What `map` returns: an iterator over the results, for `for` and for `async for`."""
+    """The iterator over results that `map` returns, for `for` and `async for`."""
 
     def __init__(self, run: MapRun) -> None:
         self._run = run
@@ -264,19 +267,20 @@ class Results(Generic[T]):
 
 
 def _results_of(run: MapRun) -> Generator[Any, None, None]:
-    """Yields results; whatever ends the generator, tasks that have not begun are cancelled."""
+    """Yields results. Tasks that have not begun are cancelled at the end of the generator, in any
+    case."""
     try:
         while run:
             future = run.next()
             try:
                 result = [_read(future, run)]
-                # So that the submitter drops the Future, and with it the result.
+                # Makes the submitter drop the Future, and with it the result.
                 future._submitter.drain()
             finally:
                 future.cancel()  # has no effect once the task is done
                 del future
             run.go_on()
-            yield result.pop()  # from here on only the reader holds it
+            yield result.pop()  # now only the reader holds it
     finally:
         run.end()
 
@@ -295,7 +299,8 @@ def _read(future: Future[Any], run: MapRun) -> Any:
 
 
 def _not_an_end(error: StopAsyncIteration) -> RuntimeError:
-    """As PEP 479 does with StopIteration: a task must not end the `async for` loop silently."""
+    """Replaces StopAsyncIteration, as PEP 479 replaces StopIteration: a task must not end the
+    `async for` loop silently."""
     made = RuntimeError("a task of map() raised StopAsyncIteration")
     made.__cause__ = error
     return made
@@ -304,9 +309,9 @@ def _not_an_end(error: StopAsyncIteration) -> RuntimeError:
 def _poppers(
     results: Generator[list[Any], None, None], turns: list[list[int]]
 ) -> Generator[Iterator[Any], None, None]:
-    """Yields for each chunk an iterator that removes items from the chunk as it yields them, so
-    nothing here holds an item that the reader has. No Python code runs for an item; the iterator
-    ends when the list in `turns` is used up or cleared."""
+    """Yields an iterator for each chunk. It removes items from the chunk as it yields them, so only
+    the reader holds a yielded item. No Python code runs for an item. The iterator ends when the
+    list in `turns` is used up or cleared."""
     for chunk in results:
         chunk.reverse()
         turns[:] = [[-1] * len(chunk)]
@@ -314,8 +319,8 @@ def _poppers(
 
 
 class _InLoop(Generic[T]):
-    """The results in an event loop. Not an asynchronous generator, which a loop would have to
-    close."""
+    """The results in an event loop. This class is not an asynchronous generator, because a loop
+    would have to close a generator."""
 
     def __init__(self, run: MapRun) -> None:
         self._run = run

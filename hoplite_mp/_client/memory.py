@@ -1,8 +1,8 @@
-"""One process's access to the store: put, get, and arrays made in place.
+"""One process's access to the store: put, get, and arrays that are allocated in the store.
 
-`put` and `get` consist of serialisation, at most one copy, and a few words of shared memory; this
-file joins the three. Small objects involve no other process; large blocks, spilled objects and new
-spans are requested from the node.
+`put` and `get` consist of serialisation, at most one copy, and updates of a few words in shared
+memory. Small objects involve no other process. Large blocks, spilled objects and new spans are
+requested from the node.
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ def _units(payload: int, nbytes: int) -> range:
 
 
 def checked_order(order: str) -> Any:
-    """`order` as numpy takes it; ValueError for anything but "C" and "F"."""
+    """A checked `order`; ValueError for anything but "C" and "F"."""
     if order not in ("C", "F"):
         raise ValueError(f"order must be 'C' or 'F', not {order!r}")
     return order
 
 
 def freeze(array: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """Makes the array read-only, and every array that it is a view of."""
+    """Makes the array read-only, and every array of which it is a view."""
     base: Any = array
     while type(base) is np.ndarray:
         base.flags.writeable = False
@@ -152,23 +152,24 @@ class Memory:
         self.wait_moved: Callable[[int, int], bool] = lambda oid, deadline: True
         # For large arrays that functions capture.
         self.scan: Callable[[], _serialize.Scan] | None = None
-        self.drain: Callable[[], None] = lambda: None  # drops the objects that finished tasks held
+        self.drain: Callable[[], None] = lambda: None  # drops the objects of finished tasks
         self.pending: Container[int] = ()  # unprocessed results of this process
-        self.ended: Callable[[int], None] = lambda oid: None  # processes one of these
+        self.ended: Callable[[int], None] = lambda oid: None  # processes one such result
         # Called when the failure of a task is read, or may be read by another process.
         self.failure_read: Callable[[int], None] = lambda oid: None
-        self.lost: BaseException | None = None  # why no pending object will ever be done
-        # Waits until the thread that watches the node has set `lost`, or never will.
+        self.lost: BaseException | None = None  # the reason why no pending object will ever be done
+        # Waits until the thread that watches the node has set `lost`, or will not set it.
         self.await_lost: Callable[[], None] = _nothing
         # The value of `client.printed` up to which lines were printed; the function that prints.
         self.printed = client.printed
         self.print_lines: Callable[[float | None], None] | None = None  # only in drivers
         self.attached = 0  # number of refs that were unpickled elsewhere than in `decode`
         self.inner: dict[int, list[ObjectRef[Any]]] = {}  # object of this process -> refs inside it
-        # Whether a task that raised SystemExit or the like fails with it, not with a TaskError.
+        # Whether a task that raised SystemExit, for example, fails with this exception, not with a
+        # TaskError.
         self.raises_exits = False
         self.mapped = PageMap(client)
-        # Payloads of blocks that hold results of Groups' calls, which their owner may write.
+        # Payloads of blocks with results of Groups' calls, to which the owner may write.
         self.results: set[int] = set()
 
     # -- refs ----------------------------------------------------------------------------------
@@ -179,21 +180,21 @@ class Memory:
             raise ClosedError(FORKED if self.client.forked else "this cluster is closed")
 
     def check_lost(self) -> None:
-        """Like check(); if the node is gone, raises the error that says why."""
+        """Like `check`; also raises the error with the reason if the node is lost."""
         if self.lost is not None or not self.client.usable:
             self.check()
             raise self.lost_again()
 
     def lost_again(self) -> BaseException:
-        """A copy of the error with which all pending objects have failed, so that each raise has a
-        traceback of its own."""
+        """A copy of the error with which all pending objects have failed. Each raise thus has a
+        separate traceback."""
         assert self.lost is not None
         return type(self.lost)(*self.lost.args)
 
     def show_printed(self, deadline: int) -> None:
         """Prints the workers' output so far, before a result is returned, at most until the
-        deadline. To be called if `client.printed` has changed. Does nothing in an event loop, which
-        it would block."""
+        deadline. Called if `client.printed` has changed. Does nothing in an event loop, because it
+        blocks."""
         seen = self.client.printed
         if self.print_lines is not None:
             loops: Any = sys.modules.get("asyncio.events")
@@ -204,7 +205,7 @@ class Memory:
         self.printed = seen  # only now, because other threads must wait for these lines, too
 
     def node_gone(self) -> BaseException:
-        """The error of a call that has found that the node has ended."""
+        """The error of a call that found the node ended."""
         self.check()
         self.await_lost()
         if self.lost is not None:
@@ -215,7 +216,7 @@ class Memory:
         return ids.pack_id(self.client.host_id, oid)
 
     def _named(self, oid: int) -> ObjectRef[Any]:
-        """The object's ref, for messages."""
+        """The text of the object's ref, for messages."""
         return ObjectRef(self.public_id(oid))
 
     def local_id(self, ref: ObjectRef[Any]) -> int:
@@ -238,7 +239,7 @@ class Memory:
         return ObjectRef(self.public_id(oid), self.client.hold(oid, False))
 
     def make_ref(self, object_id: bytes) -> ObjectRef[Any]:
-        """A ref with a hold of its own; without a hold if the object is gone."""
+        """A ref with a new hold; without a hold if the object is gone."""
         host_id, oid = ids.unpack_id(object_id)
         hold = None
         if host_id == self.client.host_id:
@@ -281,7 +282,7 @@ class Memory:
         return ObjectRef(self.public_id(oid), hold)
 
     def put_error(self, encoded: _serialize.Encoded) -> ObjectRef[Any]:
-        """Like `put_encoded`, for an error of up to `error_bytes_max`: does not wait for space, but
+        """Like `put_encoded`, for an error of up to `error_bytes_max`. Does not wait for space, but
         may use the reserve for errors. StoreFullError: there is no space."""
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX or encoded.refs:
             return self.put_encoded(encoded)
@@ -289,9 +290,9 @@ class Memory:
         return ObjectRef(self.public_id(hold.oid), hold)
 
     def put_text(self, values: tuple[Any, ...], place: int) -> ObjectRef[Any]:
-        """Stores plain values, of which the one at `place` is a string, without waiting for space.
-        If there is none, not even in the reserve for errors, the string is cut until all values fit
-        beside the header, because an error that reports a full store must not need space itself."""
+        """Stores plain values without waiting for space. The value at `place` is a string. If not
+        even the reserve for errors has space, the string is cut until all values fit beside the
+        header: an error that reports a full store must not need space itself."""
         encoded = _serialize.encode(values)
         if _shm.INLINE_BYTES_MAX < encoded.nbytes <= self.config.error_bytes_max:
             with contextlib.suppress(StoreFullError):
@@ -303,8 +304,8 @@ class Memory:
     def write(
         self, encoded: _serialize.Encoded, error: bool = False, what: str = "put"
     ) -> _shm.Lease:
-        """A LEASED block with the payload in it; for an error from the reserve, if necessary. what:
-        the operation's name for errors."""
+        """Writes the payload into a new LEASED block. An error may use the reserve. what: the
+        operation's name for errors."""
         if error and encoded.nbytes <= self.config.error_bytes_max:
             lease = self.allocate_error(encoded.nbytes)
         else:
@@ -315,10 +316,9 @@ class Memory:
         return lease
 
     def allocate(self, nbytes: int, written: bool = False, what: str = "put") -> _shm.Lease:
-        """A LEASED block, which is returned to the node when the last reference to the Lease goes,
-        unless it has become an object. StoreFullError if there is no space for put_wait_s. written:
-        the caller writes all pages at once and decides how to map them, so they are not mapped
-        here."""
+        """A LEASED block. It is returned to the node with the last reference to the Lease, unless
+        it has become an object. StoreFullError if there is no space for put_wait_s. written: the
+        caller writes all pages and decides how to map them, so they are not mapped here."""
         lease: _shm.Lease | None
         if nbytes <= self.config.small_object_bytes_max:
             lease = self.client.lease_small(nbytes)
@@ -345,8 +345,8 @@ class Memory:
         return lease
 
     def preallocate(self, nbytes: int) -> _shm.Lease | None:
-        """A block of more than `small_object_bytes_max` bytes that may be needed later; None if the
-        space is needed otherwise."""
+        """A block of more than `small_object_bytes_max` bytes for later use; None if the space is
+        needed for other objects."""
         reply: Reply | _shm.Lease = self.channel.call(
             Lease(nbytes, preallocated=True), self.client.take_lease
         )
@@ -357,7 +357,7 @@ class Memory:
         return reply
 
     def allocate_error(self, nbytes: int) -> _shm.Lease:
-        """Like `allocate`, for an error: does not wait for space, but may use the reserve for
+        """Like `allocate`, for an error. Does not wait for space, but may use the reserve for
         errors."""
         if nbytes <= self.config.small_object_bytes_max:
             for look in (self.collect, self._ask_for_span):
@@ -374,15 +374,16 @@ class Memory:
         return reply
 
     def _ask_for_span(self) -> None:
-        """Adds a span to this process's spans, if the store has one at once. Many small errors then
-        cost one request instead of one each."""
+        """Adds a span to this process's spans, if the store has one without a wait. Many small
+        errors then need only one request."""
         self.channel.call(LeaseSpan(error=True), self.client.take_span)
 
     def _ask(
         self, ask: Lease | LeaseSpan, nbytes: int, deadline: float, what: str
     ) -> _shm.Lease | None:
-        """Requests a block from the node, or a span, which is added to this process's spans. None
-        after a span was added, or if there is no space yet; the caller should then try again."""
+        """Requests a block or a span from the node. A span is added to this process's spans.
+        Returns None after a span was added, or if there is no space yet; the caller should then try
+        again."""
         take = self.client.take_lease if isinstance(ask, Lease) else self.client.take_span
         reply: Reply | _shm.Lease | None = self.channel.call(ask, take)
         if not isinstance(reply, Reply):
@@ -400,7 +401,9 @@ class Memory:
         try:
             if spans:
                 self.channel.tell(GiveSpans(spans))
-        except BaseException:  # Ctrl-C, or a finalizer asks: the node still counts them as ours
+        except (
+            BaseException
+        ):  # Ctrl-C, or a request by a finalizer: the node still counts them as ours
             list(map(self.client.add_span, spans))
             raise
 
@@ -410,12 +413,12 @@ class Memory:
             self.inner.pop(oid, None)
 
     def delete(self, ref: ObjectRef[Any]) -> None:
-        """Deletes an object for all processes; waits if the node is just spilling it."""
+        """Deletes an object for all processes. Waits if the node is spilling the object."""
         oid = self.local_id(ref)
         if ids.unpack_id(ref._id)[0] != self.client.host_id:
             self.channel.tell(DropForeign(oid))
         while self.client.delete(oid) < 0:
-            self.check_lost()  # raises if the node is gone, which would never finish
+            self.check_lost()  # raises if the node is gone: it would never finish
             clock.sleep(SPILLING_POLL_S)
 
     # -- arrays made in the store --------------------------------------------------------------
@@ -446,8 +449,8 @@ class Memory:
         return np.ndarray(dims, kind, buffer=block, offset=prefix, order=checked_order(order))
 
     def private_copy(self, part: memoryview) -> Any:
-        """A writable copy of a large buffer, in a block of the store whose pages have been touched
-        already; in ordinary memory if the store has no space."""
+        """A writable copy of a large buffer, in a block of the store whose pages are already in
+        memory; in ordinary memory if the store has no space."""
         nbytes = part.nbytes
         if not self.client.usable:
             return bytearray(part)
@@ -461,7 +464,7 @@ class Memory:
         return memoryview(block)[PREFIX_BIG:]
 
     def block_of(self, array: Array) -> _shm.Block | None:
-        """The block that this array fills, if it is this process's own and not an object yet;
+        """The block of this process that the array fills, if the block is not an object yet;
         otherwise None."""
         base: Any = array.base
         while type(base) is np.ndarray:
@@ -476,13 +479,15 @@ class Memory:
         return base if array.__array_interface__["data"][0] == start else None
 
     def block_to_publish(self, array: Array) -> _shm.Block | None:
-        """The block that this array fills, if `put` may make it an object in place: an array made
-        by `empty`. A result of a Group call is copied, because its owner may still write to it."""
+        """The block that this array fills, if `put` may turn the block into an object: for an array
+        made by `empty`. A result of a Group's call is copied, because its owner may still write to
+        the block."""
         block = self.block_of(array)
         return None if block is None or block.payload in self.results else block
 
     def block_head(self, array: Array, block: _shm.Block) -> bytes | None:
-        """The payload's head, for the bytes before the array; None if it does not fit there."""
+        """The payload's head, for the bytes before the array; None if the head does not fit
+        there."""
         prefix = len(block) - array.nbytes
         order = "C" if array.flags.c_contiguous else "F"
         try:
@@ -511,10 +516,10 @@ class Memory:
                 return memoryview(got)
             if got in PENDING:
                 self.wait_one(oid, deadline)
-            # SPILLING counts as done; it ends when the node has written the bytes
+            # SPILLING counts as done. This state ends when the node has written the bytes.
             elif got == STATE["SPILLING"]:
                 if clock.monotonic_ns() >= deadline:
-                    raise HopliteTimeoutError("the object is on its way to the spill file")
+                    raise HopliteTimeoutError("the object is being written to the spill file")
                 self.check_lost()
                 clock.sleep(SPILLING_POLL_S)
             elif got == STATE["SPILLED"]:
@@ -526,7 +531,7 @@ class Memory:
             elif got == STATE["DELETED"]:
                 raise ObjectLostError(f"{self._named(oid)} was deleted")
             else:
-                raise ObjectLostError(f"{self._named(oid)} is gone: nobody held a ref to it")
+                raise ObjectLostError(f"{self._named(oid)} is gone: no process held a ref to it")
 
     def _restore(self, oid: int, deadline: int) -> None:
         patience_ns = int(self.config.put_wait_s * 1e9)
@@ -538,8 +543,8 @@ class Memory:
                 if reply.value != ON_ITS_WAY or self.wait_moved(oid, limit):
                     return
                 if clock.monotonic_ns() >= deadline:
-                    raise HopliteTimeoutError("the object is on its way from another host")
-                continue  # ask again: if there is no space for it now, the reply says so
+                    raise HopliteTimeoutError("the object is being copied from another host")
+                continue  # request it again: if there is no space now, the reply says so
             if deadline == 0 or clock.monotonic_ns() >= deadline:
                 raise HopliteTimeoutError("the object is being read back from the spill file")
             if clock.monotonic_ns() >= limit:
@@ -548,14 +553,14 @@ class Memory:
             self.give_empty_spans()
 
     def read(self, oid: int, deadline: int, writable: bool) -> Any:
-        """The object's value; raises the error that it failed with."""
+        """Returns the object's value, or raises its error."""
         mem = self.payload(oid, deadline)
         if self.client.printed != self.printed:
             self.show_printed(deadline)
         failed = _serialize.payload_kind(mem) == _serialize.ERROR
-        if failed:  # before `ended`, because another thread may be noting the failure of its Future
+        if failed:  # before `ended`, because another thread may record the failure of the Future
             self.failure_read(oid)
-        if oid in self.pending:  # release its task's holds now, not at the next `drain`
+        if oid in self.pending:  # releases the task's holds now, not at the next `drain`
             self.ended(oid)
         if failed:
             raise self.failure(mem)
@@ -630,15 +635,15 @@ class Memory:
         return self.failure(mem)
 
     def note_passed_on(self, refs: Iterable[ObjectRef[Any]]) -> None:
-        """Called when other processes may from now on read these objects, and with them the
-        failures of their tasks."""
+        """Records that other processes may now read these objects, including the failures of their
+        tasks."""
         for ref in refs:
-            with contextlib.suppress(ObjectLostError):  # it is gone, as its readers will find
+            with contextlib.suppress(ObjectLostError):  # its readers will get this error, too
                 self.failure_read(self.local_id(ref))
 
     def failure(self, mem: memoryview) -> BaseException:
-        """The exception in an error payload. The cause of a ReduceError, the error of its source,
-        is read here, because the node never unpickles."""
+        """The exception in an error payload. Also reads the cause of a ReduceError (the error of
+        its source), because the node never unpickles."""
         error = self.to_raise(_serialize.decode_error(mem, self.make_ref))
         source = getattr(error, "source", None) if type(error) is ReduceError else None
         if isinstance(source, ObjectRef):
@@ -651,7 +656,7 @@ class Memory:
         return error
 
     def to_raise(self, error: BaseException) -> BaseException:
-        """The exception that a program gets for the exception of a task."""
+        """The exception to raise in the program for the exception of a task."""
         if issubclass(type(error), _serialize.EXITS) and not self.raises_exits:
             return _serialize.exit_error(error)
         return error
@@ -659,7 +664,7 @@ class Memory:
     def inner_refs(self, oid: int) -> list[ObjectRef[Any]]:
         """The refs inside a sealed object, each with a hold of this process."""
         try:
-            mem = self.payload(oid, FOREVER_NS)  # restores it if it has been spilled
+            mem = self.payload(oid, FOREVER_NS)  # restores a spilled object
         except (CancelledError, ObjectLostError):
             return []
         return [self.make_ref(object_id) for object_id in _serialize.read_refs(mem)]

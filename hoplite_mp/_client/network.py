@@ -1,7 +1,7 @@
 """The network settings of a host in a LAN: token, sockets, certificate; nodes started over ssh.
 
-Errors in an address, a port or a token are found in the user's process, where they can be raised at
-once. Other processes receive descriptors and values, never names to resolve.
+Errors in an address, a port or a token are found in the user's process, and raised there. Other
+processes receive descriptors and values, never names to resolve.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class HostNetwork:
-    """The listening sockets and secrets of one host, until they are passed to its processes."""
+    """The listening sockets and secrets of one host, before they are passed to its processes."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class HostNetwork:
         which the manager may be. stays: this process exists for its node, so drivers of this host
         may attach to the node. AuthError, ConfigError: an argument is wrong."""
         if (listen_at is None) == (address is None):
-            raise ConfigError("listen= starts a cluster, address= joins one: give one of them")
+            raise ConfigError("listen= starts a cluster, address= joins one: pass only one of them")
         self.config = config
         self.tls = tls is not False
         self.stays = stays or listen_at is not None
@@ -85,7 +85,7 @@ class HostNetwork:
             else:
                 assert address is not None
                 where = parse_address(address)
-                # Report this host's own mistakes before contacting another host.
+                # Report errors in this host's settings before contacting another host.
                 self.token = load_token(token)
                 self._find(where)
         except BaseException:
@@ -93,8 +93,8 @@ class HostNetwork:
             raise
         if not self.tls:
             _log.warning(
-                "tls=False: everything travels in the clear, and somebody on the path can read and "
-                "change it; the token still keeps strangers out"
+                "tls=False: all data is sent unencrypted, and anybody on the path can read and "
+                "change it; the token still protects the cluster against strangers"
             )
 
     def _listen(self, where: Address) -> None:
@@ -130,12 +130,12 @@ class HostNetwork:
             raise ManagerLostError(f"{where}: {error.strerror or error}") from error
         routed = routed_address(self.manager[0])
         if routed is None:
-            raise ManagerLostError(f"no way leads from this host to {where}")
+            raise ManagerLostError(f"there is no route from this host to {where}")
         self._routed = routed
 
     def open(self) -> None:
-        """Called if this host joins with a node of its own: listens for the other nodes of the
-        cluster. ConfigError if no port is free."""
+        """Listens for the other nodes of the cluster, if this host joins with a new node.
+        ConfigError if no port is free."""
         peers = self._open(self._routed, self._wanted)
         self.addresses = [str(Address(self._routed, bound_address(peers).port))]
 
@@ -204,9 +204,9 @@ def _ports(ports: Any) -> range:
 
 # Starts nodes on other hosts: `Cluster(hosts=[...])`, by default over the system's ssh.
 #
-# For each host this process runs Config.hosts_command once, which runs `hoplite-mp join` there. The
-# token is sent through the command's standard input, never as an argument. The end of that input
-# ends the node, so a broken connection leaves nothing behind.
+# For each host this process runs Config.hosts_command once; the command runs `hoplite-mp join` on
+# the host. The token is sent through the command's standard input, never as an argument. The end of
+# this input ends the node, so a broken connection leaves no process behind.
 
 
 POLL_S = 0.05
@@ -258,7 +258,8 @@ class RemoteHosts:
             process.stdin.flush()
 
     def wait(self, joined: Callable[[], int], timeout_s: float) -> None:
-        """Waits until all these nodes have joined. NodeLostError: one has not, or not in time."""
+        """Waits until all these nodes have joined. NodeLostError: a node could not join, or not in
+        time."""
         deadline = clock.monotonic() + timeout_s
         while joined() < len(self.processes):
             for host, process in self.processes.items():
@@ -280,11 +281,11 @@ class RemoteHosts:
         said.seek(0, 2)
         said.seek(max(0, said.tell() - ERROR_BYTES_MAX))
         text = said.read().decode(errors="replace").strip()
-        return text or "it said nothing"
+        return text or "no error output"
 
     def end(self) -> None:
-        """Called after the end of the cluster, which also ends these processes; kills those that
-        have not ended within END_PATIENCE_S."""
+        """Kills the processes that have not ended within END_PATIENCE_S. Called after the end of
+        the cluster, which normally ends all of them."""
         for process in self.processes.values():
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
@@ -306,5 +307,5 @@ def checked_hosts(hosts: Any) -> list[str]:
     if not all(isinstance(host, str) and host and host[0] != "-" for host in given):
         raise ValueError(f'hosts={hosts!r}: it must be a list of names, such as ["a", "user@b"]')
     if len(set(hosts)) != len(list(hosts)):
-        raise ValueError(f"hosts={hosts!r}: a host is named twice")
+        raise ValueError(f"hosts={hosts!r}: a host occurs twice")
     return list(hosts)

@@ -1,8 +1,8 @@
-"""How a process enters a cluster: with a host of its own, or through its host's existing node.
+"""Opens a cluster in a process: with a new host, or through the existing node of its host.
 
-A process may start a cluster of one host, start one that others join, join one with a node of its
-own, or attach to its host's existing node. The result is always a runtime that puts, gets and
-submits.
+A process may start a cluster of one host, start a cluster that other hosts join, join a cluster
+with a new node, or attach to its host's existing node. The result is always a runtime that puts,
+gets and submits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NoNodeHere", "enter"]
 
-# Delay before a connecting process logs the address that it is waiting for. Lower: the message also
+# Delay before a connecting process logs the address for which it waits. Lower: the message also
 # appears for clusters that are about to start.
 SILENT_S = 1.0
 _log = logging.getLogger("hoplite_mp")
@@ -108,7 +108,7 @@ def _enter_network(
     try:
         host = HostProcesses(workers, config.memory_bytes, config, network)
     except BaseException:
-        network.close()  # so that a second attempt finds the port free
+        network.close()  # a second attempt needs the port
         raise
     _await_standing(host)
     return host, network

@@ -35,7 +35,7 @@ _OF_ACTORS = ("restarts", "checkpoint", "detached", "get_if_exists")
 _OF_TASKS = (
     "retries", "timeout", "retry_exceptions", "retry_delay", "concurrency", "priority", "resources",
 )  # fmt: skip
-# Options that would have no effect on a call. The first call that uses each is named in errors.
+# Options that have no effect on some calls -> the calls that use them, for error messages.
 UNUSED: dict[str, tuple[str, ...]] = {
     "submit": ("env", *_OF_ACTORS, "buffersize"),
     "map": ("env", *_OF_ACTORS, "buffersize"),
@@ -115,7 +115,7 @@ def _retry_delay(given: Any) -> RetryDelay | None:
 
 
 def retry_pause(delay: RetryDelay | None, tries: int) -> float:
-    """Seconds from the end of a task's last try, the `tries`-th, to its next one. Equal to
+    """Seconds from the end of a task's last try (number `tries`) to the next try. Equal to
     `Tasks.retry_pause`, which the node uses."""
     pause, factor, most = delay or (0.0, 1.0, 0.0)
     for _ in range(1, tries):

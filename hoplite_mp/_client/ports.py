@@ -1,8 +1,8 @@
-"""Interfaces of a process's submitter and membership, for the modules that both are built from.
+"""Interfaces of a process's submitter and membership, for the modules that they use.
 
-Futures, waits and watches are created by the submitter and call it in turn; actors, demands and
-descriptions are created by the membership and call that. These modules depend on the interfaces, so
-there are no circular imports.
+The submitter creates Futures, waits and watches, which call the submitter. The membership creates
+actors, demands and descriptions, which call the membership. These modules depend on the interfaces,
+so there are no circular imports.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Collecting(Protocol):
     """The thread that processes completions when no call waits for them."""
 
     def arm(self) -> None:
-        """Called when a waiter of the standard library is added."""
+        """Records a waiter of the standard library."""
 
     def disarm(self) -> None:
-        """Called when a waiter of the standard library is removed."""
+        """Removes a waiter of the standard library."""
 
     def start(self) -> None:
         """Starts the thread."""
 
     def notice(self) -> None:
-        """From now on, makes the thread check for completions from time to time."""
+        """Makes the thread check for completions from time to time."""
 
     def look_again(self) -> None:
         """Makes the thread check all pending objects."""
@@ -52,14 +52,14 @@ class WaitsPort(Protocol):
 
     @property
     def run_in_place(self) -> Callable[[int], bool] | None:
-        """In a worker: runs that task here if no other worker has begun it."""
+        """Runs a task in this worker if no other worker has begun it."""
 
     @property
     def own_calls(self) -> OwnCalls | None:
-        """In an actor: refuses a wait for a later call of the same actor."""
+        """Refuses an actor's wait for a later call of the same actor."""
 
     def own_waits(self, oids: list[int], awaits: bool = False) -> AbstractContextManager[None]:
-        """Surrounds a wait. RuntimeError if it is for a later call of the waiting actor."""
+        """Surrounds a wait. RuntimeError if it waits for a later call of the same actor."""
 
     def wait_done(self, oid: int, deadline: int) -> None:
         """Waits until the object is done; HopliteTimeoutError at the deadline."""
@@ -110,10 +110,10 @@ class Submitting(Protocol):
         """Adds a task or watch that waits for the object; called under the lock."""
 
     def release(self, oid: int) -> None:
-        """Called when the object is done: notifies all its waiters."""
+        """Notifies all waiters of an object that is done."""
 
     def end_waits(self, oid: int) -> None:
-        """Called, under the lock, when nothing waits for the object any more."""
+        """Ends the watches on an object without waiters. Called under the lock."""
 
     def drain(self) -> None:
         """Processes all completions of this process."""

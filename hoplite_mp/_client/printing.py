@@ -1,10 +1,10 @@
 """Prints workers' lines on the user's stdout and stderr; in a notebook below the right cell.
 
 A thread writes the lines, which arrive independently of results. A notebook's kernel shows output
-below the cell in the writing thread's context, and a cell may end with a result before earlier
-lines have arrived. So each cell passes its context to the Printer when it begins, and at its end
-waits until all lines printed so far are written. Only IPython's events and contextvars are used,
-nothing of a particular kernel.
+below the cell in the writing thread's context, and a result may end a cell before earlier lines
+have arrived. Each cell therefore passes its context to the Printer at its beginning, and waits at
+its end until all lines printed so far are written. Only IPython's events and contextvars are used,
+so the code works with any kernel.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Printer:
     # -- cells ---------------------------------------------------------------------------------
 
     def follow_cells(self) -> None:
-        """Follows the session's cells from now on, if this is an interactive session of IPython."""
+        """Starts to follow the session's cells, if this is an interactive session of IPython."""
         events = _events_of_the_shell()
         if events is None:
             return
@@ -74,7 +74,7 @@ class Printer:
         self._forget.atexit = False
 
     def cell_begins(self) -> None:
-        """Lines that arrive from now on are written in the calling context."""
+        """Makes later lines be written in the calling context."""
         self._context = contextvars.copy_context()
 
     def wait(self, timeout: float | None = None) -> None:
@@ -99,7 +99,7 @@ class Printer:
         self._awaited.pop(number, None)
 
     def end(self) -> None:
-        """Called, in any thread, when no more lines will arrive."""
+        """Ends the printing, in any thread, when no more lines will arrive."""
         for event in list(self._awaited.values()):
             event.set()
         if self._events is not None:

@@ -1,9 +1,9 @@
-"""The hint queues of one process, and tasks that wait for space in them, or for their turn.
+"""The hint queues of one process, and the tasks that wait for space or for their turn.
 
-A queue is a ring of bounded length, so tasks whose hints do not fit wait here, in order. Calls of
-an actor keep their order: a call that waits for its arguments delays all later ones. Messages to
-the node are sent under the lock, which preserves their order: sending takes no lock
-(`Channel.tell`). A request that waits for its reply must not be made under the lock.
+A queue is a ring of bounded length. Tasks whose hints do not fit wait in order. Calls of an actor
+keep their order: a call that waits for its arguments delays all later calls. Messages to the node
+are sent under the lock, which preserves their order; `Channel.tell` takes no other lock. A request
+that waits for its reply must not be made under the lock.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Queues:
         self.lock = lock
         self._pending = pending
         self._queues: dict[int, int] = {}  # pool -> queue
-        # How many pools this process has closed so far, and for each closed pool the value at that
-        # time. If a pool was closed after a task's queue was looked up, that queue may by now
-        # belong to another process, and lead to another pool.
+        # The number of pools that this process has closed, and the value of this number at the
+        # closing of each pool. If a pool was closed after a task's queue was looked up, the queue
+        # may now belong to another process, and lead to another pool.
         self.closings = 0
         self._closed: dict[int, int] = {}
         self._bags: dict[int, int] = {}  # pool -> queue for tasks with a rank
@@ -104,8 +104,8 @@ class Queues:
         return self._closed.get(pool, 0) > closings
 
     def opened(self, pool: int) -> None:
-        """Called when that number has been given to a new pool. Forgets queues to an earlier pool
-        of that number, an actor's, because they were closed when that actor ended."""
+        """Forgets queues to an earlier pool, when its number has been given to a new pool. The
+        earlier pool belonged to an actor, and its queues were closed at the actor's end."""
         with self.lock:
             for queues in (self._queues, self._bags):
                 queue = queues.get(pool)
@@ -129,7 +129,7 @@ class Queues:
                 self.post_overflow()
                 return
             if pending.queue not in self._queues.values():
-                return  # its pool has been closed, and so the task is cancelled
+                return  # its pool has been closed, which cancels the task
             self.overflow.setdefault(pending.queue, deque()).append(pending)
             self.post_overflow()
 
@@ -162,7 +162,7 @@ class Queues:
     # -- actors --------------------------------------------------------------------------------
 
     def order(self, pool: int) -> None:
-        """Makes tasks for that pool, an actor's, be posted in the order of submission."""
+        """Makes the calls of an actor be posted to its pool in the order of submission."""
         queue = self._queues.get(pool)
         if (
             queue is not None
@@ -185,20 +185,20 @@ class Queues:
             self.overflow.setdefault(pending.queue, deque()).append(pending)
 
     def look_at_actor(self, pool: int) -> None:
-        """Called after a call was posted. If the actor had ended before, the node may not have seen
-        the call, so it is asked to fail the call."""
+        """Makes the node fail a call that was posted after the end of its actor, because the node
+        may not have seen the call."""
         if self._tasks.pool_state(pool) == POOL_ENDED:
             self._memory.channel.tell(FailActorCalls(pool))
 
 
 # The submitter's record of each unfinished task.
 #
-# A task that waits for its arguments, or for space in a queue, is listed in several places, all of
-# which list this record.
+# A task that waits for its arguments, or for space in a queue, is listed in several places by this
+# record.
 
 
 class Settles(Protocol):
-    """A Future, as seen by the code that processes the end of its task."""
+    """The interface of a Future for the code that processes the end of its task."""
 
     _oid: int
     _kept: memoryview | None  # the payload, kept when its cluster closed
@@ -212,8 +212,8 @@ class Settles(Protocol):
         """Called when the task has ended."""
 
     def _settle(self, cancelled: bool, failed: bool, error: BaseException | None = None) -> bool:
-        """Called when the task has ended, or never will. True: the caller must then call
-        `_tell`."""
+        """Settles the Future when the task has ended, or will never end. True: the caller must then
+        call `_tell`."""
 
     def _tell(self) -> None:
         """Calls the Future's callbacks."""
@@ -237,7 +237,7 @@ class Pending:
         self.needs: list[ObjectRef[Any]] = []  # all its dependencies
         # (priority, floor) of a task whose hint is in a bag
         self.rank: tuple[int, int] | None = None
-        # Resources that the task needs: its node decides when it begins.
+        # The resources that the task needs. Its node decides when it begins.
         self.demand: Demand | None = None
 
 
@@ -284,7 +284,7 @@ class Best:
     def append(self, pending: Pending) -> None:
         assert pending.rank is not None
         self._count += 1
-        # A task with a demand is only announced to the node and needs no space, so it goes first.
+        # A task with a demand is only announced to the node. It needs no space, and goes first.
         first = pending.demand is None
         key = (first, -level_of(pending.rank), -pending.rank[0], self._count)
         heapq.heappush(self._heap, (key, pending))

@@ -1,7 +1,7 @@
-"""Runtime: one process's membership in a cluster, in drivers and workers alike.
+"""The Runtime: one process's membership in a cluster, in drivers and workers alike.
 
-`Cluster` is only the public API over a Runtime, which has the store, the task table, the connection
-to the node, and the identity of this process. `hoplite_mp.current()` finds the innermost open one.
+A Runtime has the store, the task table, the connection to the node, and the identity of this
+process; `Cluster` is its public API. `hoplite_mp.current()` returns the innermost open Cluster.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Runtime:
         self.memory.drain = self.submitter.drain
         self.memory.failure_read = self.submitter.failures.read
         self.actors = ActorClient(self)
-        # In a worker of the common pool: runs this worker's tasks of worker broadcasts
-        # (`Cluster.run`). Called while a task in this worker waits for a broadcast; otherwise two
+        # In a worker of the common pool: runs this worker's part of worker broadcasts
+        # (`Cluster.run`). Called while a task in this worker waits for a broadcast. Otherwise two
         # such tasks would wait for each other for ever.
         self.take_part: Callable[[], None] | None = None
         self.demands = Demands(self)
@@ -102,8 +102,9 @@ class Runtime:
             _stack.append(self)
 
     def work_for_an_engine(self, ref_hold_s: float, passes_on: bool = False) -> None:
-        """From now on, when a ref is pickled outside of this library, the node holds its object for
-        `ref_hold_s`, because another engine carries the bytes. passes_on: see ForeignRefs."""
+        """Marks this process as part of another engine. When a ref is pickled outside of this
+        library, the node then holds the object for `ref_hold_s`, because the engine transports the
+        bytes. passes_on: see ForeignRefs."""
         if self.foreign is None:
             number = lambda: self.tasks.node_number  # noqa: E731
             self.foreign = ForeignRefs(self.memory, number, ref_hold_s, passes_on)
@@ -117,7 +118,7 @@ class Runtime:
 
     @property
     def is_over(self) -> bool:
-        """Whether the node is gone, but an engine may let this process join again or join another
+        """Whether the node is lost, but an engine may let this process join again, or join another
         cluster."""
         return self.foreign is not None and self.memory.lost is not None
 
@@ -209,7 +210,7 @@ class Runtime:
         if pending is not None:
             pending.future = future
         # The operation may have ended, or the node may have been lost, before the Future was
-        # entered above. The thread that noticed it did not know the Future, so check again now.
+        # entered above. The thread that handled this event did not know the Future, so check again.
         if self.tasks.done(oid):
             future._complete(self.client.state(oid) in CANCELLED)
         elif self.memory.lost is not None:
@@ -221,8 +222,8 @@ class Runtime:
         `Submitter.call_back_at_end`, without a lock."""
         error = ClosedError("the cluster was closed before this was done")
         if self.memory.lost is None:
-            # First, so that a thread that submits a task now either sees this, or has entered the
-            # task early enough for `abandon` below to fail it.
+            # First: a thread that submits a task now either sees the flag, or has entered the task
+            # early enough for `abandon` below to fail it.
             self.memory.lost = error
         self.submitter.stop()
         with _stack_lock:
@@ -248,9 +249,9 @@ class Runtime:
 
 
 def current_runtime() -> Runtime:
-    """The innermost open Runtime of this process. If there is none, or the node of each is gone,
-    first lets an engine make this process join a cluster. If no engine does, returns a Runtime
-    whose calls raise that its node is gone, or raises ClosedError if there is none."""
+    """The innermost open Runtime of this process. If all have lost their nodes, or none is open, an
+    engine may first let this process join a cluster. Otherwise returns a Runtime whose calls raise
+    NodeLostError, or raises ClosedError if there is none."""
     found = _innermost()
     if found is None or found.is_over:
         if enter_by_engine():
@@ -265,8 +266,8 @@ def current_runtime() -> Runtime:
 
 
 def _innermost() -> Runtime | None:
-    """The innermost Runtime that takes part in its cluster and is not hidden; if there is none, the
-    innermost one for which an engine may find a new node."""
+    """The innermost Runtime that is not hidden and has not lost its node. If there is none, the
+    innermost Runtime for which an engine may find a new node."""
     over = None
     for runtime in reversed(_stack):
         if runtime.client.usable and not runtime.dropped and not runtime.hidden:
@@ -277,7 +278,7 @@ def _innermost() -> Runtime | None:
 
 
 def runtime_of(ref: ObjectRef[Any]) -> Runtime:
-    """The open Runtime to which this ref's hold belongs. ClosedError if it has been closed."""
+    """The Runtime that has this ref's hold. ClosedError if the Runtime has been closed."""
     host_id = getattr(ref._hold, "host_id", 0)
     for runtime in reversed(_stack):
         if runtime.client.usable and runtime.client.host_id == host_id:

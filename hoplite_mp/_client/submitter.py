@@ -1,8 +1,9 @@
-"""The submitter's side of tasks: sending, dependencies, completions.
+"""The submitter's side of tasks: sending, dependencies and completions.
 
-A task's state is in its header, but its submitter must hold the arguments until the task is done,
-send the task when they are ready, take over refs inside its result, and notify all waiters.
-Whichever comes first does so: the thread in `result()`, the next submit, or the collector.
+A task's state is in its header. The submitter sends the task when its arguments are ready, holds
+the arguments until the task is done, takes over refs inside the result, and notifies all waiters.
+Completions are processed by the first of these threads: a thread in `result()`, the next submit, or
+the collector.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class Submitter:
         self.memory = memory
         self.client: _shm.Client = memory.client
         self.tasks = tasks
-        # Other threads change it at any time. `copy()` is one step of C; a list of `items()` is
-        # not, because the garbage collector may run inside it and let other threads run.
+        # Other threads change this dictionary at any time. `copy()` is atomic. `list(items())` is
+        # not: the garbage collector may run inside it, and other threads may run then.
         self.pending: dict[int, Pending] = {}
         self._functions = Functions(memory)
         # Dependency -> tasks that need it, and watches on it.
@@ -90,8 +91,8 @@ class Submitter:
         # These never appear in the done bitmaps of this process's own tables.
         self._others: dict[int, set[int]] = {}
         self._unread = Unread()
-        # The failed dependency that was read last, its error and the error's payload: often many
-        # tasks need the same dependency.
+        # The last failed dependency, its error and the error's payload. Often many tasks need the
+        # same dependency.
         self._failed_dependency: tuple[int, BaseException, _serialize.Encoded] | None = None
         self.failures = Failures(memory.client, tasks, self.pending)
         self.waits_lock = locks.rlock("client.waits")
@@ -123,9 +124,9 @@ class Submitter:
         demand: Demand | None = None,
         delay: RetryDelay | None = None,
     ) -> Future[Any]:
-        """holder: held until the task is done. refusal: an error with which the task fails at once.
-        more_flags: see _client/functions.py. rank, demand: see _client/ports.py. delay: the pauses
-        before the task's retries."""
+        """holder: an object that is held until the task is done. refusal: an error with which the
+        task fails without being sent. more_flags: see _client/functions.py. rank, demand: see
+        _client/ports.py. delay: the pauses before the task's retries."""
         client, memory = self.client, self.memory
         if self.closed or memory.lost is not None or not client.usable:
             memory.check_lost()
@@ -134,7 +135,7 @@ class Submitter:
             memory.collect()
         function, carried = self._functions.send(fn)
         call = _serialize.encode_call(args, kwargs, memory.scan)
-        if len(call.refs) > len(call.dependencies):  # the task may read the others
+        if len(call.refs) > len(call.dependencies):  # the task may read the other refs
             memory.note_passed_on(call.refs)
         carries = carried if holder is None else (carried, holder)
         holds: list[Any] = [function, carries, *call.refs]
@@ -192,7 +193,9 @@ class Submitter:
             if carried is not None or holder is not None or len(holds) > HOLDS_OF_CALL:
                 # The task may hold the last handle of an actor, so release its holds soon after.
                 self.collector.look_soon()
-        except BaseException:  # Ctrl-C, say: the caller gets no Future, so the task is not needed
+        except (
+            BaseException
+        ):  # for example Ctrl-C: the caller gets no Future, so the task is not needed
             self.tasks.cancel(oid, False)
             self.drain()
             raise
@@ -272,8 +275,8 @@ class Submitter:
             waiting.append(pending)
 
     def release(self, oid: int) -> None:
-        """Called when the object is done: notifies all its waiters. A thread that adds a waiter
-        later calls this, too. Each step may be repeated: `look_at_all` repeats interrupted ones."""
+        """Notifies all waiters of an object that is done. A thread that adds a waiter later calls
+        this method, too. Each step may be repeated: `look_at_all` repeats interrupted steps."""
         seen: set[Pending | DoneCallback] = set()
         while True:
             with self.waits_lock:  # remove the list only when all entries have been notified
@@ -293,7 +296,7 @@ class Submitter:
                     self.send(pending)
 
     def end_waits(self, oid: int) -> None:
-        """Called, under the lock, when nothing waits for the object any more."""
+        """Ends the watches on an object that has no waiters any more. Called under the lock."""
         if self.waits.pop(oid, None) is not None:
             bucket = self.tasks.bucket(oid)
             if oid in self._others.get(bucket, ()):
@@ -303,13 +306,13 @@ class Submitter:
     def wake_waiters(self) -> None:
         """Wakes every waiter that was notified since the last call, once."""
         while self.told:
-            # One expression, so that there is little time for Ctrl-C between the two calls, which
-            # would lose a wake-up. IndexError: another thread has taken the last one meanwhile.
+            # One expression: Ctrl-C between the two calls would lose a wake-up, and is unlikely
+            # here. IndexError: another thread has taken the last entry meanwhile.
             with contextlib.suppress(IndexError):
                 self.told.popleft()()
 
     def send(self, pending: Pending) -> None:
-        """Called when all arguments are done: posts the task, or fails it."""
+        """Posts a task whose arguments are done, or fails it."""
         if self.client.state(pending.oid) != STATE["WAITING"]:
             return  # sent already, or cancelled
         for ref in pending.needs:
@@ -385,7 +388,7 @@ class Submitter:
         return []
 
     def fail_at_once(self, error: BaseException, copy: bool) -> Future[Any]:
-        """The Future of a task that cannot be sent; it has failed with exactly this exception."""
+        """The failed Future of a task that cannot be sent. Its exception is this object."""
         client = self.client
         oid = client.new(KIND_OPERATION, STATE["CLAIMED"], client.slot, 0)
         future: Future[Any] = Future(self, oid, client.hold(oid, False), copy)
@@ -455,7 +458,7 @@ class Submitter:
         self.wake_waiters()
 
     def ended(self, oid: int) -> None:
-        """Like drain(), for one result that has just been read."""
+        """Like `drain`, for one result that has just been read."""
         self._look_after(oid)
         self.wake_waiters()
 
@@ -466,7 +469,7 @@ class Submitter:
                 self._finish(pending)
             elif oid in self.waits:
                 self.release(oid)
-        except Exception as error:  # no space for inner refs, say: try again later
+        except Exception as error:  # for example, no space for inner refs: try again later
             full = isinstance(error, (StoreFullError, HopliteTimeoutError))
             _log.log(logging.DEBUG if full else logging.ERROR, "result %#x", oid, exc_info=True)
             self.collector.look_again()
@@ -513,11 +516,12 @@ class Submitter:
                 self.ended_futures.popleft()._tell()
 
     def keep_results(self, bytes_max: int) -> None:
-        """Called before the end: keeps unread results readable."""
+        """Keeps unread results readable. Called before the cluster ends."""
         keep_results(self.memory, self._unread.futures(), bytes_max)
 
     def abandon(self, error: BaseException) -> None:
-        """Called after the end: fails all unfinished objects, and calls the callbacks."""
+        """Fails all unfinished objects, and calls the callbacks. Called after the cluster has
+        ended."""
         fail_pending(self, error)
         call_back(self)
 
@@ -575,13 +579,13 @@ class Submitter:
             self.readers.shutdown(wait=False)
 
 
-ERROR_CHARS_MAX = 40  # so that it fits into a record
+ERROR_CHARS_MAX = 40  # fits into a record
 NO_SPACE_FOR_DETAILS = "no space for details; raise memory="
 
 
 def last_resort(error: BaseException) -> _serialize.Encoded:
-    """Describes an error for which the store has no space, so that it fits into the record. An
-    error of this library keeps its type, for `except` clauses."""
+    """Shortens an error to fit into the record, if the store had no space for it. An error of this
+    library keeps its type, for `except` clauses."""
     kind = type(error)
     if isinstance(error, HopliteError) and kind.__module__ == HopliteError.__module__:
         return _serialize.encode_error(kind(NO_SPACE_FOR_DETAILS), "")
@@ -605,8 +609,8 @@ def run_here(
     retries: int,
     delay: RetryDelay | None,
 ) -> Future[Any]:
-    """Runs the task, and returns its finished Future. retries: how often the task is tried again
-    after one of the exceptions of a FrozenFunction. delay: the pauses before these tries."""
+    """Runs the task, and returns its finished Future. retries: the number of retries after the
+    exceptions of a FrozenFunction. delay: the pauses before the retries."""
     memory = submitter.memory
 
     def get(ref: Any) -> Any:

@@ -62,7 +62,7 @@ def test_wrong_arguments(cluster: Cluster, call: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda c: c.submit(5), "a function, or an object that can be called, not 5"),
+        (lambda c: c.submit(5), "a function or an object that can be called, not 5"),
         (lambda c: list(c.map("len", [1])), "can be called, not 'len'"),
         (lambda c: c.options(retry_exceptions=[OSError]).submit(5), "can be called, not 5"),
         (lambda c: c.wait(5), "a ref, a Future, or an iterable of them, not int 5"),
