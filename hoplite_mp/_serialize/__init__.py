@@ -1,8 +1,8 @@
-"""Payloads: the bytes of an object, and how values become payloads and are read without a copy.
+"""Payloads, the bytes of objects: writes values as payloads, and reads them without a copy.
 
 The layout is drawn in docs/architecture.md ("Payload of an object"). This package writes and reads
-heads; it never copies large data, and must not depend on the store, tasks or nodes. This file
-exports only names for other packages. The modules:
+heads. It never copies large data, and must not depend on the store, tasks or nodes. This file only
+exports names for other packages. The modules:
 
     layout         what stands where in a payload
     values         any value: the choice of a kind

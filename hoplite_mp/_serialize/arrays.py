@@ -1,6 +1,6 @@
-"""Payloads of one array or one number: a head that the node can also read, and the bytes.
+"""Payloads of one array or one number: a head that nodes can read, too, and the bytes.
 
-Because of that head, a reduction never unpickles a user's data.
+With this head, a reduction never unpickles a user's data.
 """
 
 from __future__ import annotations

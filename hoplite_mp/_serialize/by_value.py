@@ -1,9 +1,9 @@
-"""Functions and classes by value in our streams: cloudpickle's reductions, and what they carry.
+"""Functions and classes by value in our streams: cloudpickle's reductions, and captured values.
 
-The package cloudpickle gives the functions of every stream globals of their own. Functions in our
-streams name the namespace to which they belong, and bring a manifest of the globals that they use,
-each with its mark (`namespaces`). A large array is an object of its own, whose mark counts as the
-array's, and the stream names the object; otherwise each function would repeat the array's bytes.
+cloudpickle gives the functions of each stream separate globals. Functions in our streams name their
+namespace instead, and contain a manifest of the globals that they use, each with its mark
+(`namespaces`). A large array is stored as a separate object, and the stream names this object, so
+that functions do not repeat the array's bytes. The object's mark is also the array's mark.
 """
 
 from __future__ import annotations
@@ -47,43 +47,43 @@ _ATTRIBUTES = ("__package__", "__name__", "__path__", "__file__")
 
 
 class ArrayStore(Protocol):
-    """Keeps large arrays as objects, each value once."""
+    """Stores large arrays as objects, each value once."""
 
     nbytes_min: int
 
     def copy_of(self, array: Array) -> tuple[KeptArray, Any]:
-        """The object that keeps the array, and what is known of the array as long as that is held;
-        its `number` is that of no other array."""
+        """The object that contains the array, and the array's state. The state's `number` is unique
+        as long as the state is held."""
 
     def hold(self, fn: Any, known: list[Any]) -> None:
-        """Holds what is known of arrays as long as that function lives."""
+        """Holds the states of arrays as long as that function lives."""
 
     def bound(self, module: types.ModuleType, name: str, value: Any, known: list[Any]) -> None:
-        """Holds what is known of the arrays of a variable as long as it has this value, so that
-        their marks stay the same."""
+        """Holds the states of a variable's arrays as long as the variable has this value, so that
+        the arrays keep their marks."""
 
     def warn(self, module: str, name: str, array: Array) -> None:
-        """Notes which global variable has this array as its value."""
+        """Warns that the value of a global variable is a large array."""
 
 
 class Scan:
-    """Reads everything that a function or another value carries by value. Each variable, class and
-    array is read once, however many functions use it, so the value sent is the value compared."""
+    """Reads all captured values of a function or another value. Each variable, class and array is
+    read once, however many functions use it, so the sent value is the compared value."""
 
     def __init__(self, store: ArrayStore | None = None) -> None:
-        self.store = store  # None: arrays travel in the stream
-        # Names the objects of arrays. None: they only mark the arrays, which travel in the stream;
-        # else an array would count as changed between an initializer and a task.
+        self.store = store  # None: arrays stay in the stream
+        # Names the objects of arrays. None: arrays stay in the stream, and the objects only mark
+        # them. Without marks, an array would count as changed between an initializer and a task.
         self.stream: PickleStream | None = None
         # (id of a dictionary of globals, name) -> value, or UNBOUND; (id of a cell, "") -> its
-        # contents, or UNBOUND. These are sent, although other threads may have bound the variables
-        # since.
+        # contents, or UNBOUND. These values are sent, even if other threads bind the variables
+        # later.
         self.snapshot: dict[tuple[int, str], Any] = {}
-        # By id. The arrays are held: a reducer may make a new array for each look, which could
-        # otherwise get the id of an earlier one.
+        # By id. The arrays are held: a reducer may make a new array at each call, which could
+        # otherwise get the id of an earlier array.
         self._arrays: dict[int, tuple[Array, tuple[KeptArray, Any]]] = {}
-        self._met: list[Any] = []  # what is known of the arrays of the present variable
-        self._shared: dict[int, SharedArray] = {}  # by id: pickle's memo must find the same one
+        self._met: list[Any] = []  # states of the arrays of the present variable
+        self._shared: dict[int, SharedArray] = {}  # by id: pickle's memo needs the same object
         self._namespaces: dict[int, Namespace] = {}
         self._entries: dict[tuple[int, str], Entry | None] = {}
         self._sources: dict[tuple[str, int], Source] = {}
@@ -100,7 +100,7 @@ class Scan:
         return self.store is not None and array.nbytes >= self.store.nbytes_min
 
     def copy_of(self, array: Array) -> tuple[KeptArray, Any]:
-        """As that of the store, once for each array."""
+        """Like `ArrayStore.copy_of`, computed once for each array."""
         found = self._arrays.get(id(array))
         if found is None:
             assert self.store is not None
@@ -109,16 +109,16 @@ class Scan:
         return found[1]
 
     def hold(self, fn: Any) -> None:
-        """Holds what is known of all arrays so far as long as this function lives."""
+        """Holds the states of all arrays so far, as long as this function lives."""
         if self.store is not None:
             self.store.hold(fn, [known for _, (_, known) in self._arrays.values()])
 
     def reduce(self, array: Array) -> Reduced:
-        """An array beside the stream."""
+        """Reduces an array to an out-of-band object."""
         return load_out_of_band, (self._place(self.copy_of(array)[0]), *described(array))
 
     def reduce_shared(self, array: Array) -> Reduced:
-        """An array that is the value of a global variable."""
+        """Reduces an array that is the value of a global variable."""
         kept, known = self.copy_of(array)
         key = process(), known.number, kept.mark
         return load_shared, (self._place(kept), key, *described(array))
@@ -130,22 +130,22 @@ class Scan:
     # -- functions, classes and variables ------------------------------------------------------
 
     def namespace(self, scope: dict[str, Any]) -> Namespace:
-        """As namespace_of."""
+        """Like `namespace_of`, computed once for each module."""
         found = self._namespaces.get(id(scope))
         if found is None:
             found = self._namespaces[id(scope)] = namespace_of(scope)
         return found
 
     def source(self, function: types.FunctionType) -> Source | None:
-        """The text of a function whose file readers cannot be expected to have."""
+        """The source text of a function, if readers may not have its file."""
         if module_travels(function.__module__):
             return None
         found = source_of(function.__code__)
         return found and self._sources.setdefault(found[:2], found)
 
     def entry(self, namespace: Namespace, name: str, needed: bool = True) -> Entry | None:
-        """The entry of a global variable; None if it is not sent. Not `needed`: code only mentions
-        the variable, so it must not make a function unpicklable."""
+        """The entry of a global variable; None if it is not sent. `needed` is False if code only
+        mentions the variable: it must not make a function unpicklable then."""
         place = id(namespace.scope), name
         if place not in self._entries:
             found = self._entry(namespace, name, needed)
@@ -172,10 +172,10 @@ class Scan:
             if isinstance(error, (MemoryError, HopliteError)):  # such as a full store
                 raise
             if not namespace.home:
-                # A task has set this global to a value that cannot travel, such as an open
-                # connection. Readers have their own, or none, as in the standard library.
+                # A task has set this global to a value that cannot be sent, such as an open
+                # connection. Readers use their own value, or have none, as in the standard library.
                 return None
-            # It counts as changed, so the pickler will raise why it cannot be pickled.
+            # # It counts as changed, so the pickler will raise the reason.
             own, holds_refs = os.urandom(8), False
         module = sys.modules.get(namespace.key[0])
         if store is not None and isinstance(module, types.ModuleType) and vars(module) is scope:
@@ -191,7 +191,8 @@ class Scan:
         return (name, *namespace.variable(name).sent_as(own), holds_refs, value)
 
     def mark_of(self, value: Any) -> tuple[bytes, bool]:
-        """As `fingerprint`, of a class once: its state and its name in `__main__` need it."""
+        """Like `fingerprint`, computed once for a class, whose state and name in `__main__` need
+        it."""
         if not isinstance(value, type) or importable(value):
             return fingerprint(value, keeper=None if self.store is None else self)
         if value not in self._classes:
@@ -201,8 +202,9 @@ class Scan:
     def found_by_name(
         self, obj: Any, code: types.CodeType | None, known: list[Entry]
     ) -> tuple[Namespace, list[Entry]] | None:
-        """What code in tasks may look up by name in `__main__` because of this object of a script:
-        the object itself, and what its annotations name. `known` need no second entry."""
+        """The entries for names that code in tasks may look up in `__main__` because of this object
+        of a script: the object itself, and the names in its annotations. Names in `known` need no
+        second entry."""
         if obj.__module__ not in MAIN_NAMES:
             return None
         module = sys.modules.get(obj.__module__)
@@ -212,7 +214,7 @@ class Scan:
         here = {entry[0] for entry in known}
         manifest = list(known)
         root, nested, _ = obj.__qualname__.partition(".")
-        method = code is not None and nested  # its class brings its own name
+        method = code is not None and nested  # the name of its class is sent with the class
         if not method and root not in here and _found(module, obj):
             here.add(root)
             manifest += filter(None, [self.entry(namespace, root)])
@@ -225,7 +227,7 @@ class Scan:
 
 
 def reduce_by_value(pickler: Any, obj: Any) -> Reduced:
-    """How the heavy pickler reduces functions and classes that readers cannot import."""
+    """The heavy pickler's reduction of functions and classes that readers cannot import."""
     reduced = cloudpickled(pickler, obj)
     if not isinstance(reduced, tuple) or len(reduced) != 6:
         return reduced
@@ -246,12 +248,12 @@ def reduce_by_value(pickler: Any, obj: Any) -> Reduced:
 
 
 def _attributes(scope: dict[str, Any]) -> dict[str, Any]:
-    """The names of a module that its functions see wherever they run."""
+    """The module attributes that are sent with its functions."""
     return {name: scope[name] for name in _ATTRIBUTES if name in scope}
 
 
 def _found(module: types.ModuleType, obj: Any) -> bool:
-    """Whether pickle finds this very object by its name."""
+    """Whether pickle finds the object itself by its name."""
     found: Any = module
     for name in obj.__qualname__.split("."):
         found = vars(found).get(name) if isinstance(found, (type, types.ModuleType)) else None
@@ -273,7 +275,7 @@ def _reduce_function(pickler: Any, function: types.FunctionType, reduced: Any) -
         manifest = found[1]
     scan.hold(function)
     carried: tuple[Any, ...] = (state, slots, submodules, manifest)
-    if pickler.stream is not None:  # In a payload globals would be views, which pin objects.
+    if pickler.stream is not None:  # In a payload, globals would be views that pin objects.
         carried = (*carried[:3], Private(1), manifest, Private(-1), manifest)
     n_cells = -1 if cells is None else len(cells)
     args = (code, namespace.key, attributes, n_cells, scan.source(function))

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class EncodedCall(Encoded):
-    """The arguments of a call; the task waits for `dependencies`, whose values it receives."""
+    """The arguments of a call. The task waits for `dependencies`, and receives their values."""
 
     __slots__ = ("dependencies",)
     dependencies: list[ObjectRef[Any]]
@@ -64,8 +64,8 @@ def encode_call(
 ) -> EncodedCall:
     """The arguments of a task.
 
-    A ref or Future that is an argument, or stands inside list, tuple, dict (as key or value) or
-    set, is marked to be replaced by its value; elsewhere, and inside `by_ref`, refs stay refs.
+    A ref or Future that is an argument, or is inside a list, tuple, dict (as key or value) or set,
+    is marked to be replaced by its value. In other places, and inside `by_ref`, refs stay refs.
     `scan`, `beside`: as in `encode`.
     """
     if not kwargs and len(args) <= PLAIN_ITEMS_MAX:
@@ -87,7 +87,7 @@ def encode_call(
 
 
 def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
-    """A call with only small immutable values and refs, as most calls; therefore fast."""
+    """Fast path for most calls: arguments that are small immutable values and refs."""
     if all_atoms(map(type, args)):
         stream = pickle.dumps(args, 5)
         head = pack_head(PICKLE, PLAIN | ARGS_ONLY, 0, 0, 0, len(stream)) + stream
@@ -115,7 +115,7 @@ def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
 def _write_call(
     value: Any, args: tuple[Any, ...], scan: MakeScan | None, beside: bool
 ) -> PickleStream:
-    # Many calls have no refs. Their lists need not be searched in Python.
+    # # Many calls have no refs: their lists need no search in Python.
     types = ref_types()
     if not any(isinstance(arg, types) for arg in args):
         try:
@@ -172,9 +172,8 @@ def _blame_argument(
 
 
 def read_dependencies(mem: memoryview) -> list[bytes]:
-    """Ids of the refs whose values the call needs. Only the heads of calls whose arguments are all
-    refs and plain values contain them; for other calls the list is empty. ValueError: not a
-    payload."""
+    """Ids of the refs whose values the call needs. The head contains them only if all arguments are
+    refs and plain values; for other calls the list is empty. ValueError: not a payload."""
     if len(mem) < HEAD.size:
         raise malformed(mem)
     return read_refs(mem) if unpack_head(mem)[1] & REFS_AT else []
@@ -183,8 +182,8 @@ def read_dependencies(mem: memoryview) -> list[bytes]:
 def decode_call(
     mem: memoryview, make_ref: MakeRef, resolve: ResolveRef, writable: bool = True
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of a call. Arrays by value are the task's own; refs are replaced by the
-    results of `resolve`. If the arguments were lost on their way, the payload is an error, which is
+    """(args, kwargs) of a call. Arrays by value belong to the task; refs are replaced by the
+    results of `resolve`. If the arguments were lost in transit, the payload is an error, which is
     raised."""
     if len(mem) < HEAD.size:
         raise malformed(mem)
@@ -209,21 +208,21 @@ def decode_call(
 
 # The functions of tasks as bytes, with a leading name that is read without unpickling.
 #
-# They are not payloads, because the sender chooses where they are stored.
+# They are not payloads, because the sender chooses their place.
 
 
 def encode_function(function: Callable[..., Any], scan: Scan | None = None) -> bytes:
-    """A function for a task: by reference where readers can import it, else by value. Its large
-    arrays travel in the stream; `scan` marks them."""
+    """Encodes a function for a task: by reference if readers can import it, otherwise by value. Its
+    large arrays are in the stream; `scan` marks them."""
     return encode_out_of_band(function, scan, False)[0]
 
 
 def encode_out_of_band(
     function: Callable[..., Any], scan: Scan | None, beside: bool = True
 ) -> tuple[bytes, list[ObjectRef[Any]], bool]:
-    """A function for a task; the objects that contain its large arrays; and whether it contains
-    refs. These are written as in a foreign pickle and keep no object alive on the way, so the
-    caller keeps `function` alive until it has arrived.
+    """Encodes a function for a task. Returns its bytes, the objects with its large arrays, and
+    whether it contains refs. These refs are written as in a foreign pickle, and hold no object in
+    transit, so the caller keeps `function` alive until it has arrived.
     """
     name = _display_name(function).encode(errors="replace")[:255]
     stream = PickleStream()
@@ -255,7 +254,7 @@ def encode_out_of_band(
 
 
 def _beside(scan: Scan | None, stream: PickleStream, beside: bool) -> Scan | None:
-    """The scan, which keeps the arrays of this stream; None if they travel in it."""
+    """The scan, which stores the arrays of this stream; None if the arrays stay in the stream."""
     if scan is None or not beside:
         return None
     scan.stream = stream
@@ -288,8 +287,8 @@ def decode_function(data: bytes | memoryview) -> Any:
 def decode_with_carried(
     data: bytes | memoryview, ids: Sequence[bytes] = ()
 ) -> tuple[Any, BroughtGlobals]:
-    """That function, and the globals to check before each of its runs. `ids`: of the objects
-    beside it."""
+    """Like `decode_function`; also returns the globals to check before each run of the function.
+    `ids`: the ids of its out-of-band objects."""
     with BroughtGlobals(ids) as brought:
         function = decode_function(data)
     brought.nbytes += len(data)

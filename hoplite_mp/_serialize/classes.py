@@ -1,10 +1,10 @@
 """Classes in streams by value: cloudpickle's reductions, with slots and without hooks.
 
-A received class equals the sender's class: its attributes are sent as its state. So the hooks of a
-class statement (`__init_subclass__`, a metaclass's `__new__` and `__init__`) do not run again if
-they are sent by value too: the state contains their effects, and the keyword arguments of the class
-statement, which they may need, are recorded nowhere. Hooks that readers import run as usual, unless
-they require such arguments.
+A received class equals the sender's class: its attributes are sent as its state. The hooks of a
+class statement are `__init_subclass__`, and a metaclass's `__new__` and `__init__`. Hooks that are
+sent by value do not run again: the state contains their effects, and the keyword arguments of the
+class statement, which they may need, are not recorded. Hooks that readers import run as usual,
+unless they require such arguments.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _hooks = locks.rlock("serial.hooks")  # held while a hook is replaced
 
 
 def _forked() -> None:
-    """The lock may have been held by a thread that does not exist in a forked child."""
+    """Replaces the lock in a forked child, where a thread that does not exist may hold it."""
     global _hooks
     _hooks = locks.rlock("serial.hooks")
 
@@ -68,7 +68,7 @@ def cloudpickled(pickler: Any, obj: Any) -> Reduced:
         if obj not in cloudpickle._BUILTIN_TYPE_NAMES:
             return _reduce_enum(obj) if _is_plain_enum(obj) else _reduce_class(obj)
     elif isinstance(obj, types.FunctionType):
-        # Not by cloudpickle's rule that readers can import everything in sys.modules here.
+        # cloudpickle's rule, that readers can import everything in sys.modules, is not used here.
         return pickler._dynamic_function_reduce(with_annotations(obj))
     return cloudpickle.Pickler.reducer_override(pickler, obj)
 
@@ -92,7 +92,7 @@ def _reduce_class(cls: type) -> Reduced:
         state = _state_of_slotted(cls, slots), {}
     _evaluate_annotations(cls, state[0])
     for one in [one for one in state[0] if _must_be_in_namespace(meta, one)]:
-        is_property = type(state[0][one]) is property  # `fill_class` gives it its functions
+        is_property = type(state[0][one]) is property  # `fill_class` sets its functions
         namespace[one] = property() if is_property else state[0].pop(one)
     return load_class, (meta, name, bases, namespace, tracker_id), state, None, None, fill_class
 
@@ -142,8 +142,8 @@ def _slots(cls: type) -> tuple[str, ...]:
 
 
 def _evaluate_annotations(cls: type, state: dict[str, Any]) -> None:
-    """Since Python 3.14 a class has a function that evaluates its annotations (PEP 649). That
-    function refers to the namespace of the class, so the annotations are sent instead of it."""
+    """Replaces the function that evaluates a class's annotations since Python 3.14 (PEP 649) by the
+    annotations, because the function refers to the namespace of the class."""
     state.pop("__classdictcell__", None)  # of that function
     if "__annotate_func__" in vars(cls):
         state["__annotations_cache__"] = own_annotations(cls)
@@ -261,8 +261,8 @@ def load_enum(
     aliases: dict[str, str],
     tracker_id: str,
 ) -> type:
-    """Used in streams: an enumeration whose members can already be found by their values, because
-    its attributes may hold them. The enumeration and its members lack their other attributes."""
+    """Used in streams: an enumeration whose other attributes are not filled in yet. Its members can
+    already be found by their values, because attributes may contain members."""
     from cloudpickle import cloudpickle
 
     known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
@@ -304,7 +304,8 @@ def _owner_of_hook(bases: Any) -> type | None:
 
 @contextlib.contextmanager
 def _without_hook(owner: type | None) -> Iterator[None]:
-    """Classes that this thread creates inside do not call the hook; those of other threads do."""
+    """Suppresses the hook for classes that this thread creates inside; classes of other threads
+    still call it."""
     if owner is None:
         yield
         return
@@ -327,8 +328,8 @@ def _without_hook(owner: type | None) -> Iterator[None]:
 # The annotations of a function or class, without an error for names that do not exist.
 #
 # Since Python 3.14 annotations are evaluated when they are read (PEP 649), so a name that only type
-# checkers import is an error at that time. A function by value is sent with the present values of
-# its annotations, or with their text if one of them cannot be evaluated.
+# checkers import raises an error then. A function by value is sent with the present values of its
+# annotations, or with their text if one of them cannot be evaluated.
 
 
 IS_LAZY = sys.version_info >= (3, 14)

@@ -1,9 +1,8 @@
 """Functions and classes in streams: by reference where readers can import them, else by value.
 
-By value means by cloudpickle. It is used for definitions in `__main__`, for lambdas, for local
-functions and classes, and for modules registered for it. Plain pickle would "succeed" for
-`__main__` by reference, but readers never import `__main__`. This module must not depend on
-payloads, refs and arrays.
+"By value" means by cloudpickle: for definitions in `__main__`, lambdas, local functions and
+classes, and registered modules. Plain pickle would write definitions of `__main__` by reference,
+but readers never import `__main__`. This module must not depend on payloads, refs and arrays.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ if TYPE_CHECKING:
 
 
 by_value_modules: dict[str, types.ModuleType] = {}
-# The globals and closures that are sent with a function that readers import: none. Each
-# registration makes a new list, so that no function still counts as sent by name.
+# The captured values of a function that readers import: none. Each registration makes a new list,
+# so that no function still counts as sent by name.
 by_name: list[Any] = []
 _BUILTIN_SINGLETON_TYPES = frozenset({type(None), type(...), type(NotImplemented)})
 _CO_FILENAME = 10  # the place of co_filename among the arguments of types.CodeType
-# Classes that were defined in this process, not received. A stream that returns must not change
-# them.
+# Classes that were defined in this process, not received. A stream that returns to this process
+# must not change them.
 _native_classes: weakref.WeakSet[type] = weakref.WeakSet()
 
 UNBOUND: Any = object()  # stands for a variable without a value
@@ -49,7 +48,7 @@ class NeedCloudpickle(Exception):
 
 
 def importable(obj: Any) -> bool:
-    """Whether a reader finds this very function or class by its module and qualified name."""
+    """Whether a reader finds the same function or class by its module and qualified name."""
     module_name = getattr(obj, "__module__", None)
     qualname = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
     if type(module_name) is not str or type(qualname) is not str:
@@ -65,15 +64,15 @@ def importable(obj: Any) -> bool:
 
 
 def register(module: types.ModuleType) -> None:
-    """Sends the module, and those below it, by value from now on."""
+    """Registers the module and its submodules to be sent by value."""
     global by_name
     by_value_modules[module.__name__] = module
     by_name = []
 
 
 def module_travels(module_name: Any) -> bool:
-    """Whether readers can import this module: not `__main__`, nor a module that is registered for
-    sending by value, nor one that only this program has imported."""
+    """Whether readers can import this module. They cannot import `__main__`, a module that is
+    registered for sending by value, or a module that only this program has imported."""
     if module_name in MAIN_NAMES or module_name not in sys.modules:
         return False
     name = module_name
@@ -85,7 +84,7 @@ def module_travels(module_name: Any) -> bool:
 
 
 def reduce_code(pickler: Any, obj: Any) -> Reduced:
-    """A function or class: by its name if that is enough."""
+    """Reduces a function or class to its name, if readers can import it."""
     if id(obj) in OWN_IDS:
         return NotImplemented
     if importable(obj) or obj in _BUILTIN_SINGLETON_TYPES:
@@ -109,13 +108,14 @@ def note_native(cls: type) -> None:
 
 
 def reduce_code_object(pickler: Any, obj: types.CodeType) -> Reduced:
-    """As in cloudpickle, with the name of the file that it leaves out since version 3.1."""
+    """Reduces a code object as cloudpickle does, with the file name that cloudpickle omits since
+    version 3.1."""
     if not pickler.by_value:
         raise NeedCloudpickle
     from cloudpickle import cloudpickle
 
     kind, args = cloudpickle._code_reduce(obj)
-    # Interned, so that a pickler with several code objects writes the name once.
+    # # Interned, so that a pickler with several code objects writes the name once.
     return kind, (*args[:_CO_FILENAME], sys.intern(obj.co_filename), *args[_CO_FILENAME + 1 :])
 
 
@@ -125,7 +125,7 @@ def is_native(cls: type) -> bool:
 
 
 def reduce_module(pickler: Any, module: types.ModuleType) -> Reduced:
-    """A module: by its name, or with all its contents if readers cannot import it."""
+    """Reduces a module to its name, or to all its contents if readers cannot import it."""
     if not pickler.by_value:
         raise NeedCloudpickle
     name = module.__name__
@@ -141,19 +141,19 @@ def load_module_state(module: types.ModuleType, state: dict[str, Any]) -> None:
     vars(module).update(state, __builtins__=builtins.__dict__)
 
 
-# Names in a module that describe how this process has imported it.
+# Attributes of a module that describe its import in this process.
 _OF_IMPORT = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"})
 
 
 def reduce_only_by_value(pickler: Any, obj: Any) -> Reduced:
-    """Objects that plain pickle cannot write at all, such as modules."""
+    """Reduces objects that plain pickle cannot write, such as modules."""
     if not pickler.by_value:
         raise NeedCloudpickle
     return NotImplemented  # cloudpickle's dispatch table knows it.
 
 
 def reduce_named(pickler: Any, obj: Any) -> Reduced:
-    """Objects of the library that pickle would write as a mere name in `__main__`."""
+    """Reduces objects of the library that pickle would write as a name in `__main__`."""
     if importable(obj):
         return NotImplemented
     if isinstance(obj, functools._lru_cache_wrapper):
@@ -171,7 +171,7 @@ def load_cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any
 
 
 def reduce_not_by_name(pickler: Any, obj: Any) -> Reduced:
-    """Instances of by-value classes that define their own pickling."""
+    """Reduces instances of by-value classes that define their own pickling."""
     reducer = copyreg.dispatch_table.get(type(obj))
     reduced: Any = obj.__reduce_ex__(5) if reducer is None else reducer(obj)
     if isinstance(reduced, str) and not module_travels(getattr(obj, "__module__", None)):
@@ -186,8 +186,8 @@ def reduce_not_by_name(pickler: Any, obj: Any) -> Reduced:
 #
 # Workers have the `sys.path` that this program had when it started them, and the finders that
 # `site` installs. Readers can import a module if these find the same file for its name. They cannot
-# import a module that the program has made in another way: from a file at another place, in memory,
-# or with its own finder.
+# import a module that the program has made in another way: from a file in another directory, in
+# memory, or with its own finder.
 
 
 _OWN_FINDERS: tuple[Any, ...] = (
@@ -200,14 +200,14 @@ _CYTHON = "_cython_", "cython_runtime"  # modules that compiled code makes, with
 Path = list[str] | None  # None: `sys.path`
 Answer = tuple[weakref.ref[types.ModuleType], Path, bool, tuple[Any, ...] | None]
 _path: Path = None  # the path of the workers that this process started last
-# Name -> the module that was checked, the searched path, the answer, and for a module without a
-# `__spec__`, which the program may still be filling, the basis of the answer.
+# Name -> the module that was checked, the searched path, the answer, and the basis of the answer
+# for a module without a `__spec__`, which the program may still be filling.
 _answers: dict[str, Answer] = {}
 _site_finders: dict[str, bool] = {}  # name of a finder's module -> whether `site` installs it
 
 
 def set_readers_path(path: list[str]) -> None:
-    """From now on, readers search this path for modules."""
+    """Sets the path that readers search for modules."""
     global _path
     _path = path
 
@@ -252,7 +252,7 @@ def _is_found(name: str, module: types.ModuleType) -> bool:
     head = name.rpartition(".")[0]
     if head in sys.modules and not is_found_by_readers(head):
         return False
-    if spec is None:  # a module without a file comes with the package that has made it
+    if spec is None:  # a module without a file belongs to the package that has made it
         return not files and (head in sys.modules or name.startswith(_CYTHON))
     if spec.origin is None or spec.origin in _BUILT_IN:
         return True  # a package without a file, or a module of Python
@@ -266,7 +266,7 @@ def _find(name: str) -> importlib.machinery.ModuleSpec | None:
     path: Any = _path
     if head:
         path = getattr(sys.modules.get(head), "__path__", None)
-        if not isinstance(path, list):  # that of a package without a file grows with `sys.path`
+        if not isinstance(path, list):  # the path of a package without a file grows with `sys.path`
             parent = _find(head)
             path = None if parent is None else parent.submodule_search_locations
             if path is None:

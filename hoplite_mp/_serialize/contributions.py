@@ -1,8 +1,8 @@
-"""The values that a rank gives to a Group's call and receives from it, and errors about them.
+"""The contributions to a Group's calls, their results, and errors about both.
 
-An array is sent to the other ranks as its bytes, everything else as a pickled object. The same
-rules apply on one host and on several: which values are sent as bytes, what a reduction refuses,
-and what `out=` accepts.
+An array is sent to the other ranks as its bytes, any other value as a pickled object. The same
+rules apply on one host and on several hosts: which values are sent as bytes, which values a
+reduction refuses, and which values `out=` accepts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 REDUCTIONS = ("allreduce", "reduce", "reduce_scatter")
 PREFIXES = ("scan", "exscan")  # rank r gets the reduction of ranks up to r, or below r
-TARGETED = ("alltoall", "scatter")  # a rank that gives, gives a value for each rank
+TARGETED = ("alltoall", "scatter")  # a contributing rank gives a value for each rank
 ROOTED = ("broadcast", "reduce", "gather", "scatter")  # these fail without the root
 # The end of errors about values that are not arrays.
 BY_FUNCTION = "; op=callable, a function of two values, reduces any values"
@@ -60,8 +60,8 @@ NOTHING = Nothing()
 
 
 def different_calls(calls: Mapping[int, tuple[Any, ...]]) -> str:
-    """The error if ranks made different calls; "": all made the same. calls: rank -> (kind,
-    operator, root, ...)."""
+    """The error text if ranks made different calls; "": all made the same call. calls: rank ->
+    (kind, operator, root, ...)."""
     first, expected = next((rank, call[:3]) for rank, call in calls.items())
     for rank, call in calls.items():
         if call[:3] != expected:
@@ -80,8 +80,8 @@ def _described(kind: str, op: str, root: int) -> str:
 def section_bounds(kind: str, size: int, nbytes: int) -> list[int]:
     """The offsets at which hosts may begin to read a rank's value in a large call, and `nbytes`.
 
-    Each host that owns a stripe begins at its stripe. The last host of an allreduce owns none if
-    the call has begun without it, or if its link is slow.
+    Each host that owns a stripe begins at its stripe. The last host of an allreduce owns no stripe
+    if the call has begun without it, or if its link is slow.
     """
     without_one = max(1, size - 1)
     counts = {"broadcast": {without_one}, "reduce": {without_one}, "allreduce": {size, without_one}}
@@ -92,8 +92,8 @@ def section_bounds(kind: str, size: int, nbytes: int) -> list[int]:
 
 
 def contribution(kind: str, x: Any, size: int, *, gives: bool) -> list[Any]:
-    """The values that a rank gives: one, one for each rank, or none. `gives`: whether x counts
-    (broadcast and scatter ignore it except at the root). ValueError, TypeError: x does not suit
+    """The values that a rank contributes: one, one for each rank, or none. `gives`: whether x is
+    used (broadcast and scatter ignore x except at the root). ValueError, TypeError: x does not suit
     this kind of call."""
     if kind == "barrier" or not gives:
         return []
@@ -150,8 +150,8 @@ def _is_like_an_array(x: Any) -> bool:
 
 
 def is_plain_array(x: Any) -> bool:
-    """Whether its bytes can be sent without pickle. Those of a subclass, of records and of objects
-    cannot."""
+    """Whether the value is an array whose bytes can be sent without pickle: no subclass, no
+    records, no objects."""
     return type(x) is np.ndarray and _serialize.dtype_name(x.dtype) is not None
 
 
@@ -198,7 +198,7 @@ def shortened(values: tuple[Any, ...], place: int) -> _serialize.Encoded:
 
 
 def mask_of(ranks: Iterable[int]) -> int:
-    """Ranks as bits of one integer, which always fits, unlike a list."""
+    """Ranks as bits of one integer. It fits into every message, unlike a list."""
     mask = 0
     for rank in ranks:
         mask |= 1 << operator.index(rank)

@@ -1,11 +1,11 @@
 """Failures as payloads, and the search for the part of a value that cannot be pickled.
 
-An exception raised in a worker may run any code when it is pickled or loaded. So nothing here
-trusts it, and neither encoding nor decoding raises.
+An exception of a task may run any code when it is pickled or loaded. So this module does not rely
+on it, and neither encoding nor decoding raises.
 
-A message between hosts can only contain a short payload, and the sending node never unpickles, so
-it could not shorten a payload. Therefore a payload above WHOLE_BYTES_MAX has a second complete
-payload at its end, a shorter form of the same failure.
+A message between hosts can only contain a short payload. The sending node never unpickles, so it
+cannot shorten a payload. Therefore a payload above WHOLE_BYTES_MAX ends with a second complete
+payload, a shorter form of the same failure.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ SHORT_FORM_LENGTH = struct.Struct("<Q")
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an exception where it was raised, as text: its `__cause__` here."""
+    """The text of an exception's traceback in the process that raised it; the `__cause__` in other
+    processes."""
 
     __module__ = "hoplite_mp._serialize"  # as tracebacks show it, and as pickle finds it
 
@@ -74,7 +75,8 @@ def encode_error(exc: BaseException, traceback_text: str | None = None) -> Encod
     """The payload of a failure. Never raises; an exception that cannot be pickled arrives as a
     TaskError.
 
-    The text defaults to the formatted traceback, with those of `__cause__` and `__context__`.
+    The text defaults to the formatted traceback, with the tracebacks of `__cause__` and
+    `__context__`.
     """
     exc = _exit_within(exc)
     encoded, traceback_text = _encode(exc, traceback_text)
@@ -109,8 +111,8 @@ def _exit_within(exc: BaseException) -> BaseException:
 
 
 def exit_error(error: BaseException) -> TaskError:
-    """The error that a program gets for a task that raised SystemExit, KeyboardInterrupt or
-    GeneratorExit, because these would end the program. They are its cause."""
+    """The error to raise for a task that raised SystemExit, KeyboardInterrupt or GeneratorExit.
+    These exceptions would end the program, so they become the cause of a TaskError."""
     made = TaskError(f"the task raised {_summary(error)}".removesuffix(": "))
     made.__cause__ = error
     vars(made)[EXIT_MARK] = True
@@ -123,7 +125,8 @@ EXIT_MARK = "_exit"
 
 
 def format_error(exc: BaseException, frames: TracebackType | None) -> str:
-    """The traceback with these frames as text, whatever the exception's class does."""
+    """The text of the traceback with these frames. Never raises, whatever the exception's class
+    does."""
     try:
         return "".join(traceback.format_exception(type(exc), exc, frames))
     except KeyboardInterrupt:
@@ -143,7 +146,7 @@ def _with_short_form(encoded: Encoded, exc: BaseException, traceback_text: str) 
         return encoded
     short = _encode_short(exc, traceback_text, WHOLE_BYTES_MAX)
     if not set(short.refs) <= set(encoded.refs):
-        return encoded  # nobody would hold further refs
+        return encoded  # no process would hold further refs
     head = encoded.head[:1] + bytes((encoded.head[1] | HAS_SHORT_FORM,)) + encoded.head[2:]
     at = align(encoded.nbytes)
     tail = short.tobytes() + SHORT_FORM_LENGTH.pack(short.nbytes)
@@ -168,9 +171,9 @@ def short_error(mem: memoryview) -> bytes:
 
 
 def encode_short_error(exc: BaseException, traceback_text: str, nbytes_max: int) -> Encoded:
-    """The payload of a failure for which memory is short. It keeps the type if possible; the
-    message and the traceback are cut in the middle until they fit. If not even the type fits, it is
-    a TaskError with a few words; a few hundred bytes always suffice. Never raises."""
+    """The payload of a failure in at most this number of bytes. The type is kept if possible; the
+    message and the traceback are cut in the middle until they fit. If the type does not fit, the
+    payload is a TaskError with a few words; a few hundred bytes always suffice. Never raises."""
     exc = _exit_within(exc)
     short = _encode_short(exc, traceback_text, nbytes_max)
     encoded = _with_short_form(short, exc, traceback_text)
@@ -210,8 +213,8 @@ def _encode_short(exc: BaseException, traceback_text: str, nbytes_max: int) -> E
     return fill(Encoded, PickleStream(), ERROR, 0, ERROR_META.pack(0, len(summary)) + summary)
 
 
-# The shares of the size that are tried for the traceback, and for the message the same again. With
-# the last share there is neither.
+# The shares of the size that are tried for the traceback; the message gets the same share. With the
+# last share there is neither.
 SHARES = (0.4, 0.2, 0.1, 0.05, 0.0)
 WORDS_CHARS_MAX = 40
 
@@ -236,7 +239,7 @@ def _short(part: Any, chars_max: int) -> Any:
         return _cut(part, chars_max)
     if part is None or (type(part) in (bool, int, float) and abs(part) < 1e300):
         return part
-    return f"<{type(part).__qualname__}, omitted for lack of space>"
+    return f"<{type(part).__qualname__}, too large to be sent>"
 
 
 def _summary(exc: BaseException) -> str:
@@ -251,8 +254,8 @@ def _bare(exc: BaseException) -> BareException:
 
 
 def _portable(value: Any) -> Any:
-    """The value, with exceptions that cannot be sent replaced: by an exception made without
-    `__init__` and without some attributes, or as a last resort by a TaskError."""
+    """The value, with replacements for exceptions that cannot be sent: an exception made without
+    `__init__` and without some attributes, or as a last resort a TaskError."""
     if type(value) in (list, tuple):
         return type(value)(map(_portable, value))
     if not issubclass(type(value), BaseException) or _travels(value):
@@ -268,7 +271,7 @@ def portable_error(exc: BaseException) -> Any:
 
 
 def with_text(error: BaseException, text: str) -> BaseException:
-    """The exception with this traceback, from where it was raised, as its cause."""
+    """The exception, with this remote traceback as its cause."""
     _set_cause(error, RemoteTraceback(text))
     return error
 
@@ -328,8 +331,8 @@ def error_name(mem: memoryview) -> str:
 
 
 def decode_error(mem: memoryview, make_ref: MakeRef) -> BaseException:
-    """The exception of an ERROR payload. If it came with a traceback, its `__cause__` is a
-    RemoteTraceback. Never raises."""
+    """The exception of an ERROR payload. If the payload has a traceback, the exception's
+    `__cause__` is a RemoteTraceback. Never raises."""
     text, summary = "", "a failure whose description cannot be read"
     loaded: Any = None
     try:
@@ -350,8 +353,8 @@ def decode_error(mem: memoryview, make_ref: MakeRef) -> BaseException:
 # classes and objects, the items of containers.
 
 
-# How many parts are pickled in the search, and how many items of one container. Higher: more parts
-# are found, and an error takes longer.
+# Maximum number of parts that are pickled in the search, and of items of one container. Higher:
+# more parts are found, and an error takes longer.
 PARTS_MAX = 300
 ITEMS_MAX = 100
 DEPTH_MAX = 20

@@ -1,11 +1,11 @@
-"""Fingerprints: has a value changed since its sender last sent it?
+"""Fingerprints show whether a value has changed since its sender last sent it.
 
-What tasks have made of a global variable is to stay until the sender changes that variable, so a
-sender sends each value with a fingerprint that differs from those of its earlier states. The
-fingerprint of a small immutable value is its pickle, that of any other value a digest of its
-pickle. In that pickle a function by value is written as a number, which stands for its identity,
-with what it carries except globals, because those have fingerprints of their own. Two fingerprints
-can only be compared if the same process has made them.
+A value that tasks have given to a global variable stays until the sender changes the variable. So a
+sender sends each value with a fingerprint that differs from the fingerprints of its earlier states.
+The fingerprint of a small immutable value is its pickle; of any other value, a digest of its
+pickle. This pickle contains a function by value as a number that identifies the function, with its
+captured values except globals, because globals have separate fingerprints. Only fingerprints of the
+same process can be compared.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     from hoplite_mp._serialize.out_of_band import ArrayKeeper
 
 DIGEST_BYTES = 16
-PLAIN_BYTES_MAX = 32  # A pickle up to this length is as good a fingerprint as its digest.
-PLAIN_ITEMS_MAX = 64  # Longer ones go to the pickler, because looking at each item costs more.
+PLAIN_BYTES_MAX = 32  # A pickle up to this length is used as the fingerprint itself.
+PLAIN_ITEMS_MAX = 64  # Longer containers are pickled, because a check of each item costs more.
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
 
 _numbers = itertools.count()
-# The numbers of each function: one for each code that it had, by the code's id.
+# The numbers of each function, by the id of its code. A function with a new code gets a new number.
 _functions: weakref.WeakKeyDictionary[types.FunctionType, dict[int, tuple[int, types.CodeType]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 class TooLarge(Exception):
-    """Internal: the pickle was longer than the caller allowed for a fingerprint."""
+    """Internal: the pickle is longer than the caller allows for a fingerprint."""
 
 
 class _Sink:
-    """The file of the pickler, which keeps nothing but the digest."""
+    """The pickler's file, which computes the digest and keeps no bytes."""
 
     __slots__ = ("hash", "left")
 
@@ -67,17 +67,18 @@ class _Sink:
 
 
 def digest(data: bytes) -> bytes:
-    """Sixteen bytes that stand for `data`."""
+    """A digest of `data`, of 16 bytes."""
     return blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def fingerprint(
     value: Any, nbytes_max: int | None = None, keeper: ArrayKeeper | None = None
 ) -> tuple[bytes, bool]:
-    """The fingerprint, never empty; and whether the value holds refs. A large array that is kept as
-    an object counts by that object's mark, so its bytes are not read if it has not changed.
+    """The fingerprint, never empty, and whether the value holds refs. A large array that is stored
+    as an object is represented by the object's mark, so the bytes of an unchanged array are not
+    read.
 
-    Raises what pickling raises, or TooLarge for pickles of more than `nbytes_max` bytes.
+    Raises the errors of pickling, or TooLarge for pickles of more than `nbytes_max` bytes.
     """
     if type(value) in ATOMS:
         plain = pickle.dumps(value, 5)
@@ -125,11 +126,11 @@ def _fingerprinter() -> type[pickle.Pickler]:
 
 
 def _stand_in(*what: Any) -> None:
-    """Stands for a function or an array in pickles that are never loaded."""
+    """A placeholder for a function or an array, in pickles that are never loaded."""
 
 
 def _number(function: types.FunctionType) -> int:
-    """Each step gives all threads the same result."""
+    """The number of a function with this code. Each step gives the same result in all threads."""
     code = function.__code__
     return _functions.setdefault(function, {}).setdefault(id(code), (next(_numbers), code))[0]
 

@@ -1,7 +1,7 @@
 """The layout of payloads, independent of their meaning: structs, flags, and positions.
 
-docs/architecture.md draws the layout ("Payload of an object"); this is the only place in Python
-that defines it.
+docs/architecture.md shows the layout ("Payload of an object"). In Python, only this module defines
+it.
 
 Payloads come from other processes and hosts. A reader compares the sizes in the head with the
 available bytes before it allocates anything, and raises ValueError if they do not fit. The contents
@@ -127,7 +127,8 @@ def align(offset: int, to: int = BUFFER_ALIGN) -> int:
 
 # A pickle stream that is being written, and the buffers and refs beside it.
 #
-# Both picklers write into it, and what puts arrays beside a stream asks it for the places of refs.
+# Both picklers write into a PickleStream. The code that moves arrays out of band gets the places of
+# refs from it.
 
 
 class PickleStream:
@@ -151,7 +152,7 @@ class PickleStream:
         return index
 
 
-# How buffers are copied for a reader that may write.
+# Copies of buffers for a reader that may write.
 
 
 def fresh_copy(part: memoryview) -> memoryview:
@@ -163,7 +164,8 @@ def fresh_copy(part: memoryview) -> memoryview:
 
 
 class LargeCopies:
-    """How large buffers are copied for a reader that may write; a worker sets its own function."""
+    """The function that copies large buffers for a reader that may write. A worker sets its own
+    function."""
 
     bytes_min = 1 << 20
     copy: Callable[[memoryview], Any] = staticmethod(fresh_copy)

@@ -1,9 +1,10 @@
 """The `__main__` of a worker: a module whose globals are those of its driver's `__main__`.
 
-Code in tasks refers to `__main__` by name: pickle finds classes and functions there, dataclasses
-and `typing` the names in annotations. Workers never run a script, so the module contains only what
-was sent with functions and classes by value. Drivers share workers; each driver has its own module,
-and `sys.modules` has that of the driver whose task is running.
+Code in tasks refers to `__main__` by name: pickle looks up classes and functions there, and
+dataclasses and `typing` look up the names in annotations. Workers never run a script, so the module
+only contains definitions that were sent with functions and classes by value. Drivers share workers.
+Each driver has its own module; `sys.modules` contains the module of the driver whose task is
+running.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MAIN_NAMES = frozenset({"__main__", "__mp_main__"})
-AUDIENCES_MAX = 256  # drivers whose module is remembered; if there are more, most have ended
+AUDIENCES_MAX = 256  # maximum number of drivers' modules; with more, most drivers have ended
 TEXT_CHARS_MAX = 200  # longer texts are not annotations
 _NAME = re.compile(r"[^\W\d]\w*")
 
@@ -48,17 +49,17 @@ class Main(types.ModuleType):
 
 
 class _Mains:
-    """Which module is `__main__` in this process."""
+    """The modules that may be `__main__` in this process."""
 
     def __init__(self) -> None:
-        self.empty: Main | None = None  # that of a driver from which nothing has arrived yet
+        self.empty: Main | None = None  # for a driver from which no definition has arrived yet
         self.current: Main | None = None  # None: this process is not a worker
         self.output_owner = 0
         self.of_output_owner: dict[int, Main] = {}
         self.template: Any = None  # keeps the globals of the functions that started this process
 
     def install(self, module: Main) -> None:
-        """Makes the module this process's `__main__`."""
+        """Installs the module as `__main__`."""
         self.current = sys.modules["__main__"] = module
         if module.__name__ == "__mp_main__":  # the driver was itself spawned by multiprocessing
             sys.modules["__mp_main__"] = module
@@ -66,7 +67,8 @@ class _Mains:
             sys.modules.pop("__mp_main__", None)
 
     def turn_to(self, module: Main) -> None:
-        """Makes the module `__main__`, now and whenever a task of the present driver begins."""
+        """Makes the module `__main__`, now and at the beginning of each later task of the present
+        driver."""
         self.install(module)
         self.of_output_owner.pop(self.output_owner, None)
         self.of_output_owner[self.output_owner] = module
@@ -78,7 +80,7 @@ mains = _Mains()
 
 
 def begin(output_owner: int) -> None:
-    """Called when a worker begins: its `__main__` is empty until definitions arrive."""
+    """Installs an empty `__main__` when a worker begins. Definitions arrive later."""
     mains.template = sys.modules["__main__"]
     mains.empty = Main("__main__")
     mains.output_owner = output_owner
@@ -96,7 +98,7 @@ _names: weakref.WeakKeyDictionary[types.CodeType, tuple[frozenset[str], frozense
 def hidden_names(
     scope: dict[str, Any], code: types.CodeType | None, annotations: Any
 ) -> Iterator[str]:
-    """The globals that code or annotations refer to without loading them: as text in an annotation,
+    """The globals that code or annotations name without loading them: in the text of an annotation,
     or as an attribute of `__main__`."""
     in_texts: set[str] = set()
     if type(annotations) is dict:
@@ -136,7 +138,7 @@ def _in_text(text: str) -> frozenset[str]:
 
 
 def _annotates(value: Any) -> bool:
-    """Whether an annotation can refer to this: a class, a module, or an object of `typing`."""
+    """Whether an annotation can name this value: a class, a module, or an object of `typing`."""
     kinds = type, types.ModuleType, types.GenericAlias, types.UnionType
     return isinstance(value, kinds) or type(value).__module__ == typing.__name__
 
@@ -145,8 +147,8 @@ def _annotates(value: Any) -> bool:
 
 
 def refuse_in_children(context: Any, process: Any) -> None:
-    """Makes multiprocessing refuse to send definitions of `__main__` to children that tasks spawn,
-    because such children cannot import them. Forked children have them."""
+    """Makes multiprocessing refuse to send definitions of `__main__` to children that tasks spawn:
+    such children cannot import these definitions. Forked children have them."""
     for kind in (context.SpawnProcess, context.ForkServerProcess):
         kind._Popen = staticmethod(_refusing(kind._Popen, process))
 
@@ -181,8 +183,8 @@ def _override(process: Any) -> Callable[[Any, Any], Any]:
 
 
 def _spawns(process: Any) -> bool:
-    """Whether this is pickled for a child that is not a fork. If its pool or queue cannot be found,
-    the answer is whether this process has such children."""
+    """Whether the object is pickled for a child that is not a fork. If the pickling pool or queue
+    is unknown, returns whether this process has such children."""
     context: Any = sys.modules["multiprocessing.context"]
     if context.get_spawning_popen() is not None:
         return True
@@ -198,8 +200,8 @@ def _is_no_fork(child: Any) -> bool:
 
 
 def _goes_to_fork() -> bool | None:
-    """Whether the pool or queue of multiprocessing that is now pickling belongs to forked children.
-    None: neither is found in this thread."""
+    """Whether the pool or queue that is pickling in this thread belongs to forked children. None:
+    there is neither."""
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
         scope = frame.f_globals.get("__name__"), frame.f_code.co_name

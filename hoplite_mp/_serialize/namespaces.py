@@ -1,14 +1,14 @@
-"""Globals of functions by value: one namespace for each module that they come from.
+"""Globals of functions by value: one namespace for each module of origin.
 
-In the standard library all functions of a module share its globals, so what an initializer or a
-task sets there is seen by the next task. Functions by value do so here too: a namespace stands for
-one module of one process, its *origin*, in every process that its functions come to. A function
-brings its globals as *entries*, and one rule decides about each of them, for all threads, in
-`Variable.receive`: the entry is written if its mark differs from that of its sender's last entry.
-The mark is a fingerprint, which changes when the sender binds or changes the variable. So what
-tasks have set stays until the sender changes it. Classes by value follow the same rule. At home, in
-the process of the origin, the namespace is the module itself; nothing is written there, because it
-is newer than any entry that comes back.
+All functions of a module share its globals: a global that an initializer or a task sets is visible
+to the next task. Functions by value keep this rule. A namespace represents one module of one
+process, its *origin*, in every process that receives functions of the module. A received function
+contains its globals as *entries*. One rule in `Variable.receive` decides about each entry, for all
+threads: the entry is written if its mark differs from the mark of its sender's last entry. The mark
+is a fingerprint, which changes when the sender binds or changes the variable. So a value that tasks
+have set stays until the sender changes the variable. Classes by value follow the same rule. In the
+process of the origin, the namespace is the module itself. No entry is written there, because the
+module is newer than any entry that comes back.
 """
 
 from __future__ import annotations
@@ -39,31 +39,32 @@ if TYPE_CHECKING:
     from hoplite_mp._common.reduction import Array
 
 ABSENT = b""  # The mark of a name that its sender does not have.
-FRESH_BYTES_MAX = 1 << 20  # Larger values get no fingerprint; they are sent on as if changed.
-NAMESPACES_MAX = 1024  # If there are more, most belong to processes that have ended.
-SENDERS_MAX = 256  # For one variable; if there are more, most have ended.
+FRESH_BYTES_MAX = 1 << 20  # Larger values get no fingerprint, and are sent on as if changed.
+NAMESPACES_MAX = 1024  # With more, most belong to processes that have ended.
+SENDERS_MAX = 256  # For one variable; with more, most have ended.
 PROCESS_BYTES = 8  # The length of a process's random name.
 _MARKER = "__hoplite_mp__"
 
 Key = tuple[str, bytes, int]  # Module name, process, number of the module in that process.
 Scope = dict[str, Any]
-# A variable on its way: name, sender, mark, whether the value holds refs, value. A class has no
-# name, and itself and its state as the value.
+# A variable as it is sent: name, sender, mark, whether the value holds refs, value. A class has no
+# name; its value is the class and its state.
 Entry = tuple[str, bytes, bytes, bool, Any]
 _nothing: Any = object()
 
 
 class Variable:
-    """A global variable, or a class by value: which entries have come, and which stands here."""
+    """A global variable, or a class by value: the received marks, and the entry that was
+    written."""
 
     __slots__ = ("latest", "marks", "name", "scope")
 
     def __init__(self, scope: Scope | None = None, name: str = "") -> None:
-        self.scope = scope  # None: it is a class
+        self.scope = scope  # None: a class
         self.name = name
         self.marks: dict[bytes, bytes] = {}  # sender -> the mark of its last entry
         # Sender and mark of the entry that was written last, and this process's own fingerprint of
-        # its value; None: not taken yet.
+        # its value. None: not computed yet.
         self.latest: tuple[bytes, bytes, bytes | None] | None = None
 
     def receive(self, entry: Entry, always: bool = False) -> None:
@@ -72,23 +73,23 @@ class Variable:
         if self.marks.get(sender, ABSENT) == mark and not always:
             return
         if type(value) is Shared:
-            value = value.value()  # before the lock is taken, because it may ask the node
+            value = value.value()  # before the lock is taken: this may send a request to the node
         value = _nothing if mark == ABSENT else value
         with _lock:
             before = self.marks.get(sender, ABSENT)
             if before == mark and not always:
-                return  # another thread has written it, and tasks may have set the variable since
+                return  # another thread has written it; later, tasks may have set the variable
             if self.scope is not None and _state.depth and (holds_refs or _state.depth > 1):
                 old = self.scope.get(self.name, _nothing)
                 _state.journal.append((self, sender, value, old, before, self.latest))
             self.put(value)
             self.note(sender, mark)
             self.latest = sender, mark, ABSENT if mark == ABSENT else None
-            if _state.depth:  # Only a process that runs tasks takes these fingerprints.
+            if _state.depth:  # Only a process that runs tasks computes these fingerprints.
                 _state.fresh.append((self, value if self.scope is not None else value[0]))
 
     def put(self, value: Any) -> None:
-        """Gives the variable this value."""
+        """Sets the variable's value."""
         if self.scope is None:
             fill_class(*value)
         elif value is _nothing:
@@ -97,8 +98,8 @@ class Variable:
             self.scope[self.name] = value
 
     def note(self, sender: bytes, mark: bytes) -> None:
-        """Notes the sender's last mark. If there are too many senders, the oldest one is forgotten,
-        and the next value that it sends is written."""
+        """Records the sender's last mark. If there are too many senders, the oldest one is
+        forgotten; its next entry is then written."""
         marks = self.marks
         marks[sender] = mark
         if len(marks) > SENDERS_MAX:
@@ -106,8 +107,9 @@ class Variable:
         _state.writes = next(_numbers)
 
     def sent_as(self, own: bytes) -> tuple[bytes, bytes]:
-        """The sender and mark to send the value on with; `own`: this process's fingerprint of it.
-        If it is unchanged, they are those with which it came."""
+        """The sender and mark of the value when this process sends it on. An unchanged value keeps
+        the sender and mark with which it was received. `own`: this process's fingerprint of the
+        value."""
         if self.latest is not None and self.latest[2] == own:
             return self.latest[:2]
         me = process()
@@ -123,7 +125,7 @@ class Namespace:
 
     def __init__(self, key: Key, scope: Scope, home: bool, module: Main | None = None) -> None:
         self.key = key
-        self.module = module  # of a `__main__` that is not this process's own
+        self.module = module  # for the `__main__` of another process
         self.scope = scope
         self.home = home
         self.variables: dict[str, Variable] = {}
@@ -137,16 +139,16 @@ class Namespace:
 
 
 class BroughtGlobals:
-    """The globals and classes that one decoded function has brought, with all functions by value in
-    its stream. As a context manager it collects what is loaded in this thread."""
+    """The globals and classes of one decoded function, and of all functions by value in its stream.
+    As a context manager, it collects the entries that are loaded in this thread."""
 
     __slots__ = ("_outer", "entries", "ids", "main", "nbytes", "number")
 
     def __init__(self, ids: Sequence[bytes] = ()) -> None:
         self.number = next(_numbers)
-        self.main: Main | None = None  # what stands for its `__main__`
-        self.ids = ids  # of the objects beside the stream
-        self.nbytes = 0  # of the function's stream, and of arrays that have come beside it
+        self.main: Main | None = None  # the module that represents its `__main__`
+        self.ids = ids  # of the out-of-band objects
+        self.nbytes = 0  # of the function's stream and its out-of-band arrays
         self.entries: dict[Variable, Entry] = {}
 
     def __enter__(self) -> BroughtGlobals:
@@ -161,8 +163,9 @@ class BroughtGlobals:
         return bool(self.entries or self.main)
 
     def check(self) -> None:
-        """Called before the function runs. Its globals are then as its sender sent them, or as
-        tasks have set them since, whatever other functions have brought meanwhile."""
+        """Receives the entries again before the function runs. Its globals then have the sender's
+        values, or values that tasks have set later, independent of entries that other functions
+        have brought meanwhile."""
         settled = self.number, _state.writes
         if _state.settled == settled:
             return
@@ -173,13 +176,14 @@ class BroughtGlobals:
                 variable.receive(entry)
         if _state.fresh:
             look_at_fresh()
-        # If a value has been written meanwhile, the next check compares all of them again.
+        # If a value was written meanwhile, the next check compares all entries again.
         _state.settled = settled
 
     def check_own(self) -> None:
-        """Called before a function runs inside the task of this process that has sent it. That
-        task may have set globals since; the run sees what was sent, and the task has its own
-        values again when the run ends. Mutable objects are shared with it, as in a call."""
+        """Like `check`, for a function that runs inside the task of this process that has sent the
+        function. That task may have set globals after sending. The run sees the sent values, and
+        the task's own values return at the end of the run. Mutable objects are shared with the
+        task, as in a call."""
         self.check()
         for variable, entry in self.entries.items():
             if variable.scope is None:
@@ -198,27 +202,29 @@ class _State:
     """The state of this process."""
 
     def __init__(self) -> None:
-        # Chosen at import and after a fork, not when it is first needed: two threads that sent
-        # their first functions at the same time would be two senders with namespaces of their own.
+        # Chosen at import and after a fork, not at the first use. Otherwise two threads that send
+        # their first functions at the same time would be two senders with separate namespaces.
         self.process = os.urandom(PROCESS_BYTES)
-        self.writes = -1  # another number after each write
+        self.writes = -1  # changes with each write
         # The number of the BroughtGlobals that was checked last, and `writes` at that time.
         self.settled = -1, -1
-        self.depth = 0  # how many runs are inside each other
-        self.mains: list[Main | None] = []  # what was `__main__` when each of them began
-        # What the end of a run takes back: variable, sender, the value that was written, and the
-        # value, the sender's mark and `latest` before that.
+        self.depth = 0  # number of nested runs
+        self.mains: list[Main | None] = []  # `__main__` at the beginning of each run
+        # The entries to undo at the end of a run: variable, sender, the written value, and the
+        # previous value, sender's mark and `latest`.
         self.journal: list[tuple[Variable, bytes, Any, Any, bytes, Any]] = []
-        self.fresh: list[tuple[Variable, Any]] = []  # values written without an own fingerprint yet
+        self.fresh: list[
+            tuple[Variable, Any]
+        ] = []  # written values without a fingerprint of this process
 
 
 class _Local(threading.local):
-    brought: BroughtGlobals | None = None  # what this thread is loading
+    brought: BroughtGlobals | None = None  # the function that this thread is loading
 
 
 class _Marker(NamedTuple):
-    """Stands in globals that belong to no module. `place` is the id of the dictionary, by which a
-    copy of it is recognized as another."""
+    """A marker in globals that belong to no module. `place` is the id of the dictionary: a copy of
+    the dictionary has another id, and is recognised by this difference."""
 
     number: int
     place: int
@@ -228,10 +234,10 @@ _numbers = itertools.count()
 _state = _State()
 _local = _Local()
 # Held while a module gets its number, a namespace is made, or an entry is compared and written.
-# Reentrant, because user code may run meanwhile, such as the `__subclasshook__` of a class.
+# Reentrant, because user code may run under the lock, such as the `__subclasshook__` of a class.
 _lock = locks.rlock("serial.namespaces")
 _received: dict[Key, Namespace] = {}
-_by_place: dict[int, Namespace] = {}  # those of _received, by the id of their scope
+_by_place: dict[int, Namespace] = {}  # the namespaces in _received, by the id of their scope
 # Modules whose functions were sent, by number.
 _modules: weakref.WeakValueDictionary[int, types.ModuleType] = weakref.WeakValueDictionary()
 _classes: weakref.WeakKeyDictionary[type, Variable] = weakref.WeakKeyDictionary()
@@ -243,8 +249,8 @@ def process() -> bytes:
 
 
 def _forked() -> None:
-    """Makes a forked child a sender of its own. A thread that the child does not have may have held
-    the lock."""
+    """Makes a forked child a separate sender, with a new lock: a thread that does not exist in the
+    child may hold the old lock."""
     global _lock
     _lock = locks.rlock("serial.namespaces")
     _state.process = os.urandom(PROCESS_BYTES)
@@ -267,7 +273,7 @@ def namespace_of(scope: Scope) -> Namespace:
 
 
 def _number_of(name: str, scope: Scope) -> int:
-    with _lock:  # or two threads that are first to send its functions would find two numbers
+    with _lock:  # otherwise two threads that send its first functions would assign two numbers
         for ref in _modules.valuerefs():
             module = ref()
             if module is not None and module.__dict__ is scope:
@@ -284,7 +290,7 @@ def _number_of(name: str, scope: Scope) -> int:
 
 
 def variable_of_class(cls: type) -> Variable:
-    """What has come of a class by value."""
+    """The variable of a class by value."""
     found = _classes.get(cls)
     return _classes.setdefault(cls, Variable()) if found is None else found
 
@@ -303,7 +309,7 @@ def _namespace(key: Key, attributes: Scope) -> Namespace:
             scope.update(attributes, __builtins__=builtins.__dict__)
             found = Namespace(key, scope, False, module)
             _by_place[id(scope)] = found
-        _received[key] = found  # at the end, so that the least recently used stands in front
+        _received[key] = found  # at the end: the least recently used entry is the first
         if len(_received) > NAMESPACES_MAX:
             oldest = _received.pop(next(iter(_received)))
             del _by_place[id(oldest.scope)]
@@ -313,7 +319,7 @@ def _namespace(key: Key, attributes: Scope) -> Namespace:
 
 
 def _meet(module: Main) -> None:
-    """Something from that `__main__` has arrived."""
+    """Records that an entry of a received `__main__` was loaded."""
     if _local.brought is not None and _local.brought.main is None:
         _local.brought.main = module
     if mains.current is mains.empty and mains.empty is not None:
@@ -330,7 +336,7 @@ def load_function(
     n_cells: int,
     source: Source | None = None,
 ) -> types.FunctionType:
-    """Named in streams: a function by value, whose state is not filled in yet."""
+    """Used in streams: a function by value, whose state is not filled in yet."""
     namespace = _namespace(key, attributes)
     if source is not None and not namespace.home:
         keep_source(source)
@@ -339,7 +345,7 @@ def load_function(
 
 
 def load_function_state(function: types.FunctionType, state: tuple[Any, ...]) -> None:
-    """Named in streams: fills in a function that came by value."""
+    """Used in streams: fills in a function that was sent by value."""
     attributes, slots, manifest = state[0], state[1], state[-1]
     function.__dict__.update(attributes)
     for own, cell in zip(function.__closure__ or (), slots.pop("__closure__") or (), strict=True):
@@ -350,13 +356,13 @@ def load_function_state(function: types.FunctionType, state: tuple[Any, ...]) ->
     for name, value in slots.items():
         setattr(function, name, value)
     namespace = _by_place.get(id(function.__globals__))
-    if namespace is not None:  # It has not come home.
+    if namespace is not None:  # This process is not its origin.
         _take(namespace, manifest)
 
 
 def load_class_state(cls: type, given: tuple[Any, ...]) -> None:
-    """Named in streams: fills in a class that came by value."""
-    # A class that comes home is the class that is here already. Its members are newer than those in
+    """Used in streams: fills in a class that was sent by value."""
+    # In the process of its origin, the class exists already. Its members are newer than those in
     # the stream.
     if is_native(cls):
         return
@@ -381,9 +387,9 @@ def _take_one(variable: Variable, entry: Entry) -> None:
 
 
 class Shared:
-    """An array that is the value of a global variable of another process, fetched when it is first
-    needed, and copied, because globals are the worker's own and must not pin an object. All
-    functions that bring it share one."""
+    """An array that is the value of a global variable of another process. It is fetched at its
+    first use, and copied, because globals belong to the worker and must not pin an object. All
+    functions with this array share one copy."""
 
     __slots__ = ("__weakref__", "_described", "_id", "array")
 
@@ -403,12 +409,12 @@ _shared: weakref.WeakValueDictionary[Any, Shared] = weakref.WeakValueDictionary(
 
 def _brought() -> BroughtGlobals:
     if _local.brought is None:
-        raise LookupError("this stream names arrays that travelled beside it, and it came alone")
+        raise LookupError("this stream refers to out-of-band arrays, which are missing")
     return _local.brought
 
 
 def load_out_of_band(index: int, *described: Any) -> Array:
-    """Named in streams: an array that stands beside it."""
+    """Used in streams: an out-of-band array."""
     brought = _brought()
     array = own_array(fetching.fetch(brought.ids[index]), *described)
     brought.nbytes += array.nbytes
@@ -416,7 +422,7 @@ def load_out_of_band(index: int, *described: Any) -> Array:
 
 
 def load_shared(index: int, key: tuple[bytes, int, bytes], *described: Any) -> Shared:
-    """Named in streams: an array that is the value of a global variable, beside the stream."""
+    """Used in streams: an out-of-band array that is the value of a global variable."""
     object_id = id_in_payload(index)
     brought = None if object_id is not None else _brought()
     key = (*key[:2], key[2] + repr(described).encode())
@@ -435,9 +441,9 @@ def load_shared(index: int, key: tuple[bytes, int, bytes], *described: Any) -> S
 
 
 def look_at_fresh() -> None:
-    """Takes this process's own fingerprints of the values that have just been written, which are
-    complete by now, before user code can change them. With its own fingerprint a process sees
-    whether a value is unchanged when it sends it on, and sends it with the mark it came with."""
+    """Computes this process's own fingerprints of the values that have just been written: they are
+    complete now, and user code has not changed them yet. By its own fingerprint, a process
+    recognises an unchanged value when it sends the value on, and keeps its mark."""
     fresh, _state.fresh = _state.fresh, []
     for variable, value in fresh:
         if variable.latest is None or variable.latest[2] is not None:
@@ -445,12 +451,12 @@ def look_at_fresh() -> None:
         try:
             own, _ = fingerprint(value, FRESH_BYTES_MAX)
         except Exception:
-            continue  # It will be sent on as a value of this process's own.
+            continue  # It will be sent on as a value of this process.
         variable.latest = *variable.latest[:2], own
 
 
 def begin_run() -> int:
-    """Called when a task or an initializer begins. Give the result to `end_run`."""
+    """Begins the run of a task or an initializer. The result is the argument of `end_run`."""
     _state.depth += 1
     _state.mains.append(mains.current)
     return len(_state.journal)
@@ -469,8 +475,8 @@ def _install(module: Main | None) -> None:
 
 
 def end_run(mark: int) -> None:
-    """Takes back the entries that are not to stay: those with refs, which are held no longer than
-    the run; and, if this run was inside another task's, all entries that it has brought."""
+    """Undoes the temporary entries of a run: entries with refs, which are held only during the run,
+    and, if the run was nested in another task, all its entries."""
     nested = _state.depth > 1
     _state.depth -= 1
     _state.fresh.clear()
@@ -485,7 +491,7 @@ def end_run(mark: int) -> None:
             variable, sender, written, old, before, latest = journal.pop()
             assert variable.scope is not None
             if variable.scope.get(variable.name, _nothing) is not written:
-                continue  # The run has set the variable itself, so it stays.
+                continue  # The run has set the variable itself, so the value stays.
             variable.put(old if nested else _nothing)
             variable.note(sender, before if nested else ABSENT)
             variable.latest = latest if nested else None

@@ -1,10 +1,10 @@
-"""Arrays that stand as objects beside a stream, and how a task reads those of its arguments there.
+"""Out-of-band arrays: objects beside a stream, for captured arrays and for a task's arguments.
 
-A stream names the object and describes the array; its reader fetches the object. Functions by value
-get copies (`by_value`). `submit`, too, gives a task its own copy of each array that is passed by
-value. Callers that promise read-only arguments (joblib's large arrays) save that copy, and the same
-array in a hundred tasks is stored once. An array over a file travels as the name of its file,
-because the workers of the same host can map that too.
+A stream names the object and describes the array, and the reader fetches the object. Functions by
+value get copies (`by_value`). `submit`, too, gives a task its own copy of each array that is passed
+by value. joblib's large arrays are read-only arguments: they need no such copy, and the same array
+in a hundred tasks is stored once. An array over a file is sent as the name of the file, because the
+workers of the same host can map this file, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Fetching:
-    """Holds the function that fetches an array by its object's id; the client room sets it."""
+    """Holds the function that fetches an array by its object's id. The client sets the function."""
 
     fetch: Callable[[bytes], Any]
 
@@ -43,24 +43,24 @@ fetching = Fetching()
 
 
 class KeptArray(Protocol):
-    """An object that holds the bytes of an array as it was at the call."""
+    """An object with the bytes of an array at the time of the call."""
 
     mark: bytes
     ref: ObjectRef[Any]
 
 
 class ArrayKeeper(Protocol):
-    """Keeps large arrays as objects."""
+    """Stores large arrays as objects."""
 
     def takes(self, array: Array) -> bool:
-        """Whether the array is large enough."""
+        """Whether the array is large enough to be stored as an object."""
 
     def copy_of(self, array: Array) -> tuple[KeptArray, Any]:
-        """The object that keeps the array."""
+        """The object that contains the array."""
 
 
 class SharedArray:
-    """Stands in streams for an array that is the value of a global variable."""
+    """The reference in streams to an array that is the value of a global variable."""
 
     __slots__ = ("array",)
 
@@ -69,7 +69,7 @@ class SharedArray:
 
 
 def described(array: Array) -> tuple[Any, ...]:
-    """Everything about an array except its bytes."""
+    """The description of an array: all its data except the bytes."""
     dtype, flags = array.dtype, array.flags
     order = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
     cls = type(array)
@@ -80,7 +80,7 @@ def described(array: Array) -> tuple[Any, ...]:
 def own_array(
     stored: Array, dtype: Any, shape: tuple[int, ...], order: Any, cls: type[Array] = np.ndarray
 ) -> Array:
-    """A writable copy of the array, in memory of its own."""
+    """A writable copy of the array, in private memory."""
     flat = np.frombuffer(raw_bytes(stored).raw(), np.uint8).copy()
     array: Array = np.ndarray.__new__(cls, shape, named_or_given(dtype), flat, 0, None, order)
     return array
@@ -94,10 +94,11 @@ def named_or_given(dtype: Any) -> np.dtype[Any]:
 
 
 class Lender:
-    """An argument which means that the large arrays of all arguments after it are lent.
+    """A special argument: the large arrays of all later arguments are lent.
 
-    It arrives as None. `keep` stores the arrays. `maps`: the readers are on this host, so that an
-    array over a file can be mapped there again. `writable`: each task has a private copy after all.
+    The task receives None in its place. `keep` stores the arrays. `maps`: the readers are on this
+    host, so they can map the file of an array again. `writable`: each task gets a private copy
+    nevertheless.
     """
 
     __slots__ = ("keep", "maps", "writable")
@@ -108,12 +109,12 @@ class Lender:
         self.writable = writable
 
     def beside(self, stream: PickleStream) -> Borrowed:
-        """What lends the arrays of this stream."""
+        """The Borrowed of this stream, which lends its arrays."""
         return Borrowed(self, stream)
 
 
 class Borrowed:
-    """The arrays that are lent beside one stream."""
+    """The arrays of one stream that are lent."""
 
     __slots__ = ("_lender", "_stream")
 
@@ -122,7 +123,8 @@ class Borrowed:
         self._stream = stream
 
     def takes(self, array: Array) -> bool:
-        """Large arrays; and small ones over a file, because a task may write its results there."""
+        """Whether the array is lent: a large array, or any array over a file, because a task may
+        write its results there."""
         lender = self._lender
         return lender.keep.takes(array) or (lender.maps and _file_below(array) is not None)
 
@@ -137,8 +139,8 @@ class Borrowed:
 
 
 def _file_below(array: Array) -> np.memmap[Any, Any] | None:
-    """The mapping of a file that this array is a contiguous part of. None for a private mapping,
-    whose changes the file does not show."""
+    """The mapping of a file of which this array is a contiguous part. None for a private mapping,
+    because its changes do not reach the file."""
     flags = array.flags
     if not ((flags.c_contiguous or flags.f_contiguous) and array.nbytes):
         return None
@@ -167,7 +169,7 @@ def _place_in_file(array: Array, file: np.memmap[Any, Any]) -> tuple[Any, ...]:
 def _stored(index: int) -> Array:
     object_id = id_in_payload(index)
     if object_id is None:
-        raise LookupError("this stream names arrays of a task's arguments, and it came alone")
+        raise LookupError("this stream refers to arrays of a task's arguments, which are missing")
     stored: Array = fetching.fetch(object_id)
     return stored
 
@@ -175,17 +177,17 @@ def _stored(index: int) -> Array:
 def load_lent(
     index: int, dtype: Any, shape: tuple[int, ...], order: Any, cls: type[Array] = np.ndarray
 ) -> Array:
-    """Named in streams: an array where it lies in the store, read-only."""
+    """Used in streams: a lent array, as a read-only view of the store."""
     return np.ndarray.__new__(cls, shape, named_or_given(dtype), _stored(index), 0, None, order)
 
 
 def load_private_copy(index: int, *described: Any) -> Array:
-    """Named in streams: the same, as a writable copy."""
+    """Used in streams: a lent array, as a writable copy."""
     return own_array(_stored(index), *described)
 
 
 def load_mapped(
     path: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...], order: Any
 ) -> Array:
-    """Named in streams: a part of a file, mapped again."""
+    """Used in streams: a part of a file, mapped again."""
     return np.memmap(path, dtype, mode, offset, shape, order)

@@ -1,9 +1,9 @@
 """The two picklers that write streams.
 
-The *light* one is C's own with `reducer_override`, which is called for every object of a type that
-C does not support. (`persistent_id` would do for refs as well, but costs a Python call for every
-element of every list.) The *heavy* one is cloudpickle's. It is used only when the light one fails,
-usually because of code that readers cannot import.
+The *light* pickler is the standard one in C, with `reducer_override`, which is called for every
+object of a type that C does not support. (`persistent_id` would also work for refs, but costs a
+Python call for every element of every list.) The *heavy* pickler is cloudpickle's. It is used only
+if the light pickler fails, usually because of code that readers cannot import.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ MakeScan = Callable[[], Scan]
 
 
 class LightPickler(pickle.Pickler):
-    """Plain pickle, except for refs and arrays; raises NeedCloudpickle where that is not enough."""
+    """Plain pickle, except for refs and arrays. Raises NeedCloudpickle for objects that need
+    cloudpickle."""
 
     by_value = False
     stream: PickleStream | None = None  # None: refs are written as a foreign pickler would
     stop_at_refs = False
     holds_refs = False  # The value has refs, and they were written as a foreign pickler would.
-    out_of_band: Scan | Borrowed | None = None  # None: no arrays become objects of their own.
+    out_of_band: Scan | Borrowed | None = None  # None: no arrays become separate objects.
     reducer_override = reducer_override
 
 
 @functools.cache
 def heavy_pickler() -> type[pickle.Pickler]:
-    """The class of the heavy pickler, made when first needed, because it imports cloudpickle."""
+    """The class of the heavy pickler, made at its first use, because it imports cloudpickle."""
     import cloudpickle
 
     for module in by_value_modules.values():
@@ -64,9 +65,9 @@ def write_stream(
 ) -> PickleStream:
     """Pickles `value`, with its large buffers and its refs beside the stream.
 
-    `scan` makes a Scan, which keeps large globals of functions as objects of their own; they are
-    named among the refs. `beside=False`: they stay in the stream and are only marked. Raises
-    whatever the value's own reducers raise; RefMet at the first ref if `stop_at_refs`.
+    `scan` makes a Scan, which stores large globals of functions as separate objects and adds these
+    to the refs. `beside=False`: the globals stay in the stream, and are only marked. Raises the
+    errors of the value's own reducers; RefMet at the first ref if `stop_at_refs`.
     """
     stream = PickleStream()
     light = LightPickler(stream, 5, buffer_callback=stream.buffers.append)

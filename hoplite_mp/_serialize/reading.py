@@ -1,8 +1,8 @@
 """The functions used in pickle streams, and the state that they need during reading.
 
-These functions must know how refs are made, and whether arrays become writable. A stream cannot
-contain that, so they find it in a thread-local `Reading`. Their names all begin with `load_`, and
-are part of the payloads.
+These functions need to make refs, and to know whether arrays become writable. A stream cannot
+contain this state, so it is in a thread-local `Reading`. The names of the functions begin with
+`load_`, and are part of the payloads.
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ class Reading:
         self._refs: dict[int, ObjectRef[Any]] = {}
         self._values: dict[int, Any] = {}
         self.writable = writable
-        self.private = 0  # above 0 while an object is read that must have its own memory
+        self.private = 0  # above 0 while an object with private memory is read
 
     def id(self, index: int) -> bytes:
         """The id at `index`."""
         return self._ids[index]
 
     def ref(self, index: int) -> ObjectRef[Any]:
-        """The ref at `index`, made at the first request."""
+        """The ref at `index`, made at its first use."""
         if index not in self._refs:
             self._refs[index] = self._make_ref(self._ids[index])
         return self._refs[index]
 
     def value(self, index: int) -> Any:
-        """The value of the ref at `index`: one object, however often it occurs in the arguments."""
+        """The value of the ref at `index`: the same object, however often the ref occurs in the
+        arguments."""
         if self._resolve is None:
             return self.ref(index)
         if index not in self._values:
@@ -81,7 +82,8 @@ def load_stream(stream: Any, buffers: Iterable[Any], reading: Reading) -> Any:
 
 
 def load_foreign(stream: Any) -> Any:
-    """Unpickles a stream that is not part of a payload; its arrays become as pickle makes them."""
+    """Unpickles a stream that is not part of a payload. Its arrays are as plain pickle makes
+    them."""
     outer, _local.reading = _local.reading, None
     try:
         return pickle.loads(stream)
@@ -118,9 +120,8 @@ def load_same(value: Any) -> Any:
 
 
 class Private:
-    """Placed in streams before (1) and after (-1) an object that is always read writable. Each of
-    these places needs its own instance, because pickle calls the function of an instance only
-    once."""
+    """A marker in streams before (1) and after (-1) an object that is always read writable. Each
+    marker needs a separate instance, because pickle calls the function of an instance only once."""
 
     __slots__ = ("step",)
 
@@ -132,8 +133,8 @@ class Private:
 
 
 def load_private(step: int) -> None:
-    """Used in streams: from here on arrays and views get their own memory (1), or this ends
-    (-1)."""
+    """Used in streams: begins (1) or ends (-1) a part in which arrays and views get private
+    memory."""
     _now().private += step
 
 
@@ -143,7 +144,7 @@ def _writable_now() -> bool:
 
 
 def load_view(data: Any, format: str, shape: tuple[int, ...]) -> memoryview:
-    """Used in streams: a memoryview. It gets its own memory if it must be writable."""
+    """Used in streams: a memoryview. It gets private memory if it must be writable."""
     view = memoryview(data)
     if not _writable_now():
         view = view.toreadonly()

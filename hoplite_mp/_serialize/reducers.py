@@ -1,8 +1,8 @@
-"""Custom reductions for objects that pickle alone would not write as required, by class.
+"""Custom reductions, by class, for objects that plain pickle does not write as required.
 
 Refs become indices in the payload's list of refs; arrays and views become buffers beside the
-stream; `code` reduces functions and classes. A handler gets the pickler that calls it; it must not
-depend on which of the two this is, nor on the purpose of the stream.
+stream; `code` reduces functions and classes. A handler gets the pickler that calls it. It must not
+depend on the kind of the pickler, or on the purpose of the stream.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ CLASSES_MAX = 4096
 
 
 class RefMet(Exception):
-    """Internal: a pickler that must stop at the first ref has found one."""
+    """Internal: a pickler that must stop at the first ref has reached it."""
 
 
 class Resolve:
-    """Replaces a ref in a call's arguments where the task receives the value of `ref`."""
+    """Replaces a ref in a call's arguments if the task receives the ref's value."""
 
     __slots__ = ("ref",)
 
@@ -119,8 +119,8 @@ def _reduce_bare_exception(pickler: Any, mark: BareException) -> Reduced:
 
 
 def _reduce_exception(pickler: Any, exc: BaseException) -> Reduced:
-    """An exception whose class leaves the reduction to a builtin class. Often the `__init__` of
-    such a class refuses the args that pickle would pass."""
+    """Reduces an exception whose class inherits the reduction of a builtin class. Often the
+    `__init__` of such a class refuses the args that pickle would pass."""
     cls: Any = type(exc)
     reduced: Any = cls.__reduce__(exc)
     if not isinstance(reduced, tuple) or reduced[0] is not cls:
@@ -134,8 +134,8 @@ def _reduce_exception(pickler: Any, exc: BaseException) -> Reduced:
 
 
 def _reduces_as_exception(cls: Any) -> bool:
-    """Whether this is a non-builtin class of exceptions that does not define its own pickling. The
-    errors of this library keep the default, which is shorter: their `__init__` takes any args."""
+    """Whether this is a non-builtin class of exceptions without its own pickling. The errors of
+    this library keep the default, which is shorter, because their `__init__` takes any args."""
     return (
         issubclass(cls, BaseException)
         and cls.__module__ not in ("builtins", "hoplite_mp")
@@ -150,7 +150,8 @@ def _reduce_shared(pickler: Any, marker: SharedArray) -> Reduced:
 
 
 def _reduce_cell(pickler: Any, cell: types.CellType) -> Reduced:
-    """A variable of a closure, with the value that the sender of its function has inspected."""
+    """Reduces a variable of a closure, with the value that the sender of the function has
+    compared."""
     if not pickler.by_value:
         raise NeedCloudpickle
     if pickler.scan is None:
@@ -174,7 +175,7 @@ _CASTABLE = frozenset("cbB?hHiIlLqQnNfd")
 
 
 def is_bytes_alone(array: Array) -> bool:
-    """Whether its bytes, dtype, shape and class describe the array completely."""
+    """Whether bytes, dtype, shape and class describe the array completely."""
     dtype = array.dtype
     return not dtype.hasobject and bool(dtype.itemsize) and _reduces_as_ndarray(type(array))
 
@@ -217,13 +218,15 @@ def _reduces_as_ndarray(cls: type) -> bool:
 
 
 def _reduce_cached_property(pickler: Any, prop: functools.cached_property[Any]) -> Reduced:
-    """Until Python 3.11 it contains a lock, which must be separate in each process."""
+    """Reduces a `cached_property` without its lock (up to Python 3.11), which must be separate in
+    each process."""
     state = {name: value for name, value in vars(prop).items() if name != "lock"}
     return load_cached_property, (type(prop), "lock" in vars(prop)), state
 
 
 def _reduce_partialmethod(pickler: Any, method: functools.partialmethod[Any]) -> Reduced:
-    """Since Python 3.15 its `__new__` needs the function, which its own reduction omits."""
+    """Reduces a `partialmethod` with its function. Since Python 3.15 its `__new__` needs the
+    function, which the default reduction omits."""
     made = {"func", "args", "keywords", "_phcount", "_merger"}
     state = {name: value for name, value in vars(method).items() if name not in made}
     args = type(method), method.func, method.args, method.keywords
@@ -231,12 +234,13 @@ def _reduce_partialmethod(pickler: Any, method: functools.partialmethod[Any]) ->
 
 
 def _reduce_weak_dict(pickler: Any, found: Any) -> Reduced:
-    """Its entries, which stay there as long as the reader refers to their keys or values."""
+    """Reduces a weak dictionary to its entries, which stay as long as the reader refers to their
+    keys or values."""
     return type(found), (dict(found),)
 
 
 def _reduce_proxy(pickler: Any, proxy: types.MappingProxyType[Any, Any]) -> Reduced:
-    """A view of a dictionary becomes a view of that same dictionary, not of a copy."""
+    """Reduces a view of a dictionary to a view of the same dictionary, not of a copy."""
     below = gc.get_referents(proxy)
     if len(below) == 1 and type(below[0]) is dict:
         return types.MappingProxyType, (below[0],)
@@ -249,8 +253,8 @@ _REDUCTIONS = frozenset({"__reduce__", "__reduce_ex__", "__getstate__"})
 
 
 def _reduce_file(pickler: Any, file: Any) -> Reduced:
-    """An output of this process becomes the same output of the reader. All other files are refused,
-    because cloudpickle would send the text of the file instead."""
+    """Reduces an output of this process to the same output of the reader. Refuses all other files,
+    because cloudpickle would send the text of the file."""
     for name in OUTPUTS:
         if file is getattr(sys, name, None):
             return load_output, (name,)
@@ -301,7 +305,8 @@ _HANDLERS_BY_BASE: tuple[tuple[type | tuple[type, ...], Handler], ...] = (
 
 
 def _reduce_inherited(pickler: Any, obj: Any) -> Reduced:
-    """Connections and the like, as multiprocessing reduces them while it starts a process."""
+    """Reduces connections and similar objects, as multiprocessing does while it starts a
+    process."""
     context: Any = sys.modules["multiprocessing.context"]
     if context.get_spawning_popen() is None:
         return NotImplemented
@@ -325,7 +330,7 @@ _OF_DESCRIPTORS = tuple(
 
 
 def _learn_handler(cls: type) -> Handler | None:
-    """Determines, once per class, how its instances are reduced; None leaves it to pickle."""
+    """Determines, once per class, the reduction of its instances; None: pickle's own."""
     handler: Handler | None = None
     handlers = _handlers  # the current ones; a registration starts new ones
     if issubclass(cls, _ref_types[1:]):
@@ -344,7 +349,7 @@ def _learn_handler(cls: type) -> Handler | None:
         own_reduce_ex = getattr(cls, "__reduce_ex__", None) is not object.__reduce_ex__
         handler = reduce_not_by_name if own_reduce or own_reduce_ex else None
     if len(handlers) >= CLASSES_MAX:
-        handlers.clear()  # otherwise classes made at run time would live as long as the process
+        handlers.clear()  # otherwise classes that are made at run time would never be freed
     handlers[cls] = handler
     return handler
 
@@ -360,7 +365,7 @@ def reducer_override(pickler: Any, obj: Any) -> Reduced:
 
 
 def register_future_type(cls: type) -> None:
-    """Lets instances of `cls` stand for the ref in their attribute `ref`."""
+    """Makes instances of `cls` be sent as the ref in their attribute `ref`."""
     global _ref_types, _handlers
     if cls not in _ref_types:
         _ref_types = (*_ref_types, cls)
@@ -373,7 +378,7 @@ def ref_types() -> tuple[type, ...]:
 
 
 def register_pickle_by_value(module: types.ModuleType) -> None:
-    """Sends the functions and classes of a module by value from now on, also those sent before.
+    """Sends the functions and classes of a module by value, also if they were sent before.
 
     For modules that the other hosts cannot import. Modules that only this program can import, for
     example from a file outside `sys.path`, are sent by value without registration.
@@ -405,7 +410,7 @@ def register_pickle_by_value(module: types.ModuleType) -> None:
     register(module)
     _handlers = {}
     if "cloudpickle" in sys.modules:
-        import cloudpickle  # another thread may be importing it just now
+        import cloudpickle  # another thread may be importing it
 
         cloudpickle.register_pickle_by_value(module)
 

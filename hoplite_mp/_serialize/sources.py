@@ -1,8 +1,8 @@
-"""Source text of functions by value, so that tracebacks where they run show their lines.
+"""Source text of functions by value, for tracebacks in other processes.
 
-A reader may lack the file of a function: a notebook's cell has none, a script lies on another host.
-So a function brings the text of the top-level statement in which it is defined. The reader gives it
-to `linecache`, where tracebacks, warnings and `inspect` look for it.
+A reader may not have the file of a function: a notebook's cell has no file, and a script may be on
+another host. A function therefore contains the text of the top-level statement in which it is
+defined. The reader passes the text to `linecache`, which tracebacks, warnings and `inspect` use.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import types
 
-# Longer statements bring the function's own lines only, cut at this length. Higher: longer streams.
+# Of longer statements only the function's own lines are sent, cut at this length. Higher: longer
+# streams.
 BLOCK_CHARS_MAX = 64 << 10
-FILES_MAX = 1024  # files whose text is kept; if there are more, the oldest is dropped
+FILES_MAX = 1024  # maximum number of files whose text is kept; the oldest is dropped
 
 Source = tuple[str, int, str]  # file name, number of the first line, text
 
 
 class _Lines(list[str]):
-    """The lines of a file as far as functions have brought them; all others are empty."""
+    """The lines of a file that functions have brought; all other lines are empty."""
 
 
 _files: dict[str, _Lines] = {}
@@ -56,7 +57,7 @@ def _source(code: types.CodeType, lines: list[str]) -> Source | None:
 
 
 def _own_lines(code: types.CodeType) -> tuple[int, int]:
-    """Numbers of the first and the last line of the code, without those of functions inside it."""
+    """Numbers of the first and the last line of the code, without the lines of inner functions."""
     numbers = [line for _, _, line in code.co_lines() if line]
     return code.co_firstlineno, max(numbers, default=code.co_firstlineno)
 
@@ -81,7 +82,7 @@ def _begins(line: str) -> bool:
 
 
 def keep_source(source: Source) -> None:
-    """Makes the text known to `linecache`, unless this process has read the file itself."""
+    """Adds the text to `linecache`, unless this process has read the file itself."""
     name, first, text = source
     entry = linecache.cache.get(name)
     lines = _files.get(name)
@@ -95,7 +96,7 @@ def keep_source(source: Source) -> None:
     found.extend(["\n"] * (place.stop - len(found)))
     found[place] = new
     _files[name] = found
-    # No time of change, so `linecache` never compares the entry with a file of that name.
+    # Without a modification time, `linecache` never compares the entry with a file of that name.
     linecache.cache[name] = sum(map(len, found)), None, found, name
     if len(_files) > FILES_MAX:
         oldest = next(iter(_files))

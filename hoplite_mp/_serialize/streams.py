@@ -1,4 +1,4 @@
-"""Pickle streams as payloads: laid out with their refs and buffers, and read back.
+"""Writes pickle streams as payloads, with their refs and buffers, and reads them.
 
 Shared by values, calls and errors.
 """
@@ -37,12 +37,12 @@ ResolveRef = Callable[[ObjectRef[Any]], Any]
 # Types whose instances pickle without any function of ours in the stream.
 ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
 all_atoms = ATOMS.issuperset  # called with types
-# Exceptions that end a program. From a task they arrive as the cause of a TaskError.
+# Exceptions that end a program. If a task raises one of them, it becomes the cause of a TaskError.
 EXITS = (SystemExit, KeyboardInterrupt, GeneratorExit)
 # Errors of failing reducers. A KeyboardInterrupt is more likely a Ctrl-C of the user.
 UNPICKLABLE = (Exception, SystemExit, GeneratorExit)
 cause_of = vars(BaseException)["__cause__"].__get__  # some classes redefine the attribute
-# Longer containers are left to the pickler, because checking the type of each item costs more.
+# Longer containers are pickled, because a check of each item's type costs more.
 PLAIN_ITEMS_MAX = 64
 
 
@@ -81,7 +81,7 @@ class ExitWhilePickling(TaskError, NotPicklable):
 
 
 def text_of(error: BaseException) -> str:
-    """The text of an exception, whatever its class does."""
+    """The text of an exception. Never raises, whatever its class does."""
     try:
         return str(error)
     except KeyboardInterrupt:
@@ -133,7 +133,7 @@ E = TypeVar("E", bound=Encoded)
 
 
 def fill(cls: type[E], stream: PickleStream, kind: int, flags: int, prefix: bytes = b"") -> E:
-    """Lays a written stream out as a payload."""
+    """Makes a payload of a written stream."""
     buffers = [buffer.raw() for buffer in stream.buffers]
     refs = stream.refs
     meta_len = len(prefix) + sum(map(len, stream.chunks))

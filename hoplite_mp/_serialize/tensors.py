@@ -1,10 +1,10 @@
-"""Tensors of torch: their memory is beside the stream, and is read in place.
+"""Tensors of torch: their memory is an out-of-band buffer, and is read in place.
 
-Pickle alone writes a tensor's elements into the stream. torch has no read-only tensors, and warns
-about read-only memory. So a large tensor that is read from the store gets private copies of the
-pages to which it is written, and otherwise uses the store's pages. A tensor that fills its memory
-is sent as that memory, so tensors that share it share it again. A tensor that is part of a larger
-one is copied and sent alone, without the rest.
+Plain pickle writes a tensor's elements into the stream. torch has no read-only tensors, and warns
+about read-only memory. So a large tensor that is read from the store uses the store's pages, and
+gets a private copy of each page at the first write to it. A tensor that fills its storage is sent
+as this storage, so tensors that share a storage share it after the transfer, too. A tensor that is
+part of a larger storage is copied and sent alone.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def memory_of(
 
 
 def handler_of(cls: type) -> Callable[[Any, Any], Reduced] | None:
-    """How instances of a class of torch are reduced; None for other classes."""
+    """The reduction of instances of a class of torch; None for other classes."""
     torch: Any = sys.modules.get("torch")
     storage: Any = sys.modules.get("torch.storage")
     if torch is None or storage is None or not hasattr(torch, "Tensor"):  # or it is being imported
@@ -79,7 +79,7 @@ def _reduce_tensor(pickler: Any, tensor: Any) -> Reduced:
     torch: Any = sys.modules["torch"]
     plain = type(tensor) is torch.Tensor and not tensor.__dict__ and not tensor._backward_hooks
     if not plain or not _is_in_memory(tensor):
-        return NotImplemented  # torch reduces it, mostly to a tensor or a storage, which come here
+        return NotImplemented  # torch reduces it, usually to a tensor or a storage
     requires_grad = tensor.requires_grad
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size():
@@ -146,7 +146,7 @@ def _writable(data: Any) -> Any:
     view = memoryview(data)
     if not view.readonly:
         return data
-    # An exporter of the store's memory can map it a second time, privately to this process.
+    # An exporter of the store's memory can map it a second time, as a private mapping.
     private = getattr(view.obj, "private", None)
     if private is not None and view.nbytes >= PRIVATE_BYTES_MIN:
         found = private(view)

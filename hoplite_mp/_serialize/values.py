@@ -1,9 +1,9 @@
-"""How values become payloads and are read back without a copy: the choice among the kinds.
+"""Writes values as payloads, and reads them without a copy: chooses among the kinds.
 
-Most objects need no pickle at all, because an array, bytes or a number is described by a few bytes;
-all others are pickle streams. Writing returns the head and the buffers, which compiled code copies
-into the store; reading makes arrays that are views of the store's memory. This module must not copy
-large data itself, nor depend on the origin of the memory.
+Most objects need no pickle: a few bytes describe an array, bytes or a number. All other objects are
+pickle streams. Writing returns the head and the buffers, which compiled code copies into the store.
+Reading makes arrays that are views of the store's memory. This module must not copy large data
+itself, or depend on the origin of the memory.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 def encode(value: Any, scan: MakeScan | None = None, beside: bool = True) -> Encoded:
     """The payload of any value. Raises TypeError if the value cannot be pickled.
 
-    `scan` makes a Scan, which keeps large globals of functions by value as objects of their own, or
+    `scan` makes a Scan, which stores large globals of functions by value as separate objects, or
     only marks them if not `beside`.
     """
     encoder = _ENCODERS.get(type(value))
@@ -111,8 +111,8 @@ def _encode_other(value: Any, scan: MakeScan | None, beside: bool) -> Encoded:
 
 
 class Folded:
-    """The result of a reduction by a function of the user; only `value` is stored. `contributors`:
-    the indices of the reduced sources."""
+    """The result of a reduction by a user's function. Only `value` is stored. `contributors`: the
+    indices of the reduced sources."""
 
     __slots__ = ("contributors", "value")
 

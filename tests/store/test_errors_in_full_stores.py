@@ -118,7 +118,7 @@ def test_an_exception_that_carries_much() -> None:
         kept = fill(cluster)
         error = cluster.submit(fails_with_much, 1 << 20).exception(PATIENCE_S)
         assert type(error) is ValueError
-        assert error.args == ("the reason", "<ndarray, omitted for lack of space>")
+        assert error.args == ("the reason", "<ndarray, too large to be sent>")
         assert "in fails_with_much" in str(error.__cause__)
         assert kept
 
