@@ -25,15 +25,15 @@ __all__ = ["Barrier", "Condition"]
 T = TypeVar("T")
 Steps: TypeAlias = "Generator[Future[Any] | Until | Read, Any, T]"
 EVERYBODY = 1 << 62
-LOCK_NAME = "{} (lock)"  # of the lock that a condition with a name makes
+LOCK_NAME = "{} (lock)"  # the lock of a named condition
 
 
 class Condition(Handle):
     """A condition variable for processes of all hosts; `with condition:`, `async with condition:`.
 
-    It has the methods of `multiprocessing.Condition`. A call that is interrupted, or whose process
-    dies while it waits, does not consume a notification; another waiter is notified instead. When a
-    process dies that holds the lock, the lock is released.
+    It has the methods of `multiprocessing.Condition`. If a waiting call is interrupted, or its
+    process dies, the call does not consume a notification; another waiter is notified instead. If
+    the process that holds the lock dies, the lock is released.
 
     Parameters
     ----------
@@ -203,12 +203,12 @@ class Condition(Handle):
         return await run_async(self._waiting_for(predicate, timeout, task_owner()))
 
     def notify(self, n: int = 1) -> None:
-        """Notifies `n` waiting calls, those that have waited longest first.
+        """Notifies the `n` calls that have waited longest.
 
         Parameters
         ----------
         n : int, optional
-            How many. Default: 1.
+            The number of calls. Default: 1.
 
         Raises
         ------
@@ -263,7 +263,7 @@ class Condition(Handle):
         return found
 
     def _waiting(self, timeout: float | None, number: int) -> Steps[bool]:
-        """First registers for notifications, to miss none after the release of the lock."""
+        """Registers for notifications before the lock is released, so that none is missed."""
         _, deadline = waits(True, timeout)
         ticket, lock = self._ticket(), self._lock
         released: Future[Any] | None = None
@@ -289,7 +289,7 @@ class Condition(Handle):
 
     def _acquiring_again(self, number: int, times: int) -> Steps[None]:
         """Acquires the lock as many times as it was released. The cancellation of an `await` is
-        raised after that, as in asyncio; Ctrl-C ends it."""
+        raised afterwards, as in asyncio; Ctrl-C interrupts this method."""
         lock = self._lock
         ticket = lock._ticket()
         asked = lock._call("acquire_again", ticket, number, times)
@@ -316,18 +316,18 @@ class Condition(Handle):
 class Barrier(Handle):
     """A barrier for processes of all hosts, with the methods of `multiprocessing.Barrier`.
 
-    When as many calls of `wait` have arrived as there are parties, all of them return, and the next
-    call begins a new round. If a call times out, or its process or host dies while it waits, the
-    barrier is broken: all calls raise `threading.BrokenBarrierError` until `reset()`. An
-    interrupted or cancelled call leaves the round; the others wait for another call instead.
+    When `parties` calls of `wait` have arrived, all of them return, and the next call begins a new
+    round. If a waiting call times out, or its process or host dies, the barrier is broken: all
+    calls raise `threading.BrokenBarrierError` until `reset()`. An interrupted or cancelled call
+    leaves the round; the other calls wait for another call instead.
 
     Parameters
     ----------
     parties : int
-        How many calls of `wait` make a round, 1 or more.
+        The number of calls of `wait` in a round, 1 or more.
     action : callable, optional
-        Run by one of the calls when all have arrived, before any returns. If it raises an
-        exception, the barrier is broken. It is pickled with the handle.
+        Run by one of the calls when all calls have arrived, before any call returns. If it raises
+        an exception, the barrier is broken. It is pickled with the handle.
     timeout : float, optional
         Seconds; the default timeout of `wait`. Default: no limit.
     name, node, detached
@@ -371,7 +371,7 @@ class Barrier(Handle):
         self._make((count,), name, node, detached)
         if name is not None and self.parties != count:
             raise ValueError(
-                f"the barrier named {name!r} has {self.parties} parties, not {count}: give its "
+                f"the barrier named {name!r} has {self.parties} parties, not {count}: pass this "
                 "number, or choose another name"
             )
 
@@ -392,7 +392,8 @@ class Barrier(Handle):
         Returns
         -------
         int
-            How many calls of this round arrived earlier, from 0: a different number for each call.
+            The number of calls of this round that arrived earlier, from 0: a different number for
+            each call.
 
         Raises
         ------
@@ -423,7 +424,7 @@ class Barrier(Handle):
                 kept = yield from self._kept(promised, deadline)
                 if kept is None:
                     code = yield self._call("give_up", ticket)
-                    if code == CallAnswer.DONE:  # it was answered just before
+                    if code == CallAnswer.DONE:  # it was answered before
                         kept = yield from self._kept(promised, FOREVER_NS)
                 if kept is not None:
                     code, found = kept
@@ -477,7 +478,7 @@ class Barrier(Handle):
 
     @property
     def parties(self) -> int:
-        """How many calls of `wait` make a round.
+        """The number of calls of `wait` in a round.
 
         Returns
         -------
@@ -492,7 +493,7 @@ class Barrier(Handle):
 
     @property
     def n_waiting(self) -> int:
-        """How many calls are waiting now.
+        """The number of calls that are waiting.
 
         Returns
         -------

@@ -1,6 +1,6 @@
 """The base class of the handles of queues, locks, semaphores and events: creation and pickling.
 
-Each handle contains a handle of an actor, and has methods of its own instead of the actor's. It can
+Each handle contains a handle of an actor, and has its own methods in place of the actor's. It can
 be sent to other processes, and is counted, like the actor's handle.
 """
 
@@ -30,19 +30,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Handle", "Read", "Until", "run", "run_async"]
 
-# One piece of code for threads, which may block, and for event loops, which must not.
+# The same code for threads, which may block, and for event loops, which must not block.
 #
-# Each method of a queue or a lock is a few calls of an actor with a wait between them, and each of
-# these may be interrupted, by Ctrl-C or by a cancelled `await`. The method is written once, as a
-# generator that yields the awaited objects: `run` blocks for them, `run_async` awaits them.
+# Each method of a queue or a lock consists of a few calls of an actor, with waits between them.
+# Ctrl-C or a cancelled `await` may interrupt each of these. A method is written once, as a
+# generator that yields the awaited objects: `run` blocks for these objects, `run_async` awaits
+# them.
 
 
 T = TypeVar("T")
 
 
 class Until(NamedTuple):
-    """Waits until the object is done, or until the deadline (of the monotonic clock). The result is
-    whether the object is done."""
+    """Waits until the object is done, or until the deadline (of the monotonic clock). The result
+    shows whether the object is done."""
 
     runtime: Runtime
     ref: ObjectRef[Any]
@@ -83,7 +84,7 @@ class Read(NamedTuple):
 
 
 def run(steps: Generator[Future[Any] | Until | Read, Any, T]) -> T:
-    """Runs the steps in this thread, and returns what the generator returns."""
+    """Runs the steps in this thread, and returns the generator's result."""
     got: Any = None
     error: BaseException | None = None
     try:
@@ -101,7 +102,7 @@ def run(steps: Generator[Future[Any] | Until | Read, Any, T]) -> T:
 
 
 async def run_async(steps: Generator[Future[Any] | Until | Read, Any, T]) -> T:
-    """Runs the steps in the running event loop, and returns what the generator returns."""
+    """Runs the steps in the running event loop, and returns the generator's result."""
     got: Any = None
     error: BaseException | None = None
     try:
@@ -119,7 +120,7 @@ async def run_async(steps: Generator[Future[Any] | Until | Read, Any, T]) -> T:
 
 
 H = TypeVar("H", bound="Handle")
-KNOWN_MAX = 4096  # most actors that a process remembers as having its life
+KNOWN_MAX = 4096  # maximum number of actors that a process remembers as having its life
 
 
 class Handle:
@@ -131,7 +132,7 @@ class Handle:
     _actor: Actor
 
     def _make(self, args: tuple[Any, ...], name: str | None, node: Any, detached: bool) -> None:
-        """Makes an actor; if the name is taken, this becomes a handle of its actor."""
+        """Creates an actor. If the name is taken, this becomes a handle of the existing actor."""
         options = {"node": node, "name": name, "detached": detached, "get_if_exists": bool(name)}
         given = {key: value for key, value in options.items() if value is not None}
         self._actor = current().options(**given).actor(self._served, *args)
@@ -146,7 +147,7 @@ class Handle:
     def actor(self) -> Actor:
         """The actor's handle, for `Actor.close(q.actor)` and `Actor.kill(q.actor)`.
 
-        Made with detached=True, it ends only by one of these.
+        An object with detached=True ends only by one of these calls.
 
         Examples
         --------
@@ -174,7 +175,7 @@ class Handle:
         return _arrived, (type(self), self._actor, self._extras())
 
     def _extras(self) -> tuple[Any, ...]:
-        """The data of a handle besides its actor."""
+        """The data of a handle, except its actor."""
         return ()
 
     def _take_extras(self) -> None: ...
@@ -183,11 +184,12 @@ class Handle:
 
     def _call(self, method: str, *args: Any) -> Future[Any]:
         future: Future[Any] = getattr(self._actor, method)(*args)
-        future._reports = False  # some results do not matter
+        future._reports = False  # some results are not used
         return future
 
     def _process(self) -> bytes:
-        """The name of this process; from now on the actor notices the death of the process."""
+        """The name of this process. Its first use lets the actor notice the death of the
+        process."""
         life = life_of(self._runtime)
         identity = _identity_of(self._actor)._id
         if identity not in life.known_to:

@@ -47,7 +47,7 @@ class _Acquired(Handle):
     __slots__ = ()
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Acquires the lock, or a permit, for this process; waits while none is free.
+        """Acquires the lock, or a permit, for this process. Waits until one is free.
 
         Parameters
         ----------
@@ -186,9 +186,10 @@ class Semaphore(_Acquired):
     """A number of permits for processes of all hosts; `with semaphore:`, `async with semaphore:`.
 
     As with `multiprocessing.Semaphore`, any process may call `release`, also more often than
-    `acquire`, which adds permits. `release` gives back a permit of the calling process or, if it
-    has none, of the process that has held one longest; if no process holds any, it adds one. When a
-    process or its host dies, its permits go to the processes that have waited longest.
+    `acquire`; additional calls add permits. `release` returns a permit of the calling process. If
+    that process has no permit, the process that has held a permit longest loses it; if no process
+    holds a permit, one is added. When a process or its host dies, its permits go to the processes
+    that have waited longest.
 
     Parameters
     ----------
@@ -234,7 +235,7 @@ class Semaphore(_Acquired):
                 )
 
     def get_value(self) -> int:
-        """Returns how many permits are free now.
+        """Returns the number of free permits.
 
         Returns
         -------
@@ -249,7 +250,7 @@ class Semaphore(_Acquired):
 
 
 class BoundedSemaphore(Semaphore):
-    """A semaphore that never has more permits than at the beginning.
+    """A semaphore that never has more permits than initially.
 
     `release` raises ValueError if no process holds a permit. Otherwise it is like `Semaphore`.
 
@@ -280,10 +281,10 @@ class BoundedSemaphore(Semaphore):
 class RLock(_Acquired):
     """A recursive lock between processes of all hosts; `with lock:` and `async with lock:`.
 
-    Like `multiprocessing.RLock` it belongs to the thread that has acquired it, which may acquire it
-    again, and is free when that thread has released it as many times. With the coroutine functions
-    and `async with` it belongs to the asyncio task instead. When the owner's process or host dies,
-    the thread that has waited longest gets the lock.
+    Like `multiprocessing.RLock`, it belongs to the thread that has acquired it. This thread may
+    acquire the lock again, and must release it as many times. With the coroutine functions and
+    `async with`, the lock belongs to the asyncio task instead. When the owner's process or host
+    dies, the thread that has waited longest gets the lock.
 
     Parameters
     ----------
@@ -376,7 +377,7 @@ class RLock(_Acquired):
 
 
 class Event(Handle):
-    """A flag for which processes of all hosts can wait; at first it is not set.
+    """A flag for which processes of all hosts can wait. Initially it is not set.
 
     Parameters
     ----------
@@ -404,7 +405,8 @@ class Event(Handle):
         self._make((), name, node, detached)
 
     def set(self) -> None:
-        """Sets the flag: all waiting processes continue, and from now on `wait` returns at once.
+        """Sets the flag: all waiting processes continue, and later calls of `wait` return
+        immediately.
 
         Examples
         --------
@@ -417,7 +419,7 @@ class Event(Handle):
         await self._call("set")
 
     def clear(self) -> None:
-        """Clears the flag: from now on `wait` waits.
+        """Clears the flag: later calls of `wait` wait.
 
         Examples
         --------

@@ -1,7 +1,7 @@
 """Queue: first in, first out, between all processes of a cluster.
 
-The docstring of the package describes the design. Items are opaque to the actor: small ones are
-bytes inside the calls, larger ones are objects of the store, to which the queue holds refs.
+The docstring of the package describes the design. Items are opaque to the actor: small items are
+bytes inside the calls, larger items are objects of the store, to which the queue holds refs.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class ShutDown(ClosedError, getattr(queue, "ShutDown", Exception)):  # type: ign
 
 
 _ShutDown = ShutDown
-# Interrupted calls of this process, whose items, if any, are to be given back; each with the
-# identity of its queue's actor. A list, because each change is a single C call.
+# Interrupted calls of this process whose items may have to be given back, with the identities of
+# their queues' actors. A list, because each change is a single C call.
 _interrupted: list[tuple[bytes, Future[Any]]] = []
 
 
 class Queue(Handle, Generic[T]):
     """A queue between processes of all hosts, first in, first out.
 
-    `Queue()` makes an actor on the current cluster (`hoplite_mp.current()`); the handle is passed
+    `Queue()` creates an actor on the current cluster (`hoplite_mp.current()`). The handle is passed
     to tasks, actors and other drivers like any argument, and the queue ends with its last handle.
-    The methods block, like those of `queue.Queue`; each method that may wait has a form for event
-    loops, a coroutine function: `get_async` and so on. The errors are `queue.Empty` and
+    The methods block, like the methods of `queue.Queue`. Each method that may wait also has a
+    coroutine function for event loops, such as `get_async`. The errors are `queue.Empty` and
     `queue.Full` of the standard library.
 
     Parameters
@@ -58,24 +58,24 @@ class Queue(Handle, Generic[T]):
         Maximum number of items in the queue; 0: no limit. Default: the limit of an existing queue
         of this name; otherwise no limit.
     name : str, optional
-        `Queue(name="jobs")` is the same queue in every process of the cluster; the first call makes
-        it. A later call with another `maxsize` raises ValueError; its `node` and `detached` have no
-        effect.
+        `Queue(name="jobs")` is the same queue in every process of the cluster; the first call
+        creates it. A later call with another `maxsize` raises ValueError; its `node` and `detached`
+        have no effect.
     node : Node or str, optional
-        Where its actor runs. Default: this host.
+        The node on which its actor runs. Default: this host.
     detached : bool, optional
         True: the queue needs no handles; it lives until `Actor.close(q.actor)`.
     copy : bool, optional
-        True: arrays that this handle, and copies of it, get from the queue are writable copies.
-        Default: they are read-only, and not copied.
+        True: `get` of this handle, and of copies of the handle, returns arrays as writable copies.
+        Default: arrays are read-only, and not copied.
 
     Notes
     -----
-    When `put` returns, the item is in the queue, and stays there if the process that put it dies.
-    An item of more than `Config.queue_item_bytes_max` bytes stays on the host of that process until
-    it is read, so it is lost with that host, and `get` raises ObjectLostError. If a process dies
-    while it waits in `get`, no item is lost. If the actor's process or host dies, all items of the
-    queue are lost, and every call raises ActorLostError.
+    When `put` returns, the item is in the queue, and stays there if the sending process dies. An
+    item of more than `Config.queue_item_bytes_max` bytes stays on the sender's host until it is
+    read. If this host is lost, the item is lost, too, and `get` raises ObjectLostError. If a
+    process dies while it waits in `get`, no item is lost. If the actor's process or host dies, all
+    items of the queue are lost, and every call raises ActorLostError.
 
     Examples
     --------
@@ -131,8 +131,8 @@ class Queue(Handle, Generic[T]):
         Parameters
         ----------
         item : object
-            Anything that can be pickled. If it has more than `Config.queue_item_bytes_max` bytes,
-            it becomes an object of the store.
+            Any picklable value. If it has more than `Config.queue_item_bytes_max` bytes, it becomes
+            an object of the store.
         block : bool, optional
             False: do not wait.
         timeout : float, optional
@@ -157,7 +157,7 @@ class Queue(Handle, Generic[T]):
         run(self._putting(item, block, timeout))
 
     def put_nowait(self, item: T) -> None:
-        """Adds the item, or raises `queue.Full` at once: `put(item, block=False)`.
+        """Adds the item, or raises `queue.Full` without a wait: `put(item, block=False)`.
 
         Parameters
         ----------
@@ -173,7 +173,7 @@ class Queue(Handle, Generic[T]):
     async def put_async(self, item: T, block: bool = True, timeout: float | None = None) -> None:
         """Like `put`, without blocking the event loop while it waits.
 
-        A call that is cancelled while it waits has put nothing."""
+        A cancelled call has put nothing."""
         await run_async(self._putting(item, block, timeout))
 
     def _packed(self, item: Any) -> Any:
@@ -214,7 +214,7 @@ class Queue(Handle, Generic[T]):
     # -- get -----------------------------------------------------------------------------------
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:
-        """Takes the oldest item; waits while there is none.
+        """Takes the oldest item. Waits while the queue is empty.
 
         Parameters
         ----------
@@ -235,9 +235,9 @@ class Queue(Handle, Generic[T]):
         Queue.ShutDown
             The queue was shut down, and has no items left.
         ObjectLostError
-            The item was lost with the host of the process that put it.
+            The item was lost with its sender's host.
         Exception
-            The item could not be loaded here. It has been taken, and is not in the queue any more.
+            The item could not be unpickled. It is not in the queue any more.
 
         Examples
         --------
@@ -249,7 +249,7 @@ class Queue(Handle, Generic[T]):
         return run(self._getting(block, timeout))
 
     def get_nowait(self) -> T:
-        """Takes the oldest item, or raises `queue.Empty` at once: `get(block=False)`.
+        """Takes the oldest item, or raises `queue.Empty` without a wait: `get(block=False)`.
 
         Returns
         -------
@@ -268,14 +268,15 @@ class Queue(Handle, Generic[T]):
     async def get_async(self, block: bool = True, timeout: float | None = None) -> T:
         """Like `get`, without blocking the event loop while it waits.
 
-        A cancelled call has taken nothing. To keep items in order, other calls that would take
-        the next item wait until this call has returned, but at most `UNCERTAIN_S` (0.5) seconds."""
+        A cancelled call has taken nothing. To keep items in order, other calls wait for the next
+        item until this call has returned, but at most `UNCERTAIN_S` (0.5) seconds."""
         return await run_async(self._getting(block, timeout, True))
 
     def _getting(
         self, block: bool, timeout: float | None, cancellable: bool = False
     ) -> Generator[Future[Any] | Until | Read, Any, T]:
-        """cancellable: the call may be cancelled at any time, so it may give its item back."""
+        """Steps of `get`. cancellable: the call may be cancelled at any time, so it may give its
+        item back."""
         may_wait, deadline = waits(block, timeout)
         yield from self._all_given_back()
         ticket = self._ticket()
@@ -290,7 +291,7 @@ class Queue(Handle, Generic[T]):
                     continue
                 if code != CallAnswer.WAIT:
                     break
-                # After the deadline it tries once more, without waiting.
+                # After the deadline, one more attempt without waiting.
                 may_wait = (yield from self._until(found[0], deadline)) is not None
         except BaseException:  # Ctrl-C, a signal handler's error, or a cancelled await
             self._say("stop_taking", ticket)
@@ -325,8 +326,8 @@ class Queue(Handle, Generic[T]):
         return bytes(_identity_of(self._actor)._id)
 
     def _all_given_back(self) -> Generator[Future[Any], None, None]:
-        """Waits until interrupted calls of this process have given back their items, because
-        otherwise a later call would take items that come after them."""
+        """Waits until interrupted calls of this process have given back their items. Otherwise a
+        later call could take later items first."""
         while calls := [one for key, one in _interrupted.copy() if key == self._key]:
             one = calls[0]
             with contextlib.suppress(Exception):  # the call has failed
@@ -334,7 +335,7 @@ class Queue(Handle, Generic[T]):
             self._give_back(one)
 
     def _give_back(self, asked: Any) -> None:
-        """Gives back the item of a call that was interrupted, unless another thread does."""
+        """Gives back the item of an interrupted call, unless another thread does so."""
         with contextlib.suppress(ValueError):
             _interrupted.remove((self._key, asked))
             self._say_back(asked)
@@ -353,7 +354,7 @@ class Queue(Handle, Generic[T]):
     # -- looking -------------------------------------------------------------------------------
 
     def qsize(self) -> int:
-        """Returns how many items there are now.
+        """Returns the number of items in the queue.
 
         Returns
         -------
@@ -414,7 +415,7 @@ class Queue(Handle, Generic[T]):
         Raises
         ------
         ValueError
-            It was called more often than items were put.
+            There were more calls than items.
 
         Examples
         --------
@@ -486,9 +487,9 @@ class Queue(Handle, Generic[T]):
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Whether something has interrupted the call: Ctrl-C, a cancelled `await`, or a signal handler
-    that ends the program. Any other error comes from the item itself, which is then not given
-    back, because it would make the next call fail, too."""
+    """Whether the error is an interruption of the call: by Ctrl-C, a cancelled `await`, or a signal
+    handler that ends the program. Any other error comes from the item itself. The item is then not
+    given back, because the next call would fail, too."""
     if issubclass(type(error), Exception):
         return False
     from asyncio import CancelledError

@@ -1,10 +1,10 @@
 """The objects in the actors' processes: one for each synchronization object.
 
-A table (`waiting`) makes the decisions. This file keeps the promises for waiting calls, and the
-lives of the processes that have called (`_sync/sync_actors.py`). When a process or its host dies,
-its life fails; then its locks are released, and its calls no longer wait. Deaths are noticed in
-other threads than the one that runs calls, so a lock protects the table; a thread that finds the
-lock taken leaves the death to the thread that holds it.
+A table (`waiting`) makes the decisions. This module manages the promises for waiting calls, and the
+lives of the calling processes. When a process or its host dies, its life fails; its locks are then
+released, and its waiting calls removed. Other threads than the calling thread notice deaths, so a
+lock protects the table. If a thread finds the lock taken, the thread that holds the lock handles
+the death.
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ __all__ = [
 Reply = tuple[int, Any]
 _JOINED = "joined"
 # How long other calls wait for an item that a cancelled caller may give back. Higher: items stay in
-# order although the caller's event loop is busy; lower: other calls wait less.
+# order even if the caller's event loop is busy. Lower: other calls wait less.
 UNCERTAIN_S = 0.5
 
 
 class Served:
-    """Base class of these objects: it fulfils promises, and handles the deaths of processes."""
+    """Base class of these objects. Fulfils promises, and handles the deaths of processes."""
 
     def __init__(self, table: Any = None) -> None:
         self._table = table
         self._runtime = current_runtime()
         self._promises: dict[Hashable, ObjectRef[Any]] = {}  # by ticket; shared ones by a string
-        self._lives: dict[bytes, ObjectRef[Any]] = {}  # of the processes that have called
+        self._lives: dict[bytes, ObjectRef[Any]] = {}  # of the calling processes
         self._lock = locks.lock("sync.table")
         self._deaths: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def enter(self, process: bytes, life: ObjectRef[Any]) -> None:
-        """The first call of each process: from then on its death is noticed here."""
+        """The first call of each process. After it, this actor notices the death of the process."""
         if process in self._lives:
             return
         self._lives[process] = life
@@ -91,25 +91,26 @@ class Served:
             self._look()
 
     def ping(self) -> None:
-        """Does nothing: a handle calls it to get the error that calls of an ended actor raise."""
+        """Does nothing. A handle calls this method to get the error of an ended actor."""
 
     def waiters(self) -> int:
-        """How many calls wait; all calls that wait for an event, or in `join`, count as one."""
+        """The number of waiting calls. All calls that wait for an event, or in `join`, count as
+        one."""
         return len(self._promises)
 
     @contextlib.contextmanager
     def _alone(self, process: bytes | None = None) -> Iterator[Any]:
-        """Gives a call of that process the table, under the lock; then wakes other calls."""
+        """Surrounds a call's access to the table, under the lock. Wakes other calls afterwards."""
         try:
             with self._lock:
                 if process is not None and process not in self._lives:
                     raise PeerLostError(
                         "this process was declared dead after its host missed its heartbeats; "
-                        "what it held here has been released"
+                        "its locks and permits have been released"
                     )
                 yield self._table
                 self._wake()
-        finally:  # also when the call has failed, because a death may have been noticed meanwhile
+        finally:  # also if the call has failed: a death may have been noticed meanwhile
             self._look()
 
     def _wait(self, key: Hashable) -> Reply:
@@ -136,15 +137,15 @@ class Served:
     # -- deaths --------------------------------------------------------------------------------
 
     def _tell(self, process: bytes, oid: int) -> None:
-        """Called when a life has failed, because its process or host has died; in any thread,
-        perhaps in one that is inside a call."""
+        """Called when a life has failed, because its process or host has died. Runs in any thread,
+        perhaps inside a call."""
         if self._runtime.tasks.done(oid):  # otherwise this cluster has ended
             self._deaths.put(process)
             self._look()
 
     def _look(self) -> None:
-        """Handles deaths, unless another thread has the lock. No death is missed, because every
-        thread calls this after it has released the lock."""
+        """Handles deaths, unless another thread holds the lock. No death is missed, because every
+        thread calls this method after it has released the lock."""
         while not self._deaths.empty() and self._lock.acquire(blocking=False):
             try:
                 with contextlib.suppress(queue.Empty):
@@ -170,7 +171,8 @@ class QueueActor(Served):
         self.size_max = size_max
 
     def put(self, process: bytes, turn: int, value: Any, waits: bool) -> Reply:
-        """Arguments are flat, as is the reply of `take`, because flat messages are sent fastest."""
+        """Puts an item. The arguments, and the reply of `take`, are flat, because flat messages are
+        sent fastest."""
         ticket = process, turn
         with self._alone(process) as table:
             answer = table.put(ticket, value, waits)
@@ -189,7 +191,7 @@ class QueueActor(Served):
         ticket = process, turn
         with self._alone(process) as table:
             if table.uncertain is not None and clock.monotonic() >= self._decided_by:
-                table.decide()  # its event loop is busy with something else
+                table.decide()  # the event loop of the uncertain caller is busy
             found = table.take(ticket, waits, uncertain)
             if isinstance(found, Item):
                 if uncertain:
@@ -205,7 +207,7 @@ class QueueActor(Served):
             return int(found), None
 
     def keep_item(self, process: bytes, turn: int) -> None:
-        """That call has its item, and will not give it back."""
+        """Records that a call has its item, and will not give it back."""
         with self._alone(process) as table:
             table.keep_item((process, turn))
 
@@ -232,7 +234,7 @@ class QueueActor(Served):
             table.end(at_once)
 
     def sizes(self) -> tuple[int, int]:
-        """How many items there are, and the queue's limit."""
+        """The number of items, and the queue's limit."""
         return len(self._table.items), self.size_max
 
     def _wake(self) -> None:
@@ -365,10 +367,11 @@ class BarrierActor(Served):
         super().__init__(Gathering(parties))
 
     def arrive(self, ticket: Ticket, waits: bool, acts: bool) -> Reply:
-        """A Reply, with the index of the call in place of None."""
+        """Adds a call to the round. Returns a Reply, with the index of the call in place of
+        None."""
         with self._alone(ticket[0]) as table:
             answer = table.arrive(ticket, waits, acts)
-            # A call that completes a round comes last in it.
+            # A call that completes a round is the last one in the round.
             return (
                 self._wait(ticket)
                 if answer is CallAnswer.WAIT
@@ -406,12 +409,12 @@ class BarrierActor(Served):
             table.reset()
 
     def state(self) -> tuple[int, int, bool]:
-        """How many parties there are, how many wait, and whether the barrier is broken."""
+        """The number of parties, the number of waiting calls, and whether the barrier is broken."""
         return self._table.parties, len(self._table.waiting), self._table.broken
 
 
 class EventActor(Served):
-    """The object of one event. All calls that wait share one promise."""
+    """The object of one event. All waiting calls share one promise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -435,11 +438,11 @@ class EventActor(Served):
 
 # Promises: objects that stay pending until the process that made them fulfils them, or dies.
 #
-# A process may have to wait for an action of another process at an unknown time. A promise is an
-# object that its maker has claimed. Any process on any host that holds it can wait for it as for
-# every object; when its maker or its maker's host dies, it fails like every object that was being
-# written. So a wait for a promise also ends with its maker's death. A process whose death others
-# must notice makes a promise that it never fulfils, its *life*.
+# A process may have to wait for an action of another process. A promise is an object that its maker
+# has claimed. Any process on any host with a ref to the promise can wait for it as for any object.
+# When the maker or its host dies, the promise fails, like every object that is being written. So a
+# wait for a promise also ends with its maker's death. If other processes must notice the death of a
+# process, it makes a promise that it never fulfils, its *life*.
 
 
 PROCESS_BYTES = 8
@@ -460,7 +463,7 @@ def keep(runtime: Runtime, promised: ObjectRef[Any], value: Any) -> None:
 
 
 class PromiseLife:
-    """The promise by which other processes notice the death of this one."""
+    """The promise by which other processes notice the death of this process."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.process = os.urandom(PROCESS_BYTES)

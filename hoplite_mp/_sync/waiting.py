@@ -1,14 +1,14 @@
-"""The tables of the synchronization objects: which calls wait, and which one continues next.
+"""The tables of the synchronization objects: their waiting calls, and the next call to continue.
 
-All decisions of `hoplite_mp.Queue`, `Lock`, `Semaphore`, `RLock`, `Condition` and `Barrier` are
-made here, one after the other, by one process. A *ticket* identifies one call: the calling process,
+The tables make all decisions of `hoplite_mp.Queue`, `Lock`, `Semaphore`, `RLock`, `Condition` and
+`Barrier`, one after the other, in one process. A *ticket* identifies one call: the calling process,
 and a number that this process uses once. Each method returns the caller's answer, and appends the
-tickets of the waiting calls that it wakes to `woken`.
+tickets of woken calls to `woken`.
 
-Invariants of a queue: no call waits for an item while there is one that is not reserved for a woken
-getter; no call waits for space while there is some. An item leaves the table only as the answer to
-a call (or with `end(at_once=True)`), so no item of the table is lost with a process that dies.
-While a cancellable call may still return its item, no other call takes a later item.
+Invariants of a queue: no call waits for an item while there is an item that is not reserved for a
+woken getter; no call waits for space while there is space. An item leaves the table only as the
+answer to a call (or with `end(at_once=True)`), so no item of the table is lost with a process that
+dies. While a cancellable call may still return its item, no other call takes a later item.
 Invariant of permits: free + held = initial permits + permits released beyond these.
 """
 
@@ -38,11 +38,11 @@ class CallAnswer(enum.IntEnum):
     """The answer to a call."""
 
     DONE = 0
-    REFUSED = 1  # empty, full, or taken; or still so at the deadline
+    REFUSED = 1  # empty, full or taken, now or at the deadline
     WAIT = 2  # the ticket will be in `woken` later
     ENDED = 3  # the queue was shut down, or the barrier is broken
     ACT = 4  # all parties have arrived, and this call runs the barrier's action
-    BUSY = 5  # an item may be given back; the ticket will be in `woken` when that is decided
+    BUSY = 5  # an item may be given back; the ticket will be in `woken` after the decision
 
 
 class Item(NamedTuple):
@@ -66,15 +66,15 @@ class QueueTable:
         self.woken: list[tuple[Ticket, CallAnswer]] = []
         # The call, and the number of its item, which the call may give back.
         self.uncertain: tuple[Ticket, int] | None = None
-        self.busy: Tickets = OrderedDict()  # calls that wait until that is decided
-        self.turn: Ticket | None = None  # the one of these that was woken, and calls again
+        self.busy: Tickets = OrderedDict()  # calls that wait for this decision
+        self.turn: Ticket | None = None  # the woken call among these, which calls again
         self.unfinished = 0  # items put for which task_done was not called yet
-        # How many of these each living process has taken, and has not handed over to another, as
-        # far as `finish_one` can tell.
+        # The number of these items that each living process has taken and not handed over to
+        # another process, as far as `finish_one` can determine.
         self.taken: dict[bytes, int] = {}
-        self.lost = 0  # how many of these had been taken by processes that died
+        self.lost = 0  # number of these items that dead processes had taken
         self.ended = False
-        self._dropped = False  # it was ended at once
+        self._dropped = False  # ended with at_once=True
         self._numbers = 0
 
     # -- putting -------------------------------------------------------------------------------
@@ -91,8 +91,8 @@ class QueueTable:
         return CallAnswer.WAIT
 
     def stop_putting(self, ticket: Ticket) -> CallAnswer:
-        """The caller stops waiting. DONE: the value was put just before. ENDED: the queue was shut
-        down just before, and the value is not in it."""
+        """Ends the wait of a call. DONE: the value was put before. ENDED: the queue was shut down
+        before, and does not contain the value."""
         if ticket in self.turned_away:
             self.turned_away.discard(ticket)
             return CallAnswer.ENDED
@@ -113,9 +113,8 @@ class QueueTable:
     # -- taking --------------------------------------------------------------------------------
 
     def take(self, ticket: Ticket, waits: bool, uncertain: bool = False) -> Item | CallAnswer:
-        """Takes the oldest item. A woken getter calls again with the same ticket, and gets the item
-        that is reserved for it. uncertain: the caller confirms by `keep_item` that it has the item,
-        or gives it back."""
+        """Takes the oldest item. A woken getter calls again with the same ticket, and gets its
+        reserved item. uncertain: the caller confirms the item by `keep_item`, or gives it back."""
         if ticket == self.turn:
             self.turn = None
         if self.uncertain is not None:
@@ -147,24 +146,24 @@ class QueueTable:
         return CallAnswer.WAIT
 
     def keep_item(self, ticket: Ticket) -> None:
-        """The caller confirms that it has the item of that call."""
+        """Confirms that the caller has the item of that call."""
         if self.uncertain is not None and self.uncertain[0] == ticket:
             self.decide()
 
     def decide(self) -> None:
-        """The uncertain item was given back, or never will be."""
+        """Ends the uncertainty about an item: it was given back, or never will be."""
         self.uncertain = None
         self._wake_busy()
         self._wake_getters()
 
     def _wake_busy(self) -> None:
-        """Wakes one call, which may be uncertain again; the next one follows it."""
+        """Wakes one call, which may be uncertain again. It wakes the next call."""
         if self.busy and self.turn is None and self.uncertain is None:
             self.turn, _ = self.busy.popitem(last=False)
             self.woken.append((self.turn, CallAnswer.DONE))
 
     def stop_taking(self, ticket: Ticket) -> None:
-        """The caller stops waiting."""
+        """Ends the wait of a call."""
         self.getters.pop(ticket, None)
         self._stop_being_busy(ticket)
         if ticket in self.called:
@@ -178,8 +177,8 @@ class QueueTable:
             self._wake_busy()
 
     def give_back(self, process: bytes, item: Item) -> None:
-        """Puts an item back in its place, because the call that took it was interrupted before its
-        caller had the item. If the other items were dropped meanwhile, this one is dropped, too."""
+        """Puts an item back in its place, because its call was interrupted before the caller had
+        the item. If the other items were dropped meanwhile, this item is dropped, too."""
         decides = self.uncertain is not None and self.uncertain[1] == item.number
         if self._dropped:
             self.finish_one(process)
@@ -196,7 +195,7 @@ class QueueTable:
         self._wake_getters()
 
     def _wake_getters(self) -> None:
-        """Getters are woken even while an item may be given back; they then wait at most
+        """Wakes getters, even while an item may be given back; they then wait at most
         UNCERTAIN_S."""
         while self.getters and len(self.items) > len(self.called):
             ticket, _ = self.getters.popitem(last=False)
@@ -206,22 +205,24 @@ class QueueTable:
     # -- join and task_done --------------------------------------------------------------------
 
     def finish_one(self, process: bytes) -> bool:
-        """Counts one item as finished. False: all items that were put are finished already."""
+        """Counts one item as finished. False: all items are finished already."""
         if not self.unfinished:
             return False
         self.unfinished -= 1
-        if not self._forget_taken(process):  # another process has taken it, and perhaps died
+        if not self._forget_taken(process):  # another process has taken it, and may have died
             if self.lost:
                 self.lost -= 1
             elif len(self.taken) == 1:
                 self._forget_taken(next(iter(self.taken)))
-            # If several processes have items, it is unknown which one has handed this one over. If
-            # one of them dies, `join` may raise too early, which is better than waiting for ever.
+            # If several processes have items, it is unknown which process has handed over this
+            # item. If one of them dies, `join` may raise too early, which is better than a wait for
+            # ever.
         self._bound_lost()
         return True
 
     def _bound_lost(self) -> None:
-        """Items in the queue are not lost, even if `task_done` was called too often before."""
+        """Limits `lost`: items in the queue are not lost, even if `task_done` was called too
+        often."""
         self.lost = min(self.lost, max(0, self.unfinished - len(self.items)))
 
     def _forget_taken(self, process: bytes) -> bool:
@@ -233,7 +234,8 @@ class QueueTable:
         return count > 0
 
     def join(self) -> CallAnswer:
-        """REFUSED: all unfinished items were taken by processes that have died."""
+        """Waits for all items. REFUSED: all unfinished items were taken by processes that have
+        died."""
         if not self.unfinished:
             return CallAnswer.DONE
         return CallAnswer.REFUSED if self.unfinished <= self.lost else CallAnswer.WAIT
@@ -257,7 +259,7 @@ class QueueTable:
         self.getters.clear()
 
     def died(self, process: bytes) -> None:
-        """Ends the calls of a process that has died; the items that it had taken are lost."""
+        """Ends the calls of a process that has died. The items that it had taken are lost."""
         for waiting in (self.putters, self.getters):
             for ticket in [one for one in waiting if one[0] == process]:
                 del waiting[ticket]
@@ -293,8 +295,7 @@ class Permits:
         return CallAnswer.WAIT
 
     def stop_waiting(self, ticket: Ticket, keep: bool) -> CallAnswer:
-        """The caller stops waiting. DONE: it was given a permit just before, which it keeps if
-        `keep`."""
+        """Ends the wait of a call. DONE: it was given a permit before, which it keeps if `keep`."""
         if ticket in self.waiting:
             del self.waiting[ticket]
             return CallAnswer.REFUSED
@@ -306,7 +307,7 @@ class Permits:
         return CallAnswer.DONE
 
     def release(self, process: bytes) -> bool:
-        """Gives back a permit of the process or, if it has none, of the process that has held one
+        """Releases a permit of the process or, if it has none, of the process that has held one
         longest: any process may release. False: no permit is held, and `bounded`."""
         if self.held:
             tickets = self.held.get(process) or next(iter(self.held.values()))
@@ -347,7 +348,7 @@ class Recursive:
 
     def __init__(self) -> None:
         self.owner: tuple[bytes, int] | None = None
-        self.tickets: list[Ticket] = []  # one for each time that the owner has acquired it
+        self.tickets: list[Ticket] = []  # one for each `acquire` of the owner
         self.waiting: OrderedDict[Ticket, tuple[int, int]] = OrderedDict()  # -> (number, times)
         self.woken: list[tuple[Ticket, CallAnswer]] = []
 
@@ -363,7 +364,7 @@ class Recursive:
         return CallAnswer.WAIT
 
     def stop_waiting(self, ticket: Ticket, keep: bool) -> CallAnswer:
-        """Like the method of `Permits`."""
+        """Like `Permits.stop_waiting`."""
         if self.waiting.pop(ticket, None) is not None or ticket not in self.tickets:
             return CallAnswer.REFUSED
         if not keep:
@@ -372,7 +373,7 @@ class Recursive:
         return CallAnswer.DONE
 
     def release(self, process: bytes, number: int) -> bool:
-        """Undoes one `acquire` of the owner. False: another owner has it, or none."""
+        """Undoes one `acquire` of the owner. False: another owner has the lock, or none."""
         if self.owner != (process, number):
             return False
         self.tickets.pop()
@@ -410,8 +411,8 @@ class Notifications:
 
     def __init__(self) -> None:
         self.waiting: Tickets = OrderedDict()
-        # Calls that were notified and have not returned yet. If one never returns, because its
-        # process dies or it is interrupted, another call is notified in its place.
+        # Calls that were notified and have not returned yet. If such a call is interrupted, or its
+        # process dies, another call is notified in its place.
         self.notified: set[Ticket] = set()
         self.woken: list[tuple[Ticket, CallAnswer]] = []
 
@@ -425,8 +426,8 @@ class Notifications:
             self.woken.append((ticket, CallAnswer.DONE))
 
     def stop_waiting(self, ticket: Ticket, keep: bool) -> CallAnswer:
-        """The caller stops waiting. DONE: it was notified just before; if not `keep`, another call
-        is notified in its place."""
+        """Ends the wait of a call. DONE: it was notified before; if not `keep`, another call is
+        notified in its place."""
         if ticket in self.waiting:
             del self.waiting[ticket]
             return CallAnswer.REFUSED
@@ -438,7 +439,7 @@ class Notifications:
         return CallAnswer.DONE
 
     def returned(self, ticket: Ticket) -> None:
-        """A notified call has returned."""
+        """Records that a notified call has returned."""
         self.notified.discard(ticket)
 
     def died(self, process: bytes) -> None:
@@ -461,12 +462,12 @@ class Gathering:
         self.round: list[Ticket] = []
         self.woken: list[tuple[Ticket, CallAnswer]] = []
         # The indices of the calls in `woken`. An index is known only when its round is complete,
-        # because calls may leave the round before.
+        # because calls may leave an incomplete round.
         self.indices: dict[Ticket, int] = {}
 
     def arrive(self, ticket: Ticket, waits: bool, acts: bool) -> CallAnswer:
-        """acts: the barrier has an action. The index of a call that completes a round is
-        `parties - 1`."""
+        """Adds a call to the round. acts: the barrier has an action. The index of a call that
+        completes a round is `parties - 1`."""
         if self.broken:
             return CallAnswer.ENDED
         # While an action runs, several rounds may wait.
@@ -488,7 +489,7 @@ class Gathering:
         self.woken += [(other, CallAnswer.DONE) for other in others]
 
     def acted(self, ticket: Ticket) -> bool:
-        """The action has been run. False: the barrier was broken or reset meanwhile."""
+        """Ends the round after its action. False: the barrier was broken or reset meanwhile."""
         if self.acting != ticket:
             return False
         self._release(self.round)
@@ -501,15 +502,15 @@ class Gathering:
         return True
 
     def give_up(self, ticket: Ticket) -> CallAnswer:
-        """The caller has timed out, which breaks the barrier. DONE: it was answered before."""
+        """Breaks the barrier, because a call has timed out. DONE: the call was answered before."""
         if ticket in self.waiting or ticket in self.round:
             self.abort()
             return CallAnswer.ENDED
         return CallAnswer.DONE
 
     def leave(self, ticket: Ticket) -> None:
-        """The caller was interrupted: the other calls wait for another one in its place. If the
-        caller was to run the action, the barrier is broken."""
+        """Removes an interrupted call: the other calls wait for another call in its place. If the
+        interrupted call was to run the action, the barrier is broken."""
         self.waiting.pop(ticket, None)
         if ticket == self.acting:
             self.abort()

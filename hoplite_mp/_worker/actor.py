@@ -1,7 +1,7 @@
-"""An actor's object in its own process: making it, and calling its methods.
+"""An actor's object in its process: creates the object, and calls its methods.
 
-A call of an actor is a task whose function is `call` below and whose first argument is the method's
-name; the object itself is never sent.
+A call of an actor is a task. Its function is `call`, and its first argument is the method's name.
+The object itself is never sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["call", "made", "make", "take"]
 
-_made: dict[int, Any] = {}  # pid -> its object; by pid, so that a forked child has none
+_made: dict[int, Any] = {}  # pid -> object; by pid, so that a forked child has no object
 
 
 def call(method: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -35,12 +35,13 @@ def made() -> Any:
 
 
 def take(found: Any) -> None:
-    """Makes `found`, restored from a checkpoint of an earlier process, this process's object."""
+    """Sets this process's object to `found`, which was restored from an earlier process's
+    checkpoint."""
     _made[os.getpid()] = found
 
 
 def make(runtime: Runtime, setup: ActorSetup) -> None:
-    """Runs the constructor, after waiting for those of its arguments that are refs."""
+    """Runs the constructor, after waiting for refs among its arguments."""
     constructor, carried = _serialize.decode_with_carried(setup.constructor)
     carried.check()
     memory = runtime.memory

@@ -1,9 +1,9 @@
-"""Checkpoints of an actor: its state is saved outside of its process after every k calls.
+"""Checkpoints of an actor: saves its state outside of its process after every k calls.
 
-A restarted process continues with the last saved state. Results that the callers may not have yet
-are saved with the state, by the calls' numbers. So if a call is retried although the saved state
-contains its effect, it is answered with its first result instead of being applied twice. After a
-save the next call begins only when the node has confirmed that the state is saved.
+A restarted process continues with the last saved state. Results that may not have reached their
+callers are saved with the state, by the calls' numbers. If a call is retried although the saved
+state contains its effect, it returns its first result, and is not applied twice. After a save, the
+next call begins only when the node has confirmed the save.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["begin", "call"]
 
-# The number of calling processes whose results are saved with the state. Beyond it, the processes
-# whose last calls are the oldest are forgotten; if one of their calls is retried, it is applied
-# again. Each process takes 100 bytes, and its results.
+# Maximum number of calling processes whose results are saved with the state. Processes with the
+# oldest last calls are forgotten first; if one of their calls is retried, it is applied again. Each
+# process takes 100 bytes, and its results.
 CALLERS_MAX = 4096
 
 _checkpoints: dict[int, Checkpoints] = {}  # by pid of this process, as in _worker/actor.py
@@ -43,7 +43,7 @@ class Checkpoints:
     def __init__(self, runtime: Runtime, every: int) -> None:
         self.runtime = runtime
         self.every = every
-        self.again: Exceptions = ()  # exceptions after which a call is tried again
+        self.again: Exceptions = ()  # exceptions after which a call is retried
         self.since = 0  # calls since the last checkpoint
         # Caller -> number of the call -> (did it fail, its payload, refs inside that).
         self.results: dict[bytes, dict[int, tuple[bool, bytes, list[ObjectRef[Any]]]]] = {}
@@ -65,7 +65,7 @@ class Checkpoints:
             del self.results[next(iter(self.results))]
 
     def known(self, number: CallNumber) -> tuple[bool, Any] | None:
-        """The first result of a call that has been applied before; None if it has not."""
+        """The first result of a call that was applied before; None if it was not."""
         found = self.results.get(number.caller, {}).get(number.turn)
         if found is None:
             return None
@@ -76,8 +76,8 @@ class Checkpoints:
         return False, memory.decode_value(mem, "the result of a call", True)
 
     def ended(self, value: Any) -> Any:
-        """The result of a call. A coroutine is run to its end, because the state must not change
-        while it is being saved."""
+        """The result of a call. Runs a coroutine to its end, because the state must not change
+        during a save."""
         if not inspect.iscoroutine(value):
             return value
         if self._loop is None:
@@ -99,10 +99,10 @@ class Checkpoints:
                 f"{name}.{method}() has taken effect, but the state after it could not be saved: "
                 f"{error}. Do not make the call again, which would apply it twice. The next call "
                 "saves the state if there is space; until then, the death of the process loses "
-                "what has changed since the last save. Free arrays and refs, or raise memory="
+                "all changes since the last save. Free arrays and refs, or raise memory="
             ) from error
         except _serialize.NotPicklable as error:
-            what = f"the state of a {name}, which options(checkpoint=) is to keep"
+            what = f"the state of a {name}, which options(checkpoint=) saves"
             cause = _serialize.text_of(_serialize.failure_within(error))
             why = f"{what}, does not pickle: {cause} ({method}() has taken effect)"
             raise _serialize.reworded(error.reason, why) from error
@@ -111,7 +111,7 @@ class Checkpoints:
 
 
 def begin(runtime: Runtime, setup: ActorSetup) -> None:
-    """Makes this process's object: from the last saved state, or by its constructor."""
+    """Creates this process's object, from the last saved state or by its constructor."""
     checkpoints = Checkpoints(runtime, setup.checkpoint)
     checkpoints.again = _serialize.decode_function(setup.again) if setup.again else ()
     _checkpoints[os.getpid()] = checkpoints
@@ -130,7 +130,7 @@ def call(number: CallNumber, method: str, /, *args: Any, **kwargs: Any) -> Any:
     """The function that a handle of an actor with checkpoints submits."""
     checkpoints = _checkpoints.get(os.getpid())
     if checkpoints is None:
-        return actor.call(method, *args, **kwargs)  # raises the error that says why there is none
+        return actor.call(method, *args, **kwargs)  # raises the error with the reason
     known = checkpoints.known(number)
     if known is None:
         failed, value = False, None
@@ -138,7 +138,7 @@ def call(number: CallNumber, method: str, /, *args: Any, **kwargs: Any) -> Any:
             value = checkpoints.ended(actor.call(method, *args, **kwargs))
         except Exception as error:
             if isinstance(error, checkpoints.again):
-                raise  # it counts as not applied, as if the process had died
+                raise  # not applied, as if the process had died
             failed, value = True, error
         try:
             checkpoints.note(number, failed, value)

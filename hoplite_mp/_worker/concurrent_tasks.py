@@ -1,8 +1,8 @@
-"""Tasks and calls that run concurrently in one worker.
+"""Runs tasks and calls concurrently in one worker.
 
-Async tasks, calls of async methods, and calls of an actor with `concurrency` above 1 run several at
-a time. The worker's own thread takes them in order, reads their arguments, and writes their
-results; coroutines run in the event loop, plain methods in threads.
+Async tasks, calls of async methods, and calls of an actor with `concurrency` above 1 run
+concurrently. The worker's main thread takes them in order, reads their arguments, and writes their
+results. Coroutines run in the event loop, plain methods in threads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["ConcurrentTasks"]
 
 POLL_NS = 500_000_000
-HOUSE_S = POLL_NS / 1e9  # how often `housekeeping` runs while nothing begins or ends
+HOUSE_S = POLL_NS / 1e9  # the interval of `housekeeping` while no task begins or ends
 POOL_OPEN = 1
 
 
@@ -52,14 +52,14 @@ class _Running(Call):
         # The coroutine's asyncio task, once it has begun. A task that is cancelled before its first
         # step ends without running any of its code.
         self.task: asyncio.Task[Any] | None = None
-        # The call was cancelled, or has ended: it must not be cancelled (again).
+        # The call was cancelled or has ended, so it must not be cancelled again.
         self.unwanted = False
-        self.again: Exceptions = ()  # exceptions after which it is tried again
+        self.again: Exceptions = ()  # exceptions after which it is retried
         self.flags = 0  # the task's flags, if it has a priority or resources
 
 
 class ConcurrentTasks:
-    """Everything that runs in this worker's event loop and threads."""
+    """All tasks and calls in this worker's event loop and threads."""
 
     def __init__(self, worker: OfWorker) -> None:
         self.worker = worker
@@ -74,14 +74,14 @@ class ConcurrentTasks:
 
     @property
     def loop(self) -> EventLoop:
-        """Created at its first use, because importing asyncio takes long."""
+        """The event loop, created at its first use, because the import of asyncio takes long."""
         if self._loop is None:
             from hoplite_mp._worker.event_loop import EventLoop
 
             self._loop = EventLoop()
             waiting, collector = self.worker.submitter.waiting, self.worker.submitter.collector
             # While a task awaits another task, this worker counts as blocked, and another worker
-            # replaces it.
+            # stands in.
             collector.tell_armed(waiting.count_blocked)
             if waiting.own_calls is not None:
                 waiting.own_calls.loop_runs_in(self._loop.ident, TASK_ASYNC)
@@ -94,7 +94,8 @@ class ConcurrentTasks:
     # -- in the worker's own thread ---------------------------------------------------------------
 
     def run(self, oid: int, flags: int) -> None:
-        """Runs an async task, and others that arrive meanwhile and may run concurrently with it."""
+        """Runs an async task, and further tasks that arrive meanwhile and may run concurrently with
+        it."""
         self._begin(oid, flags)
         output_owner = self.tasks.output_owner(oid)
         while self.running:
@@ -130,8 +131,8 @@ class ConcurrentTasks:
             self._turn(False, 0, True)
 
     def _turn(self, takes: bool, output_owner: int, any_task: bool) -> None:
-        """Waits until a running task ends or, if `takes`, until another one can be taken; then
-        handles that event."""
+        """Waits until a running task ends or, if `takes`, until another task can be taken. Handles
+        this event."""
         if takes:
             seen = self.slots.word()
             if self._ended.empty():
@@ -147,7 +148,7 @@ class ConcurrentTasks:
             self._settle(True)
 
     def _settle(self, wait: bool) -> None:
-        """Writes the result of a task that has ended. wait: if none has, waits for one, at most
+        """Writes the result of a task that has ended. wait: waits for the end of a task, at most
         HOUSE_S."""
         try:
             call, value, failed = self._ended.get(wait, HOUSE_S)
@@ -178,7 +179,9 @@ class ConcurrentTasks:
             if flags & TASK_STREAM:
                 function, args = context.run(worker.streamed, oid, function, args)
             if flags & TASK_ASYNC:
-                loop = self.loop.loop  # before there is a coroutine, which would have to be awaited
+                loop = (
+                    self.loop.loop
+                )  # before the coroutine is created, which would have to be awaited
                 call.coroutine = context.run(function, *args, **kwargs)
                 loop.call_soon_threadsafe(self._start, call, context=context)
             else:
@@ -194,7 +197,7 @@ class ConcurrentTasks:
             self._end(call, error, True)
 
     def _end(self, call: _Running, value: Any, failed: bool) -> None:
-        """Writes the result, as for any task."""
+        """Ends a task or call: writes its result, as for any task."""
         worker, oid = self.worker, call.oid
         call.coroutine = call.task = None
         worker.check_line()
@@ -223,7 +226,7 @@ class ConcurrentTasks:
                 self._begin(oid, self.tasks.task(oid)[3])
 
     def limit(self, oid: int, at_ns: int) -> None:
-        """Sets the time at which this worker is killed because of that task; 0 removes it."""
+        """Sets the deadline of a task, at which this worker is killed; 0 removes it."""
         with self._lock:
             if at_ns:
                 self._deadlines[oid] = at_ns
@@ -240,7 +243,7 @@ class ConcurrentTasks:
         self.slots.wake()
 
     def _run_plain(self, call: _Running, function: Any, args: Any, kwargs: Any) -> None:
-        """Runs a plain method in a thread of its own."""
+        """Runs a plain method in a new thread."""
         try:
             value, failed = function(*args, **kwargs), False
         except BaseException as error:
@@ -262,14 +265,14 @@ class ConcurrentTasks:
                 call.coroutine.close()
                 raise asyncio.CancelledError
             value, failed = await call.coroutine, False
-        except BaseException as error:  # SystemExit too ends only this task, not the loop
+        except BaseException as error:  # SystemExit, too, ends only this task, not the loop
             value, failed = error, True
         call.unwanted = True  # it has ended, and must not be cancelled any more
         self._tell(call, value, failed)
 
     def cancel_aborted(self) -> None:
-        """After a signal: raises CancelledError, at an await, in tasks that were cancelled by
-        force."""
+        """Raises CancelledError, at an await, in tasks that were cancelled by force. Called after a
+        signal."""
         if self._loop is not None:
             for oid, call in self.running.copy().items():
                 if self.tasks.aborted(oid) and call.coroutine is not None:

@@ -1,7 +1,7 @@
-"""Ends the children that user code has forked in a task, when they return to the worker's code.
+"""Ends children that user code has forked in a task, when they return to the worker's code.
 
 Such a child is a copy of the worker. It must not write results or claim tasks, so it ends when the
-user's function has returned or raised, with the exit code of a script that had called it.
+user's function has returned or raised. Its exit code is that of a script that calls the function.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["end_if_forked"]
 
 
 def end_if_forked(pid: int, error: BaseException | None = None) -> None:
-    """Ends this process unless it is the worker itself. pid: the worker's. error: what the user's
-    function has raised: the code of SystemExit is the exit code, and anything else is printed."""
+    """Ends this process unless it is the worker itself. pid: the worker's. error: the exception of
+    the user's function. The code of SystemExit is the exit code; any other exception is printed."""
     if os.getpid() == pid:
         return
     code = 0

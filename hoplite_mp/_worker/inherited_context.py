@@ -1,7 +1,7 @@
-"""Gives a worker the settings that spawned processes inherit; a worker's parent is a template.
+"""Gives a worker the settings that spawned processes inherit. (A worker is forked from a template.)
 
-`_protocol/spawning.py` lists these settings. Those of multiprocessing are applied when user code
-first imports multiprocessing, if ever: the import costs 1.5 ms, and most workers never need it.
+`_protocol/spawning.py` lists these settings. The settings of multiprocessing are applied when user
+code first imports it: the import costs 1.5 ms, and most workers never need it.
 """
 
 from __future__ import annotations

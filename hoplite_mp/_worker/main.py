@@ -1,7 +1,8 @@
-"""The worker's process: what it receives when it is forked, its setup, and its exit code.
+"""The worker's process: its setup after the fork, and its exit code.
 
-The supervisor forks the process with a few descriptors. Here it becomes a client of its host, runs
-its pool's initializer or makes its actor's object, and reports success or failure to the node.
+The supervisor forks the process with a few descriptors. The process becomes a client of its host,
+runs its pool's initializer or creates its actor's object, and reports success or failure to the
+node.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ SETUP_SUMMARY_CHARS_MAX, SETUP_TEXT_CHARS_MAX = 1000, 16_000
 
 
 def prepare(worker: Worker, setup: int) -> bool:
-    """Runs the pool's initializer, or makes the actor's object, and informs the node. False: it has
-    failed, and this process must end with SETUP_FAILED."""
+    """Runs the pool's initializer, or creates the actor's object, and informs the node. False: the
+    setup has failed, and this process must end with SETUP_FAILED."""
     channel = worker.runtime.channel
     try:
         _set_up(worker, setup)
@@ -57,8 +58,8 @@ def prepare(worker: Worker, setup: int) -> bool:
             sys.stderr.write(text)
             sys.stderr.flush()
         summary = traceback.format_exception_only(error)[-1].strip()
-        # `call` waits for the reply, so that the message arrives before this process's end is
-        # noticed.
+        # `call` waits for the reply, so the message arrives before the node notices this process's
+        # end.
         channel.call(
             SetupFailed(
                 shorten(summary[:SETUP_SUMMARY_CHARS_MAX]),
@@ -102,7 +103,7 @@ def main(
     inherited_settings: InheritedContext,
     inherited: list[int],
 ) -> int:
-    """Runs in the forked child. Returns the exit code."""
+    """Runs the worker in the forked child. Returns the exit code."""
     channel = Channel(socket.socket(fileno=rpc_fd))
     event_fd = lift(event_fd)
     runtime = Runtime(control_fd, store_fd, event_fd, slot, channel, Config(**config), label)

@@ -1,4 +1,4 @@
-"""The worker's interface for its parts.
+"""The worker's interface to its parts.
 
 A worker creates its parts for concurrent tasks, generators, retries and worker broadcasts, and
 these parts call the worker.
@@ -23,16 +23,16 @@ __all__ = ["ConcurrentTasksPort", "OfWorker"]
 
 
 class ConcurrentTasksPort(Protocol):
-    """What runs concurrently in the worker's event loop and threads."""
+    """The tasks and calls in the worker's event loop and threads."""
 
     slots: _tasks.ConcurrentSlots
 
     @property
     def loop(self) -> EventLoop:
-        """Created at its first use."""
+        """The event loop, created at its first use."""
 
     def limit(self, oid: int, at_ns: int) -> None:
-        """Sets the time at which the worker is killed because of that task; 0 removes it."""
+        """Sets the deadline of a task, at which the worker is killed; 0 removes it."""
 
 
 class OfWorker(Protocol):
@@ -48,8 +48,8 @@ class OfWorker(Protocol):
     max_tasks: int
     done_tasks: int
     is_actor: bool
-    again: Exceptions  # exceptions after which an actor's calls are tried again
-    own_again: list[int]  # calls of the actor that are to be tried again
+    again: Exceptions  # exceptions after which an actor's calls are retried
+    own_again: list[int]  # calls of the actor to be retried
     running: list[int]  # the tasks of the main thread, each inside the previous one
     untaken: deque[tuple[int, Any]]  # (result, refs inside it) until its submitter holds them
 
@@ -60,7 +60,7 @@ class OfWorker(Protocol):
         """Whether this worker may end; an actor's worker only if no calls are left."""
 
     def housekeeping(self, busy: bool) -> None:
-        """Housekeeping between two tasks."""
+        """Does the housekeeping between two tasks."""
 
     def check_line(self) -> None:
         """Ends the worker if its connection to the node is lost."""
@@ -69,10 +69,10 @@ class OfWorker(Protocol):
         """Leaves the Groups that the ended task has joined."""
 
     def speak_to(self, output_owner: int) -> None:
-        """Sets the output owner of everything that is printed from here on."""
+        """Sets the output owner of all later output."""
 
     def prepared(self, oid: int, flags: int) -> tuple[Any, ...]:
-        """Returns (function, args, kwargs, exceptions after which the task is tried again)."""
+        """Returns (function, args, kwargs, exceptions after which the task is retried)."""
 
     def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
         """Returns (function, args) that run a generator to its end."""

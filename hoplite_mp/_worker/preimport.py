@@ -1,4 +1,4 @@
-"""Work that is done once before a worker's first task, in the template or in the worker."""
+"""Does one-time work before a worker's first task, in the template or in the worker."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["collect_again", "offer_stacks", "put_off_collections", "warm_up", "warm_up_worker"]
 
-# The collector's threshold while it is postponed. No program would choose this number, so a
-# threshold that an imported module has set meanwhile can be told apart from it.
+# The threshold of the garbage collector while it is postponed. No program would choose this number,
+# so a threshold that an imported module has set meanwhile is recognised.
 OBJECTS_MAX = 1 << 30
 
 
@@ -30,7 +30,8 @@ def _no_refs(object_id: bytes) -> ObjectRef[Any]:
 
 
 def warm_up() -> None:
-    """Runs in the template: does the one-time work of a first `get`, for all workers to inherit."""
+    """Does the one-time work of a first `get`, in the template, so that all workers inherit the
+    result."""
     for kind in ("f4", "f8", "i8", "u1"):
         data = _serialize.encode(np.zeros(2, kind)).tobytes()
         for writable in (False, True):
@@ -40,15 +41,15 @@ def warm_up() -> None:
 
 
 def put_off_collections() -> None:
-    """Postpones garbage collection until collect_again(). The imports of the first task make many
-    objects but hardly any garbage; collecting would take an eighth of the time."""
+    """Postpones garbage collection until `collect_again`. The imports of the first task make many
+    objects and hardly any garbage; collections would take an eighth of the time."""
     global _thresholds
     _thresholds = gc.get_threshold()
     gc.set_threshold(OBJECTS_MAX, *_thresholds[1:])
 
 
 def collect_again() -> None:
-    """Restores the collector's threshold, unless another one was set meanwhile."""
+    """Restores the collector's threshold, unless it was changed meanwhile."""
     if gc.get_threshold()[0] == OBJECTS_MAX:
         gc.set_threshold(*_thresholds)
 
@@ -57,8 +58,8 @@ _thresholds: tuple[int, int, int] = gc.get_threshold()
 
 
 def offer_stacks() -> None:
-    """Lets the node read the stacks of this process's threads (_node/io/processes.py). The handler
-    is written in C, and system calls that it interrupts are restarted."""
+    """Lets the node read the stacks of this process's threads (_node/io/processes.py). The signal
+    handler is written in C; interrupted system calls are restarted."""
     fd = lift(os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC))
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # the reader truncates it each time
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)

@@ -1,11 +1,11 @@
-"""A worker's sys.stdin, sys.stdout and sys.stderr, and which driver receives their lines.
+"""A worker's sys.stdin, sys.stdout and sys.stderr, and the driver that receives the output.
 
 sys.stdin is empty; a debugger that reads it gets an error with advice. sys.stdout and sys.stderr
 count each write in shared memory.
 
-A driver compares the count before it returns a result, so that it prints a task's lines first.
-Tasks that print nothing have no overhead. Only writes to these two objects are counted, not those
-of compiled code or other processes to the descriptors.
+A driver compares the count before it returns a result, so it prints a task's lines first. Tasks
+without output have no overhead. Only writes to these two objects are counted. Writes of compiled
+code or other processes to the descriptors are not counted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _NoStdin(io.TextIOWrapper):
 
 def _forget_debugger() -> None:
     """Makes `pdb.set_trace` use a new instance. Since Python 3.14 it reuses its last instance,
-    which no longer traces once an error has left it."""
+    which no longer traces after an error."""
     pdb: Any = sys.modules.get("pdb")
     if hasattr(pdb, "Pdb"):
         pdb.Pdb._last_pdb_instance = None
@@ -71,7 +71,7 @@ class _Noting(io.FileIO):
 
     def write(self, data: Any) -> int:
         written = super().write(data)
-        self._note()  # afterwards, so that the line is in the pipe when the count has grown
+        self._note()  # after the write: the line is in the pipe when the count has grown
         return written
 
 
@@ -93,11 +93,11 @@ def note_prints(note: Callable[[], None]) -> None:
         setattr(sys, f"__{name}__", made)
 
 
-# Marks in stdout and stderr that tell the node to which driver this worker's output belongs.
+# Marks in stdout and stderr name the driver to which this worker's output belongs.
 #
 # The node reads output later, when another task may be running. So the worker writes a mark into
-# both pipes where lines for another driver begin; between two tasks of one driver it writes none.
-# It writes to duplicates of descriptors 1 and 2, because a task may redirect these.
+# both pipes when the driver changes. It writes to duplicates of descriptors 1 and 2, because a task
+# may redirect these.
 
 
 STDOUT, STDERR = 1, 2
@@ -107,15 +107,15 @@ class OutputRouting:
     """The two output pipes of this process."""
 
     def __init__(self, host_id: int, output_owner: int) -> None:
-        """output_owner: the one that the node assumes before the first mark."""
+        """output_owner: the owner that the node assumes before the first mark."""
         self.host_id = host_id
         self.output_owner = output_owner
         self._marked = False
         self.pipes = [Watched(lift(os.dup(stream))) for stream in (STDOUT, STDERR)]
 
     def turn_to(self, output_owner: int) -> None:
-        """Everything that is printed from now on is for that output owner. The first one is always
-        marked, so that the node knows which owner this worker has served."""
+        """Sets the output owner of all later output. The first owner is always marked, so that the
+        node knows the owner of this worker's tasks."""
         if output_owner == self.output_owner and self._marked:
             return
         self._marked = True
@@ -123,21 +123,22 @@ class OutputRouting:
         self.output_owner = output_owner
         for pipe in self.pipes:
             if not pipe.there():
-                continue  # a task has closed it, so there will be no lines
+                continue  # a task has closed it, so no lines follow
             with contextlib.suppress(OSError):
                 # A process that a task has started may have made the pipe non-blocking; all
-                # duplicates of a descriptor share that mode.
+                # duplicates of a descriptor share this mode.
                 os.set_blocking(pipe.fd, True)
                 os.write(pipe.fd, mark(self.host_id, output_owner))
 
     def finish(self) -> None:
-        """To be called when a task ends. A driver on another host must get the task's last lines
-        before its result; a driver on this host gets them when this process ends, or sooner."""
+        """Flushes output at the end of a task. A driver on another host must get the task's last
+        lines before its result. A driver on this host gets them at the end of this process, or
+        sooner."""
         if self.output_owner:
             self.flush()
 
     def flush(self) -> None:
-        """Flushes what has been printed."""
+        """Flushes sys.stdout and sys.stderr."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # an object of the user's, or None
                 stream.flush()

@@ -1,9 +1,9 @@
-"""Runs a generator in its worker: each item becomes an object, which a link names.
+"""Runs a generator in its worker. Each item becomes an object, which a link names.
 
-A stream is a task whose result is its first *link*, an object that is pending at first. A finished
+A stream is a task whose result is its first *link*, an object that is initially pending. A finished
 link names an item and the next link. A process on any host that holds a link waits for it and reads
-it like any object. A reader that has taken the item releases the link. So this worker knows how
-many items the generator is ahead of its reader and, when no process holds the pending link, that no
+it like any object. A reader that has taken the item releases the link. The worker derives from the
+links how many items the generator is ahead of its reader. If no process holds the pending link, no
 more items are wanted.
 """
 
@@ -47,9 +47,9 @@ class StreamSource:
         self.slots = worker.concurrent.slots
         self.name = worker.tasks.name(oid)
         self.output_owner = worker.tasks.output_owner(oid)
-        # The timeout, and the time that was left of it at a pause.
+        # The timeout, and the remaining time at a pause.
         self.timeout_ns = self.left_ns = timeout_ns
-        self.ends_ns = 0  # when the timeout is over; 0: it is paused, or there is none
+        self.ends_ns = 0  # when the timeout expires; 0: it is paused, or there is none
         self.limited = 0  # the link for which this worker's deadline is set
         self.link: Any = self._new_link()  # the pending link
         self.ahead: deque[tuple[int, int]] = deque()  # (link, bytes of its item), not taken yet
@@ -57,7 +57,7 @@ class StreamSource:
         self.first: Any = None  # holds the first link until its reader does
 
     def run(self, function: Any, args: tuple[Any, ...], /, **kwargs: Any) -> Any:
-        """Runs the generator to its end. Returns STREAMED; raises the error with which the task
+        """Runs the generator to its end. Returns STREAMED, or raises an error with which the task
         itself must fail."""
         try:
             items = self._items(function(*args, **kwargs))
@@ -67,7 +67,7 @@ class StreamSource:
             raise
         end_if_forked(self.worker.pid)
         first = _serialize.encode(self.link)
-        if self.timeout_ns:  # it applies to the links from now on, not to the task
+        if self.timeout_ns:  # it now applies to the links, not to the task
             self.worker.concurrent.limit(self.oid, 0)
             self.slots.deadline(0, 0)
         if not self.worker.submitter.store_result(self.oid, first, False):
@@ -147,7 +147,7 @@ class StreamSource:
             raise reason from _serialize.cause_of(cause)
 
     def _end(self, raised: BaseException | None) -> None:
-        """Writes the last link, which says that the generator has ended or has raised."""
+        """Writes the last link: the generator has ended, or has raised."""
         self._limit(0)
         if raised is None:
             self._fulfil((END, None, None), 0)
@@ -208,7 +208,8 @@ class StreamSource:
 
     def _look(self) -> None:
         """Removes links that have been taken. A reader acquires the next link before it releases
-        one, so if only this worker holds the first remaining link, the reader has taken it."""
+        the previous one. So if only this worker holds the first remaining link, the reader has
+        taken it."""
         if self.first is not None and self.tasks.taken(self.oid):
             self.first = None
         client = self.memory.client
@@ -222,7 +223,7 @@ class StreamSource:
             self.memory.collect()
 
     def _unwanted(self) -> bool:
-        """Whether no more items are wanted: no reader holds the pending link or one before it."""
+        """Whether no more items are wanted: no reader holds the pending link or an earlier link."""
         if self.memory.client.closing:
             return True
         self._look()
@@ -251,7 +252,7 @@ class StreamSource:
                 if not blocked:
                     self._pause()
                     blocked = True
-                    waiting.count_blocked(1)  # another worker replaces it meanwhile
+                    waiting.count_blocked(1)  # another worker stands in meanwhile
                 outcome = self.tasks.wait_event(seen, FOREVER_NS, False)
                 if outcome == _tasks.CLOSING:
                     return False
@@ -263,8 +264,7 @@ class StreamSource:
     # -- the timeout, which runs only while the generator does ---------------------------------
 
     def _limit(self, at_ns: int) -> None:
-        """Sets the time at which this worker is killed unless the pending link is done; 0 removes
-        it."""
+        """Sets the deadline of the pending link, at which this worker is killed; 0 removes it."""
         if self.limited:
             self.worker.concurrent.limit(self.limited, 0)
         self.limited = 0

@@ -1,6 +1,6 @@
-"""A worker's loop: claims tasks, runs them, writes results, until it is told to end.
+"""A worker's loop: claims tasks, runs them and writes results, until the worker must end.
 
-Of this library's processes only workers run user code. The loop is thin: claiming, pickling and
+Of this library's processes, only workers run user code. The loop is thin: claiming, pickling and
 writing results are a few calls into compiled modules.
 """
 
@@ -86,7 +86,7 @@ def run_broadcast_tasks(worker: OfWorker) -> None:
 
 
 POLL_NS = 500_000_000
-UNTAKEN_POLLS = 8  # checks after each task; a task adds fewer, so that the number falls
+UNTAKEN_POLLS = 8  # checks after each task: a task adds fewer entries, so the number falls
 FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # limits of the cache of decoded functions
 RANKED: int = _tasks.RANKED_FLAG
 ROOM = __name__.rpartition(".")[0] + "."
@@ -111,11 +111,11 @@ class Worker:
         self.depth = 0
         self.in_user_code = False
         self.current = 0
-        # Running tasks in which KeyboardInterrupt was raised. The node repeats its signal, but each
-        # task is interrupted once.
+        # Running tasks in which KeyboardInterrupt was raised. The node repeats its signal, but
+        # interrupts each task only once.
         self.interrupted: set[int] = set()
         self.running: list[int] = []  # tasks inside one another, the outermost first
-        self.unwinds = False  # one of them was cancelled: those inside it are interrupted first
+        self.unwinds = False  # one of them was cancelled; its nested tasks are interrupted first
         # The outermost task has a timeout, at which this process may be killed.
         self.limited = False
         # Id -> (function, globals to check before it runs, bytes that it was decoded from).
@@ -123,9 +123,9 @@ class Worker:
         self.functions_bytes = 0
         self.first_use = False  # garbage collection is postponed during the first task's imports
         self.is_actor = False
-        self.concurrency = 1  # of an actor: how many calls may run at a time
-        self.again: Exceptions = ()  # of an actor: exceptions after which calls are tried again
-        self.own_again: list[int] = []  # of an actor: calls that are to be tried again
+        self.concurrency = 1  # of an actor: maximum number of concurrent calls
+        self.again: Exceptions = ()  # of an actor: exceptions after which calls are retried
+        self.own_again: list[int] = []  # of an actor: calls to be retried
         self.concurrent = ConcurrentTasks(self)
         # Results whose inner refs the submitter has not taken over yet.
         self.untaken: deque[tuple[int, Any]] = deque()
@@ -137,8 +137,8 @@ class Worker:
         join_worker_broadcasts(self)
 
     def become_actor(self, setup: ActorSetup) -> None:
-        """Makes this worker an actor's process: its tasks are calls of one object, so no other call
-        runs while one waits."""
+        """Makes this worker an actor's process. Its tasks are calls of one object, so no call runs
+        while another call waits."""
         self.is_actor = self.runtime.is_actor = True
         self.concurrency = concurrency = setup.concurrency
         self.again = _serialize.decode_function(setup.again) if setup.again else ()
@@ -169,8 +169,8 @@ class Worker:
         self.submitter.failures.report_all()
 
     def backlog(self) -> Iterator[int]:
-        """Calls that were made before this process had its object, in order. Their hints may be
-        missing in the queues, because an earlier process that died has taken them."""
+        """The calls that were made before this process had its object, in order. An earlier process
+        that died may have taken their hints from the queues."""
         calls = self.runtime.channel.call(ActorBegins()).value
         while True:
             yield from calls
@@ -198,10 +198,10 @@ class Worker:
         return not self.is_actor or bool(self.runtime.channel.call(ActorMayEnd()).value)
 
     def finish_own(self) -> None:
-        """Waits for tasks that were submitted here, because they would fail at the end of this
-        process. Meanwhile this worker counts as blocked, so that another one can run them. It does
-        not wait until submitters hold the refs inside its results: the node holds these after the
-        end of this process."""
+        """Waits for tasks that this worker has submitted, because they would fail at its end.
+        Meanwhile this worker counts as blocked, so that another worker can run them. Submitters may
+        not hold the refs inside this worker's results yet: the node holds these refs after the end
+        of this process."""
         client, tasks, pending = self.memory.client, self.tasks, self.submitter.pending
         if not pending:
             return
@@ -229,13 +229,14 @@ class Worker:
                 self.untaken.append(item)
 
     def end_without_line(self) -> None:
-        """User code has closed the connection to the node. The running task counts as killed."""
+        """Ends this process, because user code has closed the connection to the node. The running
+        task counts as killed."""
         if os.getpid() == self.pid:  # otherwise this is a forked child of a task
             self.output_routing.flush()
             os._exit(LINE_LOST)
 
     def forget_functions(self) -> None:
-        """Drops cached functions that their submitter no longer holds, which frees the objects in
+        """Drops cached functions that their submitters no longer hold, and so frees the objects in
         their closures."""
         for function_id in list(self.functions):
             header = self.memory.client.inspect(function_id)
@@ -245,7 +246,7 @@ class Worker:
     # -- one task ------------------------------------------------------------------------------
 
     def run_in_place(self, oid: int) -> bool:
-        """Runs a task that this worker waits for, if it may run here and now."""
+        """Runs a task for which this worker waits, if the task may run here."""
         if self.limited or self.concurrent.running:
             return False  # a deadline of another task may kill this process, and this task with it
         limit = self.runtime.config.nested_depth_max
@@ -262,14 +263,14 @@ class Worker:
         return True
 
     def replaced(self) -> bool:
-        """Whether another worker replaces this one while it waits; not if it has resources for
-        life."""
+        """Whether another worker stands in while this worker waits. A worker with its own resources
+        has no stand-in."""
         own = self.runtime.channel.call(AssignedAsked(self.current)).value
         return not own and self.runtime.config.blocked_workers_max > 0
 
     def interrupt_waiting(self) -> None:
-        """Called after a task was run in place: interrupts the task that waited for it if that
-        task, or one around it, was cancelled meanwhile."""
+        """Interrupts the waiting task after a nested task, if the waiting task, or a task around
+        it, was cancelled meanwhile."""
         if not self.current:
             return
         cancelled = self.current not in self.interrupted and self.tasks.aborted(self.current)
@@ -320,7 +321,7 @@ class Worker:
             if flags & TASK_STREAM:
                 function, args = self.streamed(oid, function, args)
             value = function(*args, **kwargs)
-            if flags & TASK_ASYNC:  # it runs inside another task, which waits for it
+            if flags & TASK_ASYNC:  # it runs inside a task that waits for it
                 value = self.concurrent.loop.run(value)
         except BaseException as error:
             self.in_user_code = False
@@ -360,8 +361,8 @@ class Worker:
     def prepared(
         self, oid: int, flags: int
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any], Exceptions]:
-        """(function, args, kwargs, exceptions after which it is tried again) of a task that runs
-        concurrently with others."""
+        """(function, args, kwargs, exceptions after which it is retried) of a task that runs
+        concurrently with other tasks."""
         function_id, args_id, inline, *_ = self.tasks.task(oid)
         function, carried = self.function(oid, function_id)
         args, kwargs = self.arguments(oid, args_id, inline, bool(flags & TASK_COPY))
@@ -372,18 +373,19 @@ class Worker:
         return function, args, kwargs, again
 
     def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
-        """(function, args) that run the generator that the user's function returns to its end."""
+        """(function, args) that call the user's function and run its generator to the end."""
         source = StreamSource(self, oid, StreamPlan(*args[0]), self.tasks.task(oid)[4])
         return source.run, (function, args[1:])
 
     def check_line(self) -> None:
-        """Called before a result counts, because its task may have closed the connection."""
+        """Ends this process if a task has closed the connection. Called before the task's result
+        counts."""
         if not self.line.there():
             self.end_without_line()
 
     def speak_to(self, output_owner: int) -> None:
-        """Sets the owner of output that is printed from now on, here and by tasks submitted here.
-        It stays set after the task, until another one begins."""
+        """Sets the owner of later output of this worker, and of tasks submitted here. The owner
+        stays set after the task, until another task begins."""
         if output_owner != self.submitter.output_owner and not self.is_actor:
             _serialize.turn_to_output_owner(output_owner)
         self.submitter.output_owner = output_owner
@@ -401,7 +403,7 @@ class Worker:
         value = self.memory.read(function_id, FOREVER_NS, False)
         data, beside = value if type(value) is tuple else (value, ())
         attached = self.memory.attached
-        # Ids suffice: the function's object holds these objects as long as they are needed.
+        # Ids suffice, because the function's object holds these objects as long as they are needed.
         ids = [ref._id for ref in beside]
         try:
             function, carried = _serialize.decode_with_carried(data, ids)
@@ -412,10 +414,10 @@ class Worker:
             raise made from _serialize.cause_of(made)
         del value, beside
         if self.memory.attached != attached:
-            # Not cached: it has refs, which must not be held for longer than it runs.
+            # Not cached: it has refs, which may only be held while it runs.
             return function, carried
-        # The cache holds no ref to the function's object, because closures may hold large values.
-        # It needs none, because an id is never reused.
+        # The cache holds no ref to the function's object, because closures may contain large
+        # values. An id is never reused, so the cache needs no ref.
         self.functions[function_id] = (function, carried or None, carried.nbytes)
         self.functions_bytes += carried.nbytes
         while len(self.functions) > 1 and (
@@ -448,7 +450,7 @@ class Worker:
     # -- its result ----------------------------------------------------------------------------
 
     def store(self, oid: int, value: Any, failed: bool) -> bool:
-        """Writes the result, or the error. Returns whether the task has failed in the end."""
+        """Writes the result, or the error. Returns whether the task has failed."""
         try:
             if not failed and type(value) is np.ndarray:
                 block = self.memory.block_to_publish(value)
@@ -472,7 +474,7 @@ class Worker:
         return True
 
     def encode_result(self, oid: int, value: Any, part: bool = False) -> _serialize.Encoded:
-        """part: the value is the result of an item of a chunk."""
+        """Encodes a task's result. part: the value is the result of one item of a chunk."""
         try:
             return _serialize.encode(value, self.memory.scan)
         except Exception as error:  # reworded, because it may name a value unknown to the user
@@ -489,7 +491,7 @@ class Worker:
             raise reason from _serialize.cause_of(cause)
 
     def or_raised(self, oid: int, results: Caught) -> Iterator[Any]:
-        """The results of a chunk, with a Raised in place of those that do not pickle."""
+        """The results of a chunk, with a Raised in place of each result that does not pickle."""
         for value in results:
             try:
                 self.encode_result(oid, value, True)
@@ -509,7 +511,7 @@ class Worker:
         return f"in {self.runtime.label}:\n" + _serialize.format_error(error, frame)
 
     def error_in_message(self, error: BaseException) -> bytes:
-        """An error payload that fits into a message to the node, without refs."""
+        """An error payload without refs that fits into a message to the node."""
         text = self.traceback_of(error)
         encoded = _serialize.encode_error(error, text)
         if encoded.refs or encoded.nbytes > PAYLOAD_BYTES_MAX:
@@ -546,7 +548,7 @@ class Worker:
                 raise KeyboardInterrupt("this task was cancelled")
 
     def lost_inside(self, oid: int) -> BaseException:
-        """The error of a task that ran inside a cancelled task, and is not run again."""
+        """The error of a task that ran inside a cancelled task, and is not retried."""
         from hoplite_mp.errors import WorkerLostError  # it imports multiprocessing
 
         name, outer = self.tasks.name(oid), self.tasks.name(self.running[0])

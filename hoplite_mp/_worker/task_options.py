@@ -1,6 +1,6 @@
-"""Options of a task that its worker applies: priority, resources, `retry_exceptions`.
+"""The options of a task that its worker applies: priority, resources, `retry_exceptions`.
 
-The worker survives an exception that is retried. How many tries are left is the node's decision.
+The worker survives an exception that is retried. The node decides how many retries are left.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ __all__ = ["begins", "ended", "exceptions_of", "prepared", "try_again"]
 def prepared(
     worker: OfWorker, oid: int, function: Any, args_id: int, inline: bytes, flags: int
 ) -> Any:
-    """The function to call. A chunk whose items may be tried again asks the node for each retry."""
+    """The function to call. A chunk whose items may be retried requests each retry from the
+    node."""
     if type(function) is not Chunked or not (function.again or function.catches):
         return function
     return function.prepared(_Items(worker, oid, args_id, inline, flags))
@@ -55,7 +56,7 @@ class _Items:
 
 
 def exceptions_of(worker: OfWorker, function: Any, flags: int) -> Exceptions:
-    """The exceptions after which that task, or call of the actor, is tried again."""
+    """The exceptions after which that task, or call of the actor, is retried."""
     if flags & TASK_STREAM:
         return ()
     if worker.is_actor:
@@ -64,7 +65,8 @@ def exceptions_of(worker: OfWorker, function: Any, flags: int) -> Exceptions:
 
 
 def try_again(worker: OfWorker, oid: int) -> bool:
-    """Asks the node to queue the task again. If granted, it no longer belongs to this worker."""
+    """Requests a retry of the task from the node. If the node queues the task again, it no longer
+    belongs to this worker."""
     granted = bool(worker.runtime.channel.call(TryAgain(oid)).value)
     if granted and worker.is_actor:
         worker.own_again.append(oid)
@@ -77,23 +79,24 @@ RESOURCES: int = _tasks.RESOURCES_FLAG
 
 
 # Nested tasks inherit at least their parent's priority, because the parent may wait for them. The
-# node must be informed at once when resources are in use, or free again.
+# node must be informed immediately when resources are in use, or free again.
 
 
 def begins(runtime: Runtime, oid: int, flags: int) -> None:
-    """To be called before the task's function is read."""
+    """Begins a task with options. Called before the task's function is read."""
     submitter = runtime.submitter
     submitter.inherited_priority = max(submitter.queues.ranked.ranks(oid))
     if flags & RESOURCES:
         runtime.running = oid
-        if flags & TASK_STREAM:  # the header, which is done sooner, cannot tell its end
+        if flags & TASK_STREAM:  # the header is done before the generator ends
             runtime.channel.call(KeepForStream(oid))
         else:
             runtime.tasks.wake_node()  # there is one idle worker less
 
 
 def ended(runtime: Runtime, oid: int, flags: int) -> None:
-    """To be called when the result is written; for a generator, all of its items."""
+    """Ends a task with options. Called when the result is written; for a generator, all its
+    items."""
     if flags & RESOURCES:
         runtime.running = 0
         if flags & TASK_STREAM:
