@@ -1,9 +1,9 @@
-"""Background calls of a Group, which a thread of the Group makes one after the other.
+"""Makes the background calls of a Group, one after the other, in a thread of the Group.
 
 Calls of different members are matched by their order, so a call keeps its place in the queue until
-it is over. The Group's `timeout` counts from when the thread begins the call. A wait for the Future
-may end earlier, and the call continues. A signal handler may raise an exception between any two
-steps of a waiting thread. So a single step queues a call (`put` of the queue).
+it is over. The Group's `timeout` counts from the time at which the thread begins the call. If a
+wait for the Future ends earlier, the call continues. A signal handler may raise an exception
+between any two steps of a thread, so a call is queued in a single step (`put` of the queue).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 __all__ = ["Background", "CallFuture"]
 
 T = TypeVar("T")
-# The longest step of a wait. A thread that was interrupted just after it had passed the turnstile
-# of the Future delays other waiting threads for this long.
+# The longest step of a wait. If a thread is interrupted right after it has passed the turnstile of
+# the Future, other waiting threads are delayed by this time.
 SLICE_S = 0.5
 _log = logging.getLogger("hoplite_mp")
 
 
 class CallFuture(ThreadFuture[T]):
-    """The Future of a background call. No wait takes the condition of the standard library's
-    Future, which an exception of a signal handler can leave held, so that the Group's thread could
-    not settle the Future."""
+    """The Future of a background call. No wait acquires the condition of the standard library's
+    Future: an exception of a signal handler could leave the condition held, and the Group's thread
+    could not settle the Future."""
 
     def __init__(self, background: Background) -> None:
-        super().__init__()  # the thread that makes the call counts as blocked itself
+        super().__init__()  # the thread that makes the call counts as blocked
         self._background = background
-        # Held until the call is over. The thread that has made the call releases it, so it has no
-        # place in the order of locks.
+        # Held until the call is over. Another thread releases it, the one that has made the call,
+        # so it has no place in the order of locks.
         self._turnstile = turnstile = threading.Lock()
         turnstile.acquire()
 
@@ -65,7 +65,7 @@ class CallFuture(ThreadFuture[T]):
         return self._exception
 
     def outcome(self) -> T:
-        """Returns or raises the result of the call, which is over."""
+        """Returns or raises the result of the finished call."""
         error = self._exception
         if error is not None:
             try:
@@ -92,12 +92,13 @@ class Background:
     """The thread of one Group, and its queue of calls."""
 
     def __init__(self, name: str) -> None:
-        """name: the Group's. Each Future keeps this object, which must not keep the Group."""
+        """name: the Group's. Each Future keeps this object alive, so it must not keep the Group
+        alive."""
         self._name = name
         self._jobs: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         self._ending = False  # takes no more calls
-        # A daemon, because otherwise Python would wait for this thread before it lets the cluster
-        # end, which aborts late calls.
+        # A daemon. Otherwise Python would wait for this thread before the cluster ends, and only
+        # the end of the cluster aborts late calls.
         self._thread = threading.Thread(target=self._serve, name="hoplite_mp group", daemon=True)
         with starting_thread("makes a Group's calls in the background"):
             self._thread.start()
@@ -108,14 +109,14 @@ class Background:
         while (job := self._jobs.get()) is not None:
             try:
                 self._run(job)
-            except BaseException:  # an exception of a Future's callback ends nothing else
+            except BaseException:  # an exception of a Future's callback does not end the thread
                 _log.exception("group %r: a callback of a call in the background", self._name)
             del job
 
     @staticmethod
     def _run(job: list[Any]) -> None:
-        """job: (Future, function). It is emptied, because the traceback of an error keeps this
-        frame, which must not refer to the Future that has the error."""
+        """Makes a call. job: (Future, function). The list is emptied: the traceback of an error
+        keeps this frame, which must not refer to the Future with this error."""
         future, call = job
         job.clear()
         try:
@@ -129,19 +130,19 @@ class Background:
 
     @property
     def waits_for_itself(self) -> str:
-        """The text of the error of a callback that would wait for ever."""
+        """The error text for a callback that would wait for ever."""
         return (
-            f"group {self._name!r}: a callback of its Futures runs in the thread that makes its "
-            "calls, so it cannot wait for one that is not over; it may make a plain call"
+            f"group {self._name!r}: callbacks of its Futures run in the thread that makes its "
+            "calls, so they cannot wait for such a call; they may make blocking calls"
         )
 
     # -- all other threads -------------------------------------------------------------------------
 
     def begin(self, call: Callable[..., T], *args: Any) -> CallFuture[T]:
-        """Queues a call, which the thread makes in the caller's context."""
+        """Queues a call. The thread makes the call in the caller's context."""
         future: CallFuture[T] = CallFuture(self)
         run = functools.partial(contextvars.copy_context().run, call, *args)
-        if self._ending:  # a callback has begun this one, while `end` waits
+        if self._ending:  # a callback has begun this call while `end` waits
             raise ClosedError(f"group {self._name!r}: this member is leaving")
         self._jobs.put([future, run])
         return future

@@ -1,10 +1,10 @@
-"""Makes a call of a Group, of any kind, from this member's part to this member's result.
+"""The protocol of a Group's calls, from this member's part to this member's result.
 
-`Group` has the methods that users call; this file makes the calls. Each member publishes its part.
-The lowest living rank, the leader, combines all parts and commits the call by one store of its
+`Group` has the public methods; this module makes the calls. Each member publishes its part. The
+lowest living rank, the leader, combines all parts, and commits the call by a single store of its
 number; then all members read the committed object. If a member dies before the commit, the lowest
-living rank begins the call again with the living ranks; if a member dies after the commit, the
-result stands. So all survivors get the same bits and the same contributors.
+living rank begins the call again with the living ranks. If a member dies after the commit, the
+result is valid. So all survivors get the same bits and the same contributors.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = ["CallProtocol", "check_split", "peers_of", "split_name"]
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
-# The errors that calls document. After any other exception this rank is no longer a member.
+# The documented errors of calls. After any other exception this rank is no longer a member.
 DOCUMENTED = (ValueError, TypeError, StoreFullError, ReduceError, PeerLostError)
 REJOIN = "To go on, join it again with the same name and rank"
 # Between two checks whether other ranks still read this rank's arrays. It polls, because a reader
@@ -63,7 +63,7 @@ LENT_POLL_S = 0.0005
 
 
 class Retry(Exception):
-    """The board has changed while the leader was reading it: the leader has to read it again."""
+    """The board has changed during the leader's read: the leader has to read the board again."""
 
 
 class CallProtocol:
@@ -84,12 +84,12 @@ class CallProtocol:
         self._result: Any = None  # holds the result of a call that this member has led
         self._lends = True  # this rank's arrays may be read in place
         self._gets = True  # this rank gets new arrays, because the call has no `out`
-        self.is_open = False  # a call has begun, and is not over for this rank
-        self._led = -1  # the latest call that this member has committed itself, as an object
+        self.is_open = False  # a call is in progress for this rank
+        self._led = -1  # the latest call that this member has committed as an object
         runtime, rank = member.runtime, member.rank
         self._leading = Combiner(runtime, member.name)
         self._single_host = SingleHost(runtime, self._board, self._generation, rank, member.size)
-        # This rank's own arrays that other ranks read in place.
+        # This rank's arrays that other ranks read in place.
         self._in_place = InPlace(self._memory)
         self._hosts: MultiHost | None = None
         if member.has_hosts:
@@ -141,7 +141,9 @@ class CallProtocol:
         self._lends, self._gets = kind in REDUCTIONS, out is None
         try:
             part = self._part_of(kind, op, root, x)
-        except DOCUMENTED as error:  # every rank gets it; otherwise others would wait for ever
+        except (
+            DOCUMENTED
+        ) as error:  # every rank gets this error; otherwise other ranks would wait for ever
             mistake = error
             part = self._mistake(error)
         mask = self._single_host.make(call, part, deadline) if self._hosts is None else None
@@ -168,7 +170,7 @@ class CallProtocol:
         self, call: int, kind: str, part: tuple[str, str, int, Any], result: ObjectRef[Any] | None,
         out: Any, mistake: Exception | None,
     ) -> Any:  # fmt: skip
-        """Called after the commit: returns this rank's result, or raises the call's error."""
+        """Returns this rank's result, or raises the call's error, after the commit."""
         taken = False
         try:
             if self._hosts is not None:
@@ -190,16 +192,16 @@ class CallProtocol:
             del part, result, mistake
 
     def _over(self, call: int) -> None:
-        """Called when `call` is committed: all members have finished the previous call, whose
-        result this member may hold."""
+        """Releases the previous call's result when `call` is committed, because all members have
+        finished the previous call."""
         self._member.calls, self.is_open = call + 1, False
         if self._led != call:
             self._result = None
 
     def _take_back(self, deadline: int) -> None:
-        """Waits until no other rank reads this rank's own arrays any more, so that the caller may
-        write to them. Only reductions lend arrays, and when one is committed all its parts have
-        been read. So if the deadline passes here, the call still returns its result, and the blocks
+        """Waits until no other rank reads this rank's arrays any more, so that the caller may write
+        to them. Only reductions lend arrays, and all parts have been read when a reduction is
+        committed. So if the deadline passes here, the call still returns its result, and the blocks
         stay lent for now."""
         with contextlib.suppress(HopliteTimeoutError):
             self._member.wait(self._in_place.take_back, deadline, lambda: "")
@@ -209,19 +211,20 @@ class CallProtocol:
         self.contributors, self._last_mask = ranks, 0
 
     def leave_board(self) -> None:
-        """Called when this member makes no more calls."""
+        """Leaves the board. Called when this member makes no more calls."""
         self._single_host.leave()
 
     def drop(self) -> None:
-        """Called when the node has registered that this member has left."""
+        """Releases this member's objects. Called when the node has registered that this member has
+        left."""
         self._result = self._part = None
         if self._hosts is not None:
             self._hosts.close()
 
     def return_arrays(self) -> None:
-        """Waits until no other rank reads this rank's own arrays any more, after this rank has left
-        in the middle of a call. Readers release the arrays when they have folded them, see that
-        this rank has left, or die."""
+        """Waits until no other rank reads this rank's arrays any more, after this rank has left in
+        the middle of a call. A reader releases the arrays after its fold, when it sees that this
+        rank has left, or by its death."""
         while self._memory.client.usable and not self._in_place.take_back():
             clock.sleep(LENT_POLL_S)
 
@@ -229,8 +232,8 @@ class CallProtocol:
         return INVALID_CALL, mistake_words(f"rank {self.rank}: {error}"), 0, error_kind(error)
 
     def _publish(self, call: int, part: tuple[str, str, int, Any]) -> Exception | None:
-        """Publishes the part, or a mistake if an error prevents that. Returns the error, which this
-        rank raises when the call is over."""
+        """Publishes the part. If an error prevents this, publishes a mistake and returns the error;
+        this rank raises it when the call is over."""
         raised: Exception | None = None
         if self._hosts is not None:
             try:
@@ -249,8 +252,9 @@ class CallProtocol:
         return raised
 
     def _stored(self, part: tuple[str, str, int, Any]) -> tuple[str, str, int, Any]:
-        """The part with refs in place of values that need pickle, so that the leader, which reads
-        all parts, unpickles only its own values; also in place of arrays that are read in place."""
+        """The part as it is stored. Values that need pickle are replaced by refs, so the leader
+        reads all parts but unpickles only its own values. Arrays that are read in place are
+        replaced by refs, too."""
         kind, op, root, values = part
         if kind == INVALID_CALL:
             return part
@@ -259,7 +263,7 @@ class CallProtocol:
         return kind, op, root, stored
 
     def _read(self, value: Any, rank: int, out: Array | None = None) -> Any:
-        """The caller's own copy of one value of that rank's stored part."""
+        """A copy, for the caller, of one value of that rank's stored part."""
         if type(value) is ObjectRef:
             mem = self._memory.payload(self._memory.local_id(value), FOREVER_NS)
             array = _serialize.payload_kind(mem) == _serialize.ARRAY
@@ -269,19 +273,19 @@ class CallProtocol:
         return self._own(value, out)
 
     def _own(self, value: Any, out: Array | None) -> Any:
-        """The caller's own copy of a value, or `out` filled with it."""
+        """A copy of a value for the caller, or `out` filled with the value."""
         if out is None and type(value) is np.ndarray:
             return own_copy(self._memory, value)
         return into(value, out)
 
     def _seen(self, value: Any) -> Array:
-        """An array of a stored part, for reading only."""
+        """An array of a stored part, read-only."""
         if type(value) is ObjectRef:
             value = self._memory.read(self._memory.local_id(value), FOREVER_NS, False)
         return value  # type: ignore[no-any-return]
 
     def _part_of(self, kind: str, op: Any, root: int, x: Any) -> tuple[str, str, int, Any]:
-        """The part of this rank; raises an error if an argument is wrong."""
+        """This rank's part. Raises an error if an argument is wrong."""
         number = root if type(root) is int else whole(root)
         if number is None:
             raise TypeError(f"root={root!r}: a rank is an integer")
@@ -296,8 +300,8 @@ class CallProtocol:
         return kind, name, number, contribution(kind, x, self.size, gives=gives)
 
     def _committed(self, call: int, deadline: int) -> ObjectRef[Any] | None:
-        """Waits for the commit of `call`, and leads the call if this is the lowest living rank.
-        Returns the result; None if it is on the board."""
+        """Waits for the commit of `call`. The lowest living rank leads the call. Returns the
+        result; None if the result is on the board."""
         found: list[ObjectRef[Any] | None] = []
 
         def look() -> bool:
@@ -310,7 +314,7 @@ class CallProtocol:
                 if self._hosts.small.is_done(call):
                     found.append(None)
                     return True
-                self._member.admitted()  # raises if this member was given up
+                self._member.admitted()  # raises if this member was removed
                 return False  # the leading node decides
             if self._board.lead(self.rank, call):
                 found.append(None)
@@ -342,7 +346,7 @@ class CallProtocol:
         ranks = [rank for rank in range(self.size) if missing >> rank & 1]
         if not ranks:
             return f"call {call} is not decided yet, although all ranks have made it"
-        return f"call {call} still misses ranks {ranks}"
+        return f"call {call} still waits for ranks {ranks}"
 
     def _participants(self, mask: int, call: int) -> list[int]:
         return [
@@ -354,8 +358,8 @@ class CallProtocol:
     # -- leading -------------------------------------------------------------------------------
 
     def _lead(self, call: int, ranks: list[int], joining: int, epoch: int) -> ObjectRef[Any]:
-        """Reads all parts, combines them, and commits. Other members see nothing before the
-        commit."""
+        """Reads and combines all parts, and commits. The result is not visible to other members
+        before the commit."""
         parts: dict[int, Any] = {}
         refs: dict[int, ObjectRef[Any]] = {}
         for rank in ranks:
@@ -367,10 +371,10 @@ class CallProtocol:
                 continue
             ref = self._memory.make_ref(self._memory.public_id(oid))
             if ref._hold is None:
-                raise Retry  # that member has just died, and will leave the mask
+                raise Retry  # that member has died, and will leave the mask
             refs[rank] = ref
         if self._board.look()[3] != epoch:
-            raise Retry  # a part may be that of a new member in a dead one's place
+            raise Retry  # a part may belong to a new member with a dead member's rank
         try:
             for rank, part in parts.items():
                 if part[0] not in REDUCTIONS and part[3]:  # other ranks read the part itself
@@ -378,16 +382,16 @@ class CallProtocol:
             for rank, ref in refs.items():
                 parts[rank] = self._memory.read(self._memory.local_id(ref), FOREVER_NS, False)
             data = self._leading.combine(dict(sorted(parts.items())), refs)
-            parts.clear()  # after the commit their ranks may write to them
+            parts.clear()  # after the commit, their ranks may write to these arrays
             committed = self._memory.put((mask_of(ranks), "", "", data))
-        except Exception as error:  # every rank gets it, so that none waits for ever
+        except Exception as error:  # every rank gets this error, so that no rank waits for ever
             parts.clear()
             if is_interruption(error):
                 raise
             _serialize.drop_traceback(error)  # its frames refer to the parts
             failed = mask_of(ranks), error_kind(error), mistake_words(str(error)), None
             committed = self._memory.put_text(failed, 2)
-        # Held from before the commit, because other members read it even if this one leaves.
+        # Held since before the commit, because other members read it even if this member leaves.
         self._result, led = committed, self._result
         self._led = call
         self._board.commit(call, self._memory.local_id(committed))
@@ -449,8 +453,8 @@ class CallProtocol:
         return gathered
 
     def _take_here(self, kind: str, root: int, call: int, mask: int, out: Any) -> Any:
-        """`_take` for a call without objects. PeerLostError: this member was given up, so the other
-        members may not have waited until it had read the result."""
+        """`_take` for a call without objects. PeerLostError: this member was removed, so the other
+        members may have overwritten the result before this member had read it."""
         try:
             if mask != self._last_mask or self.strict:
                 self._check_contributors(mask)
@@ -474,7 +478,9 @@ class CallProtocol:
             held = holds()
         if held == 0:
             self._member.admitted()
-            raise PeerLostError(f"group {self.name!r}: this member was given up")
+            raise PeerLostError(
+                f"group {self.name!r}: this member was removed, its host was declared lost"
+            )
 
     def _take_remote(self, kind: str, op: str, root: int, mask: int, data: Any, out: Any) -> Any:
         """`_take` for a Group over several hosts. The node has leased some of the blocks in `data`
@@ -486,7 +492,7 @@ class CallProtocol:
         return self._hosts.take(kind, op, root, data, out)
 
     def _data_of(self, result: ObjectRef[Any]) -> Any:
-        """The data that `_take` would read; None if they cannot be read."""
+        """The data that `_take` would read; None if the data cannot be read."""
         with contextlib.suppress(HopliteError):
             return self._memory.read(self._memory.local_id(result), FOREVER_NS, False)[3]
         return None
@@ -519,8 +525,8 @@ def check_split(color: Any, key: Any) -> None:
 
 
 def peers_of(given: Sequence[Any], color: int) -> list[tuple[int, Any]]:
-    """(rank, identity) of the ranks that gave that color, in the order of the new ranks. `given`:
-    by rank (color, key, identity), None for the dead."""
+    """(rank, identity) of the ranks with that color, in the order of the new ranks. `given`:
+    (color, key, identity) by rank, None for dead ranks."""
     same = [
         (one[1], rank, one[2])
         for rank, one in enumerate(given)
@@ -532,9 +538,9 @@ def peers_of(given: Sequence[Any], color: int) -> list[tuple[int, Any]]:
 def split_name(
     name: str, generation: int, call: int, color: int, peers: Sequence[tuple[int, Any]]
 ) -> str:
-    """A name that no other Group of the cluster has, because the numbers of generations, and of
-    calls in a generation, are used once. The name contains the ranks of `peers`, in hexadecimal,
-    because a call is decided again without a host that is lost or leaves: members on that host may
-    have read the first decision, and have made a Group with more members from it."""
+    """A unique name for a split Group. The numbers of generations, and of calls in a generation,
+    are used once. The name contains the ranks of `peers` in hexadecimal: if a host is lost or
+    leaves, a call is decided again without this host, and members there may have made a Group with
+    more members from the first decision."""
     ranks = sum(1 << rank for rank, _ in peers)
     return f"{name[:NAME_SHARE_CHARS]}/{generation}.{call}/{color}/{ranks:x}"

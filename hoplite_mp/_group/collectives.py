@@ -1,6 +1,6 @@
-"""The collective calls of a Group, each also in a form that returns a Future.
+"""The collective calls of a Group, each also with a form that returns a Future.
 
-These are the public methods over `call_protocol`, one for each kind of call.
+The public methods, one for each kind of call, use `call_protocol`.
 """
 
 from __future__ import annotations
@@ -44,27 +44,29 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupCollectives", "ObjectFolds"]
 
-# Reductions of any picklable values by a function of the user, as methods of a Group.
+# Reductions of any picklable values by a user's function.
 #
-# The call itself is an allgather of the pickled values, whose contributors are also those of the
+# The call itself is an allgather of the pickled values, with the same contributors as the
 # reduction. The lowest contributing rank, the leader, folds the values from left to right in the
-# order of ranks, and sends each rank its result by a message with a reserved tag. If the leader
-# dies or leaves before its message has arrived, each rank folds the values of the allgather itself.
+# order of ranks, and sends each rank its result in a message with a reserved tag. If the leader
+# dies or leaves before its message has arrived, each rank folds the values of the allgather.
 
 
 RESULT, ERROR, FOLD_YOURSELF = "result", "error", "fold yourself"
-NAME_CHARS_MAX = 40  # of an error's class: such a message fits into a header, outside the store
+NAME_CHARS_MAX = (
+    40  # of an error's class, so that the message fits into a header, outside the store
+)
 
 
 class Parcel:
-    """A value that only the ranks that fold it unpickle."""
+    """A pickled value. Only ranks that fold it unpickle the value."""
 
     def __init__(self, payload: bytes, refs: list[ObjectRef[Any]]) -> None:
         self._payload = payload
         self._refs = refs  # keeps the objects inside the value alive
 
     def open(self, memory: Memory, rank: int) -> Any:
-        """The value that the rank has contributed."""
+        """Unpickles the value. `rank`: its contributor, for errors."""
         return memory.decode_value(memoryview(self._payload), f"the value of rank {rank}", True)
 
 
@@ -137,7 +139,7 @@ class ObjectFolds:
     def _results(
         self, kind: str, op: Any, root: int, parcels: list[Parcel], ranks: Sequence[int]
     ) -> Iterator[tuple[Sequence[int], Any]]:
-        """Yields (ranks, their result). Each result must be copied before the next iteration,
+        """Yields (ranks, their result). The caller must copy each result before the next iteration,
         because `op` may change its first argument."""
         total = None
         for place, rank in enumerate(ranks):
@@ -160,7 +162,8 @@ class ObjectFolds:
     # -- the leader ----------------------------------------------------------------------------
 
     def _lead_fold(self, call: int, fold: Callable[[], Iterator[Any]], ranks: Sequence[int]) -> Any:
-        """Folds, sends every other rank its result or the error, and returns this rank's."""
+        """Folds the values, sends every other rank its result or the error, and returns this rank's
+        result."""
         ready = []
         try:
             for some, value in fold():
@@ -183,9 +186,10 @@ class ObjectFolds:
         return own
 
     def _send_error(self, call: int, ranks: Sequence[int], error: Exception) -> None:
-        """Sends the error to the other ranks; without space for it, only the name of its class."""
+        """Sends the error to the other ranks; if there is no space for it, only the name of its
+        class."""
         if type(error) is TaskError and isinstance(error.__cause__, _serialize.EXITS):
-            error = TaskError(str(error))  # with that cause it would be sent as an exit
+            error = TaskError(str(error))  # with its cause, it would be sent as an exit
         failed = _serialize.encode((call, ERROR, _serialize.encode_error(error).tobytes()))
         try:
             ref = self._memory.put_error(failed)
@@ -248,7 +252,7 @@ class ObjectFolds:
         )
 
         def arrives() -> bool:
-            has_gone_on = self._board.member(leader)[0] > call + 1  # its message was sent before
+            has_gone_on = self._board.member(leader)[0] > call + 1  # its message was sent earlier
             return self._messages.arrives(receive) or has_gone_on
 
         while True:
@@ -263,7 +267,9 @@ class ObjectFolds:
                 number, state, value = self._messages.inbox.take(receive)
             finally:
                 self._messages.inbox.withdraw(receive)
-            if number == call:  # otherwise of a call before this rank had joined again
+            if (
+                number == call
+            ):  # otherwise the message belongs to a call before this rank joined again
                 return state, value
 
 
@@ -295,18 +301,17 @@ R = TypeVar("R")
 Array = np.ndarray[Any, np.dtype[Any]]
 IN_BACKGROUND = """`{name}` in the background; the arguments are the same.
 
-Calls that were begun are made in their order by one thread of the Group. Do not write to the arrays
-that are given before the Future is done: see the Notes of `empty`.
+One thread of the Group makes these calls, in the order in which they were started. Do not write to
+the arrays of a call before its Future is done: see the Notes of `empty`.
 
 Returns
 -------
 concurrent.futures.Future
-    Of what `{name}` returns or raises. `await` waits for it in an event loop; a cancelled `await`
-    does not cancel the call, nor does `cancel()`: calls are matched by their order, so a rank that
-    left one out would give each later part to another call. A wait that times out or is interrupted
-    leaves the call running, too. If the call itself takes longer than the Group's `timeout`,
-    counted from when the calls before it are over, this rank leaves the Group: this Future and all
-    later ones fail with HopliteTimeoutError.
+    The Future of the result of `{name}`. `await` waits for it in an event loop. Neither a cancelled
+    `await` nor `cancel()` cancels the call: calls are matched by their order, so every rank must
+    make every call. A wait that times out or is interrupted leaves the call running, too. If the
+    call itself takes longer than the Group's `timeout`, counted from the end of the previous call,
+    this rank leaves the Group: this Future and all later ones fail with HopliteTimeoutError.
 """
 
 
@@ -328,8 +333,7 @@ def _in_background(
 
 
 class GroupCollectives:
-    """The collective calls of a Group, as methods of `Group`, in its own thread or in the
-    background."""
+    """The collective calls of a Group, as methods of `Group`: blocking, and in the background."""
 
     _member: GroupMembership
     _calls: CallProtocol
@@ -357,14 +361,14 @@ class GroupCollectives:
         Parameters
         ----------
         x : array or number
-            The same shape and dtype on every rank. If `op` is a function: any value that pickles.
+            The same shape and dtype on every rank. If `op` is a function: any picklable value.
         op : str, numpy.ufunc or callable, optional
             A name or a ufunc as for `Cluster.reduce`. Any other callable ``f(a, b)`` folds the
-            values from left to right in the order of ranks, at the lowest living rank. If it
-            raises, every rank raises that exception. It must have the same module and qualified
-            name on every rank. If the folding rank dies or leaves, the others fold the values
-            themselves, so the function should give equal results for equal values. The robust
-            operators of `hoplite_mp.ml` take float32 and float64. Default: "sum".
+            values from left to right in the order of ranks, at the lowest living rank. If it raises
+            an exception, every rank raises this exception. It must have the same module and
+            qualified name on every rank. If the folding rank dies or leaves, the other ranks fold
+            the values, so the function should return equal results for equal values. The
+            robust operators of `hoplite_mp.ml` take float32 and float64. Default: "sum".
         out : numpy.ndarray, optional
             A writable array of the result's shape and dtype that takes the result.
         finite : bool, optional
@@ -375,8 +379,8 @@ class GroupCollectives:
         Returns
         -------
         numpy.ndarray
-            The same bits on every rank. A number gives an array without dimensions. If `op` is a
-            function: its result, each rank's own copy.
+            The same bits on every rank. The result of numbers is an array without dimensions. If
+            `op` is a function: its result, copied for each rank.
 
         Raises
         ------
@@ -389,9 +393,9 @@ class GroupCollectives:
         -----
         A robust operator, and `finite`, make several calls of the Group, as `calls` counts them.
 
-        The leading rank commits the call by one write, so the part of a dying rank counts for all
-        survivors or for none. Over several hosts large arrays move as a reduce-scatter and an
-        allgather (Rabenseifner 2004; Patarasuk and Yuan 2009).
+        The leading rank commits the call by one write, so a dying rank's contribution is in the
+        results of all survivors, or of none. Over several hosts large arrays move as a
+        reduce-scatter and an allgather (Rabenseifner 2004; Patarasuk and Yuan 2009).
 
         Examples
         --------
@@ -466,7 +470,7 @@ class GroupCollectives:
         Parameters
         ----------
         x : object, optional
-            Anything that pickles. It is needed at the root, and ignored elsewhere.
+            Any picklable value. Required at the root, ignored on other ranks.
         root : int, optional
             The rank that provides x. Default: 0.
         out : numpy.ndarray, optional
@@ -475,7 +479,7 @@ class GroupCollectives:
         Returns
         -------
         object
-            Each rank's own copy; an array is writable.
+            A copy for each rank; an array is writable.
 
         Raises
         ------
@@ -510,8 +514,8 @@ class GroupCollectives:
         Returns
         -------
         list or None
-            At the root a list by rank, with None for a dead rank; `contributors` distinguishes it
-            from a rank whose x is None. None on the other ranks.
+            At the root, a list by rank, with None for dead ranks; `contributors` distinguishes
+            these from ranks whose x is None. On the other ranks, None.
 
         Raises
         ------
@@ -589,7 +593,7 @@ class GroupCollectives:
         return result
 
     def alltoall(self, parts: list[Any], *, out: Sequence[Array] | None = None) -> list[Any]:
-        """Sends parts[j] to rank j, and returns what each rank has sent here.
+        """Sends parts[j] to rank j, and returns the part of each rank for this rank.
 
         Parameters
         ----------
@@ -626,7 +630,7 @@ class GroupCollectives:
         Parameters
         ----------
         parts : list of object, optional
-            One for each rank. It is needed at the root, and ignored elsewhere.
+            One for each rank. Required at the root, ignored on other ranks.
         root : int, optional
             The rank that provides the list. Default: 0.
         out : numpy.ndarray, optional
@@ -709,7 +713,7 @@ class GroupCollectives:
         return result
 
     def barrier(self) -> None:
-        """Returns when every living rank has called it.
+        """Waits until every living rank has made this call.
 
         Examples
         --------
@@ -733,7 +737,7 @@ class GroupCollectives:
     barrier_async = _in_background(barrier)
 
     def _begin_in_background(self, call: Callable[[], R]) -> CallFuture[R]:
-        """Passes the call to the Group's thread, which starts with its first call."""
+        """Passes the call to the Group's thread. The first call starts the thread."""
         self._member.check()
         if self._background is None:
             background = Background(self._member.name)

@@ -1,8 +1,8 @@
 """Group: peers that make collective calls, and send each other messages.
 
 A `Group` consists of its membership (`member_lifecycle`), the protocol of calls (`call_protocol`),
-reductions by functions (`collectives`) and messages (`messages`). This file lets a member join and
-leave, and splits a Group; `collectives` and `messages` have the methods for calls and messages.
+reductions by functions (`collectives`) and messages (`messages`). This module joins and leaves a
+Group, and splits it; `collectives` and `messages` have the methods for calls and messages.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ LEAVING_POLL_S = 0.0005
 class Group(GroupCollectives, GroupMessages):
     """One member of a Group; made by `Cluster.group`.
 
-    A Group belongs to one thread at a time. Calls are matched by their order, so every member has
+    Only one thread at a time may use a Group. Calls are matched by their order, so every member has
     to make the same calls. Arrays in results are writable. Reductions take arrays, numbers and
-    bools, of the same shape and dtype on every rank, or any values if their `op` is a function;
-    other calls take any object that pickles, a different one on each rank. Each call has an
-    ``..._async`` form that returns a Future, which can be awaited.
+    bools, of the same shape and dtype on every rank, or any values if `op` is a function. Other
+    calls take any picklable object; the objects of the ranks may differ. Each call has an
+    ``..._async`` form that returns an awaitable Future.
 
     A call completes among the living ranks, and all of them get the same result and the same
     `contributors`.
@@ -55,15 +55,14 @@ class Group(GroupCollectives, GroupMessages):
     ------
     ValueError
         On every rank: the ranks' kinds of call, ops, roots, shapes or dtypes differ. On one rank:
-        its `out` does not fit. Then the call is over, its result is lost on that rank; the next
-        call works.
+        its `out` does not fit. The call's result is then lost on that rank; the next call works.
     TypeError
-        On every rank: a value cannot be reduced, or does not pickle.
+        On every rank: a value cannot be reduced, or cannot be pickled.
     StoreFullError
         On every rank: the store of one rank is full.
     PeerLostError
-        The root is dead or, with `strict=True`, any rank is. In the first call, with or without
-        `strict`: a rank left or died before all had joined, and its task is over.
+        The root is dead or, with `strict=True`, any rank is dead. In the first call, with or
+        without `strict`: a rank left or died before all ranks had joined, and its task is over.
     HopliteTimeoutError
         The call took longer than `timeout` seconds, or the Group did not fill within that time, or
         within `Config.group_wait_s`. This rank has left the Group.
@@ -72,13 +71,13 @@ class Group(GroupCollectives, GroupMessages):
 
     Notes
     -----
-    A collective call that ends by HopliteTimeoutError, or by any other exception than the errors
-    above (Ctrl-C, or an exception of a signal handler), ends this rank's membership, even if the
-    call had been decided. The rank's part counts for all ranks or for none. The other ranks
-    continue as after a death; with `strict=True` they raise PeerLostError. `Cluster.group` with the
-    same name and rank joins again. When a call has raised, no other rank reads its arrays any more:
-    the call first waits for their readers. `send`, `recv`, `sendrecv` and `probe` never end the
-    membership.
+    If a collective call raises HopliteTimeoutError, or an exception that is not listed above
+    (Ctrl-C, an exception of a signal handler), this rank's membership ends, even if the call had
+    been decided. The rank's contribution is in the results of all other ranks, or of none. The
+    other ranks continue as after a death; with `strict=True` they raise PeerLostError.
+    `Cluster.group` with the same name and rank joins again. After the exception, no other rank
+    reads the call's arrays any more: the call first waits for their readers. `send`, `recv`,
+    `sendrecv` and `probe` never end the membership.
 
     Examples
     --------
@@ -100,7 +99,7 @@ class Group(GroupCollectives, GroupMessages):
     rank: int
     """This member's number, from 0; it never changes."""
     size: int
-    """How many ranks the Group has, living or dead; it never changes."""
+    """The number of ranks, living or dead; it never changes."""
     _cluster: Any = None  # kept alive as long as this Group
 
     def __init__(
@@ -119,7 +118,7 @@ class Group(GroupCollectives, GroupMessages):
 
     @property
     def strict(self) -> bool:
-        """Whether a call in which a member is missing raises PeerLostError.
+        """Whether calls raise PeerLostError if a member is missing.
 
         Examples
         --------
@@ -133,7 +132,7 @@ class Group(GroupCollectives, GroupMessages):
     def calls(self) -> int | None:
         """The number of the next call; None until the first one begins.
 
-        A rank that has joined again begins with the number of the first call that it takes part in.
+        For a rank that has joined again, counting begins at the number of its first call.
 
         Examples
         --------
@@ -149,7 +148,7 @@ class Group(GroupCollectives, GroupMessages):
     def contributors(self) -> tuple[int, ...]:
         """The ranks whose parts are in the result of the last finished call, sorted.
 
-        They are the same on every rank that has finished it.
+        They are the same on every rank that has finished this call.
 
         Examples
         --------
@@ -162,12 +161,12 @@ class Group(GroupCollectives, GroupMessages):
 
     @property
     def alive(self) -> tuple[int, ...]:
-        """Ranks that are members now, sorted.
+        """The present members' ranks, sorted.
 
         Returns
         -------
         tuple of int
-            It may change at any time; `contributors` are those of the last finished call.
+            They may change at any time; `contributors` belong to the last finished call.
 
         Examples
         --------
@@ -180,11 +179,11 @@ class Group(GroupCollectives, GroupMessages):
         return tuple(rank for rank in range(self.size) if mask >> rank & 1)
 
     def split(self, color: int | None, key: int = 0) -> Group | None:
-        """A Group of the ranks that give the same color.
+        """Makes one Group of all ranks with the same color.
 
-        Every living rank makes the call. The new Group has the `strict` and `timeout` of this one,
-        is independent of it, and is closed like any other. A member that dies before it has joined
-        is a dead rank of the new Group.
+        Every living rank makes this call. The new Group inherits `strict` and `timeout`, is
+        independent of this Group, and is closed like any other. A member that dies before it has
+        joined the new Group is a dead rank there.
 
         Parameters
         ----------
@@ -228,9 +227,9 @@ class Group(GroupCollectives, GroupMessages):
             raise
 
     def _of_peers(self, name: str, peers: list[tuple[int, Any]]) -> Group:
-        """Joins a Group of members of this one. peers: (rank, identity) in the order of the new
-        ranks, the same on each of them. The new Group does not wait for a member that leaves this
-        one before it has joined."""
+        """Joins a split Group. peers: (rank, identity) in the order of the new ranks, the same on
+        each rank. The new Group does not wait for a member that leaves this Group before it has
+        joined the new one."""
         ranks = [rank for rank, _ in peers]
         ask = GroupJoin(
             name,
@@ -247,11 +246,11 @@ class Group(GroupCollectives, GroupMessages):
     def empty(self, shape: Any, dtype: Any = float, order: str = "C") -> Array:
         """A writable array inside the store, uninitialised, that reductions need not copy.
 
-        Reductions read such an array in place, and a call that fills one as its `out` finds its
-        pages in memory. The same is true of arrays from `Cluster.empty` and of large results of
-        earlier calls. Every call reads arrays from `Cluster.get` in place. Parts of such arrays,
-        and arrays outside the store, are copied. As with `Cluster.empty`, an array that `put` has
-        taken is read-only from then on, and cannot be an `out`.
+        Reductions read such an array in place; as the `out` of a call, its pages are already in
+        memory. The same holds for arrays from `Cluster.empty` and for large results of earlier
+        calls. Every call reads arrays from `Cluster.get` in place. Parts of such arrays, and arrays
+        outside the store, are copied. As with `Cluster.empty`, `put` makes the array read-only; it
+        then cannot be an `out`.
 
         Parameters
         ----------
@@ -275,10 +274,10 @@ class Group(GroupCollectives, GroupMessages):
         Notes
         -----
         Until a call has returned, or the Future of its ``..._async`` form is done, its arrays
-        belong to the call. If one is changed meanwhile, each byte of the change may or may not be
-        in the result, and between hosts the call may fail, because a block that changes while it is
-        sent does not match its checksum. Other calls are not affected. When the call has returned
-        or raised, no other rank reads the array any more.
+        belong to the call. If the program changes an array meanwhile, each changed byte may or may
+        not be in the result. Between hosts the call may fail, because a block that changes while it
+        is sent does not match its checksum. Other calls are not affected. When the call has
+        returned or raised, no other rank reads the array any more.
 
         Examples
         --------
@@ -293,7 +292,7 @@ class Group(GroupCollectives, GroupMessages):
         return self._member.memory.empty(shape, dtype, order)
 
     def close(self) -> None:
-        """Leaves the Group; this happens automatically at the end of the task.
+        """Leaves the Group. The end of the task does this automatically.
 
         When all members have left, the name is free.
 
@@ -310,9 +309,9 @@ class Group(GroupCollectives, GroupMessages):
 
     def _leave(self, failed: bool, with_task: bool = False, why: str = "") -> None:
         """Leaves the Group, after its background calls. `failed`: the task has raised an exception,
-        or a call has ended the membership, so background calls are given up: these and the other
-        ranks may be waiting for each other. with_task: the task has ended. why: the reason in the
-        errors of later calls."""
+        or a call has ended the membership. Background calls are then abandoned, because they and
+        the other ranks may be waiting for each other. with_task: the task has ended. why: the
+        reason in the errors of later calls."""
         if self._left:
             return
         try:
@@ -321,7 +320,7 @@ class Group(GroupCollectives, GroupMessages):
             if failed:
                 self._member.gave_up, self._member.closed = self._member.gave_up or why, True
                 self._wake_all()
-            if self._background is not None:  # not waited for by its own calls' done-callbacks
+            if self._background is not None:  # its calls' done-callbacks do not wait for it
                 self._background.end(wait=not self._background.is_here())
             if not self._left:  # otherwise a background call has ended the membership meanwhile
                 self._depart(failed)
@@ -329,8 +328,9 @@ class Group(GroupCollectives, GroupMessages):
             self._leaving_in = 0
 
     def _depart(self, failed: bool) -> None:
-        """Leaves. Ctrl-C may have interrupted an earlier attempt at any step, so each step may be
-        made again, except for the message to the node, which would end a later membership."""
+        """Leaves the Group. Ctrl-C may have interrupted an earlier attempt at any step, so each
+        step may be repeated, except for the message to the node: it would end a later
+        membership."""
         self._member.closed = True
         self._messages.end()
         self._calls.leave_board()
@@ -346,11 +346,11 @@ class Group(GroupCollectives, GroupMessages):
         self._runtime.task_leaves = [leave for leave in leaves if leave != self._leave]
         self._left = True
         if lost is not None and not failed:
-            raise lost  # otherwise the exception of the block or task propagates, not this one
+            raise lost  # otherwise the exception of the block or task propagates
 
     def _tell_node(self) -> None:
-        """Returns when the node has registered that this rank leaves, and holds its objects that
-        other ranks still read."""
+        """Informs the node that this rank leaves. Waits until the node has registered this, and
+        holds the rank's objects that other ranks still read."""
         if self._leave_sent:  # the reply was not read; later replies come after it
             self._member.why_not()
             return
@@ -358,8 +358,8 @@ class Group(GroupCollectives, GroupMessages):
         self._runtime.channel.call(leave, sent=self._leave_sent)
 
     def _finish_leaving(self, name: str) -> None:
-        """Leaves, if an exception has interrupted an earlier attempt, so that this rank becomes
-        free. Waits for another thread that is leaving a Group of that name."""
+        """Completes an interrupted attempt to leave, so that this rank becomes free. Waits for
+        another thread that is leaving a Group of that name."""
         if self._background is not None and self._background.is_here():
             return  # in a callback, for which the other thread waits
         while self._leaving_in not in (0, threading.get_ident()):
@@ -379,8 +379,7 @@ class Group(GroupCollectives, GroupMessages):
 def join(
     runtime: Runtime, name: str, size: int, rank: int | None, strict: bool, timeout: float | None
 ) -> Group:
-    """Becomes a member; ValueError for a wrong size, a rank that is taken, or one member too
-    many."""
+    """Joins a Group. ValueError: a wrong size, a rank that is taken, or one member too many."""
     runtime.memory.check()
     if not isinstance(name, str) or not name:
         raise ValueError(f"name={name!r}: a group needs a name")
@@ -407,11 +406,12 @@ def join(
 
 
 def _member(runtime: Runtime, ask: GroupJoin, strict: bool, timeout: float | None) -> Group:
-    """Joins. If an exception interrupts this, the rank is free, and no other rank waits for it."""
+    """Joins a Group. If an exception interrupts this function, the rank is free, and no other rank
+    waits for it."""
     places: list[Any] = []
 
     def take(place: Any, number: int, seen: list[int]) -> Any:
-        places.append(place)  # first: as long as the reply is unread, the node takes it back
+        places.append(place)  # first: until the reply is read, the node takes the place back
         seen[0] = number
         return place
 
@@ -428,7 +428,7 @@ def _member(runtime: Runtime, ask: GroupJoin, strict: bool, timeout: float | Non
 
 
 def _give_back(runtime: Runtime, name: str, generation: int, rank: int) -> None:
-    """Leaves a Group right after the join, perhaps before there is an object for the member."""
+    """Leaves a Group right after the join, perhaps before a Group object exists."""
     for leave in list(runtime.task_leaves):
         member = leave.__self__
         if (member._member.generation, member.rank) == (generation, rank):
@@ -438,6 +438,6 @@ def _give_back(runtime: Runtime, name: str, generation: int, rank: int) -> None:
 
 
 def _own_call() -> int:
-    """The task that runs here, if several run in this process; otherwise 0."""
+    """The running task, if several tasks run in this process; otherwise 0."""
     call = current_call.get()
     return 0 if call is None else call.oid

@@ -1,8 +1,8 @@
-"""A member's part in its Group: how it becomes a member, waits, and ceases to be one.
+"""The membership of one member: its beginning, its waits and its end.
 
 Calls and messages begin when the Group is complete (the manager calls this *formed*), wait for
-changes on the member's board, and end when the member has left. A worker that waits here for long
-counts as blocked, and another worker replaces it meanwhile.
+changes on the member's board, and end when the member has left. A worker that waits for long counts
+as blocked, and another worker stands in.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class GroupMembership:
         self.timeout = timeout
         self.calls: int | None = None  # the number of the next call
         self._first = locks.lock("group.first_call")  # guards the change of `calls` from None
-        # Replies of other hosts take longer than a spin, and the node needs this core.
+        # Replies of other hosts take longer than a spin, and the node may need this core.
         self._spins = not self.has_hosts
         self.closed = False
-        self.gave_up = ""  # why this member has left, if a call has ended its membership
+        self.gave_up = ""  # the reason, if a call has ended the membership
         self.timed_out = ""  # the text of the error, if that call has timed out
-        self.ended_with_task = False  # the task that has made it has ended
+        self.ended_with_task = False  # the task that has made the Group object has ended
         # A weak reference to `Group._leave`, so that the parts of a Group do not keep it alive.
         self.leave_of_group: Callable[[], Callable[..., None] | None] = lambda: None
 
@@ -66,7 +66,7 @@ class GroupMembership:
             return ""
         return (
             ", because a Group ends with the task, or the call of an actor, that has made it; an "
-            "actor that needs it for all its calls makes it in its constructor"
+            "actor that needs the Group in all its calls makes it in its constructor"
         )
 
     # -- the first call ---------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class GroupMembership:
     def admitted(self) -> int:
         """The number of this member's first call + 1; 0 if the group is not complete, or has not
         admitted the member yet. PeerLostError: this is no longer a member, because it has rejoined
-        a group to which no other member returns, or because its host was given up."""
+        a group to which no other member returns, or because its host was declared lost."""
         _, start, _, client = self.board.member(self.rank)
         if client != self.identity[1] or self.board.generation() != self.generation:
             _, why = self.why_not()
@@ -97,14 +97,14 @@ class GroupMembership:
         return int(start)
 
     def why_not(self) -> tuple[bool, str]:
-        """(True, why) if this is no longer a member; otherwise (False, why another process was
-        refused as a member, if one was)."""
+        """(True, the reason) if this is no longer a member; otherwise (False, the reason why
+        another process was refused as a member, or "")."""
         ask = GroupRefusal(self.name, self.generation, self.rank)
         over, why = self.runtime.channel.call(ask).value
         return over, why
 
     def whole_ns(self) -> int:
-        """How long the group may take to become complete, in nanoseconds."""
+        """The limit of the wait for a complete group, in nanoseconds."""
         wait_s = self.runtime.config.group_wait_s if self.timeout is None else self.timeout
         return int(min(wait_s, 1e9) * 1e9)
 
@@ -123,8 +123,8 @@ class GroupMembership:
         if over:
             raise PeerLostError(refusal)
         why = f"; one was refused: {refusal}" if refusal else ""
-        if not absent:  # they wait until a leader admits them
-            return f"all {self.size} members came, but were not let in within {limit}{why}"
+        if not absent:  # all members wait until a leader admits them
+            return f"all {self.size} members joined, but were not admitted within {limit}{why}"
         return (
             f"{here.bit_count()} of {self.size} members came within {limit}; missing: {who}, which "
             f"never came or left again{why}"
@@ -149,7 +149,7 @@ class GroupMembership:
                 seen = self.tasks.event()
                 if condition():
                     return
-                self.check()  # it has left, while this call is made in a thread
+                self.check()  # raises if the member has left during this call in a thread
                 self.memory.check()
                 now = clock.monotonic_ns()
                 if now >= deadline:

@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Arrived", "GroupMessages", "Inbox", "MemberMessages", "Receive"]
 
-# Messages that have arrived for one member of a Group, and receives that wait for them.
+# The messages that have arrived for one member of a Group, and the waiting receives.
 #
 # The node keeps messages until they are received. The member requests the list of new messages only
-# when a counter on the board shows that there are any. It matches them with its receives by
-# (source, tag): messages of one source in the order of sending, receives in the order of posting.
+# if a counter on the board has changed. It matches messages with receives by (source, tag):
+# messages of one source in the order of sending, receives in the order of posting.
 
 
 class Arrived(NamedTuple):
-    """A message that this host's node has completely, or can fetch."""
+    """A message that this host's node has, or can fetch."""
 
     number: int  # in the order of arrival at this member
     source: int
@@ -62,7 +62,7 @@ class Receive:
         self.source = source
         self.tag = tag
         self.deadline = deadline
-        self.timeout = timeout  # in seconds, as given; the deadline follows from it
+        self.timeout = timeout  # in seconds, as passed by the caller
         self.found: Arrived | None = None
         self.ended: tuple[int, ...] = ()  # `Inbox.ended` when it was posted
         # For a receive of `recv_async`, for which another thread waits.
@@ -85,7 +85,7 @@ class Receive:
 
     @property
     def is_late(self) -> str:
-        """The text of the error if no message arrives in time."""
+        """The error text if no message arrives in time."""
         return f"{self} has not come" + (f" within {self.timeout:g} s" if self.timeout else "")
 
 
@@ -101,7 +101,7 @@ class Inbox:
         board: _tasks.Board,
         check: weakref.WeakMethod[Callable[[], int]],
     ) -> None:
-        """check: raises the error of a member that was given up. Weak, because the member refers to
+        """check: raises the error of a member that was removed. Weak, because the member refers to
         this object."""
         self._memory = runtime.memory
         self._channel = runtime.channel
@@ -118,13 +118,12 @@ class Inbox:
         self._arrived: dict[int, Arrived] = {}  # by number; neither received nor matched
         self._receives: list[Receive] = []  # in the order in which they were posted
         self._ended: tuple[int, ...] = (0,) * size  # see `ended`
-        self._gone = 0  # mask of the ranks that will send nothing more
+        self._gone = 0  # mask of the ranks that will send no more messages
 
     # -- receives ------------------------------------------------------------------------------
 
     def post(self, receive: Receive) -> None:
-        """Matches the receive with messages from now on, after the receives that were posted
-        before."""
+        """Posts a receive, to be matched with messages after all earlier receives."""
         self.look()
         with self._lock:
             receive.ended = self._ended
@@ -132,7 +131,7 @@ class Inbox:
             self._match()
 
     def withdraw(self, receive: Receive) -> None:
-        """Removes the receive; a message that was matched with it is available to other receives
+        """Removes a receive. A message that was matched with it is available to other receives
         again."""
         with self._lock:
             self._receives = [one for one in self._receives if one is not receive]
@@ -147,7 +146,7 @@ class Inbox:
         return self._ended
 
     def first(self, receive: Receive) -> Arrived | None:
-        """The message with which the receive would be matched now."""
+        """The message that would be matched with this receive now."""
         self.look()
         with self._lock:
             return next((one for one in self._arrived.values() if receive.matches(one)), None)
@@ -164,7 +163,7 @@ class Inbox:
                     del self._arrived[found.number]
 
     def why_never(self, receive: Receive) -> str:
-        """Why no message will match the receive any more; "" if one may."""
+        """The reason why no message will match the receive any more; "" if a message may."""
         with self._lock:
             gone, ended = self._gone, self._ended
         source = receive.source
@@ -173,7 +172,7 @@ class Inbox:
             if others and gone & others == others:
                 return "all other ranks have left or died"
         elif gone >> source & 1 or (receive.ended and ended[source] > receive.ended[source]):
-            return f"rank {source} has left or died, and all that it had sent is received"
+            return f"rank {source} has left or died, and all its messages have been received"
         return ""
 
     # -- the node ------------------------------------------------------------------------------
@@ -192,10 +191,10 @@ class Inbox:
                     check = self._check()
                     if check is not None:
                         check()
-                    raise PeerLostError("this member was given up")
+                    raise PeerLostError("this member was removed, its host was declared lost")
                 arrived, ended, gone, more = found
                 with self._lock:
-                    for one in arrived:  # if Ctrl-C interrupts this, they are listed again
+                    for one in arrived:  # if Ctrl-C interrupts this loop, they are listed again
                         self._arrived[one[0]] = Arrived(*one)
                     if arrived:
                         self._seen = arrived[-1][0]
@@ -204,9 +203,9 @@ class Inbox:
                     self._match()
 
     def take(self, receive: Receive) -> Any:
-        """The value of the matched message, as this process's own. After StoreFullError,
-        HopliteTimeoutError and KeyboardInterrupt the message is still available. PeerLostError: the
-        rest of it was lost with its sender.
+        """A private copy of the matched message's value. After StoreFullError, HopliteTimeoutError
+        and KeyboardInterrupt the message is still available. PeerLostError: the rest of the message
+        was lost with its sender.
         """
         found = receive.found
         assert found is not None
@@ -221,7 +220,7 @@ class Inbox:
         except (StoreFullError, HopliteTimeoutError):
             self.withdraw(receive)
             raise
-        except Exception:  # it cannot be unpickled here, nor could it be later
+        except Exception:  # it cannot be unpickled, now or later
             self._received(receive, found)
             raise
         except BaseException:
@@ -237,8 +236,8 @@ class Inbox:
         self._channel.tell(GroupReceived(self._generation, self._rank, found.number))
 
 
-# Most refs of a message in one request to the node: 16 bytes each in a packet of at most 416 KiB by
-# default.
+# Maximum number of refs in a message: one request to the node contains them all, 16 bytes each, in
+# a packet of at most 416 KiB by default.
 REFS_IN_PACKET_MAX = 4096
 
 
@@ -340,9 +339,11 @@ class MemberMessages:
                         target=self._serve, name="hoplite_mp messages", daemon=True
                     )
                     with starting_thread("receives a Group's messages"):
-                        thread.start()  # it waits for the lock; without a thread, this raises
+                        thread.start()  # it waits for the lock; raises if no thread can be started
                     self._later_thread = thread
-        except BaseException:  # the caller does not get this Future, so its message is for others
+        except (
+            BaseException
+        ):  # the caller does not get this Future, so other receives may get its message
             future.cancel()
             self._settle(receive, None)
             raise
@@ -350,7 +351,7 @@ class MemberMessages:
         return future
 
     def send_encoded(self, encoded: _serialize.Encoded, ref: Any, target: int, tag: int) -> str:
-        """Sends the object of `ref`; returns why the target cannot receive it, or ""."""
+        """Sends the object of `ref`. Returns the reason why the target cannot receive it, or ""."""
         refs = [inner._id for inner in encoded.refs]
         oid = self._memory.local_id(ref)
         if len(refs) > SOURCES_MAX:
@@ -366,7 +367,7 @@ class MemberMessages:
     # -- how they wait -------------------------------------------------------------------------
 
     def check_receive(self, source: Any, tag: Any, timeout: Any) -> None:
-        """ValueError, TypeError: an argument of `recv` is wrong."""
+        """Checks the arguments of `recv`. ValueError, TypeError: an argument is wrong."""
         self._receive(source, tag, timeout)
 
     def _check(self) -> None:
@@ -423,14 +424,14 @@ class MemberMessages:
         if waits and (receive.source == self.rank or self.size == 1):
             raise RuntimeError(
                 f"group {self.name!r}: {receive} will never come: only this rank could send it, "
-                "and it waits (recv_async does not)"
+                "and it is waiting (recv_async does not wait)"
             )
 
     # -- receives of another thread ------------------------------------------------------------
 
     def _serve(self) -> None:
-        """The thread: waits for all receives that recv_async has posted, and ends when there are
-        none left."""
+        """Runs the thread, which waits for all receives of recv_async, and ends when none is
+        left."""
         while True:
             with self._later_lock:
                 waiting = list(self._later)
@@ -452,7 +453,7 @@ class MemberMessages:
                 self._serve_one(receive)
 
     def _are_all_here(self, waiting: list[Receive]) -> bool:
-        """Waits, like the first call, until the group is complete; receives whose deadline passes
+        """Waits, like the first call, until the group is complete. Receives whose deadline passes
         meanwhile fail. False: other work must be done first."""
         first = min(waiting, key=lambda receive: receive.whole_by)
         deadline = first.whole_by
@@ -517,7 +518,7 @@ class MemberMessages:
         future.set_result((value, sender) if receive.with_source else value)
 
     def _settle(self, receive: Receive, error: BaseException | None) -> None:
-        """Removes the receive; if there is an error, its Future fails with that."""
+        """Removes the receive. If there is an error, its Future fails with this error."""
         with self._later_lock:
             if receive in self._later:
                 self._later.remove(receive)
@@ -528,7 +529,7 @@ class MemberMessages:
             future.set_exception(error)
 
     def end(self) -> None:
-        """Called when this member has left: the thread's receives fail, and the thread ends."""
+        """Fails the thread's receives, and ends the thread. Called when this member has left."""
         thread = self._later_thread
         if thread is not None and thread is not threading.current_thread():
             if self._memory.client.usable:
@@ -554,14 +555,14 @@ class GroupMessages:
     def send(self, x: Any, to: int, tag: int = 0) -> None:
         """Sends an object to a rank, which may be this one.
 
-        Returns when x may be used again: the message is kept, in the store or its spill file, until
-        it is received. It is dropped when the receiver leaves or dies. Messages from one rank to
-        another arrive in the order in which they were sent.
+        After the return, x may be changed. The message is kept, in the store or its spill file,
+        until it is received. It is dropped when the receiver leaves or dies. Messages from one rank
+        to another arrive in the order in which they were sent.
 
         Parameters
         ----------
         x : object
-            Anything that pickles.
+            Any picklable value.
         to : int
             The rank that receives it.
         tag : int, optional
@@ -616,16 +617,16 @@ class GroupMessages:
         Returns
         -------
         object
-            The value, this process's own; arrays are writable.
+            A private copy of the value; arrays are writable.
 
         Raises
         ------
         HopliteTimeoutError
             No message has arrived in time.
         PeerLostError
-            The source (or, without one, every other rank) has left or died, and all its messages
-            have been received. If a rank has died but its host lives, these include every message
-            whose `send` has returned.
+            The source (or, without a source, every other rank) has left or died, and all its
+            messages have been received. If a rank has died but its host lives, these include every
+            message whose `send` has returned.
         RuntimeError
             Only this rank itself could send the message.
 
@@ -721,7 +722,7 @@ class GroupMessages:
         timeout: float | None = None,
         with_source: bool = False,
     ) -> ThreadFuture[Any]:
-        """Returns at once a Future of the message that `recv` would return.
+        """Returns a Future of the message that `recv` would return, without waiting.
 
         Receives are served in the order of their calls.
 
@@ -733,7 +734,7 @@ class GroupMessages:
         Returns
         -------
         concurrent.futures.Future
-            Can be awaited, too. `cancel()` succeeds until a message has been matched with it.
+            An awaitable Future. `cancel()` succeeds until a message has been matched with it.
 
         Examples
         --------

@@ -1,7 +1,8 @@
-"""One member's side of a Group's calls when members live on several hosts.
+"""One member's side of a Group's calls over several hosts.
 
 Members on different hosts share no memory, so each part is sent to the node of this host: small
-parts as bytes, large ones as objects or blocks. The result of the call is returned as one object.
+parts as bytes, large parts as objects or blocks. The node returns the result of the call as one
+object.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ if TYPE_CHECKING:
 
 __all__ = ["WRITE_ROUND_BYTES", "EngineCalls", "MultiHost", "OverlappedCopy"]
 
-# Copies a large part of a Group call into its block of the store while other hosts read it.
+# A large part is copied into its block of the store while other hosts read it.
 #
-# Copying an array takes a considerable part of the time of sending it, so the node and the other
-# hosts begin with the first bytes.
+# The copy of an array takes a considerable part of the time of its transfer, so the node and the
+# other hosts begin with the first bytes.
 
 
 # Bytes of an array that are copied into the store before the first message to the node. Lower:
-# other hosts begin earlier. Each later round is twice as large, up to the maximum, because copying
-# is ahead of the network by then, and each message costs the node and its engine some 300 us. The
-# maximum bounds how long copying keeps a core from the threads that send the first bytes.
+# other hosts begin earlier. Each later round is twice as large, up to the maximum: the copy is then
+# ahead of the network, and each message costs the node and its engine some 300 us. The maximum
+# limits the time for which the copy keeps a core from the threads that send the first bytes.
 WRITE_ROUND_BYTES = 2 << 20
 WRITE_ROUND_BYTES_MAX = 16 << 20
 # Sections begin this much earlier, because nodes divide the whole payload, with its head, at whole
@@ -63,10 +64,10 @@ SECTION_OVERLAP_BYTES = 16 << 10
 
 class OverlappedCopy:
     """Copies the elements of one part from `buffer` into the block, from `offset` on. Every round
-    copies a piece of each section. Every host of the call begins to read at the start of a section,
-    so all hosts begin at once.
+    copies a piece of each section. Each host of the call begins to read at the start of a section,
+    so all hosts can begin at the same time.
 
-    Invariant: bytes that were reported to the node never change; where two sections overlap the
+    Invariant: bytes that were reported to the node never change. Where two sections overlap, the
     same values are written a second time."""
 
     def __init__(
@@ -80,8 +81,8 @@ class OverlappedCopy:
         pace: float,
         readers: int,
     ) -> None:
-        """bounds: the starts of the sections, and the end. pace: most bytes per second of each of
-        that many readers; 0: unknown."""
+        """bounds: the starts of the sections, and the end. pace: maximum bytes per second of each
+        reader; 0: unknown."""
         self.nbytes = buffer.nbytes
         self._client = client
         self._channel = channel
@@ -125,16 +126,16 @@ class OverlappedCopy:
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
-OWN_AT_ROOT = ("broadcast", "gather", "scatter")  # the root gets a value of its own back
+OWN_AT_ROOT = ("broadcast", "gather", "scatter")  # the root gets a copy of its own value back
 # Up to this size a member requests the block for the part of its next call in advance. Higher: more
-# memory is kept for calls that may never be made; large calls gain nothing.
+# memory is kept for calls that may never be made. Large calls gain nothing.
 PREALLOCATED_BYTES_MAX = 4 << 20
-# Copying is limited to twice the speed of the fastest of this many latest calls, but not below that
-# of two gigabit links. At full speed it would take cores and memory bandwidth from the threads that
-# send the first bytes.
+# The copy is limited to twice the speed of the fastest of the latest calls (this number), but not
+# below the speed of two gigabit links. At full speed it would take cores and memory bandwidth from
+# the threads that send the first bytes.
 CALLS_REMEMBERED = 8
-# Most bytes of parts inside one packet to the node. By default a kernel accepts packets of up to
-# 416 KiB.
+# Maximum bytes of parts inside one packet to the node. By default the kernel accepts packets of up
+# to 416 KiB.
 PACKET_PARTS_BYTES_MAX = 256 << 10
 PACE_BYTES_PER_S_MIN = 250e6
 
@@ -153,7 +154,7 @@ class MultiHost:
         self._generation = generation
         self.rank = rank
         self.size = size
-        self._begun, self._written = 0.0, 0  # when the latest call began, bytes that it streamed
+        self._begun, self._written = 0.0, 0  # beginning of the latest call, bytes that it streamed
         self._rates: deque[float] = deque(maxlen=CALLS_REMEMBERED)  # bytes per second of calls
         # This rank's own array in the result of the latest call, and whether it is already a copy.
         self._own: Array | None = None
@@ -161,17 +162,19 @@ class MultiHost:
         # Bytes of the latest part that needed a block, and the block for the next one of that size.
         self._preallocated: tuple[int, _shm.Lease | None] = 0, None
         self._given = 0  # bytes of the previous part
-        # Roots whose last broadcast was large. The next one is assumed to be large, too; if it is
-        # not, the node has to ask the leading node.
+        # Roots whose last broadcast was large. Their next broadcast is assumed to be large, too;
+        # otherwise the node has to send a request to the leading node.
         self._large_roots: set[int] = set()
-        self._adopted: set[int] = set()  # blocks of the latest result that have an owner here
+        self._adopted: set[int] = (
+            set()
+        )  # blocks of the latest result that have an owner in this process
 
     def give(
         self, call: int, part: tuple[str, str, int, Any], lends: bool, gets: bool, held: list[Any]
     ) -> None:
-        """Sends the part (kind, op, root, values) to the node, and adds refs that must live until
-        the commit to `held`. `lends`: arrays in blocks of this process are read in place; `gets`:
-        this rank wants new arrays."""
+        """Sends the part (kind, op, root, values) to the node. Adds refs that must live until the
+        commit to `held`. `lends`: arrays in blocks of this process are read in place. `gets`: this
+        rank needs new arrays."""
         kind, op, root, values = part
         parts: list[bytes | int | tuple[int, int, int]] = []
         leases: list[_shm.Lease] = []  # of the blocks among them
@@ -202,7 +205,7 @@ class MultiHost:
                 self._generation, self.rank, call, kind, op, root, parts, mistake, error
             )
         except BaseException:
-            leases.clear()  # the node does not know of these blocks
+            leases.clear()  # the node does not know these blocks
             raise
         self._hand_over(ask, leases, writers)
         self._next_block(parts)
@@ -211,7 +214,7 @@ class MultiHost:
     def _hand_over(
         self, ask: GroupCall, leases: list[_shm.Lease], writers: list[OverlappedCopy]
     ) -> None:
-        """Sends the message that makes these blocks the node's, and copies the rest of their
+        """Sends the message that passes these blocks to the node, and copies the rest of their
         content. If the message was not sent, the blocks are given back."""
         sent: list[int] = []
         try:
@@ -231,8 +234,8 @@ class MultiHost:
     def _keep_own(
         self, kind: str, root: int, values: list[Any], parts: Sequence[Any], gets: bool
     ) -> None:
-        """Keeps this rank's own array for the result. Other kinds of values come from the node like
-        those of other ranks, because they have to be unpickled anew."""
+        """Keeps this rank's own array for the result. Other kinds of values come from the node,
+        like the values of other ranks, because they have to be unpickled again."""
         self._own, self._own_is_copy = None, False
         mine = kind in ("allgather", "alltoall") or (kind in OWN_AT_ROOT and root == self.rank)
         at = self.rank if kind in TARGETED else 0
@@ -252,8 +255,8 @@ class MultiHost:
         leases: list[_shm.Lease],
         writing: list[tuple[int, _serialize.Encoded]],
     ) -> bytes | int | tuple[int, int, int]:
-        """One value in the form for the node, after `parts`. Adds a ref that must live on to
-        `held`, a block to `leases`, and a payload that is still to be copied to `writing`."""
+        """One value in the form for the node, after `parts`. Adds a ref that must live until the
+        commit to `held`, a block to `leases`, and a payload with bytes to copy to `writing`."""
         inside = sum(len(part) for part in parts if isinstance(part, bytes)) + encoded.nbytes
         small = encoded.nbytes <= PIECE_BYTES_MAX and inside <= PACKET_PARTS_BYTES_MAX
         if small and not encoded.refs:
@@ -277,16 +280,16 @@ class MultiHost:
         return payload, encoded.nbytes, encoded.nbytes
 
     def _block(self, nbytes: int) -> _shm.Lease:
-        """A block for a part, the preallocated one if its size fits."""
+        """A block for a part: the preallocated block if its size fits."""
         (before, preallocated), self._preallocated = self._preallocated, (nbytes, None)
         if preallocated is not None and before == nbytes:
             return preallocated
-        preallocated = None  # first, because the wait may be for the space of this block
+        preallocated = None  # first, because the allocation may need the space of this block
         return self._memory.allocate(nbytes)
 
     def _next_block(self, parts: Sequence[Any]) -> None:
-        """Requests a block for the next call, which is likely to be similar, while the bytes of
-        this call are in transit: the reply takes half a millisecond."""
+        """Requests a block for the next call, which is likely to be similar. The reply takes half a
+        millisecond, so the request is sent while the bytes of this call are in transit."""
         nbytes, preallocated = self._preallocated
         again, self._given = self._given == nbytes, nbytes
         given = len(parts) == 1 and isinstance(parts[0], tuple) and parts[0][1] == nbytes
@@ -310,7 +313,7 @@ class MultiHost:
         self._preallocated = 0, None
 
     def finished(self) -> None:
-        """Called when the call is committed: remembers its speed."""
+        """Records the speed of a committed call."""
         self._adopted.clear()
         if self._written:
             self._rates.append(self._written / (clock.monotonic() - self._begun))
@@ -351,8 +354,8 @@ class MultiHost:
         return gathered
 
     def _mine(self, own: Array, given: Any, out: Array | None) -> Array:
-        """This rank's own part of the result: `out` filled, or the block that this rank has
-        written, which the node gives back unless members on this host read it, or a copy."""
+        """This rank's own part of the result: `out` filled, the block that this rank has written,
+        or a copy. The node gives the block back unless members on this host read it."""
         if isinstance(given, tuple) and out is None:
             return self._taken(given, None)  # type: ignore[no-any-return]
         if isinstance(given, tuple):
@@ -377,7 +380,7 @@ class MultiHost:
         return total if out is None else into(total, out)
 
     def _seen(self, given: Any) -> Array:
-        """An array for reading only, without a copy."""
+        """A read-only array, without a copy."""
         memory = self._memory
         if isinstance(given, tuple):
             mem = memoryview(self._adopt(given))
@@ -388,8 +391,8 @@ class MultiHost:
         return np.asarray(memory.decode_value(mem, "the value of another rank"))
 
     def _adopt(self, given: tuple[int, int, int]) -> Any:
-        """A block of the result, which the node has leased to this rank's process; it is freed with
-        the returned object."""
+        """Takes over a block of the result that the node has leased to this process. The block is
+        freed with the returned object."""
         payload, nbytes, _ = given
         self._adopted.add(payload)  # first, because a signal handler may raise between the two
         block: Any = self._memory.client.block(payload, nbytes)
@@ -397,7 +400,7 @@ class MultiHost:
 
     def drop(self, data: Any) -> None:
         """Frees this rank's blocks in a result that `take` has not taken, because it has raised an
-        error or was not called. The result also has blocks of other ranks on this host."""
+        error or was not called. The result also contains blocks of other ranks on this host."""
         self._own = None
         for one in data.values() if isinstance(data, dict) else data or ():
             if isinstance(one, tuple) and one[2] == self.rank and one[0] not in self._adopted:
@@ -405,9 +408,9 @@ class MultiHost:
         self._adopted.clear()
 
     def _taken(self, given: Any, out: Array | None, what: str = "the result") -> Any:
-        """A value of this process's own, or `out` filled: from a payload, from an object that
-        several members on this host read, or from a block that now belongs to this process. what:
-        the name of the value in errors."""
+        """A private value, or `out` filled: from a payload, from an object that several members on
+        this host read, or from a block that now belongs to this process. what: the name of the
+        value in errors."""
         if isinstance(given, bytes):
             return self._decoded(memoryview(given), out, what)
         if not isinstance(given, tuple):
@@ -424,7 +427,7 @@ class MultiHost:
         return np.ndarray(info.shape, dtype, block, info.offset, order=order)
 
     def _decoded(self, mem: memoryview, out: Array | None, what: str) -> Any:
-        """A value from its bytes. `into` copies an array; the buffers of anything else are copied
+        """A value from its bytes. `into` copies an array; the buffers of any other value are copied
         while it is decoded."""
         array = _serialize.payload_kind(mem) == _serialize.ARRAY
         value = self._memory.decode_value(mem, what, not array)
@@ -432,11 +435,11 @@ class MultiHost:
 
 
 def _overlaps(own: Array, out: Any) -> bool:
-    """Whether filling `out` might change this array."""
+    """Whether filling `out` may change this array."""
     return isinstance(out, np.ndarray) and np.may_share_memory(own, out)
 
 
-# A member's small calls over several hosts: written to the board, answered there by the engine.
+# A member's small calls over several hosts, which the engine makes through the board.
 #
 # While all members make small calls of one kind, the engines of their nodes exchange the parts, and
 # no node runs Python (`cext/engine_coll.h`). A member then writes its part to the board, rings its
@@ -475,7 +478,7 @@ class Doorbell(Watched):
 
 
 class EngineCalls:
-    """One member's place on the board, and its doorbell."""
+    """One member's slot on the board, and its doorbell."""
 
     def __init__(self, runtime: Runtime, board: int, generation: int, rank: int, size: int) -> None:
         self._channel = runtime.channel
@@ -524,7 +527,7 @@ class EngineCalls:
         doorbell = self._doorbell
         if doorbell is not None and doorbell.there():
             os.eventfd_write(doorbell.fd, 1)
-        elif self._hang_doorbell():  # a new doorbell makes the engine look at the board
+        elif self._hang_doorbell():  # a new doorbell makes the engine read the board
             return
 
     def _hang_doorbell(self) -> bool:
@@ -534,7 +537,7 @@ class EngineCalls:
             return False
         doorbell = Doorbell(lift(fd))
         self._channel.call(GroupDoorbell(self._generation, self._rank), descriptors=[doorbell.fd])
-        self._doorbell = doorbell  # only now, because the line above may be interrupted
+        self._doorbell = doorbell  # last, because the line above may be interrupted
         return True
 
     def is_done(self, call: int) -> bool:
@@ -542,8 +545,8 @@ class EngineCalls:
         return self._board.done() > call
 
     def result(self) -> tuple[int, str, str, Any]:
-        """(ranks as bits, no error, no message, data) of the last call, in the form of the node's
-        results of other calls; see `MultiHost.take`."""
+        """(ranks as bits, no error, no message, data) of the last call, in the same form as the
+        node's results of other calls; see `MultiHost.take`."""
         _, mask, kind, _, _, _, found = _tasks.read_record(self._board.record())
         if _tasks.CALL_KINDS[kind] in REDUCTIONS:
             return mask, "", "", list(found.values())

@@ -1,10 +1,10 @@
-"""Calls of a Group on one host: parts are on the board or in call buffers, and are combined.
+"""Calls of a Group on one host. The parts are on the board or in call buffers.
 
-A barrier or a reduction of a few KiB takes some microseconds on the board, because C folds and
-commits it. Larger arrays are in call buffers in the store, from which each rank copies what it
-needs. This file selects these calls, and translates between NumPy's names and the numbers of
-`cext/shm_board.h`. If one rank contributes something else (an object, a mistake, another shape),
-the leader reads all parts, wherever they are, as in any other call.
+A barrier or a reduction of a few KiB takes some microseconds on the board, because C code folds and
+commits it. Larger arrays are in call buffers in the store, and each rank copies the bytes that it
+needs. This module selects these calls, and translates between NumPy's names and the numbers of
+`cext/shm_board.h`. If one rank contributes another value (an object, a mistake, another shape), the
+leader reads all parts in any place, as in any other call.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = ["INVALID_CALL", "Combiner", "SingleHost", "mistake_words"]
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
-# How long such a call waits in C. Meanwhile its worker does not count as blocked, and signals are
-# not handled.
+# How long such a call waits in C code. Meanwhile its worker does not count as blocked, and signals
+# are not handled.
 WAIT_NS = 2_000_000
-# The smallest size of call buffers; each further size is four times the previous one. All the
-# smaller buffers of a Group together take a third of the memory of its largest ones.
+# The smallest size of call buffers. Each further size is four times the previous size. All smaller
+# buffers of a Group together take a third of the memory of its largest buffers.
 BUFFER_BYTES_MIN = 128 << 10
 BUFFER_GROWTH = 4
 # How long a member makes its calls without buffers after the store had no space for them.
@@ -53,7 +53,7 @@ GIVING_POLL_S = 0.0001  # a copy of 8 MiB takes some milliseconds
 _KINDS = {kind: number for number, kind in enumerate(_tasks.CALL_KINDS) if kind != "split"}
 _OPS = {op: number for number, op in enumerate(OPS)}
 _DTYPES = {at: np.dtype(name) for at, name in enumerate(DTYPES) if name != "bfloat16"}
-# By NumPy's own number of a type, `dtype.num`, so that no dtypes have to be compared. Two of these
+# By NumPy's number of a type, `dtype.num`, so that no dtypes have to be compared. Two of these
 # numbers mean int64: those of C's long and long long.
 _NUMBERS = {dtype.num: number for number, dtype in _DTYPES.items()}
 _NUMBERS |= {np.dtype(c).num: DTYPES.index(np.dtype(c).name) for c in "bBhHiIlLqQ"}
@@ -77,15 +77,15 @@ class SingleHost:
         self._rank = rank
         self._size = size
         self._buffer_bytes_max = runtime.config.group_buffer_bytes_max
-        # Where the call buffers of all ranks begin in the store, by the size of one buffer.
+        # The offsets of the call buffers of all ranks in the store, by the size of one buffer.
         self._buffers: dict[int, int] = {}
         self._refused_until = 0  # no buffers until then, by the monotonic clock
         board.set_store(runtime.memory.client.store_address, runtime.memory.client)
 
     def make(self, call: int, part: tuple[str, str, int, Any], deadline_ns: int) -> int | None:
         """Publishes the part, and waits for up to WAIT_NS. Returns the ranks in the result as a
-        mask, after which `take` reads the result; 0 if the call is not over yet; None if nothing
-        was published, because the call cannot be made on the board."""
+        mask (`take` then reads the result); 0 if the call is not over yet; None if the part was not
+        published, because the call cannot be made on the board."""
         kind, op, root, values = part
         number = _KINDS.get(kind)
         if number is None:
@@ -138,15 +138,15 @@ class SingleHost:
         return base + (2 * self._rank + (call & 1)) * each
 
     def leave(self) -> None:
-        """After this returns, the member no longer writes to its buffers."""
+        """Leaves the board. Afterwards the member no longer writes to its buffers."""
         self._board.leave_store()
         # Another thread may be copying a part. A forked child does not have that thread.
         while self._board.giving and self._memory.client.usable:
             clock.sleep(GIVING_POLL_S)
 
     def part(self, rank: int) -> tuple[str, str, int, list[Array]] | None:
-        """The part that a rank has published on the board or in its buffer, in the form of other
-        calls' parts; None while the rank is writing it."""
+        """A rank's part on the board or in its buffer, in the same form as the parts of other
+        calls; None while the rank is writing it."""
         found = self._board.part(rank)
         if found is None:
             return None
@@ -202,20 +202,20 @@ def _result_nbytes(x: Array, op: str) -> int:
 
 
 def _fits(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Whether a result of that shape and dtype can be written to `out` as it is."""
+    """Whether a result of that shape and dtype can be written directly to `out`."""
     if type(out) is not np.ndarray or out.shape != shape or out.dtype != dtype:
         return False
     return out.flags.c_contiguous and out.flags.writeable
 
 
-# The leader's combination of all parts of a Group's call that are in one shared memory.
+# The leader combines all parts of a Group's call that are in one shared memory.
 #
-# A mistake in one rank's part must be an error on every rank; correct parts are combined only once,
+# A mistake in one rank's part must be an error on every rank. Correct parts are combined only once,
 # by the leader.
 
 
 INVALID_CALL = "mistake"  # the kind of a part whose rank could not make its call
-INVALID_CALL_CHARS_MAX = 8000  # of a mistake's message, for which every host must have space
+INVALID_CALL_CHARS_MAX = 8000  # of a mistake's message; every host must have space for it
 
 
 class Combiner:
@@ -228,8 +228,8 @@ class Combiner:
         self.name = name
 
     def combine(self, parts: dict[int, Any], refs: dict[int, ObjectRef[Any]]) -> Any:
-        """A ref to the result, or the refs of the parts. If this raises an error, the call fails
-        with it on every rank."""
+        """A ref to the result, or the refs of the parts. If this method raises an error, every rank
+        raises it."""
         for part in parts.values():
             if part[0] == INVALID_CALL:
                 raise error_of(part[3], part[1])
@@ -251,7 +251,7 @@ class Combiner:
         return refs
 
     def _array(self, given: Any) -> Array:
-        """An array to reduce, read from the store if it is an object of its own."""
+        """An array to reduce, read from the store if it is a separate object."""
         if type(given) is ObjectRef:
             given = self._memory.read(self._memory.local_id(given), FOREVER_NS, False)
         return given  # type: ignore[no-any-return]
@@ -267,7 +267,7 @@ class Combiner:
                     f"{rank} has shape {array.shape} and dtype {array.dtype}"
                 )
         name = _serialize.dtype_name(first.dtype)
-        assert name is not None, "others are refused where they are given"
+        assert name is not None, "other dtypes are refused earlier"
         try:
             return _serialize.named_dtype(result_dtype(op, name))
         except TypeError as error:  # numpy has no such operation for this dtype

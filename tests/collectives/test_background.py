@@ -264,7 +264,7 @@ def test_callback_that_waits_for_a_later_call_gets_an_error(cluster: Cluster) ->
     heard: list[Any] = []
 
     def waits(_: Any) -> None:
-        with pytest.raises(RuntimeError, match="cannot wait for one that is not over"):
+        with pytest.raises(RuntimeError, match="cannot wait for such a call"):
             first.allreduce_async(np.array([10])).result()
         heard.append(first.allreduce(np.array([1])))
 
