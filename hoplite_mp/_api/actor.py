@@ -1,8 +1,8 @@
-"""Actor: a handle to an object that lives in a process of its own.
+"""Actor: a handle to an object in a dedicated process.
 
-A task works on copies of its arguments, so state that outlives a task needs a process of its own.
-`c.actor(cls, ...)` makes an object in such a process; calling a method of the handle submits a task
-to that process and returns a Future.
+A task works on copies of its arguments, so state that outlives a task needs a dedicated process.
+`c.actor(cls, ...)` creates an object in such a process. A method call on the handle submits a task
+to the process, and returns a Future.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Actor", "ActorCalls", "ActorMethod"]
 
-# ActorMethod: the attribute of a handle that stands for a method of the actor. It can be called, be
-# given other options, and be sent to other processes.
+# ActorMethod: an attribute of a handle, for a method of the actor. It can be called, given other
+# options, and sent to other processes.
 
 
 class ActorMethod:
@@ -59,7 +59,7 @@ class ActorMethod:
         self._streams = method in about.streams
         self._numbered = about.checkpoint > 0
         self._flags = TASK_STREAM if self._streams else 0
-        # With checkpoints, async methods run one at a time, as all other methods do.
+        # With checkpoints, async methods run one at a time, like all other methods.
         if method in about.asyncs and not self._streams and not self._numbered:
             self._flags = TASK_ASYNC | about.concurrency << CONCURRENCY_SHIFT
 
@@ -99,14 +99,14 @@ class ActorMethod:
         Parameters
         ----------
         timeout : float, optional
-            Seconds that a call may run. After that the actor's process is killed, which counts as
-            its death.
+            The maximum duration of a call in seconds. After this time the actor's process is
+            killed, which counts as its death.
         copy : bool, optional
             True: the result, and the values of refs among the arguments, are writable copies.
         name : str, optional
             Shown in errors and traces.
         buffersize : int, optional
-            For a method that yields: how many items it may be ahead of its reader.
+            For a method that yields: the number of items by which it may be ahead of its reader.
 
         Returns
         -------
@@ -116,9 +116,9 @@ class ActorMethod:
         Raises
         ------
         TypeError
-            An option that does not exist.
+            An option does not exist.
         ValueError
-            A value that is not allowed.
+            A value is not allowed.
 
         Examples
         --------
@@ -130,7 +130,7 @@ class ActorMethod:
         if unknown:
             raise TypeError(
                 f"unknown option{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} of an "
-                "actor's method; there are buffersize, copy, name, timeout. All others are given "
+                "actor's method; there are buffersize, copy, name, timeout. All others belong "
                 "to the actor: c.options(...).actor(...)"
             )
         changed = ActorMethod(self._identity, self._about, self._method)
@@ -181,14 +181,15 @@ _turns = itertools.count()
 
 
 class Actor:
-    """A handle to an actor, an object that lives in a process of its own.
+    """A handle to an actor, an object in a dedicated process.
 
-    Made by `Cluster.actor` and found by `Cluster.get_actor`. Its attributes are the methods of the
-    actor's class. Calling one runs it in the actor's process and returns a Future; a method that
-    yields returns an iterator of refs, as `Cluster.stream` does. `handle(...)` works if the class
-    has `__call__`. Any other attribute raises AttributeError, because a handle has no data.
+    Created by `Cluster.actor`, and found by `Cluster.get_actor`. Its attributes are the methods of
+    the actor's class. A method call runs in the actor's process, and returns a Future; a call of a
+    method that yields returns an iterator of refs, like `Cluster.stream`. `handle(...)` works if
+    the class has `__call__`. Any other attribute raises AttributeError, because a handle has no
+    data.
 
-    The library's own operations are static methods, so that they hide no method of the class:
+    Operations of the library are static methods, so that they hide no method of the class:
     `Actor.close(handle)`, `Actor.kill(handle)`, `Actor.restarts(handle)`.
     `handle.method.options(timeout=, copy=, name=, buffersize=)` changes one call.
 
@@ -217,7 +218,7 @@ class Actor:
     _identity: ObjectRef[Any]
     _about: ActorInfo
     _cluster: Any  # kept alive, because a Cluster without references ends
-    _methods: dict[str, ActorMethod]  # the methods called so far, which do not refer to the handle
+    _methods: dict[str, ActorMethod]  # the methods called so far; they do not refer to the handle
 
     def __init__(self) -> None:
         raise TypeError("an Actor is made by Cluster.actor(cls, ...)")
@@ -281,7 +282,7 @@ class Actor:
     def close(handle: Actor) -> None:
         """Ends the actor after the calls made so far; later calls raise ActorLostError.
 
-        Returns at once. It has no effect on an actor that has ended.
+        Returns immediately. Has no effect on an actor that has ended.
 
         Parameters
         ----------
@@ -301,9 +302,9 @@ class Actor:
 
     @staticmethod
     def kill(handle: Actor) -> None:
-        """Ends the actor now: its process is killed.
+        """Ends the actor by killing its process.
 
-        Running and waiting calls raise ActorLostError. Returns at once.
+        Running and waiting calls raise ActorLostError. Returns immediately.
 
         Parameters
         ----------
@@ -324,7 +325,7 @@ class Actor:
 
     @staticmethod
     def restarts(handle: Actor) -> int:
-        """How often the actor's process was restarted after its death.
+        """The number of times that the actor's process was restarted after its death.
 
         Parameters
         ----------
@@ -378,8 +379,8 @@ def _arrived(identity: ObjectRef[Any], about: tuple[Any, ...]) -> Actor:
 
 
 def _methods_of(cls: type) -> frozenset[str]:
-    """The names of methods that a handle offers: all callables in the class, but no dunder method
-    except `__call__`."""
+    """The names of a handle's methods: all callables of the class, without dunder methods except
+    `__call__`."""
     found = {"__call__"} if any("__call__" in base.__dict__ for base in cls.__mro__[:-1]) else set()
     for name in dir(cls):
         if name.startswith("__") and name.endswith("__"):
@@ -400,17 +401,17 @@ def _kinds_of(cls: type) -> tuple[frozenset[str], frozenset[str]]:
 
 
 class ActorCalls:
-    """The part of `Cluster` that makes and finds actors."""
+    """The methods of `Cluster` that create and find actors."""
 
     _runtime: Runtime
     _options: Options
 
     def actor(self, cls: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Actor:
-        """Makes `cls(*args, **kwargs)` in a process of its own, and returns a handle at once.
+        """Creates `cls(*args, **kwargs)` in a dedicated process, and returns a handle immediately.
 
-        A method call on the handle runs there and returns a Future. Calls of one process run in the
-        order in which they were made, one at a time (`options(concurrency=n)`: up to n). If the
-        constructor raises an exception, every call raises it.
+        A method call on the handle runs in this process, and returns a Future. Calls from one
+        process run in order, one at a time (`options(concurrency=n)`: up to n). If the constructor
+        raises an exception, every call raises it.
 
         Parameters
         ----------
@@ -431,32 +432,32 @@ class ActorCalls:
             `cls` is not a class.
         ValueError
             The name is taken or too long, `checkpoint` is given with a `concurrency` above 1, no
-            node has the `resources`, or the class has so many methods that their names take more
-            than 256 KiB.
+            node has the `resources`, or the names of the class's methods take more than 256 KiB.
 
         Notes
         -----
         These options are for actors:
 
         name : str
-            `get_actor` finds it by this name, in the whole cluster.
+            `get_actor` finds the actor by this name, in the whole cluster.
         get_if_exists : bool
             True: if the name is taken, the result is a handle of the actor with that name.
         detached : bool
-            True: the actor needs no handles; it lives until it or the cluster is ended.
+            True: the actor needs no handles. It lives until `Actor.close`, `Actor.kill` or the end
+            of the cluster.
         restarts : int
-            How often the constructor runs again after the death of the process, on another host if
-            the actor's host is gone. Calls that had not begun run after that; the call that was
-            running raises ActorLostError unless `retries` was given.
+            Maximum number of restarts after the death of the process, on another host if the
+            actor's host is lost. A restart runs the constructor again, then the calls that had not
+            begun. The call that was running raises ActorLostError unless `retries` was given.
         checkpoint : int
-            After every `checkpoint` calls the actor's state, pickled, is stored on two hosts, and a
-            restart begins with that state. A call that is retried takes effect only once. With 1,
-            no result is returned before the state after that call is stored. If there is no space
-            for the state, the call raises StateNotSavedError, although it has taken effect.
+            After every `checkpoint` calls the actor's pickled state is stored on two hosts. A
+            restart begins with this state, and a retried call takes effect only once. With 1, no
+            result is returned before the state after the call is stored. If there is no space for
+            the state, the call raises StateNotSavedError, although it has taken effect.
         timeout, copy
-            Defaults for its calls, as in `options`.
+            Defaults for the actor's calls, as in `options`.
         resources : dict
-            The actor runs on a node that has these, and keeps them until it ends.
+            The actor runs on a node with these resources, and keeps them until it ends.
 
         Examples
         --------
@@ -515,8 +516,8 @@ class ActorCalls:
         )
 
     def _actor_places(self) -> Iterator[int]:
-        """Yields the nodes to try for an actor: those in node=, starting with another one each
-        time; without node= this node and, in case it is leaving, all nodes with workers."""
+        """Yields the nodes to try for an actor: the nodes in node=, in rotation. Without node=:
+        this node and, in case it is leaving, all nodes with workers."""
         runtime, named = self._runtime, self._options.node
         if named:
             first = next(_turns) % len(named)
@@ -527,12 +528,12 @@ class ActorCalls:
         yield from (number for number, _ in working_places(runtime) if number != own)
 
     def get_actor(self, name: str) -> Actor:
-        """The living actor with that name, in the whole cluster.
+        """Finds the living actor with this name, in the whole cluster.
 
         Parameters
         ----------
         name : str
-            The name that `options(name=)` gave the actor when it was made.
+            The actor's name, from `options(name=)`.
 
         Returns
         -------
@@ -544,7 +545,7 @@ class ActorCalls:
         LookupError
             There is no such actor, or it has ended.
         ValueError
-            No actor can have that name: it is too long, or has lone surrogates.
+            The name is not valid: it is too long, or has lone surrogates.
 
         Examples
         --------

@@ -1,8 +1,8 @@
-"""connect: opens a Cluster, and closes it, from within an event loop.
+"""connect: opens and closes a Cluster in an event loop.
 
-Opening a cluster starts processes or contacts other hosts, and leaving it waits for tasks. Both
-would block the loop, so both are done in a thread. Whatever happens to the loop meanwhile, no
-cluster stays open without a reference in the program.
+Opening a cluster starts processes or contacts other hosts, and leaving a cluster waits for tasks.
+Both would block the loop, so a thread does them. Even if the loop ends meanwhile, no cluster stays
+open without a reference in the program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Connecting:
-    """What `connect` returns: awaiting or entering it opens a Cluster."""
+    """The result of `connect`. Awaiting or entering it opens a Cluster."""
 
     def __init__(self, make: Callable[[], Cluster]) -> None:
         self._make: Callable[[], Cluster] | None = make
@@ -61,8 +61,8 @@ class Connecting:
 def _takes_arguments_of(
     make: Callable[P, Cluster],
 ) -> Callable[[Callable[..., Connecting]], Callable[P, Connecting]]:
-    """Makes type checkers and `help` show the arguments of `make`, which are documented only
-    there."""
+    """Makes type checkers and `help` show the arguments of `make`, which has their
+    documentation."""
 
     def as_is(function: Callable[..., Connecting]) -> Callable[P, Connecting]:
         function.__wrapped__ = make  # type: ignore[attr-defined]
@@ -92,11 +92,11 @@ def connect(*args: Any, **kwargs: Any) -> Connecting:
 
     Notes
     -----
-    Leaving `async with` does what leaving `with` does, in a thread: it waits for all submitted
-    tasks. After an exception, or if the leaving itself is cancelled, it cancels waiting tasks and
-    interrupts running ones. A cluster of `c = await hoplite_mp.connect()` is closed by `await
-    asyncio.to_thread(c.shutdown)`, or at interpreter exit. If the opening is cancelled, the cluster
-    is closed as soon as it is open.
+    The end of `async with` waits in a thread for all submitted tasks, like the end of `with`. If
+    the block ends with an exception, or this wait is cancelled, waiting tasks are cancelled and
+    running tasks are interrupted. Close `c = await hoplite_mp.connect()` by `await
+    asyncio.to_thread(c.shutdown)`; interpreter exit closes it, too. If the opening is cancelled,
+    the cluster is closed as soon as it is open.
 
     Examples
     --------
@@ -114,9 +114,9 @@ connect.__module__ = "hoplite_mp"  # as users import it
 
 
 async def in_own_thread(call: Callable[[], T], forsaken: Callable[[T], Any] | None = None) -> T:
-    """The result of `call()`, which runs in a thread of its own. If the caller is cancelled before
-    it gets the result, `forsaken(result)` is called, in a thread, too. The interpreter does not end
-    before these threads have ended."""
+    """The result of `call()`, which runs in a new thread. If the caller is cancelled before it gets
+    the result, `forsaken(result)` is called in a thread, too. The interpreter waits for these
+    threads at its exit."""
     from hoplite_mp._client.awaiting import inbox_here
 
     inbox = inbox_here()
@@ -149,7 +149,7 @@ async def in_own_thread(call: Callable[[], T], forsaken: Callable[[T], Any] | No
         with taking:
             left = True
         if found and forsaken is not None:
-            # The caller was cancelled when the result was available, or even handed over.
+            # The caller was cancelled after the result was available, or even handed over.
             result = found.pop()
             threading.Thread(target=forsaken, args=(result,), name="hoplite_mp connect").start()
         raise

@@ -1,7 +1,7 @@
 """Cluster: the object through which programs use the library.
 
-One object offers everything: put and get, submit and map, collectives, groups, nodes. It checks
-arguments and passes them on; each of its base classes does one part of this.
+One object has all methods: put and get, submit and map, collectives, groups, nodes. Each base class
+has one part of the methods, which check their arguments and pass them on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Cluster", "Node", "current"]
 
 T = TypeVar("T")
-_turns = itertools.count()  # for tasks bound to several nodes, which take turns
+_turns = itertools.count()  # for tasks that are bound to several nodes, in rotation
 
 
 class Cluster(
@@ -64,13 +64,12 @@ class Cluster(
         (affinity, control group). 0: no workers on this host.
     address : str, optional
         "host:port" of a running cluster, which this process joins. If this host has a node of that
-        cluster (`hoplite-mp up` or `join`, or `listen=`, of the same user), this process takes part
-        through that node and shares its memory and workers; `memory`, `ports` and `spill_dir` are
-        then the node's. Otherwise, or if `workers` is given and not 0, this process joins with a
-        node of its own.
+        cluster (`hoplite-mp up` or `join`, or `listen=`, of the same user), this process attaches
+        to the node, and shares its memory and workers; `memory`, `ports` and `spill_dir` are then
+        the node's. Otherwise, or if `workers` is given and not 0, this process starts a new node.
     hosts : sequence of str, optional
-        Names for ssh ("a", "user@b"). A node is started on each, and ends with this cluster.
-        `Config.hosts_command` is the command that starts it.
+        Names for ssh ("a", "user@b"). `Config.hosts_command` starts a node on each host. The nodes
+        end with this cluster.
     listen : str, optional
         "host:port" where other hosts can join this cluster; IPv6 addresses stand in [ ].
     ports : str, optional
@@ -80,43 +79,44 @@ class Cluster(
         HOPLITE_MP_TOKEN_FILE, then ``~/.config/hoplite_mp/token``. A cluster that listens makes
         that file if it is missing.
     tls : bool, optional
-        False sends everything between hosts in the clear. Default: encrypted.
+        False sends all data between hosts unencrypted. Default: encrypted.
     memory : int or str, optional
-        Limit of this host's store, in bytes or as "2GiB"; allocated as it is needed. Default: a
-        third of the smaller of RAM and the control group's limit.
+        Limit of this host's store, in bytes or as "2GiB". Memory is allocated on demand. Default: a
+        third of the RAM, or of the control group's limit if that is smaller.
     spill_dir : str or pathlib.Path, optional
         Directory on a disk for objects that do not fit into memory; it must exist. Default: the
         first suitable of TMPDIR, /var/tmp and the working directory.
     resources : dict, optional
         Resources of this host for `options(resources=)`, such as ``{"gpu": 2}``. With `address`,
-        this process then joins with a node of its own. Default: nothing.
+        this process then starts a new node. Default: none.
     config : Config, optional
-        All other limits. An argument given here takes precedence over it.
+        All other limits. Arguments of this call take precedence over it.
     debug : bool, optional
         True: `submit` and `map` run their tasks at the call, in the calling process, one after
         another, for pdb, coverage and profilers. Refs among the arguments are replaced by their
-        values; other arguments are not copied. `timeout`, `node` and `resources` have no effect
-        there. Actors, `spmd`, `stream`, `run` and executors keep their processes. Default: False.
+        values; other arguments are not copied. `timeout`, `node` and `resources` have no effect on
+        these tasks. Actors, `spmd`, `stream`, `run` and executors still use other processes.
+        Default: False.
 
     Raises
     ------
     ConfigError
-        Arguments that exclude each other, or a limit that is out of its range.
+        Arguments exclude each other, or a limit is out of its range.
     AuthError
         `address`: the cluster has a different token.
     ManagerLostError
-        `address`: no manager answered there for `Config.connect_timeout_s` seconds.
+        `address`: no manager answered for `Config.connect_timeout_s` seconds.
     ProtocolError
-        `address`: another version of this library, or something else, answers there.
+        `address`: another version of this library, or another program, answers.
     NodeLostError
         `hosts`: a node could not be started.
 
     Notes
     -----
-    Leaving `with` waits for all submitted tasks. Leaving it by an exception cancels waiting tasks,
-    interrupts running tasks, and kills the workers of tasks still running after
-    `Config.cancel_grace_s`. Calls of actors are not interrupted: they end within that time, or are
-    killed without their `finally`.
+    The end of `with` waits for all submitted tasks. If the block ends with an exception, waiting
+    tasks are cancelled and running tasks interrupted; workers whose tasks still run after
+    `Config.cancel_grace_s` are killed. Calls of actors are not interrupted: they end within this
+    time, or are killed without their `finally`.
 
     Examples
     --------
@@ -128,10 +128,10 @@ class Cluster(
 
     __module__ = "hoplite_mp"  # as users import it
 
-    _attaches = True  # attach to this host's node of the cluster at address=, if any
-    _joins = True  # join with a node of its own, if this host has none there
+    _attaches = True  # attaches to this host's node of the cluster at address=, if any
+    _joins = True  # starts a new node, if this host has no node of that cluster
     _hidden = False  # True: `current()` never returns it
-    _stays = False  # True: this process exists for its node, so drivers may rely on it
+    _stays = False  # True: this process exists for its node, so drivers may rely on the node
     _standby: tuple[str, ...] = ()  # where another manager may be: see up_join.py
 
     def __init__(
@@ -157,7 +157,7 @@ class Cluster(
         if hosts and address is not None:
             raise ConfigError("hosts= starts nodes of a new cluster, address= joins one: not both")
         if hosts and listen is None:
-            listen = "0.0.0.0:0"  # each host gets the address by which it reaches this one
+            listen = "0.0.0.0:0"  # each host gets the address by which it reaches this host
         count = None if workers is None else whole(workers)
         if workers is not None and (count is None or not 0 <= count <= WORKERS_MAX):
             raise ValueError(
@@ -182,13 +182,13 @@ class Cluster(
             stays=self._stays,
             standby=self._standby,
         )
-        # Imported here and not at the first pickling, because a child that another thread forks
-        # during the import could never import that module. The host's processes start meanwhile.
+        # Imported here and not at the first pickling: a child that another thread forks during the
+        # import could never import the module. The host's processes start meanwhile.
         import cloudpickle  # noqa: F401
 
         self._network = network
         self._join(self._host.runtime)
-        if network is None or self._host.workers:  # otherwise other nodes have workers, or will
+        if network is None or self._host.workers:  # otherwise other nodes may have workers
             self._runtime.pool_sizes[0] = self._host.workers
         self._shutting = locks.lock("cluster.end")
         self._far: RemoteHosts | None = None
@@ -197,7 +197,7 @@ class Cluster(
         self._keep()
 
     def _start_remote(self, hosts: Sequence[str], config: Config) -> None:
-        """Starts nodes on other hosts; returns when all have joined."""
+        """Starts nodes on other hosts, and waits until all have joined."""
         from hoplite_mp._client.network import RemoteHosts
 
         network = self._network
@@ -224,7 +224,7 @@ class Cluster(
 
     @property
     def address(self) -> str | None:
-        """The IP address and port where others can join; None if this cluster has only one host.
+        """The IP address and port where other hosts can join; None in a cluster of one host.
 
         Examples
         --------
@@ -235,7 +235,7 @@ class Cluster(
 
     @property
     def token_file(self) -> Path | None:
-        """The file with the token that others need to join; None if the token came from elsewhere.
+        """The file with the token for joining; None if the token was not read from a file.
 
         Examples
         --------
@@ -258,7 +258,7 @@ class Cluster(
         found = runtime.face()
         if found is None:
             raise ClosedError(
-                "this cluster is ending, because nothing in the program refers to it any more"
+                "this cluster is ending, because the program has no reference to it any more"
             )
         return found  # type: ignore[no-any-return]
 
@@ -280,45 +280,45 @@ class Cluster(
         Parameters
         ----------
         node : Node, str, or a list of them, optional
-            Run on these nodes and nowhere else. Default: anywhere.
+            Runs only on these nodes. Default: on any node.
         retries : int, optional
-            How often a task runs again after the death of its worker or host, 0 to 127; after an
+            Maximum number of retries after the death of a task's worker or host, 0 to 127; after an
             exception only if it is among `retry_exceptions`. Default: `Config.retries`, 3; 0 for
             actors.
         retry_exceptions : class or tuple of classes, optional
-            Subclasses of Exception after which a task runs again, as after a death. The exception
-            of the last try is raised unchanged; in `map` only the failed item is tried again.
-            Default: none.
+            Subclasses of Exception after which a task is retried, as after a death. The exception
+            of the last try is raised unchanged. `map` retries only the failed item. Default: none.
         retry_delay : float or tuple, optional
-            Seconds between the end of a try and the next one, for `submit`, `map` and executors;
-            or ``(first, factor, max)``: `first` and `max` are seconds, and each pause is `factor`
-            times the one before, at most `max`. During a pause the task occupies no worker and no
-            resources. Default: 0.
+            Seconds between the end of a try and the next try, for `submit`, `map` and executors. Or
+            ``(first, factor, max)``: `first` and `max` are seconds, and each pause is `factor`
+            times the previous pause, at most `max`. During a pause the task occupies no worker and
+            no resources. Default: 0.
         timeout : float, optional
-            Seconds that a task may run. After that its worker is killed and replaced, and the task
-            fails with HopliteTimeoutError. Default: no limit.
+            The maximum duration of a task in seconds. After this time its worker is killed and
+            replaced, and the task fails with HopliteTimeoutError. Default: no limit.
         copy : bool, optional
             True: results, and the values of refs among the arguments, are writable copies. Default:
             False.
         name : str, optional
             Shown in errors and traces; for an actor, the name that `get_actor` finds.
         concurrency : int, optional
-            How many `async def` tasks one worker runs at a time, or how many calls an actor runs.
-            Default: 1.
+            Maximum number of `async def` tasks that one worker runs at a time, or of calls that an
+            actor runs at a time. Default: 1.
         buffersize : int, optional
-            How many items a stream may be ahead of its reader. Default: as many as fit into
-            `Config.stream_bytes_max` bytes.
+            The number of items by which a stream may be ahead of its reader. Default: as many items
+            as fit into `Config.stream_bytes_max` bytes.
         priority : int, optional
             Ready tasks of higher priority begin first, also before tasks of other programs. A
             nested task has at least the priority of its parent. Default: 0.
         resources : dict, optional
-            A task with ``{"gpu": 1}`` runs where that amount is free, and holds it while it runs;
-            `assigned` says which units. Each worker of `executor` and `spmd`, and an actor's
-            process, holds its units for life; CUDA_VISIBLE_DEVICES names its "gpu". Default: none.
+            A task with ``{"gpu": 1}`` runs on a node where this amount is free, and holds it while
+            it runs; `assigned` names the units. Each worker of `executor` and `spmd`, and an
+            actor's process, holds its units until it ends; CUDA_VISIBLE_DEVICES names its "gpu"
+            units. Default: none.
         env : dict, optional
-            For `executor`, `actor` and `spmd`: changes of the environment of their processes, made
-            before anything is imported there; a value of None removes the variable. Such a process
-            starts in about 0.2 s instead of 1 ms. Other calls raise ValueError.
+            For `executor`, `actor` and `spmd`: environment variables of their processes, set before
+            any import. A value of None removes the variable. Such a process starts in about 0.2 s
+            instead of 1 ms. Other calls raise ValueError.
         restarts, checkpoint, detached, get_if_exists
             For actors only; see `actor`.
 
@@ -330,13 +330,13 @@ class Cluster(
         Raises
         ------
         TypeError
-            An option that does not exist.
+            An option does not exist.
         ValueError
-            A value that is not allowed, or a node that has never been in the cluster. `resources`:
-            at the call, when no node has them.
+            A value is not allowed, or a node has never been in the cluster. `resources`: no node
+            has them at the time of the call.
         NodeLostError
-            `node`: it was in the cluster, and is gone. `resources`, from the Future: the nodes with
-            these are gone, and no other has joined within `Config.resource_wait_s`.
+            `node`: the node has left or was lost. `resources`, from the Future: the nodes with the
+            resources are gone, and no such node has joined within `Config.resource_wait_s`.
 
         Examples
         --------
@@ -355,8 +355,8 @@ class Cluster(
 
 
 class ApartCluster(Cluster):
-    """A Cluster that always has a node of its own, because measuring the network from this host
-    needs one."""
+    """A Cluster that always starts a new node, because measuring the network from this host needs
+    one."""
 
     _attaches = False
 
@@ -368,7 +368,7 @@ class HiddenCluster(Cluster):
 
 
 class _View(Cluster):
-    """The result of options(); its `shutdown` ends the cluster that it is a view of."""
+    """The result of `options`, a view of a cluster. Its `shutdown` ends the cluster."""
 
     _base: Cluster
 
@@ -418,9 +418,9 @@ def current() -> Cluster:
     Returns
     -------
     Cluster
-        Inside a task, the cluster that runs the task; elsewhere the most recently opened one that
-        is still open. The clusters inside `hoplite_mp.Executor` and inside the joblib backend do
-        not count.
+        Inside a task, the cluster that runs the task. Otherwise, the most recently opened cluster
+        that is still open, without the clusters inside `hoplite_mp.Executor` and the joblib
+        backend.
 
     Raises
     ------

@@ -1,7 +1,6 @@
-"""Collectives on refs, and joining a Group: checks the arguments, and passes the request on.
+"""Collectives on refs, and joining a Group. Checks the arguments, and passes on the request.
 
-Errors that can be found at the call are raised there; the planner decides the rest during the
-operation.
+Errors in arguments are raised at the call. The planner finds all other errors during the operation.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CollectiveCalls", "GroupCalls", "fold_refs", "keep_copies", "place_copies"]
 
-# Reductions of refs by a function of the user: the task that folds the values.
+# Reductions of refs by a user's function: the task that folds the values.
 
 
 def fold_refs(
@@ -47,13 +46,13 @@ def fold_refs(
     called: tuple[int, int],
     finite: bool,
 ) -> Folded:
-    """Folds the first `num` values to be ready, from left to right in the order of `refs`.
+    """Folds the first `num` values that are ready, from left to right in the order of `refs`.
 
-    deadline_s: seconds after the call at which the ready values are folded; if none is ready, the
-    result is the first one to become ready. ready: the indices of the refs that were ready at the
-    call. called: the number of the caller's node, and the time of the call on its host's monotonic
-    clock. finite: an array with a NaN or an infinite value counts as failed. ReduceError: too few
-    refs succeed.
+    deadline_s: seconds from the call, after which the ready values are folded; if none is ready,
+    the result is the first value to become ready. ready: the indices of the refs that were ready at
+    the call. called: the number of the caller's node, and the time of the call by its host's
+    monotonic clock. finite: an array with a NaN or an infinite value counts as failed. ReduceError:
+    too few refs succeed.
     """
     runtime = current_runtime()
     memory, tasks = runtime.memory, runtime.submitter.tasks
@@ -146,7 +145,7 @@ def _reduce(
 def _limits(
     refs: Sequence[ObjectRef[Any]], num: int | None, deadline: Any
 ) -> tuple[int, float | None]:
-    """How many refs are reduced, and the deadline in seconds."""
+    """The number of refs to reduce, and the deadline in seconds."""
     if not refs:
         raise ValueError("there is nothing to reduce: no refs were given")
     wanted = len(refs) if num is None else whole(num)
@@ -196,8 +195,8 @@ _placing: set[Any] = set()  # Futures of results that are being placed, to keep 
 def place_copies(
     runtime: Runtime, refs: Sequence[ObjectRef[Any]], kind: str, to: Sequence[int]
 ) -> Future[None]:
-    """Places objects as this kind of call does; the Future is done when all are in place. `to`:
-    numbers of nodes."""
+    """Places objects at nodes, for this kind of call. The Future is done when all are in place.
+    `to`: numbers of nodes."""
     if not refs:
         raise ValueError("no refs were given")
     if kind != "alltoall":
@@ -207,8 +206,8 @@ def place_copies(
 
 
 def keep_copies(runtime: Runtime, ref: ObjectRef[Any], copies: int, to: Sequence[int]) -> None:
-    """Returns when the nodes `to` hold the object, too. Nodes that die meanwhile are replaced by
-    others, so that there are `copies` in all; ValueError if too few nodes are left for that."""
+    """Places copies of the object at the nodes `to`, and waits for them. Nodes that die meanwhile
+    are replaced, so that there are `copies` in total. ValueError: too few nodes are left."""
     while to:
         lost: ObjectLostError | None = None
         try:
@@ -238,9 +237,9 @@ class CollectiveCalls:
         reproducible: bool = False,
         finite: bool = False,
     ) -> ObjectRef[Array]:
-        """Reduces arrays element by element, over the first `num` refs to be ready.
+        """Reduces arrays element by element, over the first `num` refs that are ready.
 
-        Returns at once. The refs need not be ready yet.
+        Returns immediately. The refs need not be ready yet.
 
         Parameters
         ----------
@@ -250,21 +249,21 @@ class CollectiveCalls:
         op : str, numpy.ufunc or callable, optional
             "sum", "prod", "min", "max", "mean", "and", "or", "xor" (the last three bitwise), or an
             associative and commutative binary ufunc. Any other callable ``f(a, b)`` folds the
-            values from left to right in the order of `refs`, in one task of the cluster, which
-            begins when a worker is free; if it raises, `get` raises that exception. A robust
-            operator of `hoplite_mp.ml` reduces in such a task, too. Default: "sum".
+            values from left to right in the order of `refs`, in one task of the cluster. If it
+            raises an exception, `get` raises it. A robust operator of `hoplite_mp.ml` reduces in such
+            a task, too. Default: "sum".
         num : int, optional
-            How many of the refs are reduced, 1 to len(refs). Default: all.
+            The number of refs that are reduced, 1 to len(refs). Default: all.
         deadline : float, optional
-            Seconds from this call, after which the refs that are ready are reduced or, if none is,
-            the first one to become ready. Before the deadline a failed ref is an error, unless
-            `num` other refs are left. If `op` is a function whose task begins after the deadline,
-            the refs that were ready at the call are reduced. Default: no deadline.
+            Seconds from this call, after which the ready refs are reduced; if none is ready, the
+            first ref to become ready. Before the deadline a failed ref is an error, unless `num`
+            other refs are left. If `op` is a function and its task begins after the deadline, the
+            refs that were ready at the call are reduced. Default: no deadline.
         to : Node or str, optional
-            Where the result is placed. Default: the caller's node.
+            The node that receives the result. Default: the caller's node.
         reproducible : bool, optional
-            True: a left fold in the order of `refs`, so that the same contributors give the same
-            bits, on one host or ten. Default: False.
+            True: folds from left to right in the order of `refs`, so that the same contributors
+            give the same bits on any number of hosts. Default: False.
         finite : bool, optional
             True: an array with a NaN or an infinite value counts as a failed source. The arrays
             are then reduced in one task, as by a function. Default: False.
@@ -279,8 +278,8 @@ class CollectiveCalls:
         Raises
         ------
         ValueError
-            No refs, a `num` that is not allowed, or an unknown `op`. From `get`: shapes or dtypes
-            that differ.
+            There are no refs, `num` is not allowed, or `op` is unknown. From `get`: shapes or
+            dtypes differ.
         ReduceError
             From `get`: fewer than `num` sources succeeded; `__cause__` is the first failure.
         RuntimeError
@@ -327,13 +326,13 @@ class CollectiveCalls:
         refs, op, num, deadline, reproducible, finite
             As for `reduce`.
         to : Node, str, or a list of them, optional
-            Which nodes receive the result. Default: the nodes that hold one of `refs`.
+            The nodes that receive the result. Default: the nodes that hold one of `refs`.
 
         Returns
         -------
         ObjectRef
             Ready when every living node in `to` (default: all nodes) holds the result. If `op` is a
-            function: ready when the values are folded; the nodes receive the result after that.
+            function: ready when the values are folded; the nodes receive the result later.
 
         Raises
         ------
@@ -486,7 +485,7 @@ class CollectiveCalls:
         )
 
     def alltoall(self, matrix: Any, to: Any) -> Future[None]:
-        """Places each column of a matrix of refs on a node of its own.
+        """Places the columns of a matrix of refs on different nodes.
 
         Parameters
         ----------
@@ -521,7 +520,7 @@ class CollectiveCalls:
 
 
 class GroupCalls:
-    """The part of `Cluster` that joins Groups."""
+    """The method of `Cluster` that joins Groups."""
 
     _runtime: Runtime
     _options: Options
@@ -535,45 +534,44 @@ class GroupCalls:
         strict: bool = False,
         timeout: float | None = None,
     ) -> Group:
-        """Becomes a member of the Group `name`.
+        """Joins the Group `name`.
 
-        Returns at once; the first call of the Group waits for all members. If a rank leaves or dies
-        before all have joined, the Group waits for that rank until its task has ended and will not
-        be retried. After that the first call of every other member raises PeerLostError.
+        Returns immediately. The first call of the Group waits for all members. If a rank leaves or
+        dies before all have joined, the Group waits for the rank until its task has ended without a
+        retry. Then the first call of every other member raises PeerLostError.
 
         Parameters
         ----------
         name : str
             The same for all members.
         size : int
-            How many members the Group has, 1 to `Config.group_members_max`.
+            The number of members, 1 to `Config.group_members_max`.
         rank : int, optional
             This member's rank, 0 to size - 1. Default: the lowest free rank.
         strict : bool, optional
-            True: a call in which a member is missing raises PeerLostError. Default: it completes
-            among the survivors.
+            True: calls raise PeerLostError if a member is missing. Default: calls complete among
+            the survivors.
         timeout : float, optional
-            Seconds for each call, and for the Group to fill; after that this rank leaves the Group.
-            In the background, a call's time begins when the calls before it are over. Default: no
-            limit for a call, as long as the other members live, and `Config.group_wait_s` for the
-            Group to fill.
+            Seconds for each call, and for the wait until all members have joined. After this time
+            the rank leaves the Group. For a background call, the time counts from the end of the
+            previous call. Default: no limit for a call, as long as the other members live, and
+            `Config.group_wait_s` for the wait.
 
         Returns
         -------
         Group
-            Close it with `close()` or `with`; otherwise it closes at the end of the task, or of the
-            call of an actor, that made it. One made in an actor's constructor lives as long as the
-            actor.
+            Close it with `close()` or `with`. Otherwise it is closed at the end of the task or
+            actor call that made it. A Group from an actor's constructor lives as long as the actor.
 
         Raises
         ------
         ValueError
-            The size differs from that of other members, the rank is taken, or all ranks are; or an
-            option of `options()` has no effect on a Group.
+            Other members passed another size, the rank is taken, all ranks are taken, or an option
+            of `options()` has no effect on a Group.
         PeerLostError
-            This task was a member before its process died, and the Group has ended meanwhile. If
-            the task had left the Group before that, the first call raises this. Also: a peer of the
-            same `spmd` call was a member, has left, and will not join again.
+            This task was a member before its process died, and the Group has ended meanwhile. (If
+            the task had left the Group before the death, the first call raises this error.) Also: a
+            peer of the same `spmd` call was a member, has left, and will not join again.
 
         Examples
         --------

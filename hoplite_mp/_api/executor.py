@@ -1,7 +1,7 @@
 """Executors: submit and map over a pool of workers, with options.
 
-`Cluster`, `c.options(...)`, `c.executor(...)` and `hoplite_mp.Executor` are the same thing over
-different pools: a `concurrent.futures.Executor` whose arguments may be refs.
+`Cluster`, `c.options(...)`, `c.executor(...)` and `hoplite_mp.Executor` are
+`concurrent.futures.Executor`s over different pools. Their tasks' arguments may be refs.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ __all__ = ["MapCalls", "Options", "Sized", "TaskExecutor"]
 
 T = TypeVar("T")
 # For map(chunksize=None): enough chunks to balance the load, and few enough to be cheap. The
-# largest chunks are for items that take next to no time.
+# largest chunks are for items that take almost no time.
 CHUNKS_PER_WORKER = 16
 CHUNK_ITEMS_FIRST, CHUNK_ITEMS_MAX = 256, 4096
 
 
 class MapCalls:
-    """The part of an executor that has `map`."""
+    """The method `map` of executors."""
 
     _runtime: Runtime
     _pool: int
@@ -78,23 +78,23 @@ class MapCalls:
         """Applies `fn` to items of the iterables, in the workers.
 
         Like `concurrent.futures.Executor.map` of Python 3.14, on every Python version, with more
-        arguments. The iterator raises the first exception of an item and ends there: tasks that
-        have not begun are cancelled. With `return_exceptions=True` it continues.
+        arguments. The iterator raises the first exception of an item, and ends: tasks that have not
+        begun are cancelled. With `return_exceptions=True` it continues.
 
         Parameters
         ----------
         fn : callable
-            Takes as many arguments as there are iterables.
+            Takes one argument for each iterable.
         *iterables : iterable
             The map ends with the shortest one.
         timeout : float, optional
             Seconds from this call, after which the iterator raises. Default: no limit.
         chunksize : int, optional
-            Items per task. Default: chosen from the number of items and workers; chunks grow as
-            long as earlier ones finish at once.
+            Items per task. Default: chosen by the number of items and workers; chunks grow as long
+            as earlier chunks finish immediately.
         buffersize : int, optional
-            How many results may be pending before the iterables are read further. Default: they are
-            read completely, at once.
+            Maximum number of pending results; further items are read as results are taken. Default:
+            the call reads the iterables completely.
         ordered : bool, optional
             False yields results as they complete. Default: in the order of the items.
         progress : bool or str, optional
@@ -102,14 +102,15 @@ class MapCalls:
             the notebook. The bar is updated whenever the next result is requested, and needs the
             extra `progress`. Default: False.
         return_exceptions : bool, optional
-            True: the exception of an item takes the place of its result; also that of a result
-            that does not pickle, and WorkerLostError for the items of a chunk whose worker has
-            died. The timeout of this call and errors of the iterables still raise. Default: False.
+            True: the exception of an item replaces its result. So does the error of a result that
+            cannot be pickled, and WorkerLostError for the items of a chunk whose worker has died.
+            The timeout of this call and errors of the iterables are still raised. Default: False.
 
         Returns
         -------
         iterator
-            Over the results, for `for` and `async for`. Closing it cancels waiting tasks.
+            An iterator over the results, for `for` and `async for`. Closing it cancels waiting
+            tasks.
 
         Raises
         ------
@@ -156,16 +157,16 @@ class MapCalls:
             if size > 1:
                 raise ValueError(
                     f"chunksize={size} with options(retry_delay=, retry_exceptions=): an item that "
-                    "waits for its next try would hold up the others of its chunk; leave chunksize "
-                    "out, or make it 1"
+                    "waits for its next try would delay the other items of its chunk; leave "
+                    "chunksize out, or make it 1"
                 )
         elif self._debugs:
             size = size_max = 1
         elif chunksize is None and items.count and not flags_of(fn):
-            size_max = self._chunksize(items.count)  # async calls run side by side instead
+            size_max = self._chunksize(items.count)  # async calls run concurrently instead
             size = min(size_max, CHUNK_ITEMS_FIRST)
         chunked = size > 1
-        # All items use the function with its closure and globals as they are now.
+        # All items use the function with its present closure and globals.
         catches = bool(return_exceptions)
         fixed: Any = FrozenFunction(fn, chunked, self._options.retry_exceptions, catches)
         futures: Iterator[tuple[Future[Any], int]]
@@ -190,15 +191,16 @@ WORKERS_FIELD = 3  # index in a node's entry in the reply to Members
 
 
 class Sized:
-    """An executor over one pool of workers. Dask and others read `_max_workers` of any executor, to
-    decide how many tasks to send at a time."""
+    """An executor over one pool of workers. Dask and other libraries read `_max_workers` of an
+    executor to choose the number of tasks to send at a time."""
 
     _runtime: Runtime
     _pool: int
 
     @property
     def _max_workers(self) -> int:
-        """The size of the executor's own pool, or the number of all common workers; at least 1."""
+        """The size of the executor's dedicated pool, or the number of all common workers; at least
+        1."""
         runtime = self._runtime
         known = runtime.pool_sizes.get(self._pool)
         if known is None:
@@ -211,12 +213,12 @@ RETRIES_MAX = 127
 COMMON_POOL = 0
 NO_WORKERS = (
     "this cluster was made with workers=0, so no task can ever run: make it with workers, or use "
-    "c.executor(), which has workers of its own"
+    "c.executor(), which has dedicated workers"
 )
 WORKERS_OF_AN_ENGINE = (
     "this cluster has no workers, because tasks run in the workers of Ray or Dask: use "
     "task.remote() or client.submit() (inside a task of Dask, distributed.get_client().submit()), "
-    "or hoplite_mp.current().executor(), which has workers of its own"
+    "or hoplite_mp.current().executor(), which has dedicated workers"
 )
 TIMEOUT_S_MAX = 1e9  # 31 years; a longer timeout counts as none
 
@@ -241,7 +243,8 @@ class Options:
     env: Environment = ()
     priority: int = 0
     resources: Demand | None = None
-    # Whether an option is set that has no effect on `submit`. Precomputed: `submit` must be fast.
+    # Whether any option without effect on `submit` is set. Precomputed, because `submit` must be
+    # fast.
     _unfit: bool = dataclasses.field(init=False, default=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -249,7 +252,7 @@ class Options:
         object.__setattr__(self, "_unfit", unfit)
 
     def override(self, changes: dict[str, Any]) -> Options:
-        """These options with some changed; TypeError for names that do not exist."""
+        """A copy with changed options; TypeError for names that do not exist."""
         known = {field.name for field in dataclasses.fields(self) if field.init}
         unknown = sorted(set(changes) - known)
         if unknown:
@@ -295,14 +298,14 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
     _closed: bool = False
     _parent: TaskExecutor | None = None  # of a view
     _debugs = False  # True: submit and map run their tasks at the call, in this process
-    _places: Sequence[tuple[int, int]] = ()  # of its own workers: (node, how many)
+    _places: Sequence[tuple[int, int]] = ()  # of its dedicated workers: (node, number)
     _pickles_later = False  # True: pickling errors fail the Future, as in the stdlib
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "an executor belongs to the process that opened it and cannot travel to another one; "
-            "a task finds the cluster in hoplite_mp.current(), to submit to or to open an "
-            "executor of its own"
+            "an executor belongs to the process that opened it, and cannot be sent to another "
+            "process; in a task, use hoplite_mp.current() to submit tasks or to open another "
+            "executor"
         )
 
     def _was_closed(self) -> bool:
@@ -337,18 +340,18 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         Parameters
         ----------
         fn : callable
-            A function of a module is sent by name, any other one by value. An `async def` function
-            runs in the event loop of its worker.
+            A function of a module is sent by name, any other function by value. An `async def`
+            function runs in the event loop of its worker.
         *args, **kwargs
             A ref or Future among the arguments, or inside a list, tuple, dict or set, is replaced
-            by its value, for which the task waits. Arrays passed by value are the task's own,
+            by its value; the task waits for it. Arrays passed by value belong to the task, and are
             writable.
 
         Returns
         -------
         Future
-            Its `.ref` names the result, and is valid at once. Arrays of its value, and of refs
-            among the arguments, are read-only unless `options(copy=True)`.
+            Its `.ref` names the result, and is valid immediately. Arrays in the result, and in the
+            values of refs among the arguments, are read-only unless `options(copy=True)`.
 
         Raises
         ------
@@ -357,13 +360,13 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         TypeError
             `fn` cannot be called, or is a generator function (use `stream`).
         RuntimeError
-            There are no workers at all.
+            The cluster has no workers.
 
         Notes
         -----
-        A task whose worker or host dies runs again, up to `options(retries=)` times, so it may run
-        more than once. An exception is retried only if it is among `options(retry_exceptions=)`.
-        `options(retry_delay=)` is the pause before each retry.
+        If its worker or host dies, a task is retried up to `options(retries=)` times, so it may run
+        more than once. After an exception it is retried only if the exception is among
+        `options(retry_exceptions=)`. `options(retry_delay=)` is the pause before each retry.
 
         Examples
         --------
@@ -396,7 +399,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
                 delay=options.retry_delay,
             )
         pool, demand, nodes = self._pool, options.resources, options.node
-        if demand is not None:  # not for executors, whose workers have theirs for life
+        if demand is not None:  # not for executors, whose workers hold their own resources
             pool, nodes = COMMON_POOL, runtime.demands.nodes_for_task(demand, nodes)
         if nodes is not None:
             pool = self._bound(nodes)
@@ -425,13 +428,13 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
             if not self._pickles_later:
                 raise
             return runtime.submitter.fail_at_once(error.reason, options.copy)
-        if self._was_closed() and future.cancel():  # in another thread, which missed this task
+        if self._was_closed() and future.cancel():  # by another thread, which missed this task
             raise ClosedError(SHUT_DOWN)
         return future
 
     def _why_broken(self, pool: int, fn: Any) -> BaseException:
-        """The error with which tasks of a broken pool fail. To get it, one more task is submitted,
-        which fails in the node."""
+        """The error of tasks in a broken pool. To get it, one more task is submitted, which fails
+        in the node."""
         name = self._options.name or getattr(fn, "__name__", type(fn).__name__)
         probe = self._runtime.submitter.submit(abs, (0,), {}, pool, 0, None, False, name)
         return probe.exception() or errors.WorkerLostError("the initializer of its workers raised")
@@ -445,14 +448,14 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         numbers = tuple(node_numbers(self._runtime, changes["node"], workers=common))
         if not common and not set(numbers) >= {number for number, _ in self._places}:
             raise ValueError(
-                f"node={changes['node']!r}: this executor has workers elsewhere, too; make one "
-                "there with c.executor(node=...)"
+                f"node={changes['node']!r}: this executor also has workers on other nodes; make "
+                "one on this node with c.executor(node=...)"
             )
         return {**changes, "node": numbers}
 
     def _bound(self, numbers: tuple[int, ...]) -> int:
-        """The pool for tasks bound to these nodes: the executor's own, whose workers are all
-        there."""
+        """The pool for tasks that are bound to these nodes: the executor's pool, whose workers are
+        all on these nodes."""
         return self._pool
 
     def _view(self, options: Options) -> TaskExecutor:
@@ -471,7 +474,8 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         return [oid for oid, task in submitter.pending.copy().items() if task.queue in queues]
 
     def _cancel_pending(self, force: bool) -> None:
-        """Cancels tasks, waiting ones first, because an interrupted worker would begin one."""
+        """Cancels tasks. Waiting tasks come first, because an interrupted worker would begin
+        them."""
         for forced in (False, True)[: 1 + force]:
             for oid in self._pending():
                 self._runtime.submitter.cancel(oid, forced)

@@ -1,6 +1,6 @@
 """The nodes of a cluster as users see them, and their counters.
 
-Replies of the node contain numbers; this module converts them to the public API's objects and
+Replies of the node contain numbers. This module converts them to the public API's objects and
 names.
 """
 
@@ -63,7 +63,7 @@ LEAVING_POLL_S = 0.02
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Node:
-    """A living host, as it was when `Cluster.nodes` was read.
+    """A living host, at the time when `Cluster.nodes` was read.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Node:
     memory_used, memory_total : int
         Bytes of its store that are in use, and the store's limit.
     resources, resources_free : dict
-        Its amounts for `options(resources=)`, by name, and how much of each is free.
+        Its amounts for `options(resources=)` by name, and the free amount of each.
 
     Examples
     --------
@@ -121,15 +121,15 @@ def node_id(number: int) -> str:
 
 
 def standby_of(runtime: Runtime) -> tuple[tuple[str, ...], int, bool, bool]:
-    """According to this host's node: (addresses for the cluster's standby, the best first; the
-    number of the node on the standby's host, -1 if that has not joined; whether the standby is the
-    manager now; whether there is a manager at all)."""
+    """The standby as known to this host's node: (addresses of the cluster's standby, the best
+    first; the number of the node on the standby's host, -1 if it has not joined; whether the
+    standby is the manager now; whether there is a manager)."""
     standing = runtime.channel.call(JoinStatus()).value
     return tuple(standing[2]), standing[4], standing[5], standing[6]
 
 
 class NodeCalls:
-    """The part of `Cluster` that is about its nodes."""
+    """The methods of `Cluster` for its nodes."""
 
     _runtime: Runtime
 
@@ -140,7 +140,7 @@ class NodeCalls:
         Returns
         -------
         list of Node
-            Their current state; reading it costs one round trip to each of them.
+            Their current state. Reading it costs one round trip to each node.
 
         Examples
         --------
@@ -168,19 +168,19 @@ class NodeCalls:
     def add_workers(self, n: int, node: Any = None) -> None:
         """Starts more workers for the cluster's tasks, while work runs.
 
-        They remain after the program that has started them has left.
+        The workers remain after this program has left.
 
         Parameters
         ----------
         n : int
-            How many, 1 to 200.
+            The number of workers, 1 to 200.
         node : Node or str, optional
-            Where. Default: this host.
+            The node on which they start. Default: this host.
 
         Raises
         ------
         ValueError
-            A number that is not allowed, or a node that has never been in the cluster.
+            The number is not allowed, or the node has never been in the cluster.
         NodeLostError
             The node is gone.
 
@@ -194,27 +194,27 @@ class NodeCalls:
         grow(self._runtime, n, node)
 
     def remove_node(self, node: Any) -> None:
-        """Removes one or several nodes from the cluster properly, and returns when they are gone.
+        """Removes nodes from the cluster without loss of work, and waits until they are gone.
 
-        A leaving node accepts no more tasks: `options(node=)` with this node alone raises
-        NodeLostError, and an actor that may run on several nodes starts on another one. Its running
-        tasks finish. Objects that only this node holds, results or `put`, are fetched by the nodes
-        whose processes hold refs to them; objects without refs on other nodes are dropped. A
-        generator that has yielded is not waited for: it runs again on another node, which counts
-        against its `retries`. The node's actors finish the calls made so far; later calls raise
-        ActorLostError. Its `hoplite-mp join` ends with exit code 0, and a program that is connected
-        through the node loses its cluster.
+        A leaving node accepts no more tasks: `options(node=)` with only this node raises
+        NodeLostError, and an actor that may run on several nodes starts on another node. Running
+        tasks finish. If only this node holds an object, nodes whose processes hold refs to it fetch
+        it; objects without refs on other nodes are dropped. A generator that has yielded is not
+        awaited: it runs again on another node, which counts against its `retries`. The node's
+        actors finish the calls made so far; later calls raise ActorLostError. The node's
+        `hoplite-mp join` ends with exit code 0, and a program that is connected through the node
+        loses its cluster.
 
         Parameters
         ----------
         node : Node, str, or a list of them
-            Which nodes leave.
+            The nodes to remove.
 
         Raises
         ------
         ValueError
-            The manager's node, without which the whole cluster would end, or the caller's own (use
-            `shutdown`).
+            It is the manager's node, whose end would end the whole cluster, or the caller's own
+            node (use `shutdown`).
         NodeLostError
             The node is gone already.
 
@@ -251,9 +251,9 @@ class NodeCalls:
         dict
             `tasks_done`, `tasks_failed`, `tasks_retried`, `workers_lost`, `objects` (numbers);
             `bytes_used`, `bytes_limit`, `bytes_spilled`, `bytes_sent`, `bytes_received` (bytes):
-            the sum over all nodes. "nodes" has the same counters for each node, by its id. A node
-            that does not answer is left out. If any node has resources: `resources` and
-            `resources_free`, dicts by name, as they are now.
+            the sums over all nodes. "nodes" has the same counters for each node, by its id, without
+            nodes that do not answer. If any node has resources: `resources` and `resources_free`,
+            dicts of the present amounts by name.
 
         Examples
         --------
@@ -280,12 +280,13 @@ class NodeCalls:
         return {**total, "nodes": {node_id(number): one for number, one in nodes.items()}}
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
-        """A context manager that writes a timeline of the cluster's work in its block.
+        """Returns a context manager that writes a timeline of the cluster's work in its block.
 
-        The file is for ui.perfetto.dev. It shows tasks by worker, transfers of objects between
-        nodes, collectives, calls of Groups, and spilling. Work that is still running at the end is
-        recorded up to that time. Values up to 64 KiB, which are sent inside messages, are not
-        shown. The file is written, complete, at the end of the block, also after an exception.
+        Open the file at ui.perfetto.dev. It shows tasks by worker, transfers of objects between
+        nodes, collectives, calls of Groups, and spilling. Work that is still running at the end of
+        the block is recorded up to that time. Values up to 64 KiB, which are sent inside messages,
+        are not shown. The complete file is written at the end of the block, also after an
+        exception.
 
         Parameters
         ----------
@@ -301,12 +302,12 @@ class NodeCalls:
         OSError
             The file cannot be created; raised by the call itself.
         RuntimeError
-            The cluster is being traced already. There is one trace at a time.
+            The cluster is being traced already. Only one trace can run at a time.
 
         Notes
         -----
-        Each node keeps the latest `Config.trace_events_max` events. The file says how many were
-        dropped, which nodes were lost, and how far the clocks of the nodes can be trusted.
+        Each node keeps the latest `Config.trace_events_max` events. The file contains the number of
+        dropped events, the lost nodes, and the error of the nodes' clocks.
 
         Examples
         --------
@@ -331,7 +332,7 @@ def take_amounts(counts: dict[str, int]) -> tuple[dict[str, int], dict[str, int]
 
 
 def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
-    """Living nodes in order of joining. `memory`: include the memory use of other nodes, which
+    """Living nodes in order of joining. `memory`: includes the memory use of other nodes, which
     costs a round trip to all of them; otherwise it is 0."""
     runtime.memory.check()
     found = [
@@ -374,7 +375,7 @@ def own_node(runtime: Runtime) -> Node:
 
 def gone_nodes(runtime: Runtime) -> list[tuple[str, str, float, bool]]:
     """(node id, host, seconds ago, whether it has left) of the latest nodes that were lost or have
-    left, as far as this host's node knows."""
+    left, as known to this host's node."""
     runtime.memory.check()
     found = runtime.channel.call(GoneNodes()).value
     return [(node_id(number), host, seconds, left) for number, host, seconds, left in found]
@@ -423,7 +424,7 @@ def node_numbers(
 
 
 def _was_there(name: Any, newest: int) -> bool:
-    """Whether there ever was a node of that name: numbers are given in order of joining."""
+    """Whether a node of that name has ever joined. Numbers are given in order of joining."""
     digits = name.removeprefix("h") if isinstance(name, str) else ""
     return digits.isdecimal() and int(digits) <= newest
 
@@ -431,7 +432,8 @@ def _was_there(name: Any, newest: int) -> bool:
 def named_places(
     runtime: Runtime, node: Any, default: Sequence[int] | None
 ) -> list[tuple[int, int]]:
-    """(number, workers) of the nodes that `node` names, or otherwise of those in `default`."""
+    """(number, workers) of the nodes that `node` names; without `node`, of the nodes in
+    `default`."""
     numbers = list(default or ()) if node is None else node_numbers(runtime, node)
     have = {one.id: one.workers for one in list_nodes(runtime)} if numbers else {}
     return [(number, have.get(node_id(number), 0)) for number in numbers]
@@ -444,10 +446,10 @@ def working_places(runtime: Runtime) -> list[tuple[int, int]]:
 
 
 def other_places(runtime: Runtime, copies: Any, keep: Sequence[int] = ()) -> list[int]:
-    """The nodes for all copies but the first: first living nodes in `keep`, which have a copy
-    already; then nodes with workers, because these do not end with a program; then the rest. Each
-    class is in order of joining, starting after this node, so that not all copies go to the same
-    nodes."""
+    """The nodes for all copies except the first: first living nodes in `keep`, which have a copy
+    already; then nodes with workers, because these do not end with a program; then other nodes.
+    Each class is in order of joining, beginning after this node, so that copies from different
+    nodes go to different nodes."""
     count = whole(copies)
     if count is None or count < 1:
         raise ValueError(f"copies={copies!r}: it must be a whole number from 1")
@@ -456,7 +458,7 @@ def other_places(runtime: Runtime, copies: Any, keep: Sequence[int] = ()) -> lis
     nodes = [(int(one.id[1:]), one.workers) for one in list_nodes(runtime)]
     if count > len(nodes):
         raise ValueError(
-            f"copies={count}: each needs a node of its own, and this cluster has {len(nodes)}"
+            f"copies={count}: each copy needs a different node; this cluster has {len(nodes)}"
         )
     own = runtime.tasks.node_number
     after = sorted(
@@ -466,7 +468,7 @@ def other_places(runtime: Runtime, copies: Any, keep: Sequence[int] = ()) -> lis
 
 
 def grow(runtime: Runtime, n: Any, node: Any) -> None:
-    """More workers for the common pool of one node; see `Cluster.add_workers`."""
+    """Starts more workers in the common pool of one node; see `Cluster.add_workers`."""
     count = whole(n)
     if count is None or not 1 <= count <= WORKERS_MAX:
         raise ValueError(f"n={n!r}: it must be from 1 to {WORKERS_MAX}")
@@ -484,7 +486,7 @@ def shrink(runtime: Runtime, node: Any) -> None:
     """Removes nodes, and waits until they are gone; see `Cluster.remove_node`."""
     numbers = node_numbers(runtime, node)
     if not numbers:
-        raise ValueError("node=None: say which node is to leave")
+        raise ValueError("node=None: name the node to remove")
     own = runtime.tasks.node_number
     if own in numbers:
         raise ValueError(
@@ -494,7 +496,7 @@ def shrink(runtime: Runtime, node: Any) -> None:
     for number in numbers:
         runtime.channel.call(DrainNode(number))
     names = {node_id(number) for number in numbers}
-    # Repeated calls instead of one that waits, because other threads of this process need the
+    # Repeated calls in place of one waiting call, because other threads of this process need the
     # channel meanwhile.
     while names & {one.id for one in list_nodes(runtime)}:
         clock.sleep(LEAVING_POLL_S)

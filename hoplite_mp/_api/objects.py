@@ -33,23 +33,24 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class ObjectCalls:
-    """The part of `Cluster` that is about objects."""
+    """The methods of `Cluster` for objects."""
 
     _runtime: Runtime
 
     def put(self, value: T, copies: int = 1) -> ObjectRef[T]:
         """Stores an immutable value and returns its ref.
 
-        Arrays and other buffers are copied into the store once, and are read without a copy. An
-        array from `empty` is published without a copy, and becomes read-only.
+        Arrays and other buffers are copied into the store once, and read without a copy. An array
+        from `empty` is published without a copy, and becomes read-only.
 
         Parameters
         ----------
         value : object
-            Anything that pickles. Protocol 5 buffers are stored out of band.
+            Any picklable value. Protocol 5 buffers are stored out of band.
         copies : int, optional
-            On how many nodes, this one included, the value is held when `put` returns; it survives
-            the death of all but one of them. A copy that is lost later is not replaced. Default: 1.
+            The number of nodes, including this node, that hold the value when `put` returns. The
+            value survives the death of all but one of them. A copy that is lost later is not
+            replaced. Default: 1.
 
         Returns
         -------
@@ -59,8 +60,8 @@ class ObjectCalls:
         Raises
         ------
         StoreFullError
-            There was no space for `Config.put_wait_s` seconds; at once if the value is larger than
-            the store's limit.
+            There was no space for `Config.put_wait_s` seconds, or the value is larger than the
+            store's limit.
         NodeLostError, ManagerLostError
             The node of this host, or the cluster, is gone.
         ValueError
@@ -76,8 +77,8 @@ class ObjectCalls:
         >>> c.get(ref)
         array([0, 1, 2, 3])
         """
-        # A small value is stored without the node. So without this check, `put` could return a ref
-        # to an object that no other process can ever read.
+        # A small value is stored without the node. Without this check, `put` could return a ref to
+        # an object that no other process can read.
         self._runtime.memory.check_lost()
         to = other_places(self._runtime, copies)
         ref = self._runtime.memory.put(value)
@@ -88,8 +89,8 @@ class ObjectCalls:
         """A writable array inside the store, uninitialised.
 
         `put(a)`, or returning `a` from a task, publishes it without a copy and makes it read-only.
-        An array that is never published is freed with the last view of it. Views that were made
-        before it was published stay writable: do not write to them.
+        An array that is never published is freed with its last view. Views from before the
+        publication stay writable: do not write to them.
 
         Parameters
         ----------
@@ -128,7 +129,7 @@ class ObjectCalls:
         *,
         errors: Literal["raise", "skip"] = "raise",
     ) -> Any:
-        """The value of a ref or Future, or of several in order.
+        """Returns the value of a ref or Future, or several values in order.
 
         Parameters
         ----------
@@ -147,8 +148,8 @@ class ObjectCalls:
         Returns
         -------
         object
-            An array keeps its memory as long as a view of it lives, also after `delete` and after
-            the cluster has closed.
+            The memory of an array lives as long as a view of it, also after `delete`, and after the
+            end of the cluster.
 
         Raises
         ------
@@ -161,9 +162,9 @@ class ObjectCalls:
         ReduceError
             Too few sources of the reduction succeeded.
         ValueError
-            `errors` has another value, or is "skip" for one ref or for a nesting.
+            `errors` has another value, or is "skip" for a single ref or a nesting.
         Exception
-            Whatever the task raised. Of several failures, the first one in the order of `refs`.
+            The exception of the task. Of several failures, the first one in the order of `refs`.
 
         Examples
         --------
@@ -195,7 +196,7 @@ class ObjectCalls:
             return tree_map(refs, read) if nested else [read(ref) for ref in refs]
         except HopliteTimeoutError:
             raise
-        except Exception:  # it represents all failures, so none is reported
+        except Exception:  # it represents all failures, so no failure is reported
             with contextlib.suppress(HopliteError):
                 tree_map(refs, lambda ref: memory.failure_read(memory.local_id(ref)))
             raise
@@ -236,17 +237,17 @@ class ObjectCalls:
         Parameters
         ----------
         refs : ObjectRef, Future, or an iterable of them
-            What to wait for.
+            The objects to wait for.
         num : int, optional
-            How many must be done, and the most that `done` contains. Default: all.
+            The number of refs that must be done, and the maximum length of `done`. Default: all.
         timeout : float, optional
             Seconds to wait; 0 polls. Default: no limit.
 
         Returns
         -------
         done, not_done : list, list
-            `done`: the first `num` of those that are done, in the given order, so that a loop may
-            take them one by one. `not_done`: the rest, in the given order, even if they are done.
+            `done`: the first `num` finished refs, in the given order, so that a loop may take them
+            one by one. `not_done`: the other refs, in the given order, even if they are done.
 
         Raises
         ------
@@ -283,8 +284,8 @@ class ObjectCalls:
     def delete(self, refs: Any) -> None:
         """Drops objects now, without waiting for the last ref.
 
-        A later `get` raises ObjectLostError; for tasks and reductions that still need the object,
-        it is a failed source. Arrays that use its memory stay valid.
+        A later `get` raises ObjectLostError. For tasks and reductions that still need the object,
+        it is a failed source. Arrays in its memory stay valid.
 
         Parameters
         ----------
@@ -316,7 +317,7 @@ class ObjectCalls:
         Returns
         -------
         list of str
-            Node ids; empty if the value is not ready, failed, or is gone.
+            Node ids; empty if the value is not ready, has failed, or is gone.
 
         Examples
         --------

@@ -1,7 +1,7 @@
-"""Executors with worker processes of their own on a cluster: `c.executor()` and `c.spmd()`.
+"""Executors with dedicated worker processes: `c.executor()` and `c.spmd()`.
 
-Such an executor is like any other (executor.py), but its owner opens and closes its pool, and its
-workers may have an environment and resources for life.
+Such an executor is like any other (executor.py), but its owner opens and closes the pool, and its
+workers may have their own environment and resources.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class PoolExecutor(TaskExecutor):
-    """`c.executor()`: workers of its own on a cluster."""
+    """`c.executor()`: dedicated workers on a cluster."""
 
     _finisher: Callable[[], object] | None = None  # waits until another thread has ended the pool
     _cluster: Any = None  # kept alive as long as this executor
@@ -79,7 +79,7 @@ class PoolExecutor(TaskExecutor):
         if cancel_futures:
             with suppress_closed():
                 self._cancel_pending(False)
-        if ending:  # it is ending in the background already
+        if ending:  # already ending in the background
             if wait and self._finisher is not None:
                 self._finisher()
         elif wait:
@@ -87,7 +87,7 @@ class PoolExecutor(TaskExecutor):
             self._finisher = underway.wait
             try:
                 _close_pool(self._runtime, self._pool)
-            except BaseException:  # as at an exception in the `with` block: the processes must end
+            except BaseException:  # as after an exception in `with`: the processes must end
                 with suppress_closed():
                     self._cancel_pending(True)
                     self._close(False)
@@ -114,8 +114,8 @@ class PoolExecutor(TaskExecutor):
         return None
 
     def _hand_over(self) -> int:
-        """Hands the pool over to an owner that ends the whole cluster; returns the pool's number.
-        The initializer's object stays held."""
+        """Passes the pool to an owner that ends the whole cluster. Returns the pool's number. The
+        initializer's object stays held."""
         self._dropped.detach()
         self._runtime.setups.append(self._setup)
         return self._pool
@@ -125,16 +125,16 @@ class PoolExecutor(TaskExecutor):
 
 
 def _end_pool(runtime: Runtime, pool: int, kill: bool = False) -> None:
-    """Ends a pool. This process's queue to it is closed first, because as soon as the node has
-    received ClosePool, the pool's number may be that of another pool, to which this process has a
-    queue, too."""
+    """Ends a pool. Closes this process's queue to the pool first: when the node has received
+    ClosePool, the pool's number may belong to another pool, to which this process has a queue,
+    too."""
     if runtime.client.usable:
         runtime.submitter.close_queue(pool)
         runtime.channel.tell(ClosePool(pool, kill))
 
 
 def _close_pool(runtime: Runtime, pool: int) -> None:
-    """Ends a pool when this process's tasks in it are done."""
+    """Ends a pool when this process's tasks in the pool are done."""
     submitter = runtime.submitter
     with suppress_closed():  # the cluster may end meanwhile
         queues = submitter.queues.all_to(pool)
@@ -148,8 +148,8 @@ def _close_pool(runtime: Runtime, pool: int) -> None:
 
 
 def _close_quietly(runtime: Runtime, pool: int, setup: Any) -> None:
-    """Runs `_close_pool` in a thread of its own, at any time, also while the interpreter ends.
-    `setup`: held until then, because starting workers need the initializer's object."""
+    """Runs `_close_pool` in a new thread, at any time, also while the interpreter ends. `setup`:
+    held until then, because starting workers need the initializer's object."""
     try:
         _close_pool(runtime, pool)
     except Exception:
@@ -158,8 +158,8 @@ def _close_quietly(runtime: Runtime, pool: int, setup: Any) -> None:
 
 
 def _drop_pool(pid: int, runtime: Runtime, pool: int, setup: Any) -> None:
-    """Called when the program has dropped the executor. The garbage collector may call this
-    anywhere, so it waits for nothing, and takes no lock."""
+    """Closes the pool of an executor that the program has dropped. The garbage collector may call
+    this function at any time, so it neither waits nor takes a lock."""
     if os.getpid() == pid and runtime.client.usable:
         with contextlib.suppress(
             RuntimeError
@@ -176,8 +176,8 @@ def open_pool(
     options: Options,
     numbers: Sequence[int] = (),
 ) -> PoolExecutor:
-    """Starts a pool for one executor, on these nodes or by default on this host; workers with
-    resources start on nodes that have these."""
+    """Starts a pool for one executor, on these nodes or by default on this host. Workers with
+    resources start on nodes with these resources."""
     count = whole(workers)
     if count is None or not 1 <= count <= WORKERS_MAX:
         raise ValueError(refusal(workers))
@@ -234,8 +234,8 @@ def _start(
     demand: Demand | None = None,
     anywhere: bool = False,
 ) -> T:
-    """Starts workers in a pool of their own. `owner`: makes, from the pool's number, the object
-    that closes the pool. `anywhere`: tasks of lost nodes may move to nodes outside `places`."""
+    """Starts workers in a new pool. `owner`: makes the object that closes the pool from the pool's
+    number. `anywhere`: tasks of lost nodes may move to nodes outside `places`."""
     own = runtime.tasks.node_number
     here = sum(workers for number, workers in places if number == own)
     far = [place for place in places if place[0] != own]
@@ -266,8 +266,8 @@ def spmd(
     weights: Sequence[tuple[int, int]],
     anywhere: bool,
 ) -> list[Future[T]]:
-    """Starts peers, spread over (node, weight), in a pool of their own, which closes after the last
-    peer. `anywhere`: as for `_start`."""
+    """Starts peers, spread over (node, weight), in a new pool, which closes after the last peer.
+    `anywhere`: as for `_start`."""
     env, demand = options.env, options.resources
     options = dataclasses.replace(options, env=(), resources=None)
     if demand is None:
@@ -296,7 +296,7 @@ def spmd(
         )
         for rank in range(size):
             futures.append(peers.submit(fixed, rank, *args))
-    except BaseException:  # for example, it does not pickle; no peer may wait for the others
+    except BaseException:  # for example, it cannot be pickled; no peer may wait for the others
         for future in futures:
             future.cancel(force=True)
         for one in opened:
@@ -319,7 +319,7 @@ def spmd(
 
 
 class PoolCalls(TaskExecutor):
-    """The part of `Cluster` that starts executors and peers in processes of their own."""
+    """The methods of `Cluster` that start executors and peers in dedicated processes."""
 
     def executor(
         self,
@@ -330,17 +330,16 @@ class PoolCalls(TaskExecutor):
         max_tasks_per_child: int | None = None,
         **options: Any,
     ) -> PoolExecutor:
-        """An executor on this cluster with worker processes of its own.
+        """Opens an executor on this cluster with dedicated worker processes.
 
-        Its workers end at its shutdown. Options are those of `options`, besides the arguments
-        below.
+        Its workers end at its shutdown. It takes the options of `options`, and these arguments.
 
         Parameters
         ----------
         max_workers : int, optional
-            How many workers, 1 to 200. Default: the number of CPUs here, or, with `node=`, of
-            workers of those nodes; with `options(resources=)` at most as many as the resources
-            suffice for.
+            The number of workers, 1 to 200. Default: the number of CPUs of this host or, with
+            `node=`, the number of workers of these nodes; with `options(resources=)`, no more than
+            the resources allow.
         initializer : callable, optional
             Runs in each worker before its first task, and in each worker that replaces a dead one.
         initargs : tuple, optional
@@ -348,8 +347,8 @@ class PoolCalls(TaskExecutor):
         max_tasks_per_child : int, optional
             After this number of tasks a worker is replaced by a new one. Default: never.
         **options
-            As for `options`. `node`: one or several nodes that share the workers evenly. Default:
-            this host; with `resources`, then the other nodes that have them.
+            As for `options`. `node`: one or several nodes, which share the workers evenly. Default:
+            this host; with `resources`, other nodes with these resources follow.
 
         Returns
         -------
@@ -359,8 +358,8 @@ class PoolCalls(TaskExecutor):
         Raises
         ------
         ValueError
-            A number of workers or tasks that is not allowed, or not enough of the `resources` for
-            so many workers.
+            The number of workers or tasks is not allowed, or the `resources` do not suffice for
+            this number of workers.
         NodeLostError
             A node was lost before its workers had started.
 
@@ -399,25 +398,26 @@ class PoolCalls(TaskExecutor):
     def spmd(
         self, fn: Callable[..., T], size: int, *args: Any, node: Any = None
     ) -> list[Future[T]]:
-        """Starts `size` peers at once, each in a process of its own, as `fn(rank, *args)`.
+        """Starts `size` peers together, each in a dedicated process, as `fn(rank, *args)`.
 
-        The peers usually become members of one Group. A peer that dies is retried like any task
-        (with `options(retries=0)` it is not), and may join its Group again as long as the Group
-        lives. If its host is lost, it starts again on another host, one of `node` if given; with
-        `options(resources=)` as soon as the resources are free on one.
+        The peers usually become members of one Group. A peer that dies is retried like any task,
+        unless `options(retries=0)`, and may rejoin its Group as long as the Group lives. If its
+        host is lost, the peer restarts on another host (one of `node`, if given); with
+        `options(resources=)`, as soon as the resources are free on a host.
 
         Parameters
         ----------
         fn : callable
             Runs in each peer. Its first argument is the rank, 0 to size - 1.
         size : int
-            How many peers, 1 to 200.
+            The number of peers, 1 to 200.
         *args
-            Further arguments, the same for every peer. Refs arrive as their values, as for
-            `submit`; `by_ref(ref)` hands over the ref.
+            Further arguments, the same for every peer. Refs are replaced by their values, as for
+            `submit`; `by_ref(ref)` passes the ref itself.
         node : Node, str, or a list of them, optional
-            Where the peers run. Default: all nodes that have workers, in proportion to these; with
-            `options(resources=)` this host as far as its resources suffice, then other nodes.
+            The nodes of the peers. Default: all nodes with workers, in proportion to their numbers
+            of workers; with `options(resources=)`, this host as far as its resources suffice, then
+            other nodes.
 
         Returns
         -------
@@ -427,8 +427,8 @@ class PoolCalls(TaskExecutor):
         Raises
         ------
         ValueError
-            A size that is not allowed, a node that has never been in the cluster, or not enough of
-            the `resources` for so many peers.
+            The size is not allowed, a node has never been in the cluster, or the `resources` do not
+            suffice for this number of peers.
 
         Examples
         --------
@@ -453,14 +453,14 @@ class PoolCalls(TaskExecutor):
 
     @property
     def assigned(self) -> dict[str, list[int]]:
-        """Which units of its `resources` this task, executor's worker or actor has been given.
+        """The units of `resources` that are assigned to this task, executor's worker or actor.
 
         Returns
         -------
         dict
-            By name, the indices on this host, from 0: ``{"gpu": [0, 1]}``. For a fraction, the
-            index that it shares; an empty list for an amount without indices (the total is above
-            1024 or not a whole number). {} if nothing was assigned, as in a driver.
+            The indices on this host, from 0, by name: ``{"gpu": [0, 1]}``. A fraction has the index
+            that it shares. An amount without indices has an empty list (the total is above 1024, or
+            not an integer). {} if nothing was assigned, as in a driver.
 
         Examples
         --------

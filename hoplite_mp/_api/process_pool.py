@@ -1,7 +1,7 @@
-"""Executor: replaces `concurrent.futures.ProcessPoolExecutor` by a change of one line.
+"""Executor: a one-line replacement for `concurrent.futures.ProcessPoolExecutor`.
 
-For programs that need only an executor that survives the death of a worker. It owns a cluster of
-one host, and has only the methods of the standard library's executor.
+For programs that only need an executor that survives the death of a worker. It owns a cluster of
+one host, and only has the methods of the standard library's executor.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["Executor"]
 class Executor(TaskExecutor):
     """The one-line replacement for `concurrent.futures.ProcessPoolExecutor`.
 
-    It owns a cluster of this host. The death of a worker does not break it: the task runs again in
-    another worker. Results are writable. If the arguments of a task do not pickle, its Future fails
-    with the pickling error. A task that raises SystemExit or KeyboardInterrupt fails with that
-    exception; a Cluster raises TaskError instead.
+    It owns a cluster of this host. The death of a worker does not break the executor: the task runs
+    again in another worker. Results are writable. If the arguments of a task cannot be pickled, its
+    Future fails with the pickling error. A task that raises SystemExit or KeyboardInterrupt fails
+    with this exception; with a Cluster it fails with TaskError instead.
 
     Parameters
     ----------
@@ -41,13 +41,13 @@ class Executor(TaskExecutor):
     max_tasks_per_child : int, optional
         After this number of tasks a worker is replaced. Default: never.
     mp_context : None
-        Only None. The standard library has this argument; here workers are neither forked nor
-        spawned from this process.
+        Must be None. The standard library has this argument; the workers of this executor are
+        neither forked nor spawned from this process.
 
     Raises
     ------
     ValueError
-        A number of workers or tasks that is not allowed.
+        The number of workers or tasks is not allowed.
     TypeError
         `mp_context` is not None, or `initializer` cannot be called.
 

@@ -1,4 +1,4 @@
-"""Refs as users pass them: one, an iterable of them, or nested containers of them."""
+"""Refs in arguments: a single ref, an iterable of refs, or nested containers of refs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TREE_TYPES", "as_items", "as_ref", "as_refs", "tree_map"]
 
-TREE_TYPES = (list, tuple, dict)  # exact types, because only a subclass knows what its items mean
+TREE_TYPES = (list, tuple, dict)  # exact types; a subclass may use its items differently
 
 
 def as_items(refs: Any) -> list[Any]:
@@ -42,10 +42,10 @@ def as_refs(refs: Any) -> list[ObjectRef[Any]]:
 
 
 def _not_a_ref(wanted: str, got: Any) -> TypeError:
-    """An error that describes the wrong value in one line, however large it is, and explains why a
-    task gets a value if the caller passes a ref."""
+    """An error that describes the wrong value in one line, however large the value is. It explains
+    that a task gets the value if the caller passes a ref."""
     hint = (
-        "Refs among a task's arguments arrive as their values; hoplite_mp.by_ref(ref) hands over "
+        "Refs among a task's arguments are replaced by their values; hoplite_mp.by_ref(ref) passes "
         "the ref itself, and put(value) makes a ref of a value"
     )
     return TypeError(f"expected {wanted}, not {_in_words(got)}. {hint}")
@@ -73,7 +73,7 @@ def as_ref(one: Any) -> ObjectRef[Any]:
 
 def tree_map(value: Any, leaf: Callable[[Any], Any]) -> Any:
     """The same nesting, with `leaf(x)` in place of each x that is not of TREE_TYPES. Items are
-    taken in order; keys stay unchanged."""
+    taken in order; keys are unchanged."""
     kind = type(value)
     if kind is list:
         return [tree_map(one, leaf) for one in value]

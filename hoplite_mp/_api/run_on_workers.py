@@ -1,8 +1,8 @@
 """`Cluster.run`: calls a function once in every worker of the common pool.
 
-Programs use it to empty caches, change settings or reload modules while the cluster runs. For the
-node this is a worker broadcast (_node/tasks/worker_broadcast.py): there are as many tasks as
-workers, and each worker gets one of them between two other tasks.
+Programs use it to empty caches, change settings or reload modules while the cluster runs. The node
+runs it as a worker broadcast (_node/tasks/worker_broadcast.py): one task for each worker, between
+two other tasks.
 """
 
 from __future__ import annotations
@@ -38,42 +38,43 @@ T = TypeVar("T")
 
 
 class RunOnWorkersCalls(TaskExecutor):
-    """The part of `Cluster` that calls a function in every worker."""
+    """The method of `Cluster` that calls a function in every worker."""
 
     def run(
         self, fn: Callable[..., T], /, *args: Any, node: Any = None, timeout: float | None = None
     ) -> dict[str, T]:
-        """Calls `fn(*args)` once in every worker of the common pool, between two of its tasks.
+        """Calls `fn(*args)` once in every worker of the cluster, between two tasks.
 
-        These are the workers that exist at the time of the call. Workers that start later do not
-        run it (use `executor(initializer=)`); workers that die, or whose node is lost, are left
-        out. A worker that waits inside a task is busy with that task. If a task makes this call,
-        its own worker runs the function at once, inside the call. `options(retries=)` and
+        The workers of executors, peers and actors do not run the function, nor do workers that
+        start later (use `executor(initializer=)`). The result leaves out workers that die, or whose
+        node is lost. A worker that waits inside a task is busy with this task. If a task makes this
+        call, its own worker runs the function inside the call. `options(retries=)` and
         `options(timeout=)` do not apply.
 
         Parameters
         ----------
         fn : callable
-            What to call. An async function runs in the event loop of its worker.
+            The function to call. An async function runs in the event loop of its worker.
         *args
-            Its arguments. Refs among them arrive as values, as for `submit`.
+            Its arguments. Refs among them are replaced by their values, as for `submit`.
         node : Node, str, or a list of them, optional
             Only the workers of these nodes. Default: all.
         timeout : float, optional
-            Seconds, after which workers that are still busy will not run it. Default: no limit.
+            Seconds, after which workers that are still busy will not run the function. Default: no
+            limit.
 
         Returns
         -------
         dict
-            The results by the workers' names, `{"2@h0": ..., "3@h0": ...}`. What a worker prints is
+            The results by the workers' names, `{"2@h0": ..., "3@h0": ...}`. Output of a worker is
             preceded by its name, as in `(worker 3@h0)`.
 
         Raises
         ------
         Exception
-            The exception of the first worker that failed, after all have run the function.
+            The exception of the first worker that failed, after all workers have run the function.
         HopliteTimeoutError
-            Some workers have not run it in time; calls that have begun continue.
+            Some workers have not run the function in time; calls that have begun continue.
 
         Examples
         --------
@@ -186,8 +187,8 @@ def _run(
 
 
 def _wait(runtime: Runtime, oids: list[int], deadline: int) -> bool:
-    """Waits until all are done; False at the deadline. A worker whose task waits here takes part in
-    this broadcast, and in other callers' broadcasts."""
+    """Waits until all tasks are done; False at the deadline. A worker whose task waits here takes
+    part in this broadcast, and in other callers' broadcasts."""
     waiting, take_part, tasks = runtime.submitter.waiting, runtime.take_part, runtime.tasks
     if take_part is None:
         return waiting.wait_many(oids, len(oids), deadline)
@@ -216,7 +217,7 @@ def _wait(runtime: Runtime, oids: list[int], deadline: int) -> bool:
 
 def _results(futures: list[Future[Any]], ended: list[Future[Any]]) -> dict[str, Any]:
     """The results by the workers' names, without workers that have ended meanwhile. Raises the
-    first exception that the function has raised."""
+    function's first exception."""
     for one in (*ended, *futures):
         error = one.exception()
         if error is not None and not _is_loss(error):
@@ -226,6 +227,6 @@ def _results(futures: list[Future[Any]], ended: list[Future[Any]]) -> dict[str, 
 
 
 def _is_loss(error: BaseException) -> bool:
-    """Whether the worker has ended. An exception that the function itself has raised has a cause,
-    the worker's traceback."""
+    """Whether the error means that the worker has ended. An exception of the function itself has a
+    cause, the worker's traceback."""
     return isinstance(error, errors.WorkerLostError) and error.__cause__ is None

@@ -1,8 +1,9 @@
-"""Ends a cluster: by shutdown, on leaving `with`, at interpreter exit, or when it was dropped.
+"""Ends a cluster: by `shutdown`, at the end of `with`, at interpreter exit, or after it was
+dropped.
 
-Pending work is finished first, even if the program has dropped its Cluster. So the code that ends a
-cluster needs an object that outlives the Cluster: the keeper, which shares its attributes. At
-interpreter exit, all keepers are ended.
+Pending work is finished first, even if the program has dropped its Cluster. The code that ends a
+cluster therefore needs an object that outlives the Cluster: the keeper, which shares its
+attributes. At interpreter exit, the clusters of all keepers are ended.
 """
 
 from __future__ import annotations
@@ -44,29 +45,30 @@ class ClusterShutdown:
     _shutting: threading.Lock
     _pid: int
     _closed: bool = False
-    _finisher: Callable[[], Any] | None = None  # waits for an end in the background
+    _finisher: Callable[[], Any] | None = None  # waits for the end in the background
     _ended: threading.Event
 
     def _keep(self) -> None:
         """Makes the keeper of this cluster: a second object with the same attributes, which ends
         the cluster when the program has dropped the Cluster."""
         keeper = _Keeper.__new__(_Keeper)
-        # A dictionary of its own: Python 3.13.0 collects values that only `self.__dict__` holds, if
-        # `self` is garbage, although another object has that dictionary, too.
+        # A separate dictionary: if `self` is garbage, Python 3.13.0 collects values that only
+        # `self.__dict__` holds, even if another object shares this dictionary.
         keeper.__dict__ = self.__dict__ = dict(vars(self))
         _open.add(keeper)
         weakref.finalize(self, _drop, keeper).atexit = False  # at exit _close_all ends it
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accepts no new tasks, waits for submitted ones, and ends a cluster that was started here.
+        """Waits for submitted tasks, and ends a cluster that this program has started.
 
-        A cluster that was reached by `address=` continues. Afterwards calls raise ClosedError.
+        A cluster that the program joined by `address=` continues. No new tasks are accepted, and
+        later calls raise ClosedError.
 
         Parameters
         ----------
         wait : bool, optional
-            True returns when all tasks are done and all processes are gone. False returns at once,
-            and the same happens in the background. Default: True.
+            True: waits until all tasks are done and all processes have ended. False: returns
+            immediately, and does the same in the background. Default: True.
         cancel_futures : bool, optional
             True cancels all tasks that have not begun. Default: False.
 
@@ -107,7 +109,7 @@ class ClusterShutdown:
         )
 
     async def __aexit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        """Exists only because `async with` looks it up before it calls `__aenter__`."""
+        """Never called. `async with` looks this method up before it calls `__aenter__`."""
 
     def _finish(self) -> None:
         runtime, host = self._runtime, self._host
@@ -123,7 +125,7 @@ class ClusterShutdown:
         self._end()
 
     def _abort(self) -> None:
-        """Cancels waiting tasks, interrupts running ones, and kills those that take too long."""
+        """Cancels waiting tasks, interrupts running tasks, and kills tasks that take too long."""
         self._closed = True
         submitter = self._runtime.submitter
         with contextlib.suppress(Exception):
@@ -137,7 +139,7 @@ class ClusterShutdown:
                         with contextlib.suppress(Exception):
                             submitter.cancel(oid, force)
                 self._runtime.actors.kill_unheld()
-        finally:  # after a second Ctrl-C as well, because nothing else could end it later
+        finally:  # after a second Ctrl-C as well, because no later code could end it
             self._end()
 
     def _end(self) -> None:
@@ -192,8 +194,8 @@ class _Keeper(ClusterShutdown):
 
 
 def _drop(keeper: _Keeper) -> None:
-    """Called when the program has dropped the Cluster. The garbage collector may call this in any
-    thread, whatever locks that thread holds, so it waits for nothing."""
+    """Ends a cluster that the program has dropped. The garbage collector may call this function in
+    any thread, with any locks held, so it does not wait."""
     if os.getpid() != keeper._pid or keeper._host is None or keeper._closed:
         return
     keeper._runtime.dropped = keeper._closed = True
@@ -207,8 +209,8 @@ def _drop(keeper: _Keeper) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    """At interpreter exit, ends all clusters as on leaving `with`: without waiting for tasks if an
-    exception ends the program."""
+    """Ends all clusters at interpreter exit, as at the end of `with`: without waiting for tasks if
+    an exception ends the program."""
     failed = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
     for cluster in list(_open):
         with contextlib.suppress(HopliteTimeoutError):

@@ -1,7 +1,7 @@
-"""stream: the items that a generator yields in a worker, as refs, while it runs.
+"""stream: refs to the items that a generator yields in a worker, while it runs.
 
-A task has one result, at its end. If results come one by one, or would not fit into memory
-together, a generator function is the natural form.
+A task has one result, at its end. A generator function is for results that are ready one by one, or
+do not fit into memory together.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class StreamCalls(TaskExecutor):
-    """The part of `Cluster` that makes streams."""
+    """The method of `Cluster` that opens streams."""
 
     _runtime: Runtime
     _options: Options
@@ -42,10 +42,10 @@ class StreamCalls(TaskExecutor):
     ) -> Stream[T]:
         """Runs the generator function `fn(*args, **kwargs)`, or an async one, in a worker.
 
-        The generator pauses while `options(buffersize=n)` items have not been taken or, by default,
-        items of `Config.stream_bytes_max` bytes. During a pause another worker replaces its own,
-        and its `timeout=` does not count. Arrays of `current().empty(...)` that it yields are
-        published without a copy, and become read-only.
+        The generator pauses while `options(buffersize=n)` items, or by default items of
+        `Config.stream_bytes_max` bytes, have not been taken. During a pause another worker stands
+        in for its worker, and its `timeout=` does not count. Yielded arrays of
+        `current().empty(...)` are published without a copy, and become read-only.
 
         Parameters
         ----------
@@ -57,26 +57,27 @@ class StreamCalls(TaskExecutor):
         Returns
         -------
         iterator of ObjectRef
-            For `for` and `async for`: a ref for each item, while the generator runs. Closing or
-            dropping the iterator closes the generator, at its next yield. An exception of the
-            generator is raised after the last item.
+            An iterator for `for` and `async for`: a ref for each item, while the generator runs.
+            Closing or dropping the iterator closes the generator at its next yield. An exception of
+            the generator is raised after the last item.
 
         Raises
         ------
         ClosedError
             The cluster was shut down.
         TypeError
-            `fn` is an async function without a yield.
+            `fn` is an async function that does not yield.
 
         Notes
         -----
         After the death of its worker or host the generator runs again, up to `retries` times. Items
-        that it had yielded before are recomputed and discarded, but replace items that were lost
-        before they were taken. So it must yield the same each time, or have `options(retries=0)`.
+        that it had yielded before are recomputed. They replace items that were lost before they
+        were taken; all others are discarded. The generator must therefore yield the same items in
+        each run, or have `options(retries=0)`.
 
         A stream occupies a worker, or one of an actor's `concurrency` places, until it is read to
-        its end or closed; `shutdown` does not wait for it. It does not pickle, and reading it from
-        two threads at a time raises ValueError.
+        its end or closed; `shutdown` does not wait for it. It cannot be pickled, and reading it
+        from two threads at a time raises ValueError.
 
         Examples
         --------
@@ -98,8 +99,8 @@ class StreamCalls(TaskExecutor):
         refuse_unused(options, "stream")
         if options.retry_exceptions:
             raise ValueError(
-                "retry_exceptions= is not for stream(): what a generator raises comes after the "
-                "items that it has yielded, and is raised there; catch it inside the generator"
+                "retry_exceptions= is not for stream(): a generator's exception is raised after "
+                "the items that it has yielded; catch the exception inside the generator"
             )
         if runtime.pool_sizes.get(0) == 0:
             raise RuntimeError(

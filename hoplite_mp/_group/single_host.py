@@ -220,7 +220,7 @@ INVALID_CALL_CHARS_MAX = 8000  # of a mistake's message; every host must have sp
 
 class Combiner:
     """Combines parts: (kind, op, root, values) by rank. The part of a rank that made a mistake is
-    (MISTAKE, message, 0, kind of the error)."""
+    (INVALID_CALL, message, 0, kind of the error)."""
 
     def __init__(self, runtime: Runtime, name: str) -> None:
         self._runtime = runtime

@@ -405,8 +405,7 @@ class Event(Handle):
         self._make((), name, node, detached)
 
     def set(self) -> None:
-        """Sets the flag: all waiting processes continue, and later calls of `wait` return
-        immediately.
+        """Sets the flag: waiting processes continue, and `wait` returns immediately.
 
         Examples
         --------

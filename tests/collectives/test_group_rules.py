@@ -130,7 +130,7 @@ def test_group_that_does_not_fill_names_who_is_missing_and_is_left(came: int) ->
 def test_call_that_times_out_names_who_is_missing_and_ends_membership(cluster: Cluster) -> None:
     first, second = impatient_and_patient(cluster, "slow")
     words = (
-        r"call 1 still misses ranks \[1\], after 0.1 s. This rank has left the Group. To go on, "
+        r"call 1 still waits for ranks \[1\], after 0.1 s. This rank has left the Group. To go on, "
     )
     with pytest.raises(HopliteTimeoutError, match=words + "join it again with the same name"):
         first.allreduce(np.ones(1))

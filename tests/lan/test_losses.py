@@ -150,7 +150,7 @@ def test_who_dies_while_a_copy_is_on_its_way_is_replaced(tmp_path: Path) -> None
         """,
         "120mbit",
     )
-    alone = "copies=3: each needs a node of its own, and this cluster has 2"
+    alone = "copies=3: each copy needs a different node; this cluster has 2"
     assert said == ["True", "True", alone]
 
 

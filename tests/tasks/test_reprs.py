@@ -132,6 +132,6 @@ def test_a_value_where_a_ref_is_expected(
         with pytest.raises(TypeError) as caught:
             call(value)
         assert words in str(caught.value)
-        assert "Refs among a task's arguments arrive as their values" in str(caught.value)
+        assert "Refs among a task's arguments are replaced by their values" in str(caught.value)
         assert "hoplite_mp.by_ref(ref)" in str(caught.value)
         assert len(str(caught.value)) < 400
