@@ -1,7 +1,7 @@
 """Executor: a one-line replacement for `concurrent.futures.ProcessPoolExecutor`.
 
-For programs that only need an executor that survives the death of a worker. It owns a cluster of
-one host, and only has the methods of the standard library's executor.
+The executor owns a cluster of one host. It has only the methods of the standard library's executor,
+and survives the death of a worker.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Demands:
         self._version = -1
 
     def _places(self, demand: Demand) -> list[tuple[int, int, int, int]]:
-        """(node, workers, how many such demands the node can meet simultaneously, how many more it
+        """(node, workers, number of such demands that the node can meet in total, number that it
         can meet now) in order of joining, but this host first."""
         self._runtime.memory.check()
         found = [tuple(one) for one in self._runtime.channel.call(ResourcePlaces(demand)).value]

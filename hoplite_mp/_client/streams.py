@@ -1,9 +1,9 @@
-"""Streams on the reader's side: an iterator of refs to the items that a generator yields.
+"""x the reader's side: an iterator of refs to the items that a generator yields.
 
-The generator's task returns a *link*, an object that is pending at first; a finished link names an
-item and the next link. A reader waits for its link, takes the item, and releases the link, which
-shows the generator's worker that the item was taken. When a link is lost with its process or host,
-the task is sent again and skips the items that were taken.
+The generator's task returns a *link*, an object that is initially pending. A finished link names an
+item and the next link. A reader waits for its link, takes the item, and releases the link; the
+release shows the generator's worker that the item was taken. If a link is lost with its process or
+host, the task is sent again, and skips the items that were taken.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ _LOST = (STATE["FAILED"], STATE["DELETED"], *GONE)
 
 
 class StreamPlan(NamedTuple):
-    """The instructions for the generator's worker; the first argument of the generator's task."""
+    """The instructions for the generator's worker: the first argument of the generator's task."""
 
-    skip: int  # how many items are computed but not sent
+    skip: int  # number of items to compute without sending them
     buffersize: int | None
     bytes_max: int
-    tries: int  # how often the generator's process has died so far
+    tries: int  # number of deaths of the generator's processes so far
 
 
 class Stream(Generic[T]):
-    """An iterator of refs, one for each item of a generator that is running in a worker.
+    """An iterator of refs to the items of a generator that runs in a worker.
 
-    For `for` and `async for`. Closing or dropping it closes the generator: `finally` blocks run.
+    It is for `for` and `async for`. Closing or dropping it closes the generator: `finally` blocks
+    run.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Stream(Generic[T]):
                     return item
 
     def _wait(self) -> None:
-        """Waits until `_look` may find news."""
+        """Waits until `_look` may find an item or the end."""
         waiting = self._runtime.submitter.waiting
         if self._task is not None:
             self._memory.check()
@@ -122,8 +123,8 @@ class Stream(Generic[T]):
                 if (other := self._not_an_end(error)) is not error:
                     raise other from error
                 raise
-            # Release the holds of the task's result, so that from here on only this stream holds
-            # the links, and each is freed when it has been read.
+            # Release the holds of the task's result: now only this stream holds the links, and each
+            # link is freed when it has been read.
             self._runtime.submitter.drain()
             self._memory.inner.pop(task._oid, None)
             return _AGAIN
@@ -269,8 +270,8 @@ class Stream(Generic[T]):
 
 
 class _Alone:
-    """Surrounds the reading of a stream. A class, because `contextlib.contextmanager` sets an
-    attribute of the exceptions that pass, which some classes refuse."""
+    """Surrounds a read of a stream. This is a class because `contextlib.contextmanager` sets an
+    attribute of exceptions, and some exception classes refuse it."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock

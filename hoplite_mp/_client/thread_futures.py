@@ -64,22 +64,23 @@ class _AsyncioView:
 
 
 def for_asyncio(fn: Callable[[Any], object]) -> Callable[[Any], object]:
-    """The done-callback to register for `fn`. That of `asyncio.wrap_future` gets an `_AsyncioView`,
-    because an exception while it reads the Future would make its coroutine wait for ever."""
+    """The done-callback to register for `fn`. The callback of `asyncio.wrap_future` gets an
+    `_AsyncioView`: an exception while it reads the Future would make its coroutine wait for
+    ever."""
     if getattr(fn, "__module__", None) != "asyncio.futures":
         return fn
     return lambda future: fn(_AsyncioView(future))
 
 
 class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
-    """A `concurrent.futures.Future` of this process. `await future` gives its value, in any event
-    loop; cancelling the `await` cancels nothing else."""
+    """A `concurrent.futures.Future` of this process. `await future` returns its value, in any event
+    loop. Cancelling the `await` does not cancel the call."""
 
     HOW = "future.result()"
 
     def __init__(self, blocks: WaitsPort | None = None) -> None:
-        """blocks: in a worker, its waits, so that the worker counts as blocked while its task waits
-        for this Future; not given if the thread that settles it counts as blocked itself."""
+        """blocks: the waits of a worker, which counts as blocked while its task waits for this
+        Future. None if the thread that settles the Future counts as blocked."""
         super().__init__()
         self._blocks = blocks
 
@@ -113,8 +114,7 @@ class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
         return super().exception(self._wait(timeout))
 
     def _wait(self, timeout: float | None) -> float | None:
-        """In a worker: waits, and counts as blocked after a while. Returns the timeout that is
-        left."""
+        """Waits; a worker counts as blocked after a while. Returns the remaining timeout."""
         blocks = self._blocks
         if blocks is None or blocks.run_in_place is None or self.done():
             return timeout
@@ -139,8 +139,8 @@ class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
         return self.done()
 
     def patience_s(self, since: float) -> float | None:
-        """How many seconds an `await` that began at `since`, on the monotonic clock, may wait
-        before it calls this again; None: no limit. HopliteTimeoutError: the limit has passed."""
+        """The seconds for which an `await` that began at `since` (monotonic clock) may wait before
+        it calls this method again; None: no limit. HopliteTimeoutError: the limit has passed."""
         return None
 
     def __reduce__(self) -> Any:
@@ -158,8 +158,8 @@ class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
             self.set_result(value)
 
     def __await__(self) -> Generator[Any, None, T]:
-        """The value, without blocking the event loop; cancelling the `await` cancels nothing
-        else."""
+        """Waits for the value without blocking the event loop. Cancelling the `await` does not
+        cancel the call."""
         from hoplite_mp._client.awaiting import result_of_thread
 
         return result_of_thread(self, self._blocks).__await__()

@@ -1,8 +1,8 @@
-"""The user's side of a trace: a `with` block that leaves a file.
+"""The user's side of a trace: a `with` block that writes a file.
 
-The nodes record events; this module starts and ends the recording, reads the records and writes the
-timeline. A wrong path is found before the recording starts, and the timeline's file appears
-complete or not at all.
+The nodes record events. This module starts and ends the recording, reads the records, and writes
+the timeline. A wrong path raises before the recording starts. The file appears only when it is
+complete.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class Trace:
     """One trace, which can be entered once."""
 
     def __init__(self, runtime: Runtime, path: str | os.PathLike[str]) -> None:
-        """OSError if no file can be created at `path`, which is tested by creating one next to
-        it."""
+        """Checks `path` by creating a file next to it. OSError: no file can be created."""
         runtime.memory.check()
         self._runtime = runtime
         self.path = Path(os.path.abspath(path))
@@ -138,7 +137,7 @@ class Trace:
         return bytes(data)
 
 
-# Converts what nodes have recorded to a timeline for ui.perfetto.dev and chrome://tracing.
+# Converts the nodes' records to a timeline for ui.perfetto.dev and chrome://tracing.
 #
 # The format (Chrome trace events, JSON) needs processes with tracks on which events do not overlap,
 # and a single clock. Each node becomes such a process. Each of its workers has a track for its
@@ -163,8 +162,8 @@ CLOCKS_TEXT = (
 
 
 def ahead_ns(clocks: list[Clock], at_ns: int) -> int:
-    """How far a clock was ahead when it showed `at_ns`: interpolated between two comparisons,
-    constant before the first and after the last."""
+    """The lead of a clock at its time `at_ns`: interpolated between two comparisons, constant
+    before the first and after the last comparison."""
     if not clocks:
         return 0
     first, last = clocks[0], clocks[-1]
@@ -199,7 +198,7 @@ class TraceText:
         return comma + json.dumps(event, separators=(",", ":"), default=str, skipkeys=True)
 
     def node(self, number: int, data: bytes, clocks: list[Clock]) -> Iterator[str]:
-        """Everything that one node has recorded. ProtocolError if the document is invalid."""
+        """The events of one node. ProtocolError if the document is invalid."""
         name = f"h{number}"
         document, found = _document(number, data)
         self._dropped[name] = document.dropped

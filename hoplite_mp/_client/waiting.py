@@ -1,8 +1,8 @@
-"""How a process waits for objects; a worker runs the awaited tasks itself, or counts as blocked.
+"""The waits of a process for objects. A waiting worker runs awaited tasks, or counts as blocked.
 
-If workers only waited, and all of them waited for tasks that they have submitted, no worker could
-run these tasks. So a worker runs an awaited task in place if it can, and a worker that has waited
-for a while counts as blocked, whereupon the node starts another one.
+If all workers only waited for tasks that they have submitted, no worker could run these tasks. So a
+worker runs an awaited task in place if it can. A worker that has waited for a while counts as
+blocked, and the node then starts another worker.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["Waiting"]
 
 BLOCKED_AFTER_NS = 2_000_000
 ALL_AT_ONCE = 256  # objects awaited together; more are awaited in parts
-TAKEN_POLLS = 32  # how many tasks that could not be run in place are tried again at each wake-up
+TAKEN_POLLS = 32  # tasks that could not be run in place: number of new attempts at each wake-up
 
 
 class _Needed:
-    """The objects that one wait of a worker needs, any of whose tasks it may run in place."""
+    """The objects that one wait of a worker needs. The worker may run their tasks in place."""
 
     __slots__ = ("all", "ready", "taken")
 
@@ -56,19 +56,19 @@ class Waiting:
         self._lock = locks.lock("client.blocked")
 
     def forbid(self, pool: int, places: int = 1) -> None:
-        """Called in an actor's process, which runs the actor's calls (the tasks of `pool`), at most
-        `places` at a time. From now on, a wait of a call for later calls of the actor is refused if
-        it would never end."""
+        """Refuses later waits of an actor's calls for later calls of the same actor that would
+        never end. Called in the actor's process, which runs the calls (the tasks of `pool`), at
+        most `places` at a time."""
         self.own_calls = OwnCalls(self.tasks, pool, places)
 
     def own_waits(self, oids: list[int], awaits: bool = False) -> AbstractContextManager[None]:
-        """Surrounds a wait. RuntimeError if it is for a later call of the waiting actor."""
+        """Surrounds a wait. RuntimeError if it waits for a later call of the same actor."""
         if self.own_calls is None:
             return contextlib.nullcontext()
         return self.own_calls.waits(oids, awaits)
 
     def wait_done(self, oid: int, deadline: int) -> None:
-        """Waits until the object is done. A worker meanwhile runs needed tasks, or counts as
+        """Waits until the object is done. Meanwhile a worker runs needed tasks, or counts as
         blocked."""
         forever = deadline == FOREVER_NS
         needed: _Needed | None = None
@@ -88,8 +88,8 @@ class Waiting:
                 self._needed.remove(needed)
 
     def _find_needed(self, oid: int) -> _Needed:
-        """Collects, once for each wait, the tasks of this process that this object needs, also
-        indirectly. `ready` adds those that become ready later."""
+        """Collects, once for each wait, the tasks of this process that the object needs directly or
+        indirectly. `ready` adds tasks that become ready later."""
         needed = _Needed({oid})
         # Registered first, so that tasks that become ready meanwhile are added, too.
         self._needed.append(needed)
@@ -107,15 +107,15 @@ class Waiting:
         return needed
 
     def ready(self, oid: int) -> None:
-        """Called when a task of this process was sent after it had waited for its arguments."""
+        """Adds a task of this process that was sent after a wait for its arguments."""
         for needed in self._needed:
             if oid in needed.all:
                 needed.ready.append(oid)
 
     def _run_needed(self, needed: _Needed) -> bool:
-        """In a worker: runs the awaited task, or one that it needs, in place. False if none of them
-        can be run here now, mostly because other workers run them. Without this, if all workers
-        waited for tasks that they have submitted, no worker could run these."""
+        """Runs the awaited task, or a task that it needs, in place in this worker. False if none
+        can be run now, usually because other workers run them. Without this method, if all workers
+        waited for tasks that they have submitted, no worker could run these tasks."""
         assert self.run_in_place is not None
         while needed.ready:
             oid = needed.ready.pop()
@@ -123,9 +123,9 @@ class Waiting:
                 return True
             if not self.tasks.done(oid):
                 needed.taken.append(oid)
-        # A task that could not be claimed may be queued by now: again, after its worker's death, or
-        # for the first time, by another process that has submitted it. Only a few are tried,
-        # because this happens at every wake-up.
+        # A task that could not be claimed may be queued now: again after its worker's death, or for
+        # the first time by another process. Only a few tasks are tried, because this happens at
+        # every wake-up.
         for _ in range(min(len(needed.taken), TAKEN_POLLS)):
             oid = needed.taken.popleft()
             if self.run_in_place(oid):
@@ -135,8 +135,8 @@ class Waiting:
         return False
 
     def wait_many(self, oids: list[int], need: int, deadline: int, news: bool = False) -> bool:
-        """Waits until `need` of these are done; False at the deadline. `news`: also return True
-        when any other object has completed."""
+        """Waits until `need` of these objects are done; False at the deadline. `news`: also returns
+        True when any other object has completed."""
         if need == len(oids) > ALL_AT_ONCE:  # each wake-up would cost a check of all of them
             parts = (oids[at : at + ALL_AT_ONCE] for at in range(0, need, ALL_AT_ONCE))
             return all(self.wait_many(part, len(part), deadline) for part in parts)
@@ -173,7 +173,7 @@ class Waiting:
                 self.count_blocked(-1)
 
     def wait_moved(self, oid: int, deadline: int) -> bool:
-        """Waits until the bytes of a finished object are here; False at the deadline."""
+        """Waits until the bytes of a finished object are on this host; False at the deadline."""
         locks.waits("the bytes of an object")
         counted, blocked = self.run_in_place is None, False
         parked = self.tasks.park([oid])
@@ -200,8 +200,8 @@ class Waiting:
                 self.count_blocked(-1)
 
     def count_blocked(self, change: int) -> None:
-        """Adds `change` to the number of this worker's threads that wait inside a task. While there
-        are any, the worker counts as blocked, and another worker may run in its place."""
+        """Adds `change` to the number of this worker's threads that wait inside a task. If the
+        number is not 0, the worker counts as blocked, and another worker may stand in."""
         with self._lock:
             # A forced cancel may interrupt a wait between the note that it counts and its count.
             self._blocked = max(0, self._blocked + change)

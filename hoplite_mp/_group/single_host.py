@@ -4,7 +4,7 @@ A barrier or a reduction of a few KiB takes some microseconds on the board, beca
 commits it. Larger arrays are in call buffers in the store, and each rank copies the bytes that it
 needs. This module selects these calls, and translates between NumPy's names and the numbers of
 `cext/shm_board.h`. If one rank contributes another value (an object, a mistake, another shape), the
-leader reads all parts in any place, as in any other call.
+leader reads the parts of all ranks, as in any other call.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The holders of objects, as far as transfers need them.
 
-An entry exists while a plan that moves the object runs, and while a node other than the object's
-first owner has a reported copy. Then the entry is dropped, and a later request creates a new entry,
-so an object that was lost and put again is not confused with its predecessor. A holder that is only
-named in a request does not keep the entry: that node does not know about the entry, and would never
-report the end of its copy.
+An entry exists as long as a plan that moves the object runs, or a node other than the object's
+first owner has a reported copy. Afterwards the entry is dropped. A later request creates a new
+entry, so an object that was lost and put again is not confused with its predecessor. A holder that
+is only named in a request does not keep the entry, because this node would never report the end of
+its copy.
 
 Holders are the nodes named in requests (the requester knows them from the object's owner), and the
 nodes that have reported a copy. If a parent fails one receiver, the parent stays listed for other

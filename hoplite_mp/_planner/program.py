@@ -107,8 +107,7 @@ class Program:
 
     @property
     def is_empty(self) -> bool:
-        """Whether this node takes no part in the plan. (A node that gets no bytes may still
-        report.)"""
+        """Whether this node takes no part in the plan, not even by a report."""
         return not (self.pulls or self.folds or self.serves or self.result or self.reports)
 
 

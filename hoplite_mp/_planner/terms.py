@@ -3,9 +3,9 @@
 With a standby, two hosts may run a manager, and the network between them can be cut. There is one
 class for each side. The time is an argument.
 
-    Lease      the manager's: it decides only while at least half of the hosts are bound to it
-    Voter      a node's: which manager it follows, and whether it is free to vote for another
-    Candidate  the standby's: it leads once more than half of the hosts have voted for its term
+    ManagerLease  of the manager, which decides only while at least half of the hosts are bound to it
+    Voter         of a node: the manager that it follows, and whether it is free to vote for another
+    Candidate     of the standby, which leads once more than half of the hosts have voted for it
 
 A node that answers the manager's `Leads` is bound to this manager for `promise_s` after the answer.
 The manager counts the node for `lease_s`. This time is shorter, and starts when `Leads` is sent.

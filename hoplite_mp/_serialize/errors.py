@@ -364,8 +364,8 @@ ADVICE = "create it in the task or in an initializer, or leave it out with `__ge
 
 
 def blamed(value: Any) -> str:
-    """Names the part that cannot be pickled, and what to do, after ": "; "" if no part can be
-    named. Never raises."""
+    """The end of an error text: ": ", the part that cannot be pickled, and advice. "" if no part
+    can be named. Never raises."""
     try:
         path = _search(value)
     except (Exception, SystemExit, GeneratorExit):

@@ -2,9 +2,8 @@
 
 A table (`waiting`) makes the decisions. This module manages the promises for waiting calls, and the
 lives of the calling processes. When a process or its host dies, its life fails; its locks are then
-released, and its waiting calls removed. Other threads than the calling thread notice deaths, so a
-lock protects the table. If a thread finds the lock taken, the thread that holds the lock handles
-the death.
+released, and its waiting calls removed. Any thread may notice a death, so a lock protects the
+table. If the lock is taken, the thread that holds it handles the death.
 """
 
 from __future__ import annotations
