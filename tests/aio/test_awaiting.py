@@ -284,8 +284,8 @@ def test_values_that_take_long_to_read_do_not_block_the_loop(run: Run) -> None:
 
     async def main(c: Cluster) -> None:
         futures = [
-            c.options(copy=True).submit(np.full, 4 << 20, i) for i in range(6)
-        ]  # 32 MiB each
+            c.options(copy=True).submit(np.full, 2 << 20, i) for i in range(6)
+        ]  # 16 MiB each
         done = asyncio.Event()
         pause = asyncio.ensure_future(longest_pause(done))
         for i, future in enumerate(futures):
@@ -298,7 +298,7 @@ def test_values_that_take_long_to_read_do_not_block_the_loop(run: Run) -> None:
         assert 1 <= len(reading) <= c._runtime.config.await_threads_max
         await pause
 
-    with hoplite_mp.Cluster(workers=1, memory="128MiB") as c:
+    with hoplite_mp.Cluster(workers=1, memory="64MiB") as c:
         run(main(c))
 
 

@@ -32,9 +32,13 @@ def first_after(gate: Gate, i: int) -> int:
     return i
 
 
-@pytest.mark.parametrize("chunksize", [None, 1, 7])
-@pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("buffersize", [None, 10])
+@pytest.mark.parametrize(
+    ("chunksize", "ordered", "buffersize"),
+    [
+        (None, True, None), (1, False, None), (7, True, 10),
+        (None, False, 10), (1, True, 10), (7, False, None),
+    ],
+)  # fmt: skip
 def test_results(
     cluster: Cluster, run: Run, chunksize: int | None, ordered: bool, buffersize: int | None
 ) -> None:

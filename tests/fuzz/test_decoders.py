@@ -17,7 +17,7 @@ from tests.fuzz.targets import SOURCES, TARGETS, Target
 from tests.support.peer_messages import PEER_SAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES, EXAMPLES_SOAK = 40, 3_000
+EXAMPLES, EXAMPLES_SOAK = 20, 3_000
 # A number of one byte becomes a tuple of one, with its place in another one: 56 bytes and more.
 MEMORY_FACTOR = 120
 MEMORY_EXTRA_BYTES = 256 << 10  # caches, messages of errors
@@ -68,7 +68,7 @@ def test_many_near_misses(target: Target) -> None:
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_every_cut_of_the_samples(target: Target) -> None:
     for sample in target.samples:
-        for end in range(0, len(sample), max(1, len(sample) // 64)):
+        for end in range(0, len(sample), max(1, len(sample) // 24)):
             attempt(target, sample[:end])
 
 
