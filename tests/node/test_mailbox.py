@@ -14,9 +14,9 @@ from hoplite_mp._protocol.local import INBOX_MAX
 class Told:
     """A box, and what its member would have fetched."""
 
-    def __init__(self, size: int = 3, born: int = 1) -> None:
+    def __init__(self, size: int = 3, joined_in: int = 1) -> None:
         self.news = 0
-        self.box = Mailbox(size, born, self.announced)
+        self.box = Mailbox(size, joined_in, self.announced)
         self.seen = 0
         self.got: list[tuple[int, int]] = []  # (source, oid)
 
@@ -26,7 +26,7 @@ class Told:
     def fetch(self) -> None:
         more = True
         while more:
-            found, _, _, more = self.box.named(self.seen)
+            found, _, _, more = self.box.messages_after(self.seen)
             for number, source, _, oid in found:
                 self.seen = number
                 self.got.append((source, oid))
@@ -51,11 +51,11 @@ def test_a_large_one_is_not_overtaken() -> None:
 
 def test_the_end_of_a_sender_comes_after_what_it_has_sent() -> None:
     told = Told()
-    told.box.know(0b111, formed=True)
+    told.box.set_present(0b111, formed=True)
     large = letter(1, 10)
     told.box.add(1, 5, large)
     told.box.expect_end(1, 5, 3)
-    told.box.know(0b101, formed=True)
+    told.box.set_present(0b101, formed=True)
     told.box.add(1, 5, End(1, 3))
     assert (told.box.gone, told.box.ended) == (0, [0, 0, 0])
     told.box.ready(large, 5)
@@ -65,25 +65,25 @@ def test_the_end_of_a_sender_comes_after_what_it_has_sent() -> None:
 @pytest.mark.parametrize("first", ["end", "manager"])
 def test_the_end_and_the_managers_word_in_any_order(first: str) -> None:
     told = Told()
-    told.box.know(0b111, formed=True)
+    told.box.set_present(0b111, formed=True)
     for step in (first, "manager" if first == "end" else "end"):
         assert told.box.gone == 0
         if step == "end":
             told.box.add(1, 5, End(1, 3))
         else:
             told.box.expect_end(1, 5, 3)
-            told.box.know(0b101, formed=True)
+            told.box.set_present(0b101, formed=True)
     assert (told.box.gone, told.box.ended) == (0b010, [0, 1, 0])
 
 
 def test_a_host_that_is_lost_leaves_a_prefix() -> None:
     told = Told()
-    told.box.know(0b111, formed=True)
+    told.box.set_present(0b111, formed=True)
     letters = [letter(1, at, ready=at != 2) for at in range(5)]
     for one in letters:
         told.box.add(1, 5, one)
     told.box.expect_end(1, 5, 3)
-    told.box.know(0b101, formed=True)
+    told.box.set_present(0b101, formed=True)
     told.box.lose_node(5)
     told.box.ready(letters[2], 5)  # too late
     told.box.add(1, 5, letter(1, 9, ready=True))
@@ -93,17 +93,17 @@ def test_a_host_that_is_lost_leaves_a_prefix() -> None:
 
 
 def test_ends_of_those_who_were_gone_before_it_came() -> None:
-    told = Told(born=7)
-    told.box.know(0b111, formed=True)
+    told = Told(joined_in=7)
+    told.box.set_present(0b111, formed=True)
     told.box.add(1, 5, End(1, 6))
     assert told.box.ended == [0, 0, 0]
 
 
 def test_nobody_is_gone_before_the_group_is_whole() -> None:
     told = Told()
-    told.box.know(0b001, formed=False)
+    told.box.set_present(0b001, formed=False)
     assert told.box.gone == 0
-    told.box.know(0b101, formed=True)
+    told.box.set_present(0b101, formed=True)
     assert told.box.gone == 0b010
 
 
@@ -112,7 +112,7 @@ def test_many_are_named_in_portions() -> None:
     count = 2 * INBOX_MAX + 5
     for at in range(count):
         told.box.add(1, 5, letter(1, at, ready=True))
-    assert told.box.named(0)[3]
+    assert told.box.messages_after(0)[3]
     told.fetch()
     assert [oid for _, oid in told.got] == list(range(count))
 
@@ -132,7 +132,7 @@ def test_any_order_of_events(seed: int) -> None:
     then, and only then, its end."""
     dice = random.Random(seed)
     told = Told()
-    told.box.know(0b111, formed=True)
+    told.box.set_present(0b111, formed=True)
     sent: dict[int, list[Any]] = {1: [], 2: []}
     open_: list[QueuedMessage] = []
     ended: set[int] = set()
@@ -160,7 +160,7 @@ def test_any_order_of_events(seed: int) -> None:
         elif what < 0.93 and rank not in lost:
             lost.add(rank)
             told.box.lose_node(rank)
-        told.box.know(0b111 & ~sum(1 << r for r in ended), formed=True)
+        told.box.set_present(0b111 & ~sum(1 << r for r in ended), formed=True)
         for one in (1, 2):
             assert told.box.ended[one] <= (one in ended)
     for one in open_:

@@ -1,9 +1,10 @@
 """The next call of a Group on one node: its phases, the events between them, and what it holds.
 
-A node has two roles in a Group. As a *follower* it takes part with its own members; each node does.
-As the *leader* it decides; only the node of the lowest living rank does, but each node is ready to.
-A table for each role lists all legal events. An event that is missing there is a bug of this
-node and raises IllegalCallEvent; messages of other nodes are checked before they become events.
+A node has two roles in a Group. Every node is a *follower*, which takes part with its own members.
+The node of the lowest living rank is also the *leader*, which decides; every node can become the
+leader. A table for each role lists all legal events. An event that is missing in the table is a bug
+of this node, and raises IllegalCallEvent; messages of other nodes are checked before they become
+events.
 
     IDLE ─► COLLECTING ─► PLANNED ─► COMMITTING ─► IDLE ...      FROZEN: nothing is decided
 """
@@ -37,13 +38,13 @@ __all__ = [
 
 
 class CallPhase(enum.Enum):
-    """Where the next call of a Group is, for one role of one node."""
+    """The phase of a Group's next call, for one role of one node."""
 
-    IDLE = "idle"  # nothing of the call is known, or not all members here have made it
+    IDLE = "idle"  # no part of the call is known, or a member here has not made it
     # Follower: the part of this node is with the leader. Leader: some parts are here.
     COLLECTING = "collecting"
     PLANNED = "planned"  # bytes move by an attempt
-    # Follower: this node has all its bytes, or cannot have them. Leader: the decision is sent.
+    # Follower: this node has received all its bytes, or cannot. Leader: the decision is sent.
     COMMITTING = "committing"
     # Follower: the engine has been asked to give the calls back. Leader: some nodes have not sent a
     # GroupSync, or another node leads.
@@ -52,7 +53,7 @@ class CallPhase(enum.Enum):
 
 
 class CallEvent(enum.Enum):
-    """What happens to the next call."""
+    """An event of the next call."""
 
     PART = "a part is given"
     ATTEMPT = "an attempt to move the bytes begins"
@@ -132,8 +133,8 @@ class PhaseOfCall:
 
 @dataclass(slots=True)
 class Prepared:
-    """The result of a call that is not committed yet. Its blocks still belong to the execution of
-    the call's plan, or are parts of members."""
+    """The result of a call that is not committed yet. Its blocks belong to the execution of the
+    call's plan, or are parts of members."""
 
     oid: int = 0  # the object that members are to read
     holds: list[Any] = field(default_factory=list)
@@ -185,13 +186,13 @@ class CallState:
     calls: int = 0  # number of decided calls, and so the next call's number
     phase: PhaseOfCall = field(default_factory=lambda: PhaseOfCall(FOLLOWER))
     part_sent: bool = False  # the leading node has this node's part
-    attempt: NodeAttempt | None = None  # outside of PLANNED one for earlier members
-    # An attempt at a later call, which has begun without this node, while it awaits a commit.
+    attempt: NodeAttempt | None = None  # outside of PLANNED: an attempt for former members
+    # An attempt at a later call, which began while this node awaits a commit.
     ahead: GroupAttempt | None = None
-    # A commit that another node passed on, while this node's share of the result is still on its
-    # way from the node that decided it.
+    # A commit that another node has forwarded, while this node's share of the result is still on
+    # its way from the deciding node.
     pending_commit: GroupCommit | None = None
-    owned: bool = False  # by the engine, so that `calls` and `last` may lag behind
+    owned: bool = False  # the engine owns the calls, so `calls` and `last` may lag behind
     last: GroupCommit | None = None
     handed: tuple[int, int] | None = None  # (leading node, `calls`) of the last large `last` sent
     # Rank -> its first call: for ranks on this node, and on the leading node for all others, too.
@@ -231,13 +232,13 @@ class CallState:
         if known is not None and known[0] is self.members:
             return known[1]
         found = sorted(rank for rank, start in self.starts.items() if start <= self.calls)
-        # All have started, which stays so until the members change.
+        # All members have started, which holds until the members change.
         if len(found) == len(self.starts):
             self._known = self.members, found
         return found
 
     def last_for(self, leader: int) -> GroupCommit | None:
-        """The last decision, for the leading node. A large one is sent to it once, because many
+        """The last decision, for the leading node. A large decision is sent only once, because many
         members may leave one after another."""
         if self.last is None or bytes_of(self.last.pieces) <= DECISION_REPEATED_BYTES_MAX:
             return self.last
@@ -273,7 +274,7 @@ class CallState:
 
     @property
     def begun_as_repeated(self) -> GroupAttempt | None:
-        """The attempt at the next call that this node has begun without being asked to."""
+        """The attempt at the next call that this node has begun by itself."""
         go = None if self.attempt is None else self.attempt.go
         if go is None or go.call != self.calls or not is_repeated(go.attempt):
             return None
@@ -286,8 +287,8 @@ class CallState:
         return len(set(places)) == len(places)
 
     def lacks(self, node: int, message: GroupCommit) -> bool:
-        """Whether the commit was passed on by a node that did not decide it, and lacks this node's
-        share of the result."""
+        """Whether the commit was forwarded by another node than the deciding one, and lacks this
+        node's share of the result."""
         if message.to == node or message.whole or message.error:
             return False
         here = self.here(node, message)
@@ -296,8 +297,8 @@ class CallState:
         return bool(here)
 
     def here(self, node: int, message: GroupCommit) -> list[int]:
-        """The ranks of a decided call whose members are on that node; not members that joined after
-        it."""
+        """The ranks of a decided call whose members are on the node, without members that joined
+        after it."""
         own = self.ranks_at(node)
         return [r for r in message.ranks if r in own and own[r] <= message.call]
 

@@ -1,7 +1,7 @@
 """The leading node's decision on a Group's call: an error, a result, or a plan for large parts.
 
-The decision is a pure function of the parts, so that a test can exercise every case. Errors follow
-the rules of one host: whatever is wrong with one rank's part is raised by every rank.
+The decision is a pure function of the parts, so that a test can exercise every case. As on one
+host, every rank raises the error of one rank's part.
 """
 
 from __future__ import annotations
@@ -54,16 +54,15 @@ __all__ = [
 ]
 
 # Numbers of attempts at a call. Cells of two attempts must never meet, so each attempt has its own
-# number: the version of the members; one bit that says whether the plan is repeated; in the bits
-# below it the distance from the call that the repeated plan was made for, otherwise a counter from
-# 1.
+# number. It consists of the version of the members, one bit for a repeated plan, and below that bit
+# the distance from the call for which the repeated plan was made, or a counter from 1.
 ATTEMPT_BITS = 8
 REPEATED = 1 << (ATTEMPT_BITS - 1)
 MADE_ATTEMPTS = REPEATED - 1  # attempts of one call for which the leading node makes plans
 
 
 def is_repeated(attempt: int) -> bool:
-    """Whether nodes began this attempt by themselves."""
+    """Whether the attempt repeats a plan, so that nodes began it by themselves."""
     return bool(attempt & REPEATED)
 
 
@@ -97,16 +96,16 @@ class Decision:
         return self
 
     def opens(self, members: GroupMembers, before: GroupCommit | None) -> int:
-        """The value of `GroupCommit.opens`. It is 0 unless exactly the living take part from the
-        next call on, and 0 while calls are large and differ, because engines would yield each of
-        them."""
+        """The value of `GroupCommit.opens`. It is 0 unless exactly the living members take part
+        from the next call on. It is also 0 while large calls differ, because engines would yield
+        each of them."""
         whole = not members.joining and mask_of(self.ranks) == members.alive
         large = self.attempt and (before is None or before.attempt)
         yielded = large and not self._is_voted_for_again(members)
         return members.version if whole and not yielded else 0
 
     def _is_voted_for_again(self, members: GroupMembers) -> bool:
-        """Would the engines commit the next call if it were like this one? See engine_commit.py."""
+        """Whether engines would commit the same call again (engine_commit.py)."""
         if not is_repeated(self.attempt) or not self.keeps:
             return False
         if self.kind in FOLDING and self.pieces:
@@ -120,8 +119,7 @@ class Decision:
         """The commit message for one node, from the leading one."""
         ranks = {rank for rank in self.ranks if members.nodes[rank] == node}
         pieces = [piece for piece in self.pieces if piece.target < 0 or piece.target in ranks]
-        # A small reduction goes to every node, so that any of them can pass it on if the leader
-        # dies.
+        # Every node gets the result of a small reduction, and can forward it if the leader dies.
         summed = self.kind == "reduce" and not self.attempt
         if self.kind in ("reduce", "gather") and self.root not in ranks and not summed:
             pieces = []
@@ -153,8 +151,8 @@ class UndecidedCall:
     attempt: int  # the number of the attempt, if bytes have to move
     ranks: Sequence[int]  # the ranks that take part
     given: dict[int, GroupPart]  # the parts of ranks
-    rates: Mapping[int, HostRates]  # the measured links of nodes, as far as known
-    # The attempt by which this node has begun, unless a node has given it up.
+    rates: Mapping[int, HostRates]  # the measured link rates of nodes, as far as known
+    # The attempt that this node has begun by itself, unless a node has given it up.
     begun: GroupAttempt | None = None
     before: Plan | None = None  # the plan of an earlier attempt, whose cut is kept
 
@@ -274,7 +272,7 @@ def _fold(
 
 
 def _alike(outcome: Decision, pieces: list[Piece]) -> bool:
-    """Whether the pieces can be reduced with each other. If not, the outcome becomes an error."""
+    """Whether the pieces can be reduced together. If not, the outcome becomes an error."""
     first = pieces[0]
     for piece in pieces:
         if not piece.layout:
@@ -315,8 +313,8 @@ def _copy(outcome: Decision, undecided: UndecidedCall, pieces: list[Piece]) -> N
     nodes = _nodes(members, outcome.ranks)
     if not large:
         return
-    # A piece that no other node pulls may still be being written by its member, so its node must
-    # report when that is done.
+    # A member may still be writing a piece that no other node pulls, so its node must report when
+    # the piece is complete.
     outcome.waits = {
         _node(members, piece.source) for piece in large if _stays(members, outcome, nodes, piece)
     }
@@ -368,7 +366,7 @@ def _copy(outcome: Decision, undecided: UndecidedCall, pieces: list[Piece]) -> N
 
 
 def _stays(members: GroupMembers, outcome: Decision, nodes: Sequence[int], piece: Piece) -> bool:
-    """Whether a piece is read only on the node of its giver."""
+    """Whether only the piece's own node reads it."""
     node = _node(members, piece.source)
     if piece.target >= 0:
         return _node(members, piece.target) == node
@@ -436,8 +434,8 @@ def _passed_on(
 
 
 def lost(message: GroupCommit, members: GroupMembers) -> GroupCommit:
-    """The commit as an error, for a node whose share of the result was lost with the node that
-    decided the call."""
+    """The commit as an error, for a node whose share of the result was lost with the deciding
+    node."""
     text = (
         f"group {members.name!r}: h{message.leader} decided call {message.call} and is gone with "
         "what was to come here"

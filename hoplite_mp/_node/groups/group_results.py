@@ -1,8 +1,8 @@
-"""Parts and results of a Group's calls on one host: what members give, and what they will read.
+"""Parts and results of a Group's calls on one host.
 
-Messages about a call only describe large arrays, whose bytes lie in the node's store. The result of
-a call becomes one object that all members on this host read; the node holds it until they have all
-begun the next call.
+Messages about a call only describe large arrays; their bytes are in the node's store. The result of
+a call becomes one object that all members on this host read. The node holds this object until all
+members here have begun the next call.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupResults", "free_if_returned", "keep_promise", "promise"]
 
-# The engine may commit a call before this process knows (`engine_commit.py`), and the member may
-# return a block of the result at once. The engine's cells lie in the block until this process has
-# learned of the commit, so the block is freed only then.
+# The engine may commit a call before this process handles its event (`engine_commit.py`), and the
+# member may return a block of the result at once. The block has cells of the engine until this
+# process has handled the event, so it is freed only then.
 
 
 def promise(store: Store, payload: int) -> bool:
-    """Keeps a block of this node until `keep_promise`. False: it has been promised already."""
+    """Reserves a block of this node until `keep_promise`. False: it is already reserved."""
     if store.leases.get(payload) != NODE_SLOT:
         return False
     store.leases[payload] = PROMISED
@@ -59,12 +59,12 @@ def promise(store: Store, payload: int) -> bool:
 
 
 def keep_promise(store: Store, payload: int, slot: int) -> None:
-    """Leases a promised block to that slot; NODE_SLOT: to nobody but this node."""
+    """Leases a reserved block to the slot; NODE_SLOT: back to this node."""
     store.leases[payload] = slot
 
 
 def free_if_returned(store: Store, payload: int) -> None:
-    """Frees a block that its member had returned while it was still promised."""
+    """Frees a block that its member had returned while it was still reserved."""
     if payload in store.leases and store.client.block_owner(payload) == 0:
         store.free(payload)
 
@@ -82,13 +82,13 @@ class GroupResults:
         self.results = host.results
         self.plan_runner = plan_runner
         self.streaming_sources = plan_runner.streaming_sources
-        # The blocks of the latest result that each rank here was given.
+        # Rank here -> its blocks of the latest result.
         self.given: dict[int, list[int]] = {}
-        # Operation -> holds on refs inside values that have arrived.
+        # Operation -> holds on the refs inside values that have arrived.
         self.inner: dict[int, list[Any]] = {}
 
     def part(self, members: GroupMembers, call: int, asks: Sequence[GroupCall]) -> GroupPart:
-        """This node's message to the leading one: what its members give to a call."""
+        """The message with this node's parts of a call, for the leading node."""
         first = asks[0]
         mistaken = next((ask for ask in asks if ask.mistake), None)
         mistake, error = ("", "value") if mistaken is None else (mistaken.mistake, mistaken.error)
@@ -136,9 +136,9 @@ class GroupResults:
         return memoryview(got)
 
     def pin(self, slot: int, ask: GroupCall) -> list[Any]:
-        """Holds and pins what a member gives, so that it is not spilled during the call. Raises
-        StoreFullError if the store is full, and ValueError for a block that the member does
-        not lease, which no correct client hands over."""
+        """Holds and pins a member's parts, so that they are not spilled during the call. Raises
+        StoreFullError if the store is full, and ValueError for a block that the member does not
+        lease, which a correct client never sends."""
         found: list[Any] = []
         failure: Exception | None = None
         for part in ask.parts:
@@ -149,15 +149,15 @@ class GroupResults:
                     payload, nbytes, written = part
                     found.append(self.streaming_sources.take(slot, payload, nbytes, written))
             except (ValueError, StoreFullError) as error:
-                failure = failure or error  # the remaining blocks are taken over nevertheless
+                failure = failure or error  # the node takes over the remaining blocks nevertheless
         if failure is not None:
             self.unpin(found)
             raise failure
         return found
 
     def refuse(self, slot: int, ask: GroupCall) -> None:
-        """Ignores a call that came after its group was closed; blocks handed over with it are freed
-        once they are fully written."""
+        """Ignores a call that arrived after its Group was closed. Its blocks are freed once they
+        are completely written."""
         for part in ask.parts:
             if isinstance(part, tuple):
                 payload, nbytes, written = part
@@ -174,20 +174,20 @@ class GroupResults:
         return [hold, got]
 
     def unpin(self, holds: list[Any]) -> None:
-        """Releases what a call needed, when it is over or its member is gone; empties the list."""
+        """Releases the parts of a call that is over, or whose member is gone; empties the list."""
         for hold in holds:
             if isinstance(hold, GrowingBlock):
                 self.streaming_sources.let_go(hold)
         holds.clear()
 
     def abandon(self, holds: Iterable[Any]) -> None:
-        """The member that was writing these has left, perhaps before they were whole."""
+        """The member that was writing these parts has left, perhaps before they were complete."""
         for hold in holds:
             if isinstance(hold, GrowingBlock):
                 self.streaming_sources.abandon(hold)
 
     def has_lent(self, holds: Iterable[Any]) -> bool:
-        """Whether these include members' own arrays, which members may change after the call."""
+        """Whether these parts include members' own arrays, which may change after the call."""
         return any(not isinstance(hold, GrowingBlock) for hold in holds)
 
     def is_written(self, holds: Iterable[Any]) -> bool:
@@ -195,7 +195,7 @@ class GroupResults:
         return all(hold.whole for hold in holds if isinstance(hold, GrowingBlock))
 
     def when_written(self, holds: Iterable[list[Any]], action: Callable[[], None]) -> None:
-        """Calls `action` once members have written everything that they give."""
+        """Calls `action` once members have written all of their parts."""
         source = [hold for some in holds for hold in some if isinstance(hold, GrowingBlock)]
         self.streaming_sources.when_whole(source, action)
 
@@ -204,7 +204,7 @@ class GroupResults:
     def commit(
         self, message: GroupCommit, go: GroupAttempt | None, mine: dict[int, int]
     ) -> tuple[int, list[Any]]:
-        """Makes the result of a call: (object that members read, holds on what it needs). `mine`:
+        """Makes the result of a call: (object that members read, holds on its contents). `mine`:
         rank -> client slot of the members here."""
         holds: list[Any] = []
         self.given = {}
@@ -215,8 +215,8 @@ class GroupResults:
         return all(self.plan_runner.is_begun(plan.operation) for plan in message.plans)
 
     def prepare(self, message: GroupCommit, go: GroupAttempt, mine: dict[int, int]) -> Prepared:
-        """As `commit`, before the call is committed: what members are to read, but nothing is
-        theirs before `settle`. `mine` has one rank at most."""
+        """As `commit`, before the call is committed: makes the object, but members own nothing
+        before `settle`. `mine` has at most one rank."""
         prepared = Prepared()
         blocks: dict[int, Any] = {}
         for plan in go.plans:
@@ -229,17 +229,17 @@ class GroupResults:
         return prepared
 
     def _promise(self, prepared: Prepared, payload: int, rank: int) -> None:
-        """The member may read and return the block as soon as the engine has committed the call,
-        and so before this process knows."""
+        """Reserves a block that the member may read and return as soon as the engine has committed
+        the call, which may be before this process handles that event."""
         if promise(self.store, payload):
             prepared.blocks[payload] = rank
 
     def settle(
         self, prepared: Prepared, go: GroupAttempt, slots: dict[int, int]
     ) -> tuple[int, list[Any]]:
-        """The prepared result is committed; returns what `commit` does. slots: rank -> client slot
-        of those who get blocks of it and are still there. `let_go` must follow when the engine does
-        not use the blocks any more."""
+        """The prepared result is committed; returns the same as `commit`. slots: rank -> client
+        slot of living members that get blocks. `let_go` must follow when the engine no longer uses
+        the blocks."""
         self.given = {}
         for source in prepared.sources:
             self.streaming_sources.keep(source)
@@ -260,19 +260,19 @@ class GroupResults:
         self.given.setdefault(rank, []).append(payload)
 
     def take_untaken(self, payloads: Iterable[int], slot: int) -> None:
-        """Frees blocks of a result that a member of that process did not take before it left."""
+        """Frees blocks of a result that a member of the process had not taken when it left."""
         for payload in payloads:
             if self.store.leases.get(payload) == slot:
                 self.store.leases[payload] = NODE_SLOT
                 self.client.give_back(payload)
 
     def let_go(self, prepared: Prepared) -> None:
-        """Frees the blocks that members have returned already."""
+        """Frees the blocks that members have already returned."""
         for payload in prepared.blocks:
             free_if_returned(self.store, payload)
 
     def take_back(self, prepared: Prepared) -> None:
-        """The call is not committed by this attempt."""
+        """This attempt will not be committed: the blocks are the plan's again."""
         for payload in prepared.blocks:
             keep_promise(self.store, payload, NODE_SLOT)
         prepared.holds.clear()
@@ -286,7 +286,7 @@ class GroupResults:
         holds: list[Any],
         prepared: Prepared | None = None,
     ) -> tuple[int, list[Any]]:
-        """The object that members read, and the holds on what it needs."""
+        """The object that members read, and the holds on its contents."""
         data: Any = None
         kind, text = message.error, message.message
         try:
@@ -296,7 +296,7 @@ class GroupResults:
                 data = self._folded(message, go, blocks, mine)
             else:
                 data = self._copied(message, go, blocks, mine, holds, prepared)
-        except Exception as error:  # members here would wait for ever
+        except Exception as error:  # otherwise members here would wait for ever
             _log.exception("the result of call %d of a group cannot be made", message.call)
             text = shorten(f"the result of call {message.call} cannot be made here: {error!r}")
             kind = error_kind(error)
@@ -308,7 +308,7 @@ class GroupResults:
         return oid, [hold, *holds, *encoded.refs]
 
     def _no_room(self, mask: int, message: GroupCommit) -> _serialize.Encoded:
-        """What members here read if not even the result's refs fit into the store."""
+        """The error that members here read if not even the result's refs fit into the store."""
         kind, text = message.error or "full", message.message or self.store.full_message()
         return shortened((mask, kind, text, None), 2)
 
@@ -347,7 +347,7 @@ class GroupResults:
         """The ranks here that read a block."""
         kind, root = message.kind, message.root
         if kind in FOLDING and not isinstance(plan, Distribute) and plan.kind != kind:
-            return []  # parts of a fold without a kernel, which only the node itself reads
+            return []  # only the node itself reads the parts of a fold without a kernel
         if kind == "reduce_scatter":
             return [index] if index in mine else []
         if kind in ("reduce", "gather"):
@@ -366,7 +366,7 @@ class GroupResults:
         blocks: dict[int, Any],
         mine: dict[int, int],
     ) -> Any:
-        """[the whole result], or slices by rank; None if no member here reads it."""
+        """[the whole result], or slices by rank; None if no member here reads the result."""
         if message.pieces:  # a small result, or all parts of a fold without a kernel
             payload = message.pieces[0].payload
             return [self._combined(message, blocks, go) if payload is None else payload]
@@ -406,7 +406,7 @@ class GroupResults:
         return found
 
     def _piece(self, piece: Piece, go: GroupAttempt | None, blocks: dict[int, Any]) -> Any:
-        """Where a large piece is: the object of a member here, or a block that has arrived."""
+        """The place of a large piece: the object of a member here, or a block that has arrived."""
         host_id, oid = ids.unpack_id(piece.object)
         if host_id == self.client.host_id:
             return None if oid & BLOCK else self.results.ref(oid)
@@ -438,7 +438,7 @@ class GroupResults:
 
 
 def _read_here(message: GroupCommit, piece: Piece, mine: dict[int, int]) -> bool:
-    """Whether another rank here reads a piece given here. The giver itself already has it."""
+    """Whether another rank here reads a piece of a rank here, which itself already has it."""
     readers = set(mine) - {piece.source}
     if message.kind == "gather":
         readers &= {message.root}
@@ -450,7 +450,7 @@ def _read_here(message: GroupCommit, piece: Piece, mine: dict[int, int]) -> bool
 
 
 def _comes_back(message: GroupCommit, piece: Piece) -> bool:
-    """Whether the rank that gave this piece gets it back in its own result."""
+    """Whether the result of the piece's own rank contains the piece."""
     if message.kind in ROOTED and piece.source != message.root:
         return False
     return message.kind not in PREFIXES and piece.target in (-1, piece.source)

@@ -1,6 +1,6 @@
-"""One Group on one node: its board and, for a Group over several hosts, what its next call needs.
+"""The state of one Group on one node: its board and, for a Group over several hosts, its next call.
 
-The state is kept apart from the protocol that changes it, so that each can be read by itself.
+The state is separate from the protocol that changes it (`group_calls.py`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["CommitBackend", "GroupCallsEvents", "GroupState", "Known", "MemberCa
 
 
 class Steps:
-    """The steps of a node in calls of Groups. What a node sends to itself in a step is delivered
-    when the step is over, so that no step begins inside another one."""
+    """The steps of a node in calls of Groups. A message of a node to itself is delivered when the
+    present step is over, so that steps are never nested."""
 
     def __init__(self, deliver: Callable[[GroupMessage], None]) -> None:
         self._deliver = deliver
@@ -49,7 +49,8 @@ class Steps:
             while self._own:
                 self._deliver(self._own.popleft())
         finally:
-            self._own.clear()  # if the step has raised, its messages belong to no other step
+            # After an exception the step's messages must not become part of another step.
+            self._own.clear()
             self._is_running = False
 
 
@@ -77,7 +78,7 @@ class MemberCall:
 
     ask: GroupCall
     slot: int  # client slot of the member's process; -1: the member has left
-    holds: list[Any]  # on what the member gives
+    holds: list[Any]  # on the member's parts
 
 
 @dataclass(slots=True)
@@ -87,24 +88,24 @@ class GroupState(CallState):
     known: Known = field(kw_only=True)  # its board
     leading: GroupLeader = field(init=False)
     member_calls: dict[int, MemberCall] = field(default_factory=dict)  # by rank
-    # Holds on what members that are gone gave to the next call.
+    # Holds on parts of the next call from members that are gone.
     left: list[Any] = field(default_factory=list)
     result: list[Any] = field(default_factory=list)  # holds on the last result
-    # The blocks of the last result that each rank here was given.
+    # Rank here -> its blocks of the last result.
     given_blocks: dict[int, list[int]] = field(default_factory=dict)
-    # FROZEN: what to do when the engine has given the calls back.
+    # FROZEN: actions for when the engine has given the calls back.
     deferred: list[Callable[[], None]] = field(default_factory=list)
-    deferred_calls: list[MemberCall] = field(default_factory=list)  # those that `deferred` takes up
+    deferred_calls: list[MemberCall] = field(default_factory=list)  # calls that wait in `deferred`
     plans: RepeatedPlans = field(default_factory=RepeatedPlans)
 
     def end_call(self, calls: int) -> None:
-        """So many calls are over."""
+        """Records that this many calls are over."""
         CallState.end_call(self, calls)
         self.leading.committed()
 
     def asks(self, node: int) -> list[GroupCall] | None:
-        """The next call of all members of this node; None if not all have made it, or there are
-        none."""
+        """The next call of each member here; None if a member has not made it, or there is no
+        member."""
         ranks = self.ranks_of(node)
         called = [self.member_calls[rank] for rank in ranks if rank in self.member_calls]
         asks = [one.ask for one in called if one.ask.call == self.calls]
@@ -129,7 +130,7 @@ class CommitBackend(Protocol):
 
 
 class GroupCallsEvents(Protocol):
-    """The calls of all Groups on a node, for the components that they consist of."""
+    """The calls of all Groups on a node, as `MultiHostCalls` offers them to its components."""
 
     steps: Steps
     states: dict[int, GroupState]

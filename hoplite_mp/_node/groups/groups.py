@@ -1,8 +1,8 @@
-"""Groups on this host: boards in shared memory, membership as the manager decides it.
+"""Groups on this host: their boards in shared memory, and their members.
 
-Members join and leave through the planner, but calls do not involve it. The node writes the masks
-on the boards, wakes the members, and after a member has left or died holds what that member had
-committed.
+Members join and leave through the planner; calls do not involve the planner. The node writes the
+masks on the boards and wakes the members. After a member has left or died, the node holds the
+result that the member had committed.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ if TYPE_CHECKING:
 __all__ = ["HostGroups", "group_waits"]
 
 
-ENDS_MAX = 64  # how many ended groups a node reports to the next manager
+ENDS_MAX = 64  # number of ended Groups that a node reports to the next manager
 
 
-# Call buffers: memory in the store in which the members of a Group on one host give large parts.
+# Call buffers: memory in the store for large parts of members on one host.
 #
-# Members write to call buffers and read from them without the node. The node frees the buffers of a
-# Group when the Group has ended and every member that has asked for buffers has left or died,
-# because such a member may still write. A member that only reads looks at the masks of the board
-# afterwards, and those are cleared before the buffers are freed.
+# Members write to call buffers and read from them without the node. The node frees a Group's
+# buffers when the Group has ended and every member that has requested buffers has left or died,
+# because such a member may still write. A member that only reads checks the masks of the board
+# afterwards, and these are cleared before the buffers are freed.
 
 
 # The buffers of all Groups take at most 1/8 of the store. A lower number: more or larger calls need
-# no objects, but large objects find less room.
+# no objects, but less space is left for large objects.
 BUFFERS_SHARE = 8
 
 
 @dataclass(slots=True)
 class Buffers:
-    """Those of one Group."""
+    """The call buffers of one Group."""
 
-    # Bytes of one buffer -> payload offset of the block that has those of all ranks.
+    # Bytes of one buffer -> payload offset of the block with the buffers of all ranks.
     blocks: dict[int, int] = field(default_factory=dict)
     users: set[tuple[int, int]] = field(default_factory=set)  # (client slot, rank)
     ended: bool = False  # the Group
@@ -84,7 +84,7 @@ class CallBuffers:
 
     def ask(self, generation: int, size: int, slot: int, rank: int, nbytes: int) -> int | None:
         """The offset in the store of the first of `2 * size` buffers of that size; None: the store
-        has no room. The member in that slot uses them from now on."""
+        has no space. The member in the slot uses them from now on."""
         buffers = self._of.setdefault(generation, Buffers())
         if nbytes not in buffers.blocks:
             total = 2 * size * nbytes
@@ -167,16 +167,15 @@ class HostGroups:
         self.joining: dict[int, tuple[int, GroupJoinRequested]] = {}
         self.refused: dict[str, str] = {}  # name of a living group -> the last refusal
         self.generations = 0  # the highest generation that this node has received
-        # For the next manager: groups that ended with dead members, those that all members left,
-        # and those of which nothing else is to be remembered than that they have ended.
+        # For the next manager: Groups that ended with dead members, Groups that all members left,
+        # and Groups of which only the end is recorded.
         self.ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
         self.clean_ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
         self.bare_ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
-        # Tasks of this host about whose end the manager has asked, because members of a Group wait
-        # for it: id -> (header, where this node is parked). They are few, so all are checked in
-        # each turn.
+        # Tasks of this host whose end the manager has requested, because members of a Group wait
+        # for it: id -> (header, where this node is parked). They are few, so each turn checks all.
         self.awaited: dict[bytes, tuple[int, list[int]]] = {}
-        # Members here that the planner took out: slot -> (generation of the group, rank) -> why.
+        # Members here that the planner removed: slot -> (generation of the Group, rank) -> reason.
         self.given_up: dict[int, dict[tuple[int, int], str]] = {}
         self.hosts: MultiHostCalls | None = None  # set if there are other hosts
         self._next = 1
@@ -192,13 +191,14 @@ class HostGroups:
         )  # fmt: skip
         for earlier, (_, before) in self.joining.items():
             if msgspec.structs.replace(asked, request=earlier) == before:
-                self.joining[earlier] = number, before  # Ctrl-C: it does not await that reply
+                self.joining[earlier] = number, before  # after Ctrl-C the earlier reply is unread
                 return
         self.joining[request] = number, asked
         self.send(asked)
 
     def leave(self, ask: GroupLeave, slot: int, number: int) -> None:
-        """Replies once what this member had committed is held for members that still read it."""
+        """Replies once this node holds the result that this member had committed, for members that
+        still read it."""
         self.hold_committed(slot)
         self.reply(slot, Reply(number))
         self._left(ask, slot)
@@ -217,8 +217,8 @@ class HostGroups:
         )
 
     def give_buffers(self, ask: GroupBuffers, slot: int, number: int) -> None:
-        """Replies with the place of a Group's call buffers of a size; None: there is no room, or
-        the process is no member any more."""
+        """Replies with the place of a Group's call buffers of a size; None: there is no space, or
+        the process is no longer a member."""
         payload = None
         for known in self.known.values():
             if known.generation == ask.generation and known.here.get(ask.rank, (-1,))[0] == slot:
@@ -228,8 +228,8 @@ class HostGroups:
         self.reply(slot, Reply(number, payload))
 
     def why(self, slot: int, ask: GroupRefusal) -> tuple[bool, str]:
-        """Why that member's group is not complete: (True, reason) if the member itself was taken
-        out, else (False, the last refusal of a request to join)."""
+        """Why the member's Group is not complete: (True, reason) if the member itself was removed,
+        otherwise (False, the last refusal of a request to join)."""
         over = self.given_up.get(slot, {}).get((ask.generation, ask.rank))
         return (False, self.refused.get(ask.name, "")) if over is None else (True, over)
 
@@ -237,8 +237,8 @@ class HostGroups:
         self.send(GroupAdmitted(name, generation, rank))
 
     def forget_client(self, slot: int, runs_on: bool = False) -> None:
-        """That process has ended: its memberships and requests end with it. runs_on: it has only
-        left the cluster, so it may still write to call buffers."""
+        """A process has ended, and with it its memberships and requests. runs_on: it has only left
+        the cluster, so it may still write to call buffers."""
         for known in self.known.values():
             for rank in [rank for rank, one in known.here.items() if one[0] == slot]:
                 self._gone(known, rank)
@@ -249,13 +249,13 @@ class HostGroups:
         self.joining = {n: one for n, one in self.joining.items() if one[1].client != slot}
 
     def _gone(self, known: Known, rank: int) -> None:
-        """The member that held this rank here is gone; the manager has yet to announce it."""
+        """The member of this rank here is gone; the manager has yet to announce that."""
         del known.here[rank]
         known.left.add(rank)
         self.messages.left(known, rank)
 
     def report(self) -> Iterator[NodeToManager | Report]:
-        """Yields what a manager that knows of no group must be told."""
+        """Yields the Groups of this host for a new manager."""
         for known in self.known.values():
             here = tuple((rank, *one) for rank, one in known.here.items())
             left, died = tuple(sorted(known.left)), tuple(sorted(known.died))
@@ -283,12 +283,12 @@ class HostGroups:
         if known is None or known.generation != message.generation:
             board = _tasks.Board(self.tasks, message.board)
             board.reset(message.size, message.generation)
-            if known is not None:  # its members see by now that they are none any more
+            if known is not None:  # its members have seen its end
                 self.buffers.ended(known.generation)
             known = Known(message.name, message.generation, board, message)
             self.known[message.board] = known
         before, known.shown, me = known.shown, message, self.client.number
-        known.left = {  # who is shown there now may be another one, after a manager's death
+        known.left = {  # after a manager's death a rank shown here may have another member
             rank
             for rank in known.left
             if message.nodes[rank] == me and message.since_of(rank) == before.since_of(rank)
@@ -301,7 +301,7 @@ class HostGroups:
 
     def _joined(self, message: GroupJoined) -> None:
         number, asked = self.joining.pop(message.request, (0, None))
-        if asked is None:  # answered by the previous manager already, or the process is gone
+        if asked is None:  # the previous manager has answered, or the process is gone
             return
         slot, identity = asked.client, (asked.node, asked.client, asked.client_generation)
         known = self.known[message.board]
@@ -313,7 +313,7 @@ class HostGroups:
         leaves = GroupLeave(known.name, known.generation, message.rank)
         if self.requests.is_latest(slot, number):
             self.requests.undo_unread(slot, number, lambda: self._left(leaves, slot))
-        else:  # Ctrl-C: the process has no Group of this
+        else:  # after Ctrl-C the process has no Group object
             self._left(leaves, slot)
 
     def _refuse_join(self, message: GroupRefused) -> None:
@@ -339,7 +339,8 @@ class HostGroups:
             self.buffers.ended(message.generation)
 
     def _note_end(self, message: GroupClosed) -> None:
-        """The next manager must not restore a group of whose end another node has not heard."""
+        """Records the end for the next manager, which must not restore the Group although another
+        node may not know of its end."""
         end = message.end
         if end is None:
             self.bare_ends.append(GroupEnd(message.name, message.generation, (), (), ()))
@@ -347,9 +348,9 @@ class HostGroups:
             (self.ends if end.dead else self.clean_ends).append(end)
 
     def _give_up(self, message: GroupGivenUp) -> None:
-        """Makes that member raise an error that says why its group will never be complete. The
-        member notices that its rank of the board has another client's slot, or that the board is
-        another group's."""
+        """Makes a member raise an error with the reason why its Group will never be complete. The
+        member detects that its rank on the board has another client's slot, or that the board
+        belongs to another Group."""
         known, rank, slot = self.known.get(message.board), message.rank, message.client
         if known is None or known.generation != message.generation:
             return
@@ -361,8 +362,8 @@ class HostGroups:
         self.tasks.wake(slot)
 
     def _await(self, message: GroupTasksAsked) -> None:
-        """Tells the manager when each of these tasks is over. Only the node of the host that
-        submitted a task knows whether it is, or will be tried again, wherever it runs."""
+        """Reports to the manager when each of these tasks is over. Only the node of the submitting
+        host knows whether a task is over or will be tried again, wherever the task runs."""
         over = []
         for task in message.tasks:
             if task in self.awaited:
@@ -370,8 +371,8 @@ class HostGroups:
             host_id, oid = ids.unpack_id(task)
             if host_id != self.client.host_id or self._is_over(oid):
                 over.append(task)
-            # The node is woken when the task ends, because it is parked there. `_say_over` below
-            # reports a task that ended just before that.
+            # The node is woken when the task ends, because it is parked at the task's header.
+            # `_say_over` below reports a task that ended just before that.
             else:
                 self.awaited[task] = oid, self.tasks.park([oid])
         self._say_over(over)
@@ -380,7 +381,7 @@ class HostGroups:
         return self.tasks.done(oid) and not self.events.runs_again(oid)
 
     def _say_over(self, over: list[bytes]) -> None:
-        """Reports these tasks, and the awaited ones that are over by now."""
+        """Reports these tasks, and awaited tasks that are over now."""
         for task, (oid, parked) in list(self.awaited.items()):
             if self._is_over(oid):
                 self.tasks.unpark(parked)
@@ -391,7 +392,7 @@ class HostGroups:
 
     def poll(self) -> None:
         """Reports tasks that are over, and releases a held result once all members have begun the
-        next call, because by then they have read it."""
+        next call and so have read the result."""
         self._say_over([])
         for known in self.known.values():
             if known.hold is not None:
@@ -407,15 +408,15 @@ class HostGroups:
         for known in self.known.values():
             _, _, _, _, call, result = known.board.look()
             if not result:
-                continue  # there is none, or it lies on the board, where it needs no holder
+                continue  # there is none, or it is on the board, where it needs no holder
             if any(known.board.member(rank)[3] == slot for rank in range(_tasks.MEMBERS_MAX)):
                 known.hold, known.held_call = self.client.hold(result), call
 
 
-# Reports, for dumps, which members each Group on this host is waiting for.
+# Reports for dumps: the members for which each Group on this host is waiting.
 #
-# A Group's call waits for the members that have not made it. For a Group on one host the board
-# tells which; for a Group over several hosts, the nodes that collect the parts.
+# A Group's call waits for members that have not made it. The board of a Group on one host shows
+# these members; of a Group over several hosts the nodes that collect the parts know them.
 
 
 NAME_CHARS = 100  # characters of a group's name that are reported
@@ -460,8 +461,8 @@ def group_waits(
 
 
 def _over_hosts(number: int, state: GroupState, found: dict[str, Any]) -> None:
-    """Fills in what this node knows of a call over several hosts: its own members' calls and, if it
-    leads, those of the others."""
+    """Fills in this node's view of a call over several hosts: the calls of members here and, on the
+    leading node, the calls of all members."""
     found["call"] = state.calls
     found["leader"] = "" if state.leader is None else f"h{state.leader}"
     called = {
@@ -485,8 +486,8 @@ def _over_hosts(number: int, state: GroupState, found: dict[str, Any]) -> None:
 def _in_engine(
     number: int, state: GroupState, board: _tasks.CollectiveBoard, found: dict[str, Any]
 ) -> None:
-    """Fills in what the board shows of calls that the engine owns, that is, which members here have
-    made the next one. If all have, members elsewhere are awaited, which only the engine knows."""
+    """Fills in the board's view of calls that the engine owns: the members here that have made the
+    next call. If all have made it, the call waits for other hosts, which only the engine knows."""
     call = max(state.calls, board.done())
     here = state.ranks_of(number)
     found["call"], found["kind"], found["moving"] = call, "", []

@@ -1,9 +1,9 @@
 """Messages from one member of a Group to another: mailboxes, and how messages reach them.
 
-A large message arrives later than small ones sent after it, and this node may learn that a sender
-is gone before everything it sent is here. A mailbox releases one sender's messages in order, each
-when it is complete, and then the sender's end. If a message is lost with its host, all later ones
-of that sender are dropped, so what is received is always a prefix of what was sent.
+A large message may arrive later than small messages sent after it, and this node may receive the
+end of a sender before all of its messages. A mailbox releases the messages of one sender in order,
+each when it is complete, and then the sender's end. If a message is lost with its host, all later
+messages of that sender are dropped, so the received messages are always a prefix of the sent ones.
 """
 
 from __future__ import annotations
@@ -52,37 +52,34 @@ class QueuedMessage:
 
 @dataclass(slots=True, eq=False)
 class End:
-    """Follows the last message of a member. `rank`: the rank that it held; `version`: a version of
-    the members that does not have it any more."""
+    """Follows the last message of a member. `rank`: its rank; `version`: a version of the members
+    without it."""
 
     rank: int
     version: int
 
 
 class Mailbox:
-    """The mailbox of one member. `born` is the version of the members in which it became one;
-    `announce` is called when there is something new to ask for."""
+    """The mailbox of one member. joined_in: the version of the members in which it joined.
+    announce: called when there are new messages or ends."""
 
-    def __init__(self, size: int, born: int, announce: Callable[[], None]) -> None:
-        self.born = born
+    def __init__(self, size: int, joined_in: int, announce: Callable[[], None]) -> None:
+        self.joined_in = joined_in
         self.announce = announce
         self.arrived: dict[int, QueuedMessage] = {}  # by number: complete, and not received yet
         self.last = 0  # number of the latest message that was released
-        # By rank: how many members that held it have ended, counted when all their messages have
-        # been released.
+        # By rank: the number of its members that have ended and whose messages are all released.
         self.ended = [0] * size
         self.gone = 0  # bits of the ranks from which nothing more will come
-        # (rank, node) of a sender -> its first incomplete message, and everything it sent after
-        # that.
+        # (rank, node) of a sender -> its first incomplete message, and its later messages.
         self._incoming: dict[tuple[int, int], deque[QueuedMessage | End]] = {}
-        # Rank -> (node, version) of a member that is gone since that version and whose End is still
-        # due.
+        # Rank -> (node, version) of a member that is gone since that version, if its End is due.
         self._due: dict[int, tuple[int, int]] = {}
         self._end_seen = [0] * size  # by rank: version of the latest End that was released
         # Nodes from which no further message is accepted.
         self._lost: set[int] = set()
         self._present, self._formed = 0, False
-        self._holds = 0  # why no further rank counts as gone yet
+        self._holds = 0  # while above 0, no further rank counts as gone
 
     # -- what arrives --------------------------------------------------------------------------
 
@@ -91,15 +88,15 @@ class Mailbox:
         if isinstance(one, QueuedMessage) and node in self._lost:
             return
         # Ignore the end of a member that had left before this one joined.
-        if isinstance(one, End) and one.version <= self.born:
+        if isinstance(one, End) and one.version <= self.joined_in:
             return
         self._incoming.setdefault((rank, node), deque()).append(one)
         self._advance(rank, node)
 
-    def ready(self, letter: QueuedMessage, node: int) -> None:
+    def ready(self, queued: QueuedMessage, node: int) -> None:
         """Marks a message as complete: its value is here or can be fetched."""
-        letter.ready = True
-        self._advance(letter.source, node)
+        queued.ready = True
+        self._advance(queued.source, node)
 
     def lose(self, rank: int, node: int) -> None:
         """Drops that sender's first incomplete message and all that follow it, but not its End.
@@ -143,59 +140,59 @@ class Mailbox:
                 due = self._due.get(one.rank)
                 if due is not None and due[1] <= one.version:
                     del self._due[one.rank]
-                self._judge()
+                self._update_gone()
             incoming.popleft()
             news = True
         if incoming is not None and not incoming:
             del self._incoming[rank, node]
-            self._judge()
+            self._update_gone()
         if news:
             self.announce()
 
     # -- senders -------------------------------------------------------------------------------
 
     def expect_end(self, rank: int, node: int, version: int) -> None:
-        """The member at that rank is gone since that version. Its End is due, unless it has come
-        already."""
+        """The member at that rank is gone since that version. Its End is due, unless it has
+        arrived."""
         if self._end_seen[rank] < version:
             self._due[rank] = node, version
 
     def end_if_due(self, rank: int, node: int, version: int) -> None:
-        """That node says that no member of that rank is left there, by the members of that version.
-        It counts only if an End of such a member is due from that node."""
+        """A node reports that it has no member of that rank in that version. This counts only if
+        the End of such a member is due from the node."""
         at, since = self._due.get(rank, (-1, 0))
         if at == node and since <= version:
             self.add(rank, node, End(rank, version))
 
     def end_unheard(self, knowing: Collection[int | None]) -> None:
-        """Adds the Ends that are due from other nodes than these. Such a node is gone, or has never
-        heard that it had a member, because the manager that knew it has died."""
+        """Adds the Ends that are due from other nodes than these. Such a node is gone, or never
+        knew that it had a member, because the manager died before the announcement."""
         for rank, (node, version) in list(self._due.items()):
             if node not in knowing:
                 self.add(rank, node, End(rank, version))
 
-    def know(self, present: int, *, formed: bool) -> None:
+    def set_present(self, present: int, *, formed: bool) -> None:
         """Sets which ranks have a member at present."""
         self._present, self._formed = present, formed
         before = self.gone
-        self._judge()
+        self._update_gone()
         if self.gone != before:
             self.announce()
 
     def hold(self) -> None:
-        """Members may have come and left of whom this node has not heard, and what they have sent
-        may be on its way: until `release`, no further rank counts as gone."""
+        """Until `release` no further rank counts as gone: members that this node never knew may
+        have joined and left, and their messages may still be on their way."""
         self._holds += 1
 
     def release(self) -> None:
-        """All that they have sent has been added."""
+        """All messages of such members have been added."""
         self._holds -= 1
         before = self.gone
-        self._judge()
+        self._update_gone()
         if self.gone != before:
             self.announce()
 
-    def _judge(self) -> None:
+    def _update_gone(self) -> None:
         due = 0
         for rank in (*self._due, *(rank for rank, _ in self._incoming)):
             due |= 1 << rank
@@ -205,14 +202,16 @@ class Mailbox:
 
     # -- the reply -----------------------------------------------------------------------------
 
-    def named(self, seen: int) -> tuple[list[tuple[int, int, int, int]], list[int], int, bool]:
+    def messages_after(
+        self, seen: int
+    ) -> tuple[list[tuple[int, int, int, int]], list[int], int, bool]:
         """Released messages after number `seen`, in the form of the reply to GroupInbox."""
         upto = min(self.last, seen + INBOX_MAX)
         found = []
         for number in range(seen + 1, upto + 1):
-            letter = self.arrived.get(number)
-            if letter is not None:
-                found.append((number, letter.source, letter.tag, letter.oid))
+            queued = self.arrived.get(number)
+            if queued is not None:
+                found.append((number, queued.source, queued.tag, queued.oid))
         return found, self.ended, self.gone, upto < self.last
 
     def close(self) -> None:
@@ -227,21 +226,21 @@ class Mailbox:
 
 # Messages from one member of a Group to another: kept until received, and forwarded.
 #
-# `send` must not wait for the receiver, so this node holds what its members have sent. A message is
-# an object in the store, so it is spilled when memory is short and counted like any other. What is
-# received from a member is always a prefix of what it sent, in that order, even if its host dies.
+# `send` must not wait for the receiver, so this node holds the messages of its members. A message
+# is an object in the store, so it is spilled and counted like other objects. The messages received
+# from a member are always a prefix of the messages that it sent, even if its host dies.
 #
 #   send ─► object held here ─► receiver here: its mailbox
 #                            └► receiver elsewhere: GroupSent ─► held there ─► its mailbox
 
 
-# How many groups are remembered whose messages arrive before the manager's announcement.
+# The number of Groups whose messages are kept before the manager has announced the Group.
 PENDING_GROUPS_MAX = 64
 
 
-# How many bytes of messages to one host may be on their way inside packets; the bytes of further
-# ones wait until the receiver fetches them. Connections between nodes have no flow control, and one
-# on which too much waits is given up. Higher: fewer fetches. Lower: other packets wait for less.
+# Maximum bytes of messages to one host that are on their way inside packets; the receiver fetches
+# further messages. Connections between nodes have no flow control, and a connection with too large
+# a backlog is closed. Higher: fewer fetches. Lower: shorter delays of other packets.
 INLINE_AHEAD_BYTES_MAX = 8 << 20
 NO_MEMBER = "this member was given up"
 
@@ -252,11 +251,11 @@ class Sent(NamedTuple):
     node: int  # of the receiver
     to: int  # the receiver's rank
     holds: list[Any]
-    inline: int  # how many bytes went with it
+    inline: int  # bytes inside the packet
 
 
-class Between:
-    """One Group, as far as messages between its members are concerned."""
+class GroupMailboxes:
+    """The messages of one Group."""
 
     def __init__(self, members: GroupMembers, known: Known) -> None:
         self.members = members
@@ -267,7 +266,7 @@ class Between:
         self.numbers = 0
 
     def arrived(self, number: int) -> None:
-        """The receiver's node has the message, or nobody will receive it."""
+        """The receiver's node has the message, or it will never be received."""
         sent = self.sent.pop(number, None)
         if sent is not None:
             self.inline[sent.node] -= sent.inline
@@ -287,7 +286,7 @@ class PointToPoint:
         self.reply = host.reply
         self.replier = host.replier
         self.send_peer = host.send_peer
-        self.groups: dict[int, Between] = {}  # by generation
+        self.groups: dict[int, GroupMailboxes] = {}  # by generation
         # By generation: (node that sent it, message) received before the manager's announcement.
         self.pending_messages: dict[int, list[tuple[int, Message]]] = {}
 
@@ -297,7 +296,7 @@ class PointToPoint:
         """The manager has announced a new version of the members."""
         group, heard = self.groups.get(members.generation), 0
         if group is None:
-            group = self.groups[members.generation] = Between(members, known)
+            group = self.groups[members.generation] = GroupMailboxes(members, known)
         else:
             heard = group.members.version
         before, group.members = group.members, members
@@ -320,22 +319,24 @@ class PointToPoint:
         present = sum(1 << r for r, node in enumerate(members.nodes) if node is not None)
         for box in group.mailboxes.values():
             box.end_unheard(knowing)
-            box.know(present, formed=members.formed)
+            box.set_present(present, formed=members.formed)
         for node, message in self.pending_messages.pop(members.generation, ()):
             self.receive(node, message)
 
     def _say_unheard(self, members: GroupMembers) -> None:
-        """Versions that this node has missed may have shown members here of ranks that are free."""
+        """Reports free ranks to other nodes, because versions that this node has missed may have
+        placed members of these ranks here."""
         for rank in [rank for rank, node in enumerate(members.nodes) if node is None]:
             end = GroupSourceEnded(members.generation, members.version, rank, True)
             for other in {*members.nodes, *members.former} - {None, self.client.number}:
                 self._send(other, end)  # type: ignore[arg-type]
 
-    def _await_unheard(self, group: Between, knowing: set[int | None]) -> None:
-        """This node has missed some versions, so members may have sent messages and left of whom it
-        has never heard. A node's answer comes after all that its members have sent before."""
+    def _await_unheard(self, group: GroupMailboxes, knowing: set[int | None]) -> None:
+        """Waits for messages of unknown members: this node has missed versions, so members that it
+        never knew may have sent messages and left. A node's answer to the probe arrives after all
+        messages that its members have sent before."""
         version = group.members.version
-        mailboxes = [box for box in group.mailboxes.values() if box.born < version]
+        mailboxes = [box for box in group.mailboxes.values() if box.joined_in < version]
         members = [self.roster.by_number.get(n) for n in knowing - {None, self.client.number}]  # type: ignore[arg-type]
         if not mailboxes:
             return
@@ -349,8 +350,8 @@ class PointToPoint:
         hosts = [member.host_id for member in members if member is not None]
         self.questions.ask_all(hosts, Probe, answered)
 
-    def _over(self, group: Between, rank: int, node: int, version: int) -> None:
-        """The member that held that rank on that node is gone."""
+    def _over(self, group: GroupMailboxes, rank: int, node: int, version: int) -> None:
+        """The member of that rank on that node is gone."""
         members, me = group.members, self.client.number
         for box in group.mailboxes.values():
             box.expect_end(rank, node, version)
@@ -362,12 +363,12 @@ class PointToPoint:
         elif node not in self.roster.by_number:
             self._end(group, rank, node, members.version)
 
-    def _end(self, group: Between, rank: int, node: int, version: int) -> None:
+    def _end(self, group: GroupMailboxes, rank: int, node: int, version: int) -> None:
         for box in group.mailboxes.values():
             box.add(rank, node, End(rank, version))
 
     def left(self, known: Known, rank: int) -> None:
-        """That member on this host is gone; the manager has yet to announce it."""
+        """A member on this host is gone; the manager has yet to announce that."""
         group = self.groups.get(known.generation)
         box = None if group is None else group.mailboxes.pop(rank, None)
         if box is not None:
@@ -381,8 +382,9 @@ class PointToPoint:
             box.close()
 
     def peer_lost(self, member: Member) -> None:
-        """That host is gone: what its members sent and has not arrived is lost. The number of a
-        Group that it alone has heard of may be given to another one."""
+        """A host is gone, and messages of its members that have not arrived are lost. Its pending
+        messages are dropped, because the number of a Group that only this host knew may be given to
+        another Group."""
         for waiting in self.pending_messages.values():
             waiting[:] = [one for one in waiting if one[0] != member.node]
         for group in self.groups.values():
@@ -394,7 +396,7 @@ class PointToPoint:
     # -- members of this host ------------------------------------------------------------------
 
     def send(self, slot: int, request: Request) -> None:
-        """Takes a member's message; the reply follows when the message is held for the receiver."""
+        """Accepts a member's message. The reply follows when this node holds the message."""
         ask: GroupSend = request.ask  # type: ignore[assignment]
         group = self._group_of(slot, ask.generation, ask.rank)
         reply = self.replier(slot)
@@ -408,8 +410,8 @@ class PointToPoint:
 
         def held(holds: list[Any]) -> None:
             if self.clients.get(slot) is not line or self.groups.get(ask.generation) is None:
-                # The sender has died, so that this message, whose `send` has not returned, counts
-                # as not sent; or the group has ended.
+                # The Group has ended, or the sender has died before its `send` returned, so that
+                # the message counts as not sent.
                 return
             lost = self._why_not(group, ask.to)
             if not lost:
@@ -422,32 +424,34 @@ class PointToPoint:
             held([])
 
     def _refs_in(self, oid: int) -> list[bytes]:
-        """The ids of very many refs in a message, which its sender has pinned."""
+        """The ids of the refs in a message that has too many for the request."""
         got = self.client.view(oid)
         if isinstance(got, int):
             raise ValueError("the message is not there any more")
         return _serialize.read_refs(memoryview(got))
 
-    def _group_of(self, slot: int, generation: int, rank: int) -> Between | None:
+    def _group_of(self, slot: int, generation: int, rank: int) -> GroupMailboxes | None:
         """The group; None if that client is no longer its member of that rank."""
         group = self.groups.get(generation)
         if group is None or group.known.here.get(rank, (-1,))[0] != slot:
             return None
         return group
 
-    def _why_not(self, group: Between, to: int) -> str:
+    def _why_not(self, group: GroupMailboxes, to: int) -> str:
         if group.members.nodes[to] is not None and to not in group.known.left:
             return ""
         return f"rank {to} has left or died"
 
-    def _accept(self, group: Between, ask: GroupSend, refs: list[bytes], holds: list[Any]) -> None:
+    def _accept(
+        self, group: GroupMailboxes, ask: GroupSend, refs: list[bytes], holds: list[Any]
+    ) -> None:
         target = group.members.nodes[ask.to]
         assert target is not None
         if target == self.client.number:
             box = group.mailboxes.get(ask.to)
             if box is not None:
-                letter = QueuedMessage(ask.rank, ask.tag, ask.oid, holds, ready=True)
-                box.add(ask.rank, target, letter)
+                queued = QueuedMessage(ask.rank, ask.tag, ask.oid, holds, ready=True)
+                box.add(ask.rank, target, queued)
             return
         group.numbers += 1
         number = group.numbers
@@ -472,23 +476,27 @@ class PointToPoint:
             tuple(refs),
         )
         if not self._send(target, message):
-            # The receiver's host is gone, which the manager has yet to announce. This attempt may
-            # have shown that, and then the message is forgotten already.
+            # The receiver's host is gone, and the manager has yet to announce that. If this attempt
+            # has detected the loss, the message is already dropped.
             group.arrived(number)
 
     def inbox(self, slot: int, request: Request) -> None:
-        """Replies with the messages that have come for a member; None: it is no longer a member."""
+        """Replies with a member's new messages; None: the process is no longer a member."""
         ask: GroupInbox = request.ask  # type: ignore[assignment]
         group = self._group_of(slot, ask.generation, ask.rank)
         if group is None:
             self.reply(slot, Reply(request.number, None))
             return
         box = group.mailboxes.get(ask.rank)
-        found = ([], [0] * group.members.size, 0, False) if box is None else box.named(ask.seen)
+        found = (
+            ([], [0] * group.members.size, 0, False)
+            if box is None
+            else box.messages_after(ask.seen)
+        )
         self.reply(slot, Reply(request.number, found))
 
     def received(self, slot: int, request: Request) -> None:
-        """Releases a message whose value the member has."""
+        """Releases a message whose value the member has received."""
         ask: GroupReceived = request.ask  # type: ignore[assignment]
         group = self.groups.get(ask.generation)
         if group is not None and group.known.here.get(ask.rank, (-1,))[0] == slot:
@@ -521,36 +529,36 @@ class PointToPoint:
             self._take(group, node, message)
 
     def _keep_pending(self, node: int, message: Message) -> None:
-        """Keeps a message until the manager's announcement is here, without its bytes, which the
-        sender still holds."""
+        """Keeps a message until the manager's announcement, without its bytes, which the sender
+        still holds."""
         if isinstance(message, GroupSent):
             message = msgspec.structs.replace(message, payload=None)
         self.pending_messages.setdefault(message.generation, []).append((node, message))
         while len(self.pending_messages) > PENDING_GROUPS_MAX:
             del self.pending_messages[next(iter(self.pending_messages))]
 
-    def _take(self, group: Between, node: int, message: GroupSent) -> None:
-        """Takes a message for a member here, if that member still exists."""
+    def _take(self, group: GroupMailboxes, node: int, message: GroupSent) -> None:
+        """Accepts a message for a member here, if that member still exists."""
         taken = GroupSentTaken(message.generation, message.number)
         box = group.mailboxes.get(message.to)
-        # That member is gone, or the message was sent to the member that held its rank before.
-        if box is None or message.version < box.born:
+        # The member is gone, or the message is for an earlier member of the rank.
+        if box is None or message.version < box.joined_in:
             self._send(node, taken)
             return
-        letter = QueuedMessage(message.source, message.tag, 0, [])
-        box.add(message.source, node, letter)
+        queued = QueuedMessage(message.source, message.tag, 0, [])
+        box.add(message.source, node, queued)
         stored = None if message.payload is None else self._stored(message.payload)
         wanted = list(message.refs) if stored is not None else [message.object, *message.refs]
 
         def held(holds: list[Any]) -> None:
             hold = stored if stored is not None else holds[0]
-            letter.holds = [hold, *holds]
+            queued.holds = [hold, *holds]
             self._send(node, taken)
             if hold is None:
                 box.lose(message.source, node)
             else:
-                letter.oid = hold.oid
-                self._bring(box, node, letter)
+                queued.oid = hold.oid
+                self._bring(box, node, queued)
 
         if wanted:
             self.imports.ask(wanted, held)
@@ -558,23 +566,23 @@ class PointToPoint:
             held([])
 
     def _stored(self, payload: bytes) -> Any:
-        """A hold on a small message, stored as an object of this host; None if there is no room."""
+        """A hold on a small message, stored as an object of this host; None without space."""
         oid = self.client.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0)
         hold = self.client.hold(oid, False)
         encoded = _serialize.Encoded(payload, [], [], len(payload), [])
         self.results.store_value(oid, encoded, False)
         return None if self.client.state(oid) == STATE["FAILED"] else hold
 
-    def _bring(self, box: Mailbox, node: int, letter: QueuedMessage) -> None:
-        """Fetches a large message before a receive waits for it. If there is no room now, it stays
-        at the sender and is fetched when it is read."""
-        remote_objects, oid = self.remote_objects, letter.oid
+    def _bring(self, box: Mailbox, node: int, queued: QueuedMessage) -> None:
+        """Fetches a large message before a receive waits for it. Without space the message stays at
+        the sender, and is fetched when it is read."""
+        remote_objects, oid = self.remote_objects, queued.oid
 
         def here() -> None:
             if self.client.state(oid) == STATE["FAILED"]:
-                box.lose(letter.source, node)
+                box.lose(queued.source, node)
             else:
-                box.ready(letter, node)
+                box.ready(queued, node)
 
         if oid not in remote_objects or not remote_objects.want(oid, here):
             here()
@@ -582,7 +590,7 @@ class PointToPoint:
     # -- for dumps ------------------------------------------------------------------------------
 
     def unread(self, generation: int) -> Iterator[tuple[int, int]]:
-        """Yields (rank here, number of messages that it has not received)."""
+        """Yields (rank here, number of its unread messages)."""
         group = self.groups.get(generation)
         for rank, box in () if group is None else group.mailboxes.items():
             if box.arrived:
