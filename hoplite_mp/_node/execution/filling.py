@@ -1,8 +1,7 @@
 """Makes the cells of plans that only copy: of one object, or of many.
 
-Of an object, and of large pieces of a Group's call, only bytes that no earlier plan has brought are
-pulled. What a collective of the manager copies becomes replicas here, for which processes of this
-host may ask meanwhile.
+Only bytes that no earlier plan has received are pulled. The copies of a manager's collective become
+replicas here, which processes of this host may request meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ __all__ = ["Filling"]
 
 
 class Filling:
-    """The cells and pulls of the executions that only copy."""
+    """The cells and pulls of executions that only copy."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class Filling:
         filler: Filler,
         brought: Callable[[PlanState, int], None],
     ) -> None:
-        """filler: what fills replicas. brought: called when another execution that was filling one
+        """filler: fills replicas. brought: called when another execution that was filling a replica
         has ended."""
         self.client = host.client
         self.store = host.store
@@ -68,7 +67,7 @@ class Filling:
             self._replicate(execution, plan)
 
     def _block(self, execution: PlanState, index: int, object_id: bytes, nbytes: int) -> Any:
-        """The memory of a new block, or of the one that an earlier plan has begun to fill."""
+        """The memory of a new block, or of the block that an earlier plan has begun to fill."""
         if index not in execution.blocks:
             begun = execution.carryover.copies.pop(object_id, None)
             payload = self.results.lease(nbytes) if begun is None else begun.payload
@@ -201,8 +200,8 @@ class Filling:
             if key in execution.known:
                 continue
             if cell.node not in self.links.peers.by_number:
-                # That node is gone, and a new plan follows. Until then the object is not on its
-                # way, so that whether it is lost does not depend on this plan.
+                # That node is gone, and a new plan follows. Until then the object does not count as
+                # being filled, so that this plan does not decide whether the object is lost.
                 execution.known.add(key)
                 execution.waiting += 1
                 continue

@@ -29,10 +29,10 @@ __all__ = ["Folding", "StripeLayout", "result_head", "slots_of"]
 
 # Which elements and bytes each cell of a fold has, and in which dtype.
 #
-# A plan gives shares of an object, and all nodes must cut it at the same elements. A cell's content
-# decides its dtype: members have the dtype of the sources, partial results the wider one in which
-# kernels accumulate, results the one that NumPy would give. Both ends of a connection derive
-# elements and dtypes from the same plan.
+# A plan gives shares of an object, and all nodes must cut the object at the same elements. The
+# dtype of a cell depends on its content: members have the dtype of the sources, partial results the
+# wider dtype of the kernels' accumulators, and results the dtype that NumPy would give. Both ends
+# of a connection derive elements and dtypes from the same plan.
 
 
 def result_head(
@@ -98,7 +98,8 @@ class StripeLayout:
         return self.count * one.begin_share >> 20, self.count * one.end_share >> 20
 
     def is_empty(self, stripe: int) -> bool:
-        """Whether it is empty. A reduce_scatter can have more slices than its array has rows."""
+        """Whether the stripe is empty. A reduce_scatter can have more slices than its array has
+        rows."""
         begin, end = self.elements(stripe)
         return begin == end
 
@@ -115,7 +116,7 @@ class StripeLayout:
         return cell.part == RESULT and finisher(self.plan, cell.stripe) is None
 
     def same_bytes(self, one: Cell, other: Cell) -> bool:
-        """Would a fold of `one` alone into `other` only copy its bytes?"""
+        """Whether a fold of `one` alone into `other` would only copy its bytes."""
         if self.plan.op == "mean" and self.is_final(one) != self.is_final(other):
             return False
         return self.dtype(one) == self.dtype(other)

@@ -1,7 +1,7 @@
 """Executes a reduction's plan on one host: pins the sources, allocates the result, runs a kernel.
 
-This is the work between a plan and its commit. Everything that can be wrong is found before any
-byte moves: a source that is gone or is no array, shapes that differ, no memory.
+This is the work between a plan and its commit. All errors are found before any byte moves: a source
+that is gone or is no array, different shapes, no memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-NAMED_MAX = 10  # how many sources an error message lists at most
+NAMED_MAX = 10  # maximum number of sources in an error message
 
 
 class PlanError(Exception):
@@ -87,7 +87,8 @@ class LocalReduce:
             for view in self.views
         ]
         total = fold(self.op, [np.asarray(array) for array in arrays])
-        # The fold of a single source returns it unchanged, perhaps not in the result's dtype.
+        # The fold of a single source returns the source itself, perhaps in another dtype than the
+        # result's.
         dtype = _serialize.named_dtype(result_dtype(self.op, self.infos[0].dtype_name))
         flat = np.asarray(total, dtype).ravel("F" if self.order == "F" else "C")
         for (begin, end), target in zip(self.parts, self.targets, strict=True):
@@ -115,8 +116,8 @@ def address_of(array: np.ndarray[Any, Any]) -> int:
 
 def prepare(results: ResultWriter, ask: Collective, plan: ExecuteReduce) -> LocalReduce | None:
     """Pins and checks the members and allocates the results; None if there is no memory now."""
-    # Look at all members first: `view` pins those in memory, so that they are not spilled to make
-    # memory for the others.
+    # First view all members: `view` pins members in memory, so that they are not spilled to make
+    # memory for others.
     found = {index: results.client.view(ask.sources[index]) for index in plan.order}
     gone = [index for index, got in found.items() if results.is_gone(got)]
     if gone:
@@ -141,7 +142,7 @@ def check(
     first_index: int,
     first: _serialize.ArrayInfo | None,
 ) -> _serialize.ArrayInfo:
-    """Describes a source's array; PlanError if it is no array, or unlike the first source."""
+    """Describes a source's array; PlanError if it is no array, or differs from the first source."""
     info = _serialize.describe_array(view)
     if info is None:
         raise PlanError(_no_array(index, results.ref(ask.sources[index])))
@@ -158,7 +159,7 @@ def check(
 def check_alike(
     index: int, object_id: bytes, view: memoryview, shape: tuple[int, ...], dtype_name: str
 ) -> _serialize.ArrayInfo:
-    """As `check`, where the plan alone says which shape and dtype the source must have."""
+    """As `check`, with the shape and dtype from the plan instead of a first source."""
     info = _serialize.describe_array(view)
     if info is None:
         raise PlanError(_no_array(index, ObjectRef(object_id)))

@@ -37,7 +37,7 @@ PULL_TRIES_MAX = 20
 # How often a served cell is advanced while its bytes are still being received. Higher: fewer
 # wake-ups; lower: a receiver that joins a running broadcast late lags less behind.
 WINDOW_S = 0.004
-# Stands in place of a node's number if a fold on this host fills the cell.
+# In place of a node's number: a fold on this host fills the cell.
 NOBODY = -1
 _log = logging.getLogger("hoplite_mp")
 
@@ -159,7 +159,7 @@ class PlanCells:
         most = execution.program.inbound_max
         at_once = not most or len(execution.queue) + len(execution.running) <= most
         if at_once and not execution.copies and not self.links.trace_events.on:
-            # Only the last one is waited for.
+            # The engine reports only the last cell.
             self.engine.together(execution.missing, execution.vote)
         self.pull_more(execution)
 
@@ -191,13 +191,13 @@ class PlanCells:
     # -- ending --------------------------------------------------------------------------------
 
     def end(self, execution: PlanState) -> Carryover:
-        """Ends an execution, and returns what the next one can take over."""
+        """Ends an execution. Returns what the next execution can take over."""
         stay = {slot.cell for slot in execution.slots.values()}
         carryover = execution.leave(self.engine.watermark)
         self.engine.hold()
         try:
             if stay:
-                self.engine.together(stay)  # and no longer with those that are closed
+                self.engine.together(stay)  # without the closed cells
             for cell, engine_buffer in execution.cells.items():
                 if cell not in stay:
                     self.links.close(cell, engine_buffer)
@@ -210,7 +210,7 @@ class PlanCells:
         return carryover
 
     def give_up(self, execution: PlanState, cell: int) -> None:
-        """Closes one cell that is not wanted any more."""
+        """Closes one cell that is no longer needed."""
         engine_buffer = execution.cells.pop(cell)
         execution.missing.discard(cell)
         execution.running.discard(cell)
@@ -222,7 +222,7 @@ class PlanCells:
     # -- notifications of the links ------------------------------------------------------------
 
     def filled(self, cell: int) -> None:
-        """Called by `Links` when all bytes of a cell are there."""
+        """Called by `Links` when all bytes of a cell have arrived."""
         execution = self.by_cell.get(cell)
         if execution is not None:
             execution.missing.discard(cell)

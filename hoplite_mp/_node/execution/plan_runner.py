@@ -5,10 +5,10 @@ runner begins each plan, waits for free memory, replaces a plan by a later one, 
 them. The owner of a plan finds its memory and reports the outcome: `Transfers` for the manager's
 copies, the runner itself for collectives.
 
-A fold over many hosts consists of members pinned here, cells pulled from others, folded cells and
-served cells. The engine works on all of them concurrently, each block as soon as its inputs are
-there. Results stay invisible until the commit. Kinds that only copy need no commit, because each
-copy is complete or absent.
+A fold over many hosts consists of members pinned here, cells pulled from other nodes, folded cells
+and served cells. The engine works on all cells concurrently, on each block as soon as its inputs
+have arrived. Results are invisible until the commit. Copies need no commit, because each copy is
+complete or absent.
 """
 
 from __future__ import annotations
@@ -108,11 +108,11 @@ class PlanRunner:
         always: bool = False,
         vote: tuple[int, int, int] | None = None,
     ) -> bool:
-        """As `execute`, for a call of a Group: the manager and the owners of objects are not told.
-        `done` is called with "" when this node has everything it should receive, or with a reason
-        why it cannot; `drop` must follow, perhaps after `take`. `wait_s`: for how long to wait for
-        memory; None: for `put_wait_s`. Returns whether `done` will be called: if this node receives
-        anything or, with `always`, in any case. vote: see `Engine.together`."""
+        """As `execute`, for a call of a Group: the manager and the owners of objects get no
+        reports. `done` is called with "" when this node has received all its bytes, or with the
+        reason why it cannot; `drop` must follow, perhaps after `take`. `wait_s`: for how long to
+        wait for memory; None: for `put_wait_s`. Returns whether `done` will be called: if this node
+        receives anything or, with `always`, in any case. vote: see `Engine.together`."""
         program = self.programs.of(plan, self.client.number)
         if program.is_empty:
             self.drop(plan.operation)
@@ -130,8 +130,8 @@ class PlanRunner:
         done: Callable[[str, str], None] | None = None,
         wait_s: float | None = None,
     ) -> PlanState:
-        """A new execution that replaces an earlier one of the operation and takes over what it can
-        use."""
+        """A new execution, which replaces an earlier one of the operation and takes over its usable
+        cells and blocks."""
         loop, number = self.loop, number_of(plan)
         before = self.executions.get(number)
         execution = PlanState(
@@ -186,7 +186,7 @@ class PlanRunner:
         if execution is None:
             return {}
         if execution.plan.epoch != message.epoch:
-            # The others have gone on without this node, and a new manager has heard of both.
+            # The other nodes have continued without this node, and a new manager knows both epochs.
             self.drop(message.operation)
             return {}
         assert not isinstance(execution.plan, Distribute)
@@ -199,8 +199,8 @@ class PlanRunner:
         return {}
 
     def report(self) -> Iterator[Report]:
-        """Yields what a manager that knows of no operation must be told. Rates of narrow paths are
-        not yielded; each is reported again when it is measured next."""
+        """Yields the executions of collectives for a new manager. Rates of narrow paths are
+        reported again at their next measurement."""
         self.cells.pairs.tell_next_manager()
         for execution in self.executions.values():
             if execution.done is None and isinstance(execution.plan, ExecuteReduce):
@@ -228,7 +228,7 @@ class PlanRunner:
     # -- ending --------------------------------------------------------------------------------
 
     def drop(self, number: int) -> None:
-        """Ends an execution that nobody needs any more, and frees what it had."""
+        """Ends an execution that is no longer needed, and frees its blocks."""
         self.cells.engine.hold()
         try:
             self._end(number).discard(self.links, self.client.give_back)
@@ -236,15 +236,15 @@ class PlanRunner:
             self.cells.engine.release()
 
     def _end(self, number: int) -> Carryover:
-        """Ends an execution, and returns what the next one can take over."""
+        """Ends an execution. Returns what the next execution can take over."""
         execution = self.executions.get(number)
         if execution is None:
             return Carryover()
-        # This execution does not bring these objects any more; those that are awaited are fetched.
+        # This execution no longer fills these objects; awaited objects are fetched.
         for oid in list(execution.copies.values()):
             self.remote_objects.let_go(oid)
         del self.executions[number]
-        if execution.done is not None:  # nobody is told any more, and it may hold whole results
+        if execution.done is not None:  # no further report, and the closure may hold results
             execution.done = _heard
         carryover = self.cells.end(execution)
         execution.owner.ended(execution, carryover)
@@ -282,7 +282,7 @@ class PlanRunner:
     # -- the interface Filler, for remote objects ----------------------------------------------
 
     def forget(self, oid: int, remote: RemoteObject) -> None:
-        """Stops filling an object that is not wanted any more, or that arrives in another way."""
+        """Stops filling an object that is no longer needed, or arrives in another way."""
         for execution in list(self.executions.values()):
             for cell in [cell for cell, other in execution.copies.items() if other == oid]:
                 del execution.copies[cell]
@@ -292,8 +292,8 @@ class PlanRunner:
     # -- beginning -----------------------------------------------------------------------------
 
     def begin(self, execution: PlanState) -> None:
-        """Makes the cells and starts the pulls. Without free memory it tries that again, until it
-        is time to fail. Nothing happens if the execution has ended."""
+        """Makes the cells and starts the pulls. Without free memory it tries again until the
+        execution's deadline. Does nothing if the execution has ended."""
         if self.has_ended(execution):
             return
         try:
@@ -338,8 +338,8 @@ class PlanRunner:
             Folding(self.results, execution, plan, self.cells).begin()
 
     def _release_unused(self, execution: PlanState) -> None:
-        """Frees what earlier plans have received and this one cannot use, although its cells are
-        not made yet, because they may need that memory."""
+        """Frees blocks of earlier plans that this plan cannot use, before its cells are made,
+        because the cells may need that memory."""
         plan = execution.plan
         slots: set[SlotName | None] = set()
         copies: set[bytes] = set()
@@ -364,7 +364,7 @@ class PlanRunner:
             self.fail(execution, "a copy that was on its way is lost", error="lost")
 
     def _filled(self, execution: PlanState, cell: int) -> None:
-        """Called when all bytes of a cell are there."""
+        """Called when all bytes of a cell have arrived."""
         oid = execution.copies.pop(cell, None)
         if oid is not None and oid in self.remote_objects:
             remote = self.remote_objects.by_oid[oid]
@@ -435,7 +435,7 @@ class PlanRunner:
             oid = self.imports.local(at[index])
             got = self.results.pin(oid) if oid else STATE["FREE"]
             if got is None:
-                # It is being fetched from another host, and the fetch has a deadline of its own.
+                # The object is being fetched from another host, and the fetch has its own deadline.
                 if oid in self.remote_objects:
                     execution.until = self.loop.now() + self.config.put_wait_s
                 raise NotNow(f"source {index} does not fit into the store beside what is in use")
@@ -477,5 +477,4 @@ class PlanRunner:
 
 
 def _heard(_: str, __: str) -> None:
-    """Replaces `done` after it was called, so that a later failure is not reported a second
-    time."""
+    """Replaces `done` after its call, so that a later failure is not reported."""

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-# What one execution of a plan hands over to the next execution of the same operation.
+# The carryover from one execution of a plan to the next execution of the same operation.
 #
 # When a host dies, or its link becomes slow, the operation is planned again, and bytes that have
 # already arrived are kept. Each contribution is received into a slot, a cell that nothing else
@@ -121,24 +121,24 @@ def slot_name(plan: ExecuteReduce, cell: Cell, bounds: tuple[int, int]) -> SlotN
 
 
 class NotNow(Exception):
-    """There is no memory yet, or a source is still on its way from disk or from another host."""
+    """There is no memory yet, or a source is still arriving from disk or another host."""
 
 
 class PlanOwner(Protocol):
-    """Submits plans to the runner, and is notified of what becomes of them."""
+    """Submits plans to the runner, and receives their outcomes."""
 
     def prepare(self, execution: PlanState) -> bool:
         """Finds the memory of members on this host, and that of copies. False: `begin` of the
         runner follows later, or the execution has ended. Raises NotNow, SourcesGone."""
 
     def arrived(self, execution: PlanState) -> Ranges | None:
-        """Which bytes of the block under `execution.followed` have arrived; None: all of them."""
+        """The bytes of the block under `execution.followed` that have arrived; None: all."""
 
     def parent_failed(self, execution: PlanState, node: int, reason: str) -> None:
         """That node cannot fill a cell; `node` is NOBODY if a fold on this host has failed."""
 
     def completed(self, execution: PlanState) -> None:
-        """This node has everything that it should receive."""
+        """This node has received all its bytes."""
 
     def failed(
         self, execution: PlanState, reason: str, sources: tuple[int, ...], error: str
@@ -146,7 +146,7 @@ class PlanOwner(Protocol):
         """The execution has ended. sources: indices of members that are gone."""
 
     def ended(self, execution: PlanState, carryover: Carryover) -> None:
-        """The execution has ended, for whatever reason; it leaves `carryover` to the next one."""
+        """The execution has ended for any reason, and leaves `carryover` to the next one."""
 
 
 def number_of(plan: Plan) -> int:
@@ -193,7 +193,7 @@ class PlanState:
     waiting: int = 0  # number of copies that another execution is bringing
     scratch: list[int] = field(default_factory=list)  # blocks only for intermediate bytes
     begun: bool = False
-    reports: bool = True  # somebody is to be told when this node's part is complete
+    reports: bool = True  # the end of this node's part is reported
     reported: bool = False  # that has been done
     # (generation, call, plan): the engine votes for that call of a Group when `missing` is full.
     vote: tuple[int, int, int] | None = None
@@ -246,7 +246,7 @@ class PlanState:
         return bool(self.blocks)
 
     def arrived(self, object_id: bytes, watermark: Callable[[int], int]) -> Ranges:
-        """Which bytes of an arriving object are here."""
+        """The bytes of an arriving object that are here."""
         found = self.arrived_before.get(object_id, Ranges()).copy()
         for cell, (one, begin, first) in self.fills.items():
             if one == object_id:
@@ -254,7 +254,7 @@ class PlanState:
         return found
 
     def leave(self, watermark: Callable[[int], int]) -> Carryover:
-        """Takes out what the next execution may continue, including the blocks of copies."""
+        """Removes and returns what the next execution may continue, including blocks of copies."""
         carryover = Carryover(
             self.engine_buffer, self.carryover.slots | self.slots, dict(self.carryover.copies)
         )
@@ -267,8 +267,8 @@ class PlanState:
         return carryover
 
     def written(self, index: int, begin: int, nbytes: int) -> bool | int:
-        """How much of that range of a member on this host is written: True if the member is whole,
-        else the number of bytes from `begin` on."""
+        """The written part of a range of a member on this host: True if the member is complete,
+        otherwise the number of bytes from `begin` on."""
         if self.growing:
             return 0
         source = self.streaming.get(index)
@@ -282,7 +282,7 @@ class PlanState:
         return {} if plan.kind in FOLDING else dict(enumerate(plan.objects))
 
     def makes(self, object_id: bytes) -> bool:
-        """Will the commit of this plan make that object available on this node?"""
+        """Whether the commit of this plan makes that object available on this node."""
         plan = self.plan
         if isinstance(plan, Distribute) or self.done is not None:
             return False

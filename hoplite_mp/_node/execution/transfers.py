@@ -1,9 +1,9 @@
-"""Requests for copies of objects to this node, and reports about copies to it or from it.
+"""Requests for copies of objects, and reports about copies that this node receives or serves.
 
-When a process here asks for an object, or a broadcast sends one, the manager makes a plan, and
-perhaps further plans that replace it. `PlanRunner` executes them. This file finds the block that a
-plan fills, or the memory that other nodes read, and tells the manager when a copy is complete or
-cannot be made.
+When a process here requests an object, or a broadcast sends one, the manager makes a plan, which
+later plans may replace. `PlanRunner` executes plans. This file finds the block that a plan fills,
+or the memory that other nodes read, and reports to the manager when a copy is complete or has
+failed.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ class Transfers:
         self.replicas = replicas
         self.plan_runner = plan_runner
         self.fetching: dict[bytes, int] = {}  # object -> local id of its header here
-        # The highest epoch of a plan that this node has received, and how many objects have had an
-        # operation for their copies, as far as this node knows. A new manager continues both.
+        # The highest epoch of a plan that this node has received, and the number of objects that
+        # have had an operation for their copies, as far as this node knows. A new manager continues
+        # both.
         self.epochs = self.copied = 0
         # Objects of other hosts that the manager knows to be here, in the order of their arrival.
         self.copies: dict[bytes, None] = {}
@@ -69,11 +70,11 @@ class Transfers:
     def fetch(self, oid: int, remote: RemoteObject) -> None:
         """Requests that the block at `remote.payload` be filled."""
         if self.plan_runner.makes(remote.object):
-            # It is the result of a collective whose commit its owner has received before this node.
-            # The commit that is on its way makes it available here.
+            # The object is the result of a collective. Its owner has received the commit before
+            # this node, and the same commit will make it available here.
             return
         before = self.fetching.get(remote.object, oid)
-        if before != oid and before in self.remote_objects:  # a header that nobody holds any more
+        if before != oid and before in self.remote_objects:  # a header without holders
             self.remote_objects.give_up(before)
         elif before != oid:
             self._take_back(remote.object)
@@ -85,8 +86,8 @@ class Transfers:
         return FetchRequested(self.client.number, remote.object, remote.nbytes, holders)
 
     def _take_back(self, object_id: bytes) -> None:
-        """Tells the manager not to bring the object. A plan that the manager made before it learns
-        of this may still arrive, and will be withdrawn."""
+        """Cancels the request at the manager. A plan that the manager has already made may still
+        arrive, and will be withdrawn."""
         receiving = self._receiving(object_id)
         if receiving is not None:
             self._end_over(receiving.engine_buffer)
@@ -100,14 +101,14 @@ class Transfers:
                 self.plan_runner.drop(execution.number)
 
     def forget(self, oid: int, remote: RemoteObject) -> None:
-        """Stops fetching an object that nobody wants any more."""
+        """Stops fetching an object that is no longer needed."""
         if self.fetching.get(remote.object) == oid:
             self._end_over(remote.engine_buffer)
             self._take_back(remote.object)
 
     def _has_copy(self, object_id: bytes) -> None:
-        """Notes that the manager is told of a whole copy here, and must be told when that is gone.
-        An object of this host is not noted, because the manager need not be told of its end."""
+        """Records a complete copy that is reported to the manager, because its end must be
+        reported, too. Objects of this host are not recorded, because their end needs no report."""
         if ids.unpack_id(object_id)[0] != self.client.host_id:
             self.copies[object_id] = None
 
@@ -131,7 +132,8 @@ class Transfers:
         return [one for one in self.plan_runner.executions.values() if one.is_copy]
 
     def prepare(self, execution: PlanState) -> bool:
-        """Receives the object if the plan brings it here and it is not here yet, else serves it."""
+        """Receives the object if the plan brings it here and it is not here yet; otherwise serves
+        it."""
         coming = execution.copied.object in self.fetching
         if execution.reports and not coming and not self._expect(execution):
             return False
@@ -144,7 +146,7 @@ class Transfers:
     def _receive(self, execution: PlanState, plan: Distribute) -> None:
         """Continues where an earlier plan for the same block stopped."""
         remote = self._place(plan.object)
-        if remote is None:  # nobody wants it any more
+        if remote is None:  # it is no longer needed
             raise SourcesGone((0,))
         older = self._receiving(plan.object)
         if older is not None:
@@ -153,7 +155,7 @@ class Transfers:
         execution.carryover = Carryover(remote.engine_buffer, copies={plan.object: begun})
 
     def _serve(self, execution: PlanState, plan: Distribute) -> None:
-        """Serves the whole object, or what another plan is still receiving."""
+        """Serves the complete object, or the bytes that another plan is still receiving."""
         older = self._receiving(plan.object)
         if older is not None:
             execution.carryover = Carryover(older.engine_buffer)
@@ -169,8 +171,8 @@ class Transfers:
         execution.views[0] = got
 
     def _expect(self, execution: PlanState) -> bool:
-        """Finds memory for a copy that no process here asked for. False: another execution is
-        bringing it, or nothing is to be done."""
+        """Finds memory for a copy that no process here has requested. False: another execution is
+        receiving it, or there is nothing to do."""
         plan = execution.copied
         oid, remote = self.plan_runner.filling.claim(
             execution, plan.object, plan.nbytes, plan.sources, self, self._has_come
@@ -180,8 +182,8 @@ class Transfers:
             return True
         if execution.waiting:
             return False
-        # Is it the result of a task of this host that has ended on another one? Then the message
-        # that has it is still on its way here.
+        # It may be the result of a task of this host that has ended on another host, if the message
+        # with the result is still on its way.
         if self.client.state(oid) == STATE["CLAIMED"] and self.loop.now() < execution.until:
             raise NotNow("the object is not done yet")
         return self._is_here(execution)
@@ -195,9 +197,9 @@ class Transfers:
             self.plan_runner.begin(execution)
 
     def _is_here(self, execution: PlanState) -> bool:
-        """Answers a plan to receive an object that is already here, because this node's last report
-        crossed it. True: the object is served nevertheless, since other nodes may have been told to
-        get it from here."""
+        """Answers a plan to receive an object that is already here, because the plan crossed this
+        node's last report. True: the object is served nevertheless, because other nodes' plans may
+        name this node as parent."""
         plan, number = execution.copied, self.client.number
         oid = self.imports.local(plan.object)
         state = self.client.state(oid) if oid else STATE["FREE"]
@@ -213,19 +215,19 @@ class Transfers:
         return bool(execution.program.serves)
 
     def _place(self, object_id: bytes) -> RemoteObject | None:
-        """The remote object whose block is being filled with that object."""
+        """The remote object whose block that object fills."""
         return self.remote_objects.by_oid.get(self.fetching.get(object_id, 0))
 
     def _receiving(self, object_id: bytes) -> PlanState | None:
-        """The plan by which this node is receiving that object at present."""
+        """The plan by which this node receives that object at present."""
         if object_id not in self.fetching:
             return None
         receiving = (one for one in self.plan_runner.executions.values() if one.receives)
         return next((one for one in receiving if one.copies_object(object_id)), None)
 
     def withdraw(self, message: Withdraw) -> None:
-        """Ends a withdrawn plan. If it was bringing the object and the manager sent no other plan
-        first, it belonged to a request that this node has taken back."""
+        """Ends a withdrawn plan. If the plan was filling the object, and the manager has sent no
+        other plan, it belonged to a request that this node has cancelled."""
         execution = self.plan_runner.executions.get(COPY_OPERATION | message.epoch)
         if execution is None:
             return
@@ -235,7 +237,7 @@ class Transfers:
             self._abandoned(message.object)
 
     def _drop(self, execution: PlanState) -> None:
-        """Ends a plan that the manager does not know, or has withdrawn."""
+        """Ends a plan that the manager has withdrawn or does not know."""
         if execution.reports and not execution.begun and not execution.waiting:
             self.replicas.let_go(execution.copied.object)  # it was waiting for memory
         self.plan_runner.drop(execution.number)
@@ -246,17 +248,17 @@ class Transfers:
             del self.fetching[object_id]
         elif self.replicas.only_kept(object_id):
             self._end_over(remote.engine_buffer)
-            # Remove it before `give_up` calls `forget`, which would tell the manager of the
-            # withdrawal that came from the manager.
+            # Remove it before `give_up` calls `forget`, which would report the manager's own
+            # withdrawal to it.
             oid = self.fetching.pop(object_id)
             self.replicas.let_go(object_id)
             self.remote_objects.give_up(oid)
-        else:  # a process has asked for it again
+        else:  # a process has requested it again
             self.send_manager(self._request(remote))
 
     def refused(self, message: FetchRefused) -> None:
-        """Fails an object that the manager cannot bring. If the reason is that its holder has no
-        memory to read it from disk, it is requested again instead, because it is not lost."""
+        """Fails an object that the manager cannot provide. If its holder lacks the memory to read
+        it from disk, the object is not lost, and is requested again instead."""
         self.replicas.let_go(message.object)
         oid = self.fetching.get(message.object)
         if oid is not None and oid in self.remote_objects:
@@ -276,8 +278,8 @@ class Transfers:
             self.send_manager(self._request(remote))
 
     def report(self) -> Iterator[NodeToManager | Report]:
-        """Yields what a manager that knows of no copy must be told. Plans that have not begun are
-        dropped, because it would not withdraw them; it sends them again if it needs them."""
+        """Yields the copies of this node for a new manager. Plans that have not begun are dropped,
+        because the new manager would not withdraw them; it makes new plans as needed."""
         number = self.client.number
         for execution in self._executions:
             if execution.begun:
@@ -292,7 +294,7 @@ class Transfers:
             yield self._request(remote)
 
     def _not_planned(self) -> Iterator[RemoteObject]:
-        """Requested objects that no plan brings yet."""
+        """Requested objects that no plan fills yet."""
         moving = {one.copied.object for one in self._executions if one.receives}
         for object_id in list(self.fetching):
             remote = self._place(object_id)
@@ -301,7 +303,7 @@ class Transfers:
 
     def _others(self, remote: RemoteObject) -> tuple[int, ...]:
         found = tuple(holder for holder in remote.holders if holder != self.client.number)
-        if not found:  # no holder is known, so name the node of the object's owner
+        if not found:  # no holder is known, so it names the owner's node
             owner = self.links.peers.by_host_id.get(self.replicas.imports.owner_of(remote.object))
             found = () if owner is None else (owner.member.node,)
         return found
@@ -309,12 +311,12 @@ class Transfers:
     # -- notifications of the runner -----------------------------------------------------------
 
     def arrived(self, execution: PlanState) -> Ranges | None:
-        """Which bytes of the served block are here; None if the object is whole, or the copy was
-        given up."""
+        """The bytes of the served block that are here; None if the object is complete, or the copy
+        was given up."""
         object_id = execution.copied.object
-        # This may be another plan than the one that was receiving it when serving began.
+        # The receiving plan may have changed since serving began.
         source = self._receiving(object_id)
-        # That plan was withdrawn; another may follow if the object is still being fetched.
+        # The plan was withdrawn; another one may follow if the object is still needed.
         if source is None:
             return Ranges() if object_id in self.fetching else None
         if source.engine_buffer is not execution.engine_buffer:
@@ -338,7 +340,7 @@ class Transfers:
         if oid is not None and oid in self.remote_objects:
             self.remote_objects.arrived(oid)
             if plan.object not in self.fetching:
-                return  # nobody wanted it any more, and `forget` has told the manager
+                return  # it is no longer needed, and `forget` has told the manager
             # Keep the object pinned as long as another plan serves from this block.
             shared = execution.engine_buffer
             if any(other.engine_buffer is shared for other in self._executions):
@@ -360,7 +362,7 @@ class Transfers:
         self.send_manager(CopyDropped(self.client.number, object_id, full))
 
     def ended(self, execution: PlanState, carryover: Carryover) -> None:
-        """Keeps the block with the remote object, for the next plan that brings it."""
+        """Keeps the block with the remote object, for the next plan that fills it."""
         object_id = execution.copied.object
         copy, remote = carryover.copies.pop(object_id, None), self._place(object_id)
         if copy is not None and remote is not None and remote.payload == copy.payload:
@@ -370,7 +372,7 @@ class Transfers:
 
     def waits(self) -> Iterator[dict[str, Any]]:
         """Yields what this node waits for: cells that other nodes fill, and objects that no plan
-        brings yet."""
+        fills yet."""
         now_ns = self.loop.now_ns()
         for cell, pulling in list(self.links.pulling.items()):
             about = pulling.wanting.describe(cell)

@@ -246,7 +246,7 @@ class Components:
         return done
 
     def _turn_is_due(self) -> None:
-        """The turn itself looks for room. It may begin a rounding error too early."""
+        """The turn itself looks for memory. It may begin early by a rounding error."""
         self._next_turn_at = 0.0
 
     def end_turn(self) -> None:

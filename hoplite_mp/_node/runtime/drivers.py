@@ -1,10 +1,9 @@
 """Drivers that attach to this node: programs of the same user that have not started this host.
 
-Several programs of one host share its store and its workers. Each of them becomes a client like any
-other, with a slot, a line for its requests, and both memories. It leaves in two steps. When its
-line ends it has left the cluster: its tasks are stopped and its refs released. When its process
-ends, or does not need the memory any more, its pins and blocks are released as well, and the slot
-is free.
+Several programs of one host share its store and its workers. Each program becomes a client with a
+slot, a connection for its requests, and both memories. It leaves in two steps. When its connection
+ends, it has left the cluster: its tasks are stopped and its refs released. When its process ends,
+or no longer needs the memory, its pins and blocks are released as well, and the slot is free.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Drivers"]
 
-# How long the node waits, at most, for what the tasks of a driver that leaves have printed on other
-# hosts; and how often it polls for output of this host, because nothing signals an empty pipe.
+# The maximum time that the node waits for output on other hosts of a leaving driver's tasks; and
+# the interval of polls for output of this host, because nothing signals an empty pipe.
 OUTPUT_PATIENCE_S = 0.8
 OUTPUT_POLL_S = 0.1
 
@@ -101,8 +100,7 @@ class Drivers:
         self.reply(slot, Reply(request.number, there))
 
     def name_of(self, slot: int) -> int:
-        """The name under which lines are sent to the driver in that slot; 0: no attached driver is
-        there."""
+        """The output owner of the driver in the slot; 0: there is no attached driver."""
         driver = self.by_slot.get(slot)
         return 0 if driver is None else driver.name
 
@@ -163,7 +161,7 @@ class Drivers:
         self.poll()
 
     def _settle(self, driver: Driver, reads_on: bool) -> None:
-        """Keeps the driver's objects that others need, and releases all else that it had. reads_on:
+        """Keeps the driver's objects that others need, and releases all others. reads_on:
         the driver still reads shared memory, so its pins and blocks are kept, too."""
         slot = driver.slot
         if driver.left:

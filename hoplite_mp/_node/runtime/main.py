@@ -1,8 +1,8 @@
 """The node's process: its sockets and its loop.
 
-One process of each host owns what the others share, and goes on when a worker or an attached driver
-dies. It sleeps in epoll. A client that changes a word in shared memory which the node must read
-wakes the node by a write to its eventfd.
+One process of each host owns the shared resources of the host, and survives the death of a worker
+or an attached driver. It sleeps in epoll. A client that changes a word in shared memory for the
+node wakes it by a write to its eventfd.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class NodeProcess:
 
     def finish_output(self) -> None:
         """At the end of the host: forwards all output of its workers to their drivers, and waits a
-        bounded time for what workers of other hosts have printed for its own driver."""
+        bounded time for the output of other hosts' workers for its own driver."""
         deadline = self.loop.now() + OUTPUT_PATIENCE_S
         # The supervisor has ended, so its socket would be ready in every turn.
         self.loop.unwatch(self.supervisor.fileno())

@@ -1,4 +1,4 @@
-"""The node of one host behind its ports: its components, and what it does in one turn.
+"""The node of one host behind its ports: its components, and one turn of its loop.
 
 The same node runs in a process of its own (main.py), where epoll wakes it, and in a simulation,
 where a schedule wakes many nodes in one process.
@@ -28,7 +28,7 @@ __all__ = ["HostNode"]
 
 
 class NoOtherHosts:
-    """Stands in for `ClusterNode` in a cluster of one host, and until `ClusterNode` is built."""
+    """Replaces `ClusterNode` in a cluster of one host, and until `ClusterNode` is built."""
 
     all_sent = True
 
@@ -118,8 +118,8 @@ class HostNode:
         self.components.requests.take(slot, request, given)
 
     def line_ended(self, slot: int) -> None:
-        """The line of a worker or an attached driver has ended. The end of the driver that started
-        this host needs no handling here, because the supervisor then ends the node."""
+        """The connection of a worker or an attached driver has ended. The end of the driver that
+        started this host is not handled here, because the supervisor then ends the node."""
         self.other_hosts.line_ended(slot)
         self.components.workers.line_ended(slot)
 

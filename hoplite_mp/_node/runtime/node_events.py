@@ -1,9 +1,9 @@
-"""Events that components of a node report upward, and which component handles each of them.
+"""The events that components of a node report upward, and the component that handles each event.
 
-Components are built bottom up, each from those below it. A component that needs something from
+Components are built bottom up, each from the components below it. A component that depends on
 components above it declares a protocol in its own file (`ExportsEvents`), and this file connects
-each of these methods with the component that implements it. What is about other hosts gets the
-answer of a node without other hosts; ClusterNodeEvents overrides it.
+each method of the protocol with its implementation. Methods about other hosts return the answer of
+a node without other hosts; ClusterNodeEvents overrides them.
 """
 
 from __future__ import annotations
@@ -253,8 +253,8 @@ class NodeEvents:
     # -- _node/tasks/worker_broadcast.py -----------------------------------------------------------
 
     def output_owner_of(self, slot: int) -> int:
-        """The output owner of tasks that the client in that slot submits: that of the task that
-        runs in the slot, or the client itself if it is a driver."""
+        """The output owner of tasks that the client in the slot submits: the output owner of the
+        slot's running task, or the client itself if it is a driver."""
         tasks = self.components.host.tasks
         running = tasks.running(slot)
         return (running and tasks.output_owner(running)) or self.driver_name(slot)
@@ -308,8 +308,8 @@ class NodeEvents:
 
 # Events that components of a node report upward, in a cluster of several hosts.
 #
-# Many events concern other hosts. This file passes these events to components that only such a node
-# has. It follows the order of _node/runtime/node_events.py, which passes on all other events.
+# Many events concern other hosts. This class passes these events to components that only such a
+# node has, in the order of NodeEvents.
 
 
 class ClusterNodeEvents(NodeEvents):
@@ -360,7 +360,7 @@ class ClusterNodeEvents(NodeEvents):
         return self.membership.joining(incarnation)
 
     def returning(self, incarnation: int) -> NodeReturned:
-        """With what a new manager continues to count, as far as this node knows it: numbers of
+        """The counters that a new manager continues, as far as this node knows them: numbers of
         nodes, epochs of Distribute, objects that had an operation for their copies."""
         return NodeReturned(
             node=self.components.number(),

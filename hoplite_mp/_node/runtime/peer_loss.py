@@ -1,6 +1,6 @@
-"""The loss of another host: the components of a node that receive it, in their order.
+"""The loss of another host: the components that handle it, in order.
 
-Each component has one method for it, `peer_lost(member)`. The order matters for the pairs in
+Each component has one method for the loss, `peer_lost(member)`. The order matters for the pairs in
 `ORDERS`, which states the reasons. Any other two neighbours may be swapped.
 """
 
@@ -59,12 +59,12 @@ ORDERS = {
 
 
 def pass_on(member: Member, receivers: Mapping[str, Callable[[Member], None]]) -> None:
-    """Passes the loss of that host on to all components, given by their names in PHASES."""
+    """Passes the loss of a host to all components, which PHASES names."""
     for name in PHASES:
         receivers[name](member)
 
 
-# Cleaning up after a process of this host that has ended or left, in every component.
+# The cleanup of all components after a process of this host has ended or left.
 #
 # Most components treat a worker that has ended and a driver that has left alike, and the order of
 # the steps matters: the node first takes holds on the results of Group calls that the process had

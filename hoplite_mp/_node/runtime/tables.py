@@ -1,4 +1,4 @@
-"""The tables of handlers: which component handles which message of clients, peers, the manager."""
+"""The tables of handlers for messages of clients, peers and the manager."""
 
 from __future__ import annotations
 
@@ -241,10 +241,10 @@ def manager_table(components: Components) -> dict[type, ManagerHandler]:
 
 
 def ignored_alone() -> dict[type, ManagerHandler]:
-    """Messages of the manager that tell a node without other hosts nothing."""
+    """Messages of the manager that a node without other hosts ignores."""
 
     def ignore(_: Any) -> None:
-        """This node is its whole cluster."""
+        """This node is the only one of its cluster."""
 
     about_hosts = (
         Credentials,
