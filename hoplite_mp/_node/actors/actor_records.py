@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp import _shm
     from hoplite_mp._planner.resources import Demand
+    from hoplite_mp._protocol.actors import BeginActor, OpenActor
     from hoplite_mp._protocol.spawning import Environment
 
 __all__ = [
@@ -82,6 +83,12 @@ class WantedActor(NamedTuple):
     env: Environment = ()
     demand: Demand = ()  # lifelong resources
     only_now: bool = False  # refuse the actor if it would have to wait for them
+
+    @classmethod
+    def of(cls, message: OpenActor | BeginActor, **changed: Any) -> WantedActor:
+        """The actor that a message requests. changed: fields with other values."""
+        fields = {name: getattr(message, name) for name in cls._fields if name not in changed}
+        return cls(**fields, **changed)
 
 
 @dataclass(slots=True)

@@ -133,20 +133,7 @@ class LocalActors:
         ask: Any = request.ask
         asker = self.asker(slot, request)
         output_owner = self.events.output_owner_of(slot)
-        wanted = WantedActor(
-            ask.setup,
-            ask.about,
-            ask.class_name,
-            ask.name,
-            ask.restarts,
-            ask.get_if_exists,
-            ask.detached,
-            output_owner,
-            ask.places,
-            ask.env,
-            ask.demand,
-            ask.only_now,
-        )
+        wanted = WantedActor.of(ask, output_owner=output_owner)
         if ask.node == self.client.number:
             self.begin(asker, wanted)
         else:

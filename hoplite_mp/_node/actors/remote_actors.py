@@ -157,21 +157,8 @@ class RemoteActors:
             return
 
         def make(number: int) -> BeginActor:
-            return BeginActor(
-                number=number,
-                setup=self.actors.public(wanted.setup),
-                about=wanted.about,
-                class_name=wanted.class_name,
-                name=wanted.name,
-                restarts=wanted.restarts,
-                get_if_exists=wanted.get_if_exists,
-                detached=wanted.detached,
-                output_owner=wanted.output_owner,
-                places=wanted.places,
-                env=wanted.env,
-                demand=wanted.demand,
-                only_now=wanted.only_now,
-            )
+            fields = wanted._asdict() | {"setup": self.actors.public(wanted.setup)}
+            return BeginActor(number=number, **fields)
 
         self.questions.ask(
             member.host_id, make, functools.partial(self._begun, member.host_id, asker)
@@ -422,20 +409,8 @@ class RemoteActors:
             if holds[0] is None:
                 asker.refused("its constructor's arguments are gone")
                 return
-            wanted = WantedActor(
-                setup=holds[0].oid,
-                about=message.about,
-                class_name=message.class_name,
-                name=message.name,
-                restarts=message.restarts,
-                get_if_exists=message.get_if_exists,
-                detached=message.detached,
-                output_owner=self.inbound_tasks.output_owner_here(host_id, message.output_owner),
-                places=message.places,
-                env=message.env,
-                demand=message.demand,
-                only_now=message.only_now,
-            )
+            output_owner = self.inbound_tasks.output_owner_here(host_id, message.output_owner)
+            wanted = WantedActor.of(message, setup=holds[0].oid, output_owner=output_owner)
             self.actors.begin(asker, wanted)
 
         self.imports.ask([message.setup], ready)

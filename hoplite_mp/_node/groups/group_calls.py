@@ -18,7 +18,7 @@ from hoplite_mp._node.groups.attempts import NodeAttempts
 from hoplite_mp._node.groups.call_state import CallEvent, CallPhase
 from hoplite_mp._node.groups.engine_commit import EngineCommit
 from hoplite_mp._node.groups.group_decisions import lost
-from hoplite_mp._node.groups.group_state import GroupState, MemberCall, Steps
+from hoplite_mp._node.groups.group_state import GroupState, MemberCall, PendingMessages, Steps
 from hoplite_mp._node.groups.leader import GroupLeader, SendToManager, SendToNode, WakeLater
 from hoplite_mp._protocol.group_calls import (
     GroupAttempt,
@@ -49,11 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MultiHostCalls"]
 
-# How many messages are kept for a Group that this node does not know yet (two from each node
-# suffice), and for how many such Groups. Late messages of closed Groups are kept, too, and need a
-# bound.
-EARLY_MAX = 1024
-PENDING_GROUPS_MAX = 64
+# Messages that are kept for a Group that this node does not know yet; two from each node suffice.
+PENDING_MESSAGES_MAX = 1024
 
 
 class LeaderCommit:
@@ -121,8 +118,7 @@ class MultiHostCalls:
             GroupEngineFrame: lambda state, node, message: engine_calls.receive(node, message),
             GroupSync: lambda state, *about: self._lead(state, state.leading.sync, *about),
         }
-        # Messages from other nodes about Groups that the manager has not announced here yet.
-        self.pending_messages: dict[int, list[tuple[int, GroupMessage]]] = {}
+        self.pending_messages = PendingMessages(PENDING_MESSAGES_MAX)
 
     # -- membership, from the manager -----------------------------------------------------------
 
@@ -145,7 +141,7 @@ class MultiHostCalls:
         state.plans.clear()
         state.members = members
         self._change(state)
-        for node, message in self.pending_messages.pop(members.generation, ()):
+        for node, message in self.pending_messages.take(members.generation):
             self.take(node, message)
 
     def _change(self, state: GroupState) -> None:
@@ -225,10 +221,8 @@ class MultiHostCalls:
             self.results.take_untaken(blocks, slot)
 
     def peer_lost(self, member: Member) -> None:
-        """A host is gone. Its pending messages are dropped, because the number of a Group that only
-        this host knew may be given to another Group."""
-        for waiting in self.pending_messages.values():
-            waiting[:] = [one for one in waiting if one[0] != member.node]
+        """A host is gone."""
+        self.pending_messages.lose_node(member.node)
 
     def _let_go(self, state: GroupState) -> None:
         """Drops the current attempt, and the parts of members that are gone."""
@@ -304,13 +298,9 @@ class MultiHostCalls:
         """Handles a message from a node, perhaps this one, in the present step."""
         state = self.states.get(message.generation)
         if state is None:
-            waiting = self.pending_messages.setdefault(message.generation, [])
-            waiting.append((node, message))
-            while len(self.pending_messages) > PENDING_GROUPS_MAX:
-                del self.pending_messages[next(iter(self.pending_messages))]
-            del waiting[:-EARLY_MAX]
-            return
-        self._handlers[type(message)](state, node, message)
+            self.pending_messages.add(node, message)
+        else:
+            self._handlers[type(message)](state, node, message)
 
     def _part(self, state: GroupState, node: int, message: GroupPart) -> None:
         if message.call >= state.calls:

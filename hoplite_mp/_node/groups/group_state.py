@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.local import GroupCall
     from hoplite_mp._protocol.messages import GroupMembers
 
-__all__ = ["CommitBackend", "GroupCallsEvents", "GroupState", "Known", "MemberCall", "Steps"]
+__all__ = [
+    "CommitBackend",
+    "GroupCallsEvents",
+    "GroupState",
+    "Known",
+    "MemberCall",
+    "PendingMessages",
+    "Steps",
+]
 
 
 class Steps:
@@ -52,6 +60,39 @@ class Steps:
             # After an exception the step's messages must not become part of another step.
             self._own.clear()
             self._is_running = False
+
+
+# The number of Groups whose messages are kept before the manager has announced the Group. Messages
+# of closed Groups, which may arrive late, are kept, too, and need a bound.
+PENDING_GROUPS_MAX = 64
+
+
+class PendingMessages:
+    """Messages from other nodes about Groups that the manager has not announced here yet.
+    messages_max: for each Group; None: without a bound."""
+
+    def __init__(self, messages_max: int | None = None) -> None:
+        self._messages_max = messages_max
+        self._by_generation: dict[int, list[tuple[int, Any]]] = {}
+
+    def add(self, node: int, message: Any) -> None:
+        """Keeps a message of a node."""
+        found = self._by_generation.setdefault(message.generation, [])
+        found.append((node, message))
+        while len(self._by_generation) > PENDING_GROUPS_MAX:
+            del self._by_generation[next(iter(self._by_generation))]
+        if self._messages_max is not None:
+            del found[: -self._messages_max]
+
+    def take(self, generation: int) -> list[tuple[int, Any]]:
+        """Removes and returns the messages about a Group, as (node, message)."""
+        return self._by_generation.pop(generation, [])
+
+    def lose_node(self, node: int) -> None:
+        """Drops the messages of a node that is gone, because the number of a Group that only this
+        node knew may be given to another Group."""
+        for found in self._by_generation.values():
+            found[:] = [one for one in found if one[0] != node]
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ import msgspec
 from hoplite_mp import _serialize
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
+from hoplite_mp._node.groups.group_state import PendingMessages
 from hoplite_mp._protocol.local import INBOX_MAX, Reply
 from hoplite_mp._protocol.local_groups import (
     MESSAGE_INLINE_BYTES_MAX,
@@ -234,10 +235,6 @@ class Mailbox:
 #                            └► receiver elsewhere: GroupSent ─► held there ─► its mailbox
 
 
-# The number of Groups whose messages are kept before the manager has announced the Group.
-PENDING_GROUPS_MAX = 64
-
-
 # Maximum bytes of messages to one host that are on their way inside packets; the receiver fetches
 # further messages. Connections between nodes have no flow control, and a connection with too large
 # a backlog is closed. Higher: fewer fetches. Lower: shorter delays of other packets.
@@ -287,8 +284,7 @@ class PointToPoint:
         self.replier = host.replier
         self.send_peer = host.send_peer
         self.groups: dict[int, GroupMailboxes] = {}  # by generation
-        # By generation: (node that sent it, message) received before the manager's announcement.
-        self.pending_messages: dict[int, list[tuple[int, Message]]] = {}
+        self.pending_messages = PendingMessages()
 
     # -- membership ----------------------------------------------------------------------------
 
@@ -320,7 +316,7 @@ class PointToPoint:
         for box in group.mailboxes.values():
             box.end_unheard(knowing)
             box.set_present(present, formed=members.formed)
-        for node, message in self.pending_messages.pop(members.generation, ()):
+        for node, message in self.pending_messages.take(members.generation):
             self.receive(node, message)
 
     def _say_unheard(self, members: GroupMembers) -> None:
@@ -376,17 +372,14 @@ class PointToPoint:
 
     def closed(self, generation: int) -> None:
         """The group has ended: all members have left or died."""
-        self.pending_messages.pop(generation, None)
+        self.pending_messages.take(generation)
         group = self.groups.pop(generation, None)
         for box in () if group is None else group.mailboxes.values():
             box.close()
 
     def peer_lost(self, member: Member) -> None:
-        """A host is gone, and messages of its members that have not arrived are lost. Its pending
-        messages are dropped, because the number of a Group that only this host knew may be given to
-        another Group."""
-        for waiting in self.pending_messages.values():
-            waiting[:] = [one for one in waiting if one[0] != member.node]
+        """A host is gone, and messages of its members that have not arrived are lost."""
+        self.pending_messages.lose_node(member.node)
         for group in self.groups.values():
             for number in [n for n, one in group.sent.items() if one.node == member.node]:
                 group.arrived(number)
@@ -533,9 +526,7 @@ class PointToPoint:
         still holds."""
         if isinstance(message, GroupSent):
             message = msgspec.structs.replace(message, payload=None)
-        self.pending_messages.setdefault(message.generation, []).append((node, message))
-        while len(self.pending_messages) > PENDING_GROUPS_MAX:
-            del self.pending_messages[next(iter(self.pending_messages))]
+        self.pending_messages.add(node, message)
 
     def _take(self, group: GroupMailboxes, node: int, message: GroupSent) -> None:
         """Accepts a message for a member here, if that member still exists."""
