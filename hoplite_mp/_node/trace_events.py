@@ -45,14 +45,14 @@ class TraceEvents:
         self.on, self.dropped = True, 0
         self.kept.clear()
         self.inbound_tasks.clear()
-        for guests_now in self._inbound_now:
-            for oid, task in guests_now():
+        for inbound_now in self._inbound_now:
+            for oid, task in inbound_now():
                 self.inbound_task(oid, task)
 
-    def ask_at_start(self, guests_now: Callable[[], Iterable[tuple[int, bytes]]]) -> None:
+    def ask_at_start(self, inbound_now: Callable[[], Iterable[tuple[int, bytes]]]) -> None:
         """Registers a function that lists the present tasks of other hosts when a trace starts, as
         (local id, cluster-wide id)."""
-        self._inbound_now.append(guests_now)
+        self._inbound_now.append(inbound_now)
 
     def stop(self) -> None:
         """Stops recording; the events stay until the next start."""

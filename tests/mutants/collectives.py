@@ -153,8 +153,8 @@ MUTANTS = (
     Mutant(
         "plan-runner-waits-for-its-own-attempt",
         "hoplite_mp/_node/execution/plan_runner.py",
-        "heard of both.\n            self.drop(message.operation)\n",
-        "heard of both.\n",
+        "knows both epochs.\n            self.drop(message.operation)\n",
+        "knows both epochs.\n",
         (
             "A commit ends an operation on all hosts, also on one that was given up and still has "
             "an earlier plan; here that host keeps its sources and cells for ever."

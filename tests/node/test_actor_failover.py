@@ -63,7 +63,7 @@ class Played:
 
 
 def runners(side: Side, pool: int) -> list[tuple[int, int]]:
-    return [(one.host_id, one.pool) for one in side.outbound_tasks.far.get(pool, ())]
+    return [(one.host_id, one.pool) for one in side.outbound_tasks.remote_runners.get(pool, ())]
 
 
 def test_a_caller_hears_where_it_is_before_the_spare_does(network: Network) -> None:
@@ -260,7 +260,7 @@ def test_a_spare_of_one_that_another_host_has_closed_begins_it_to_end_its_calls(
         played.owner.parts.actors.leave()
     else:
         oid = played.owner.imports.own(played.identity)
-        played.owner.parts.actors.end_here(oid, False, far=end == "closed")
+        played.owner.parts.actors.end_here(oid, False, remote=end == "closed")
     network.settle()
     if end == "closed here":
         assert not played.backup.cluster.backups.kept

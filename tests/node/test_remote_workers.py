@@ -56,7 +56,7 @@ class World(NodeHarness):
         """Pool, host id, pool there, workers and tasks ahead of all workers on other hosts."""
         return [
             (pool, one.host_id, one.pool, one.workers, one.ahead)
-            for pool, runners in self.parts.outbound_tasks.far.items()
+            for pool, runners in self.parts.outbound_tasks.remote_runners.items()
             for one in runners
         ]
 
@@ -391,7 +391,7 @@ def test_peers_of_named_hosts_fail_when_the_last_one_leaves(world: World) -> Non
     world.peers(0)
     world.busy()
     world.lose(1)
-    (runner,) = world.parts.outbound_tasks.far[1]
+    (runner,) = world.parts.outbound_tasks.remote_runners[1]
     runner.workers = 0
     world.cluster.host.roster.leaving.add(SECOND)
     world.lost(1)

@@ -281,17 +281,19 @@ class LocalActors:
             self.imports.own(self.public(identity))
         )
 
-    def end_here(self, identity: int, kill: bool, unheld: bool = False, far: bool = False) -> bool:
-        """Ends an actor of this host; False: not an actor. far: another host requests this, and
+    def end_here(
+        self, identity: int, kill: bool, unheld: bool = False, remote: bool = False
+    ) -> bool:
+        """Ends an actor of this host; False: not an actor. remote: another host requests this, and
         repeats the request if the actor moves."""
         actor = self.of(identity)
         if actor is not None and unheld:
             actor.killed_unheld = True
         elif actor is not None:
-            self._end(actor, kill, far)
+            self._end(actor, kill, remote)
         return actor is not None
 
-    def _end(self, actor: ActorRecord, kill: bool, far: bool) -> None:
+    def _end(self, actor: ActorRecord, kill: bool, remote: bool) -> None:
         self._forget_name(actor)
         actor.hold = None
         if kill:
@@ -307,7 +309,7 @@ class LocalActors:
         elif actor.ended is None:
             self.client.open_pool(actor.pool, POOL_CLOSING)
             self.tasks.wake_pool(actor.pool)
-            if far:
+            if remote:
                 self.keep(actor)  # the backup records that it is nameless and not detached
             else:  # nobody could inform the backup if this host were lost
                 actor.closed = True

@@ -57,17 +57,17 @@ NO_BACKUP = "its host is gone, and no other one could begin it again"
 class RemoteAsker:
     """Another node that has requested an actor on this host."""
 
-    far: RemoteActors
+    remote_actors: RemoteActors
     host_id: int
     number: int
 
     def granted(self, hold: Any) -> None:
-        identity = self.far.actors.public(hold.oid)
-        if self.far.send(self.host_id, ActorBegun(self.number, identity)):
-            self.far.given[self.host_id, self.number] = hold
+        identity = self.remote_actors.actors.public(hold.oid)
+        if self.remote_actors.send(self.host_id, ActorBegun(self.number, identity)):
+            self.remote_actors.given[self.host_id, self.number] = hold
 
     def refused(self, why: str, gone: bool = False) -> None:
-        self.far.send(self.host_id, ActorBegun(self.number, NO_IDENTITY, why, gone))
+        self.remote_actors.send(self.host_id, ActorBegun(self.number, NO_IDENTITY, why, gone))
 
 
 @dataclass(slots=True)
@@ -361,7 +361,10 @@ class RemoteActors:
                 continue
             if not message.pool:
                 self._end(pool, bound, NO_BACKUP)
-            elif host_id in self.outbound_tasks.runners and pool not in self.outbound_tasks.far:
+            elif (
+                host_id in self.outbound_tasks.runners
+                and pool not in self.outbound_tasks.remote_runners
+            ):
                 first = self.client.queued_in(pool)
                 outbound_tasks = self.outbound_tasks
                 outbound_tasks.add_remote(pool, host_id, message.pool, 1, bound.ahead, first)
@@ -435,7 +438,7 @@ class RemoteActors:
 
     def _end_here(self, message: EndActorThere) -> None:
         oid = self.imports.own(message.identity)
-        self.actors.end_here(oid, message.kill, message.unheld, far=True)
+        self.actors.end_here(oid, message.kill, message.unheld, remote=True)
 
     def _tell_restarts(self, host_id: int, message: RestartsAsked) -> None:
         actor = self.actors.by_identity.get(self.imports.own(message.identity))
@@ -456,7 +459,7 @@ class RemoteActors:
         waiting = self.client.queued_counts()
         for pool, bound in list(self.bound.items()):
             if waiting.get(pool):
-                found = pool in self.outbound_tasks.far
+                found = pool in self.outbound_tasks.remote_runners
                 peer = self.roster.number_of(bound.host_id) if found else None
                 yield {
                     "identity": self.actors.public(bound.identity).hex(),

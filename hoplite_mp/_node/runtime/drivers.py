@@ -186,18 +186,18 @@ class Drivers:
     def _finish_output(self, driver: Driver, until: float) -> None:
         """Closes the output of a driver that leaves, once its last lines have arrived or the time
         is `until`. Before that it sets a timer to check again."""
-        output, far = self.output, self.remote_output
+        output, remote = self.output, self.remote_output
         if driver.name not in output.drivers:
             return
         if self.loop.now() < until and (
-            not output.has_all(driver.name) or far.is_asking(driver.name)
+            not output.has_all(driver.name) or remote.is_asking(driver.name)
         ):
             if not driver.is_polled:
                 driver.is_polled = True
                 self.loop.call_later(OUTPUT_POLL_S, lambda: self._poll_again(driver))
             return
-        output.detach(driver.name, far.busy)
-        far.forget(driver.name)
+        output.detach(driver.name, remote.busy)
+        remote.forget(driver.name)
 
     def _poll_again(self, driver: Driver) -> None:
         driver.is_polled = False

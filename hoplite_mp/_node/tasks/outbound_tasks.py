@@ -299,9 +299,9 @@ class OutboundTasks:
         self.runners: dict[int, Runner] = {}  # common pools of other hosts, by host id
         # Pool -> its own workers on other hosts; or, for a bound pool, the common pool of the host
         # to which it is bound.
-        self.far: dict[int, list[Runner]] = {}
+        self.remote_runners: dict[int, list[Runner]] = {}
         self._common = Runners()  # the values of `runners`
-        self._of_pool: dict[int, AnyRunners] = {}  # the values of `far`
+        self._of_pool: dict[int, AnyRunners] = {}  # the values of `remote_runners`
         self.first: dict[int, deque[int]] = {}  # pool -> queued tasks that precede all others
         self.where: dict[int, Runner] = {}  # task -> the runner that has it
         self.ranked = _tasks.Ranked(self.tasks)
@@ -336,14 +336,14 @@ class OutboundTasks:
             return
         self._common.remove(runner)
         self.capacity -= runner.workers
-        for pool, runners in list(self.far.items()):
+        for pool, runners in list(self.remote_runners.items()):
             what = "to which it is bound" if runner in runners else "where its workers were"
             lost = any(one.host_id == host_id and one is not runner for one in runners)
             for one in [one for one in runners if one.host_id == host_id]:
                 runners.remove(one)
                 self._of_pool[pool].remove(one)
             if not runners:
-                del self.far[pool]
+                del self.remote_runners[pool]
                 del self._of_pool[pool]
                 self.events.pool_deserted(pool, f"node h{runner.number}, {what}, is gone")
             if lost:
@@ -355,7 +355,7 @@ class OutboundTasks:
     def drain(self, host_id: int) -> None:
         """A host is leaving: it accepts no more tasks except calls of its actors, and finishes its
         running tasks."""
-        for pool, runners in list(self.far.items()):
+        for pool, runners in list(self.remote_runners.items()):
             if self.events.is_remote_actor(pool):
                 continue
             leaving = [one for one in runners if one.host_id == host_id and one.pool != COMMON_POOL]
@@ -373,7 +373,7 @@ class OutboundTasks:
         """Binds a pool to a node, which then runs all its tasks. False: the node is gone."""
         for runner in self.runners.values():
             if runner.number == number:
-                self.far[pool] = [runner]
+                self.remote_runners[pool] = [runner]
                 self._of_pool[pool] = OneRunner(runner)
                 self.hand_out()
                 return True
@@ -381,7 +381,7 @@ class OutboundTasks:
 
     def bound_to(self, pool: int) -> int | None:
         """The id of the host to which the pool is bound; None if it is not bound."""
-        runners = self.far.get(pool)
+        runners = self.remote_runners.get(pool)
         return runners[0].host_id if runners and runners[0].pool == COMMON_POOL else None
 
     def add_remote(
@@ -400,7 +400,7 @@ class OutboundTasks:
             self.first[pool] = deque(first)
         number = self.runners[host_id].number
         runner = Runner(host_id, number, workers, there, ahead)
-        self.far.setdefault(pool, []).append(runner)
+        self.remote_runners.setdefault(pool, []).append(runner)
         runners = self._of_pool.get(pool)
         if not isinstance(runners, Runners):
             runners = self._of_pool[pool] = Runners()
@@ -409,13 +409,13 @@ class OutboundTasks:
 
     def close_remote(self, pool: int, kill: bool) -> None:
         """Ends the pool's workers on other hosts."""
-        for runner in list(self.far.get(pool, ())):
+        for runner in list(self.remote_runners.get(pool, ())):
             if runner.pool != COMMON_POOL:
                 self.send(runner.host_id, CloseRemotePool(runner.pool, kill))
 
     def forget_pool(self, pool: int) -> None:
         """A pool has been closed."""
-        self.far.pop(pool, None)
+        self.remote_runners.pop(pool, None)
         if pool in self._of_pool:
             self._of_pool.pop(pool).close()
         self.first.pop(pool, None)
@@ -425,9 +425,9 @@ class OutboundTasks:
 
     def hand_out(self) -> None:
         """Hands queued tasks to runners that can accept them."""
-        if not (self.capacity or self._offered or self.far):
+        if not (self.capacity or self._offered or self.remote_runners):
             return
-        for pool in (COMMON_POOL, *self.far):
+        for pool in (COMMON_POOL, *self.remote_runners):
             runners = self._runners_of(pool)
             suitable = self._suitable(pool, runners)
             if suitable is not None:

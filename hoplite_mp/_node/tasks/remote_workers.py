@@ -186,15 +186,15 @@ class RemoteWorkers:
     def _free(self, pool: Pool) -> int:
         """How many of the pool's workers have no task."""
         running = sum(bool(self.client.client_info(slot)["running"]) for slot in pool.workers)
-        far = self.outbound_tasks.far.get(pool.number, ())
-        return max(0, pool.target - running) + sum(one.free for one in far)
+        remote = self.outbound_tasks.remote_runners.get(pool.number, ())
+        return max(0, pool.target - running) + sum(one.free for one in remote)
 
     def _place(self, short: _Short) -> int | None:
         """The id of the host that starts the next worker: the host with the fewest of them,
         relative to its common pool if the pool may use any host. None if there is none."""
         pool, own = short.pool, self.client.host_id
         now = {own: pool.target}
-        for runner in self.outbound_tasks.far.get(pool.number, ()):
+        for runner in self.outbound_tasks.remote_runners.get(pool.number, ()):
             now[runner.host_id] = now.get(runner.host_id, 0) + runner.workers
         weights = dict.fromkeys(now, 1)
         able = {one for one, workers in now.items() if workers}
@@ -247,8 +247,8 @@ class RemoteWorkers:
         """No host can start a worker now. Fails the pool's tasks if it has no workers left and none
         can be expected."""
         pool, now = short.pool, self.loop.now()
-        far = self.outbound_tasks.far.get(pool.number, ())
-        if pool.target or any(one.workers for one in far):
+        remote = self.outbound_tasks.remote_runners.get(pool.number, ())
+        if pool.target or any(one.workers for one in remote):
             short.since = now
         elif not pool.anywhere or now - short.since >= self.config.resource_wait_s:
             pool.broken, pool.host_lost = "no remaining host has the resources for it", True

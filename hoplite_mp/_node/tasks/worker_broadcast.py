@@ -57,7 +57,7 @@ class WorkerBroadcast:
     given: dict[int, int] = field(default_factory=dict)  # slot -> the worker's task
     surplus: int = 0  # tasks that must fail, one for each worker that ended before its turn
     # Host id -> number of the pool there, and how many workers take part.
-    far: dict[int, tuple[int, int]] = field(default_factory=dict)
+    remote: dict[int, tuple[int, int]] = field(default_factory=dict)
     unsent: dict[int, int] = field(default_factory=dict)  # host id -> tasks still to be sent there
 
 
@@ -121,7 +121,7 @@ class WorkerBroadcasts:
 
         def opened(found: dict[int, Answer]) -> None:
             there = {host_id: answer.message for host_id, answer in found.items()}
-            broadcast.far = {
+            broadcast.remote = {
                 host_id: (one.pool, one.workers) for host_id, one in there.items() if one.pool
             }
             if self.by_pool.get(number) is not broadcast:  # the caller has died
@@ -131,7 +131,7 @@ class WorkerBroadcasts:
                 reply(Reply(request.number))
             else:
                 count = len(broadcast.waiting) + sum(
-                    workers for _, workers in broadcast.far.values()
+                    workers for _, workers in broadcast.remote.values()
                 )
                 reply(Reply(request.number, (number, count)))
 
@@ -146,7 +146,9 @@ class WorkerBroadcasts:
         """The caller has submitted all tasks: each node gets its share of them."""
         broadcast = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
         if broadcast is not None:
-            broadcast.unsent = {host_id: workers for host_id, (_, workers) in broadcast.far.items()}
+            broadcast.unsent = {
+                host_id: workers for host_id, (_, workers) in broadcast.remote.items()
+            }
             self._share_out(broadcast)
 
     def _share_out(self, broadcast: WorkerBroadcast) -> None:
@@ -163,7 +165,7 @@ class WorkerBroadcasts:
             if not oid:  # there are more tasks than the hint ring holds
                 self.loop.call_later(POLL_S, functools.partial(self._share_out, broadcast))
                 return
-            there, workers = broadcast.far[host_id]
+            there, workers = broadcast.remote[host_id]
             self.outbound_tasks.delegate(oid, Runner(host_id, runner.number, workers, there, 0))
             broadcast.unsent[host_id] -= 1
             if not broadcast.unsent[host_id]:
@@ -176,10 +178,10 @@ class WorkerBroadcasts:
         """Ends a broadcast that its caller has cancelled, here and on other nodes."""
         reply = self.replier(slot)
         broadcast = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
-        far = {} if broadcast is None else broadcast.far
+        remote = {} if broadcast is None else broadcast.remote
         ends = {
             host_id: functools.partial(EndRemoteBroadcast, pool=pool)
-            for host_id, (pool, _) in far.items()
+            for host_id, (pool, _) in remote.items()
         }
         if broadcast is not None:
             self.workers.close(broadcast.pool, False)
@@ -289,5 +291,5 @@ class WorkerBroadcasts:
         self._close_there(broadcast)
 
     def _close_there(self, broadcast: WorkerBroadcast) -> None:
-        for host_id, (pool, _) in broadcast.far.items():
+        for host_id, (pool, _) in broadcast.remote.items():
             self.send_peer(host_id, CloseRemotePool(pool, False))
