@@ -15,7 +15,7 @@ from hoplite_mp._planner import repair
 from hoplite_mp._protocol.messages import ExecuteReduce
 from tests.support.node_groups import LARGE, GroupWorld
 
-SEEDS = 300
+SEEDS = 200
 # Failed once: a rank's next process was taken for the one before; a newcomer's host was the only
 # one to know a decision; a leading node forgot a decision that it is told only once;
 # a node committed a gather that it had begun for other members, and needed nothing of it.

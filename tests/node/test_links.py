@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +14,7 @@ from hoplite_mp._transport.stream import TcpStream
 from hoplite_mp.errors import NodeLostError
 from tests.support.node_harness import member
 from tests.support.transport import tcp_pair
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,8 +84,7 @@ def test_next_cell_is_asked_for_when_its_link_is_lost(
     cells = [engine.cell(None, memory, at * NBYTES, NBYTES) for at in range(2)]
     part = PlanState(links, cells)
     links.pull(cells[0], 7, (1, 1, 0, 0), part)
-    while engine.watermark(cells[0]) < NBYTES:
-        time.sleep(0.001)
+    eventually(lambda: engine.watermark(cells[0]) == NBYTES)
     other.stop()
     engine.waits = True
     node.loop.watched[engine.fileno()]()

@@ -198,7 +198,7 @@ def test_a_driver_that_does_not_read_bounds_what_is_on_the_way(sides: Any) -> No
     written, more = b"", b""
     number = idle = 0
     while idle < 50:
-        more = more or line % number
+        more = more or b"".join(line % (10 * number + one) for one in range(10))
         count = worker.write(more)
         written, more = written + more[:count], more[count:]
         number += not more

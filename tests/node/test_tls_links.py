@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,11 +10,10 @@ import pytest
 from hoplite_mp import _engine
 from hoplite_mp._node.io import tls_links
 from hoplite_mp._node.io.tls_links import TlsLink
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-PATIENCE_S = 30.0
 
 
 class Ends:
@@ -32,11 +30,12 @@ class Ends:
     def events(self, of: int, kind: int) -> list[tuple[int, ...]]:
         """All events until the first of that kind."""
         found: list[tuple[int, ...]] = []
-        deadline = time.monotonic() + PATIENCE_S
-        while not any(event[0] == kind for event in found):
-            assert time.monotonic() < deadline, found
-            found += self.engines[of].events()
-            time.sleep(0.001)
+
+        def has_come() -> bool:
+            found.extend(self.engines[of].events())
+            return any(event[0] == kind for event in found)
+
+        eventually(has_come)
         return found
 
     def close(self) -> None:
@@ -70,14 +69,16 @@ def test_there_is_one_stream_in(ends: Ends) -> None:
             ends.links[0].receive_over(sock)
 
 
-def test_an_idle_end_is_noticed(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_end_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """The peer has closed what this side sends over, and nothing is sent: a pull that waits for
     an answer fails all the same."""
     monkeypatch.setattr(tls_links, "POLL_S", 0.05)
-    time.sleep(1.1)  # the threads wait in their first look
+    ends = request.getfixturevalue("ends")  # its threads read that constant
     cell = ends.engines[1].cell(None, bytearray(1000))
     ends.engines[1].pull(cell, ends.links[1].link, (1, 1, 1, 1))
-    time.sleep(0.1)
+    eventually(lambda: ends.engines[0].counters(ends.links[0].link)[1], "the pull")
     way_in = ends.links[0]._sockets[1]
     way_in.shutdown(socket.SHUT_RDWR)
     assert (_engine.PULL_FAILED, cell) in [
