@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+def comes(engine: _engine.Engine, kind: int, cell: int) -> None:
+    """Waits for that event."""
+    eventually(lambda: (kind, cell) in [event[:2] for event in engine.events()], f"event {kind}")
+
+
 class Ends:
     """Two engines with a link each, and the sockets between them."""
 
@@ -26,17 +31,6 @@ class Ends:
             way_out, way_in = socket.socketpair()
             self.links[i].send_over(way_out)
             self.links[1 - i].receive_over(way_in)
-
-    def events(self, of: int, kind: int) -> list[tuple[int, ...]]:
-        """All events until the first of that kind."""
-        found: list[tuple[int, ...]] = []
-
-        def has_come() -> bool:
-            found.extend(self.engines[of].events())
-            return any(event[0] == kind for event in found)
-
-        eventually(has_come)
-        return found
 
     def close(self) -> None:
         for link in self.links:
@@ -58,7 +52,7 @@ def test_bytes_come(ends: Ends) -> None:
     ends.engines[0].cell(key, source, filled=True)
     cell = ends.engines[1].cell(None, target)
     ends.engines[1].pull(cell, ends.links[1].link, key)
-    ends.events(1, _engine.FILLED)
+    comes(ends.engines[1], _engine.FILLED, cell)
     assert target == source
 
 
@@ -69,18 +63,20 @@ def test_there_is_one_stream_in(ends: Ends) -> None:
             ends.links[0].receive_over(sock)
 
 
-def test_an_idle_end_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_an_idle_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The peer has closed what this side sends over, and nothing is sent: a pull that waits for
     an answer fails all the same."""
     monkeypatch.setattr(tls_links, "POLL_S", 0.05)
-    ends = request.getfixturevalue("ends")  # its threads read that constant
-    cell = ends.engines[1].cell(None, bytearray(1000))
-    ends.engines[1].pull(cell, ends.links[1].link, (1, 1, 1, 1))
-    eventually(lambda: ends.engines[0].counters(ends.links[0].link)[1], "the pull")
-    way_in = ends.links[0]._sockets[1]
-    way_in.shutdown(socket.SHUT_RDWR)
-    assert (_engine.PULL_FAILED, cell) in [
-        event[:2] for event in ends.events(1, _engine.PULL_FAILED)
-    ]
+    engine = _engine.Engine(1)
+    link = TlsLink(engine, 9)
+    (out, peer_in), (own_in, peer_out) = socket.socketpair(), socket.socketpair()
+    link.send_over(out)
+    link.receive_over(own_in)
+    cell = engine.cell(None, bytearray(1000))
+    engine.pull(cell, link.link, (1, 1, 1, 1))
+    with peer_out:
+        with peer_in:
+            peer_in.recv(1 << 10)  # the pull
+        comes(engine, _engine.PULL_FAILED, cell)
+    link.close()
+    engine.stop()
