@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hoplite_mp._node.peers.peers import STARVED_S, PeerDialing, Peers
-from hoplite_mp._node.roster import Roster
-from hoplite_mp._protocol.messages import Member
+from hoplite_mp._node.peers.peers import STARVED_S, PeerDialing
 from hoplite_mp.errors import HopliteError
+from tests.support.node_harness import member
 from tests.support.node_ports import ManualLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.node_harness import NodeHarness
 
 FD = 99
 ADMISSION: Any = "a connection"
@@ -94,16 +97,10 @@ def test_without_descriptors_it_begins_again_if_it_waits(waits: bool) -> None:
     assert world.ends == ([ADMISSION] if waits else [None])
 
 
-def test_who_advertises_an_address_of_this_host_is_near() -> None:
-    nobody: Any = None
-    host: Any = SimpleNamespace(loop=ManualLoop(), roster=Roster(), questions=None)
-    lan: Any = SimpleNamespace(cluster=b"")
-    mine: Any = SimpleNamespace(host_id=77)
-    peers = Peers(host, lan, nobody, nobody, nobody, mine)
-    for number, host_id, addresses in (
-        (0, 77, ("10.0.0.1:5000", "192.168.0.1:5000")),
-        (1, 78, ("192.168.0.1:6000",)),
-        (2, 79, ("10.0.0.2:5000",)),
-    ):
-        peers.came(Member(number, 1, host_id, 4, addresses=addresses))
-    assert [peers.is_near(number) for number in (1, 2, 3)] == [True, False, False]
+def test_who_advertises_an_address_of_this_host_is_near(
+    make_node: Callable[..., NodeHarness],
+) -> None:
+    node = make_node([member(1, addresses=("192.168.0.1:6000",)), member(2)])
+    own = member(0, host_id=node.host_id, addresses=("10.0.0.1:5000", "192.168.0.1:5000"))
+    node.join(own)
+    assert [node.cluster.peers.is_near(number) for number in (1, 2, 3)] == [True, False, False]

@@ -3,51 +3,51 @@
 from __future__ import annotations
 
 import pickle
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hoplite_mp._client.actors import ActorInfo
-from hoplite_mp._node.execution.transfers import Transfers
-from hoplite_mp._node.objects.exports import Exports
+from hoplite_mp._common import ids
+from hoplite_mp._protocol.membership import CopyHeld
 from hoplite_mp._protocol.peers import Reconstruct
+from tests.support.node_harness import member
 
-OBJECTS = [bytes([255 - at]) * 16 for at in range(40)]
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
+    import pytest
 
-def test_copies_are_reported_in_the_order_in_which_they_came() -> None:
-    room: Any = SimpleNamespace(
-        client=SimpleNamespace(
-            number=1, host_id=1000, inspect=lambda oid: {"size": 8}
-        ),
-        imports=SimpleNamespace(local=lambda object_id: 7),
-        remote_objects={},
-        copies={},
-        _executions=[],
-        _not_planned=lambda: (),
-    )  # fmt: skip
-    for one in OBJECTS:
-        Transfers._has_copy(room, one)
-    assert [told.object for told in Transfers.report(room)] == OBJECTS
+    from tests.support.node_harness import NodeHarness
+
+OTHER = member(1).host_id
 
 
-def test_who_has_asked_for_what_is_made_again_is_answered_in_order() -> None:
-    making = {7}
-    answered: list[bytes] = []
-    room: Any = SimpleNamespace(
-        again={},
-        exports={},
-        own=lambda object_id: 7,
-        remote_objects=SimpleNamespace(needs_making=making.__contains__),
-        tasks=SimpleNamespace(take_parked_news=tuple, done=lambda oid: True),
-        _watched={},
-        send=lambda peer, message: answered.append(message),
-        describe=lambda oid, object_id, number: object_id,
-    )
-    for one in OBJECTS:
-        Exports.make_again(room, 1001, Reconstruct(one, 5))
+def test_copies_are_reported_in_the_order_in_which_they_came(
+    make_node: Callable[..., NodeHarness],
+) -> None:
+    node = make_node([member(1)])
+    objects = [ids.pack_id(OTHER, number << 33) for number in range(40, 0, -1)]
+    for object_id in objects:
+        payload = node.store.lease(8, 0)
+        assert payload is not None
+        node.cluster.replicas.seal(object_id, payload, 8)
+        node.cluster.transfers._has_copy(object_id)
+    told = [one for one in node.node_events.report() if isinstance(one, CopyHeld)]
+    assert [one.object for one in told] == objects
+
+
+def test_who_has_asked_for_what_is_made_again_is_answered_in_order(
+    make_node: Callable[..., NodeHarness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_node([member(1)])
+    hold = node.process().put("value")
+    making, numbers = {hold.oid}, list(range(40, 0, -1))
+    monkeypatch.setattr(node.parts.remote_objects, "needs_making", making.__contains__)
+    for number in numbers:
+        node.receive(OTHER, Reconstruct(ids.pack_id(node.host_id, hold.oid), number))
+    assert not node.taken()
     making.clear()
-    Exports.poll(room)
-    assert answered == OBJECTS
+    node.poll()
+    assert [answer.number for _, answer in node.taken()] == numbers
 
 
 def test_equal_handles_of_actors_are_pickled_alike() -> None:

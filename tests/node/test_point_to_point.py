@@ -2,79 +2,87 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-from unittest import mock
+from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp._common.object_states import STATE
-from hoplite_mp._node.groups.mailbox import PointToPoint
-from hoplite_mp._protocol.local import GroupReceived, Request
-from hoplite_mp._protocol.local_groups import GroupSent
+from hoplite_mp._common import ids
+from hoplite_mp._common.object_states import DRIVER_SLOT, FIRST_SLOT
+from hoplite_mp._protocol.local import GroupReceived
+from hoplite_mp._protocol.local_groups import GroupSent, GroupSentTaken
 from hoplite_mp._protocol.messages import GroupMembers
 from tests.support.messages import WHOLE
+from tests.support.node_harness import NodeHarness, member
 
-ME, OTHER, OBJECT = 4, 5, bytes(16)
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ME, OTHER = 4, member(5)
 
 
-class World:
-    """One node with a member; `taken`: numbers that it has told the sender it has."""
+class World(NodeHarness):
+    """A node with a worker that is a member; another member is on another node."""
 
     def __init__(self) -> None:
-        self.taken: list[int] = []
-        host: Any = mock.Mock()
-        host.client = SimpleNamespace(number=ME, host_id=77, state=lambda oid: STATE["SEALED"])
-        host.roster = SimpleNamespace(by_number={OTHER: SimpleNamespace(host_id=78)})
-        host.send_peer = lambda host_id, message: self.taken.append(message.number)
-        hold = SimpleNamespace(oid=1)
-        host.imports.ask = lambda wanted, held: held([hold for _ in wanted])
-        host.remote_objects = {}
-        self.messages = PointToPoint(host)
-        self.known: Any = SimpleNamespace(left=set(), here={1: (9, 3)}, board=mock.Mock())
+        super().__init__([OTHER], number=ME, workers=1)
 
     def show(self, version: int, since: tuple[int, ...]) -> None:
-        shown = GroupMembers("g", 7, 0, 2, 0b11, 0, True, version, (OTHER, ME), WHOLE, since=since)
-        self.messages.changed(shown, self.known)
+        nodes = OTHER.node, ME
+        self.from_manager(
+            GroupMembers("g", 7, 0, 2, 0b11, 0, True, version, nodes, WHOLE, since=since)
+        )
+        self.parts.groups.known[0].here[1] = FIRST_SLOT, 1
+        self.describe("the message")
 
-    def receive(self, version: int, number: int) -> None:
-        sent = GroupSent(7, version, number, 0, 1, 0, OBJECT, None, ())
-        self.messages.receive(OTHER, sent)
+    def hear(self, version: int) -> None:
+        object_id = ids.pack_id(OTHER.host_id, 1 << 33)
+        self.receive(OTHER.host_id, GroupSent(7, version, 1, 0, 1, 0, object_id, None, ()))
+        self.describe("the message")
 
     @property
     def arrived(self) -> int:
-        return len(self.messages.groups[7].mailboxes[1].arrived)
+        return len(self.parts.messages.groups[7].mailboxes[1].arrived)
+
+    @property
+    def told(self) -> list[int]:
+        """Numbers of the messages that the sender is told to have arrived."""
+        return [one.number for _, one in self.sent if isinstance(one, GroupSentTaken)]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize(("since", "count"), [((1, 2), 1), ((1, 3), 0)])
 def test_a_version_of_the_members_that_this_node_has_never_read(
-    since: tuple[int, ...], count: int
+    world: World, since: tuple[int, ...], count: int
 ) -> None:
     """The manager has died before it told this node; a sender had read it, and has sent. If the
     rank has another member since then, the message was for the one before it."""
-    world = World()
     world.show(3, since)
-    world.receive(2, 1)
-    assert (world.arrived, world.taken) == (count, [1])
+    world.hear(2)
+    assert (world.arrived, world.told) == (count, [1])
 
 
-def test_a_version_that_this_node_has_yet_to_read() -> None:
-    world = World()
+def test_a_version_that_this_node_has_yet_to_read(world: World) -> None:
     world.show(1, (1, 1))
-    world.receive(2, 1)
+    world.hear(2)
     assert world.arrived == 0
     world.show(2, (1, 1))
-    assert (world.arrived, world.taken) == (1, [1])
+    assert (world.arrived, world.told) == (1, [1])
 
 
-@pytest.mark.parametrize("slot", [0, 1, 9])
-def test_only_the_member_itself_says_what_it_has_received(slot: int) -> None:
+@pytest.mark.parametrize("asker", ["the member", "another process", "a former member"])
+def test_only_the_member_itself_says_what_it_has_received(world: World, asker: str) -> None:
     """Not a process that asks for a rank which nobody of this host holds any more."""
-    world = World()
     world.show(1, (1, 1))
-    world.receive(1, 1)
+    world.hear(1)
     assert world.arrived == 1
-    if slot != 9:
-        del world.known.here[1]
-    world.messages.received(slot, Request(0, 0, GroupReceived(7, 1, 1)))
-    assert world.arrived == (0 if slot == 9 else 1)
+    if asker == "a former member":
+        del world.parts.groups.known[0].here[1]
+    slot = DRIVER_SLOT if asker == "another process" else FIRST_SLOT
+    world.ask(slot, GroupReceived(7, 1, 1), 0)
+    assert world.arrived == (0 if asker == "the member" else 1)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
-from hoplite_mp._node.objects.remote_objects import RemoteObjects
 from hoplite_mp._node.store.budget import HANDED_S
-from tests.support.node_ports import UnhandledEvents
+from hoplite_mp._protocol.messages import FetchRequested
+from tests.support.node_harness import member
 from tests.support.shm_host import ShmHost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from tests.support.node_harness import NodeHarness
 
 MIB = 1 << 20
 
@@ -58,23 +60,23 @@ def test_what_the_node_brings_back_for_itself_is_nobodys(host: ShmHost) -> None:
     assert host.node.state(one) == STATE["SPILLED"]
 
 
-def test_a_reader_is_told_why_another_host_cannot_send(host: ShmHost) -> None:
+def test_a_reader_is_told_why_another_host_cannot_send(
+    make_node: Callable[..., NodeHarness],
+) -> None:
     """That host has the object on its disk and no room to read it: the fetch goes on, and whoever
     asks meanwhile is answered in the words of that host, for a while."""
-    remote_objects = RemoteObjects(host.results, host.loop, UnhandledEvents())
-    fetched: list[int] = []
-    remote_objects.fetcher = SimpleNamespace(  # type: ignore[assignment]
-        fetch=lambda oid, remote: fetched.append(oid), forget=lambda oid, remote: None
-    )
+    host = make_node([member(3)])
+    remote_objects = host.parts.remote_objects
     oid = host.node.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0)
     hold = host.node.hold(oid, False)
-    assert remote_objects.complete(oid, bytes(16), MIB, (3,))
+    assert remote_objects.complete(oid, ids.pack_id(host.host_id, oid), MIB, (3,))
     assert remote_objects.want(oid, lambda: None)
-    assert (fetched, remote_objects.refusal(oid)) == ([oid], "")
+    assert [type(one) for one in host.reports] == [FetchRequested]
+    assert remote_objects.refusal(oid) == ""
     remote_objects.refuse(oid, "store of h3 is full")
     assert remote_objects.refusal(oid) == "store of h3 is full"
     assert oid in remote_objects
-    host.loop.time += 2 * host.results.config.put_wait_s + 1
+    host.loop.time += 2 * host.config.put_wait_s + 1
     assert remote_objects.refusal(oid) == ""
     remote_objects.arrived(oid)
     assert host.node.state(oid) == STATE["SEALED"]

@@ -77,8 +77,11 @@ _descriptors = itertools.count(1 << 20)  # numbers that no real descriptor has
 
 def member(number: int, workers: int = 4, **about: Any) -> Member:
     """A node of another host; its host id and its address contain its number."""
-    about = {"host": f"host{number}", "addresses": (f"10.0.0.{number}:1",), **about}
-    return Member(number, 1, 1000 + number, workers, **about)
+    about = {
+        "host_id": 1000 + number, "host": f"host{number}", "addresses": (f"10.0.0.{number}:1",),
+        **about,
+    }  # fmt: skip
+    return Member(number, 1, workers=workers, **about)
 
 
 class PlayedLoop(ManualLoop):
