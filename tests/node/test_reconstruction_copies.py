@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hoplite_mp._common import ids
 from hoplite_mp._node.lineage.reconstruction import ASK_S, ASKS_MAX, COPIES_TRIED_MAX
@@ -107,13 +106,13 @@ def test_an_owner_is_asked_at_once_and_then_when_it_may_know_more(
 ) -> None:
     """It may not have heard yet that the node which it names has died."""
     reconstruction, loop = sender.recovery.reconstruction, sender.loop
-    oid = 1 << 40
+    object_id, mine = network.nodes[1].put(BIG)
+    (hold,) = remote_hold(network, sender, object_id)
+    oid, one = hold.oid, sender.imports.by_oid[hold.oid]
     asked: list[float] = []
     failed: list[int] = []
     reconstruction._ask = lambda oid, one: asked.append(loop.time)  # type: ignore[method-assign]
     reconstruction._fail = lambda oid, why: failed.append(oid)  # type: ignore[method-assign]
-    reconstruction.remote_objects = SimpleNamespace(by_oid={oid: SimpleNamespace(asked=0)})  # type: ignore[assignment]
-    one: Any = SimpleNamespace(owner=network.nodes[1].host_id)
     for times in range(ASKS_MAX):
         now = loop.time
         reconstruction._ask_owner(oid, one)
@@ -123,6 +122,7 @@ def test_an_owner_is_asked_at_once_and_then_when_it_may_know_more(
     assert not failed
     reconstruction._ask_owner(oid, one)
     assert failed == [oid]
+    del mine
 
 
 def test_a_copy_is_found_however_often_others_have_come_and_gone(

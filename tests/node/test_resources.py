@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 
-from hoplite_mp._common.object_states import STATE
-from hoplite_mp._node.tasks.resources import AHEAD_TASKS, _Turn
+from hoplite_mp._common.object_states import DRIVER_SLOT
+from hoplite_mp._node.tasks.resources import AHEAD_TASKS, HeldResources, _Turn
+from tests.support.node_harness import member
 
-OWN, OTHER = 77, 78
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.node_harness import NodeHarness
+
+OTHER = member(1)
 
 
 @pytest.mark.parametrize("idle", [0, 1, 3])
-def test_tasks_that_wait_for_a_worker_here_are_counted(idle: int) -> None:
+def test_tasks_that_wait_for_a_worker_here_are_counted(
+    make_node: Callable[..., NodeHarness], idle: int
+) -> None:
     """Beside what runs here, and what waits elsewhere. A few may wait, for the next worker that is
     free; more had better go to another host."""
+    node = make_node([OTHER])
+    resources, driver, tasks = node.parts.resources, node.process(DRIVER_SLOT), []
+    resources.tasks = mock.Mock(wraps=node.node_tasks, **{"idle.return_value": idle})
+
+    def hold(host_id: int, *, claimed: bool = False) -> None:
+        tasks.append(driver.submit())
+        oid = tasks[-1].oid
+        assert not claimed or driver.tasks.claim(oid)
+        resources.held[oid] = HeldResources((), host_id, oid)
+
+    hold(node.host_id, claimed=True)
+    hold(OTHER.host_id)
+    hold(OTHER.host_id, claimed=True)
     for waits in range(idle + AHEAD_TASKS + 2):
-        about = [(OWN, "QUEUED")] * waits + [
-            (OWN, "CLAIMED"),
-            (OTHER, "QUEUED"),
-            (OTHER, "CLAIMED"),
-        ]
-        resources: Any = SimpleNamespace(
-            client=SimpleNamespace(
-                host_id=OWN, state=lambda oid, about=about: STATE[about[oid][1]]
-            ),
-            workers=SimpleNamespace(pools={}),
-            held={oid: SimpleNamespace(host_id=host_id) for oid, (host_id, _) in enumerate(about)},
-            tasks=SimpleNamespace(idle=lambda pool: idle),
-        )
         wanted = None if waits >= idle + AHEAD_TASKS else waits < idle
-        assert _Turn(resources)._has_free_worker(OWN) is wanted
+        assert _Turn(resources)._has_free_worker(node.host_id) is wanted
+        hold(node.host_id)

@@ -5,40 +5,43 @@ from __future__ import annotations
 
 import os
 import signal
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._common.object_states import FIRST_SLOT
 from hoplite_mp._node.io.processes import STACKS_PATIENCE_S, WorkerStacks
 from hoplite_mp._protocol.local import STACKS_FILE, STACKS_SIGNAL
-from tests.support.node_ports import ManualLoop
 
-SLOT, OTHER = 4, 5
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.node_harness import NodeHarness
+
+SLOT, OTHER = FIRST_SLOT, FIRST_SLOT + 1
 
 
-def ask() -> tuple[ManualLoop, list[Any]]:
+def ask(node: NodeHarness) -> list[Any]:
     """Of two workers: this process, and one whose start has not been reported yet."""
-    loop = ManualLoop()
-    tasks: Any = SimpleNamespace(running=lambda slot: 0)
-    workers: Any = SimpleNamespace(
-        all={SLOT: SimpleNamespace(pid=os.getpid()), OTHER: SimpleNamespace(pid=0)}
-    )
+    node.parts.workers.spawned(SLOT, os.getpid())
     found: list[Any] = []
-    WorkerStacks(loop, tasks, workers).ask(found.extend)
-    return loop, found
+    WorkerStacks(node.loop, node.node_tasks, node.parts.workers).ask(found.extend)
+    return found
 
 
-def test_who_handles_the_signal_is_read_and_who_does_not_is_left_alone() -> None:
+def test_who_handles_the_signal_is_read_and_who_does_not_is_left_alone(
+    make_node: Callable[..., NodeHarness],
+) -> None:
+    node = make_node(workers=2)
     fd = os.memfd_create(STACKS_FILE)
     old = signal.signal(STACKS_SIGNAL, lambda *_: os.write(fd, b"in a call"))
     try:
-        loop, found = ask()
-        loop.pass_time(STACKS_PATIENCE_S)
+        found = ask(node)
+        node.loop.pass_time(STACKS_PATIENCE_S)
         assert found == [
             {"worker": SLOT, "pid": os.getpid(), "idle": True, "text": "in a call"},
             {"worker": OTHER, "pid": 0, "idle": False, "text": "it cannot be asked"},
         ]
         signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
-        loop, found = ask()
+        found = ask(node)
         assert [one["text"] for one in found] == ["it cannot be asked"] * 2
     finally:
         signal.signal(STACKS_SIGNAL, old)
