@@ -250,8 +250,8 @@ class CollectiveCalls:
             "sum", "prod", "min", "max", "mean", "and", "or", "xor" (the last three bitwise), or an
             associative and commutative binary ufunc. Any other callable ``f(a, b)`` folds the
             values from left to right in the order of `refs`, in one task of the cluster. If it
-            raises an exception, `get` raises it. A robust operator of `hoplite_mp.ml` reduces in such
-            a task, too. Default: "sum".
+            raises an exception, `get` raises it. A robust operator of `hoplite_mp.ml` reduces in
+            such a task, too. Default: "sum".
         num : int, optional
             The number of refs that are reduced, 1 to len(refs). Default: all.
         deadline : float, optional
