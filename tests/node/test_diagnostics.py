@@ -9,7 +9,6 @@ import pytest
 
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import DRIVER_SLOT
-from hoplite_mp._node.actors.actor_status import calls_from_here
 from hoplite_mp._protocol.actors import BindActor
 from hoplite_mp._protocol.diagnostics import DumpAsked, LookTold, TraceAsked, TraceRead
 from hoplite_mp._protocol.local import Dump, DumpRead
@@ -92,7 +91,7 @@ def test_calls_that_wait_for_an_actor_elsewhere(node: NodeHarness) -> None:
     pools = [node.answer(DRIVER_SLOT, BindActor(one.oid, 3)).value for one in handles]
     calls = [driver.submit(pools[at]) for at in (0, 0, 0, 1)]
     node.parts.outbound_tasks.forget_pool(pools[1])
-    assert [*calls_from_here(node.cluster.remote_actors)] == [
+    assert [*node.cluster.remote_actors.waits()] == [
         {"identity": identities[0].hex(), "waiting": 3, "at": "h2"},
         {"identity": identities[1].hex(), "waiting": 1, "at": ""},
     ]

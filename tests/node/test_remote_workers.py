@@ -245,7 +245,7 @@ def test_workers_are_called_to_a_round_of_another_node_until_they_have_come(
 ) -> None:
     """One that is to retire is still told so; one that is retiring already does not take part."""
     world = make_world(workers=3)
-    rounds, workers = world.parts.rounds, world.parts.workers.all
+    rounds, workers = world.parts.worker_broadcasts, world.parts.workers.all
     client = rounds.client = mock.Mock(wraps=world.node)
     tasks = rounds.tasks = mock.Mock(wraps=world.node_tasks)
     first, second = FIRST_SLOT, FIRST_SLOT + 1
@@ -382,7 +382,7 @@ def test_peers_fail_when_no_host_is_left(make_world: Callable[..., World]) -> No
     assert world.driver.value(world.tasks[0].oid) == "QUEUED"
     world.loop.pass_time(2 * POLL_AGAIN_S)
     why = str(world.driver.value(world.tasks[0].oid))
-    assert "no host that is left has room for it" in why
+    assert "no remaining host has the resources for it" in why
     assert pool.target == 0
 
 
@@ -396,7 +396,7 @@ def test_peers_of_named_hosts_fail_when_the_last_one_leaves(world: World) -> Non
     world.cluster.host.roster.leaving.add(SECOND)
     world.lost(1)
     why = str(world.driver.value(world.tasks[-1].oid))
-    assert "no host that is left has room for it" in why
+    assert "no remaining host has the resources for it" in why
 
 
 def test_workers_of_an_executor_are_not_replaced(world: World) -> None:
