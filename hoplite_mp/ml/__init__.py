@@ -7,6 +7,12 @@ scikit-learn then (the extra `ml`).
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
+    from hoplite_mp.ml.decision_trees import DecisionTreeClassifier as DecisionTreeClassifier
+    from hoplite_mp.ml.decision_trees import DecisionTreeRegressor as DecisionTreeRegressor
+    from hoplite_mp.ml.decision_trees import RandomForestClassifier as RandomForestClassifier
+    from hoplite_mp.ml.group_by import GroupBy as GroupBy
+    from hoplite_mp.ml.group_by import Logistic as Logistic
+    from hoplite_mp.ml.group_by import LogisticModel as LogisticModel
     from hoplite_mp.ml.robust import GeometricMedian as GeometricMedian
     from hoplite_mp.ml.robust import Krum as Krum
     from hoplite_mp.ml.robust import Median as Median
@@ -14,9 +20,15 @@ if _TYPE_CHECKING:
     from hoplite_mp.ml.robust import TrimmedMean as TrimmedMean
 else:
     _MODULES = {
+        "DecisionTreeClassifier": "hoplite_mp.ml.decision_trees",
+        "DecisionTreeRegressor": "hoplite_mp.ml.decision_trees",
         "GeometricMedian": "hoplite_mp.ml.robust",
+        "GroupBy": "hoplite_mp.ml.group_by",
         "Krum": "hoplite_mp.ml.robust",
+        "Logistic": "hoplite_mp.ml.group_by",
+        "LogisticModel": "hoplite_mp.ml.group_by",
         "Median": "hoplite_mp.ml.robust",
+        "RandomForestClassifier": "hoplite_mp.ml.decision_trees",
         "Score": "hoplite_mp.ml.robust",
         "TrimmedMean": "hoplite_mp.ml.robust",
     }
@@ -31,9 +43,15 @@ else:
 
 
 __all__ = [
+    "DecisionTreeClassifier",
+    "DecisionTreeRegressor",
     "GeometricMedian",
+    "GroupBy",
     "Krum",
+    "Logistic",
+    "LogisticModel",
     "Median",
+    "RandomForestClassifier",
     "Score",
     "TrimmedMean",
 ]

@@ -1,0 +1,159 @@
+"""Rows of a table in parts on several hosts, sorted there by group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp import errors
+from hoplite_mp.ml._host_tasks import NO_WORKERS, InlineTasks
+from hoplite_mp.ml._newton import GroupedRows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp.ml._host_tasks import HostTasks
+
+__all__ = ["Parts", "merge", "select", "split_rows"]
+
+
+class Parts:
+    """Parts of a table, each on one host; what they hold is looked at by tasks there.
+
+    raw: (X, y, groups) of each part, as values or refs. After `describe`: `groups`, sorted,
+    `classes`, sorted, `counts` of rows by (group, class), and the number of columns."""
+
+    def __init__(self, tasks: HostTasks, raw: list[Any], hosts: list[str], intercept: bool) -> None:
+        self.tasks, self.raw, self.hosts, self.intercept = tasks, raw, hosts, intercept
+        self.prepared: list[Any] = []
+        self.groups: Any = None
+        self.classes: Any = None
+        self.counts: Any = None
+        self.n_features = 0
+
+    @property
+    def p(self) -> int:
+        """The number of coefficients of a model."""
+        return self.n_features + self.intercept
+
+    def describe(self) -> None:
+        """Reads the groups and classes of all parts, and has the rows sorted."""
+        found = self.tasks.results(self._each(_labels))
+        names: list[Any] = [groups for groups, _, _ in found]
+        self.groups = np.unique(np.concatenate(names))
+        self.classes = np.unique(np.concatenate([classes for _, classes, _ in found]))
+        widths = {width for _, _, width in found}
+        if len(widths) > 1:
+            raise ValueError(f"parts of X have different numbers of columns: {sorted(widths)}")
+        (self.n_features,) = widths
+        if len(self.classes) > 2:
+            raise ValueError(f"Logistic needs two classes: y has {len(self.classes)}")
+        self.prepare()
+        self.counts = sum(self.tasks.results(self._each_prepared(_counts)))
+
+    def prepare(self) -> None:
+        self.prepared = [self._prepared(at) for at in range(len(self.raw))]
+
+    def sum(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The sum over all parts of the array that a function returns for each; it is tried again
+        when a host is lost."""
+        for _ in range(len(self.hosts) + 1):
+            try:
+                return self.tasks.sum(self._each_prepared(function, *args))
+            except (errors.NodeLostError, errors.ObjectLostError, errors.ReduceError) as error:
+                lost = error
+                if not self.move():
+                    raise
+        raise lost
+
+    def move(self) -> bool:
+        """Gives parts of lost hosts to others; whether there were any."""
+        living = list(self.tasks.hosts())
+        if not living:
+            raise errors.NodeLostError("all hosts with workers are lost")
+        lost = [at for at, host in enumerate(self.hosts) if host not in living]
+        for at in lost:
+            self.hosts[at] = living[at % len(living)]
+            self.prepared[at] = self._prepared(at)
+        return bool(lost)
+
+    def _prepared(self, at: int) -> Any:
+        args = self.groups, self.classes, self.intercept
+        return self.tasks.submit(self.hosts[at], _prepare, self.raw[at], *args)
+
+    def _each(self, function: Callable[..., Any]) -> list[Any]:
+        pairs = zip(self.hosts, self.raw, strict=True)
+        return [self.tasks.submit(host, function, part) for host, part in pairs]
+
+    def _each_prepared(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        pairs = zip(self.hosts, self.prepared, strict=True)
+        return [self.tasks.submit(host, function, part, *args) for host, part in pairs]
+
+
+def _labels(part: Any) -> tuple[Any, Any, int]:
+    """The groups and classes of a part, and its number of columns; checks the part."""
+    x, y, groups = (np.asarray(one) for one in part)
+    if x.ndim != 2 or y.ndim != 1 or groups.ndim != 1 or not len(x) == len(y) == len(groups):
+        raise ValueError(
+            "X must be (rows, columns), y and groups (rows,): "
+            f"they are {x.shape}, {y.shape}, {groups.shape}"
+        )
+    if not np.isfinite(x).all():
+        raise ValueError("X has NaN or infinite values")
+    return np.unique(groups), np.unique(y), x.shape[1]
+
+
+def _prepare(part: Any, groups: Any, classes: Any, intercept: bool) -> GroupedRows:
+    """The part's rows sorted by group, with a column of ones if there is an intercept."""
+    x, y, given = part
+    codes = np.searchsorted(groups, np.asarray(given))
+    order = np.argsort(codes, kind="stable")
+    rows = np.ones((len(order), np.shape(x)[1] + intercept))
+    rows[:, : np.shape(x)[1]] = np.asarray(x)[order]
+    hits = (np.asarray(y)[order] == classes[-1]).astype(float)
+    return GroupedRows(rows, hits, np.searchsorted(codes[order], np.arange(len(groups) + 1)))
+
+
+def _counts(part: GroupedRows) -> Any:
+    """Rows by group and class (0, 1)."""
+    total = np.diff(part.bounds)
+    hits = np.diff(np.concatenate([[0.0], np.cumsum(part.y)])[part.bounds]).astype(int)
+    return np.stack([total - hits, hits], axis=1)
+
+
+def select(part: GroupedRows, groups: Any) -> GroupedRows:
+    """The rows of some groups of a part, which get the numbers from 0 on."""
+    pieces = [slice(part.bounds[group], part.bounds[group + 1]) for group in groups]
+    lengths = [piece.stop - piece.start for piece in pieces]
+    x = np.concatenate([part.x[:0], *(part.x[piece] for piece in pieces)])
+    y = np.concatenate([part.y[:0], *(part.y[piece] for piece in pieces)])
+    return GroupedRows(x, y, np.concatenate([[0], np.cumsum(lengths, dtype=int)]))
+
+
+def merge(parts: list[GroupedRows]) -> GroupedRows:
+    """One part of all rows of several parts with the same groups."""
+    count = len(parts[0].bounds) - 1
+    x, y, lengths = [], [], []
+    for group in range(count):
+        pieces = [(part, slice(part.bounds[group], part.bounds[group + 1])) for part in parts]
+        x += [part.x[piece] for part, piece in pieces]
+        y += [part.y[piece] for part, piece in pieces]
+        lengths.append(sum(piece.stop - piece.start for _, piece in pieces))
+    return GroupedRows(
+        np.concatenate([parts[0].x[:0], *x]),
+        np.concatenate([parts[0].y[:0], *y]),
+        np.concatenate([[0], np.cumsum(lengths, dtype=int)]),
+    )
+
+
+def split_rows(tasks: HostTasks, x: Any, y: Any, groups: Any) -> tuple[list[Any], list[str]]:
+    """Parts of arrays of the caller's, one for each worker, and their hosts."""
+    places = [host for host, workers in tasks.hosts().items() for _ in range(workers)]
+    if not places:
+        raise errors.NodeLostError(NO_WORKERS)
+    places = places[: max(1, len(x))]
+    parts = zip(*(np.array_split(one, len(places)) for one in (x, y, groups)), strict=True)
+    if isinstance(tasks, InlineTasks):
+        return list(parts), places
+    return [tasks.put(part, [host]) for part, host in zip(parts, places, strict=True)], places

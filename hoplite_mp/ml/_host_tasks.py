@@ -1,0 +1,178 @@
+"""Tasks of estimators: bound to hosts of the current cluster, or run at once in this process.
+
+Estimators use the cluster of `hoplite_mp.current()`. Where none is open they compute in the calling
+process, as estimators of scikit-learn do with `n_jobs=None`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+import hoplite_mp
+from hoplite_mp import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["NO_WORKERS", "ClusterTasks", "HostTasks", "InlineTasks", "host_tasks", "is_loss"]
+
+NO_WORKERS = "no host of the cluster has workers: add_workers() adds some"
+
+
+class HostTasks(Protocol):
+    """Values that lie on hosts, and tasks that run there."""
+
+    def hosts(self) -> dict[str, int]:
+        """The living hosts with workers: id to number of workers."""
+
+    def put(self, value: Any, hosts: Sequence[str]) -> Any:
+        """Stores a value, with copies on these hosts. Returns what stands for it in `submit`."""
+
+    def submit(self, host: str, function: Callable[..., Any], *args: Any, priority: int = 0) -> Any:
+        """Runs `function(*args)` on that host. Returns a Future, which may be an argument."""
+
+    def watch(self, future: Any) -> None:
+        """`completed` will return this Future."""
+
+    def completed(self) -> Any:
+        """Waits for the next watched Future that is done."""
+
+    def cancel(self) -> None:
+        """Cancels the watched Futures that are not done."""
+
+    def results(self, futures: Sequence[Any]) -> list[Any]:
+        """The results of these Futures, in their order."""
+
+    def sum(self, futures: Sequence[Any]) -> Any:
+        """The sum of the arrays that these Futures return, the same bits at each call."""
+
+
+class ClusterTasks:
+    """Tasks on the hosts of a cluster."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster = cluster
+        self._completions: Any = None
+        self._watched: set[Any] = set()
+
+    def hosts(self) -> dict[str, int]:
+        return {node.id: node.workers for node in self.cluster.nodes if node.workers}
+
+    def put(self, value: Any, hosts: Sequence[str]) -> Any:
+        ref = self.cluster.put(value)
+        others = [host for host in hosts if host != self.cluster.here.id]
+        if others:
+            self.cluster.broadcast(ref, to=others)
+        return ref
+
+    def submit(self, host: str, function: Callable[..., Any], *args: Any, priority: int = 0) -> Any:
+        options = {"priority": priority} if priority else {}
+        try:
+            return self.cluster.options(node=host, **options).submit(function, *args)
+        except errors.NodeLostError as error:  # the host was lost before the call
+            future: Future[Any] = Future()
+            future.set_exception(error)
+            return future
+
+    def watch(self, future: Any) -> None:
+        self._watched.add(future)
+        if self._completions is None:
+            self._completions = hoplite_mp.as_completed([future])
+        else:
+            self._completions.add(future)
+
+    def completed(self) -> Any:
+        while True:
+            try:
+                future = next(self._completions)
+            except StopIteration:  # a watched Future was added after the end of the iterator
+                self._completions = hoplite_mp.as_completed(list(self._watched))
+                continue
+            if future in self._watched:
+                self._watched.remove(future)
+                return future
+
+    def cancel(self) -> None:
+        for future in self._watched:
+            future.cancel()
+        self._watched.clear()
+        self._completions = None
+
+    def results(self, futures: Sequence[Any]) -> list[Any]:
+        return list(self.cluster.get(list(futures)))
+
+    def sum(self, futures: Sequence[Any]) -> Any:
+        return self.cluster.get(self.cluster.reduce(list(futures), reproducible=True))
+
+    def host_of(self, ref: Any, number: int) -> str:
+        """A host with workers that holds the object when it is ready, or else one in rotation."""
+        self.cluster.wait([ref])
+        hosts = list(self.hosts())
+        if not hosts:
+            raise errors.NodeLostError(NO_WORKERS)
+        holders = [host for host in self.cluster.locations(ref) if host in hosts]
+        return holders[0] if holders else hosts[number % len(hosts)]
+
+
+class InlineTasks:
+    """Tasks that run at once in the calling process, on hosts in name only."""
+
+    def __init__(self, hosts: int = 1) -> None:
+        self._hosts = {f"inline{number}": 1 for number in range(hosts)}
+        self._watched: deque[Future[Any]] = deque()
+
+    def hosts(self) -> dict[str, int]:
+        return self._hosts
+
+    def put(self, value: Any, hosts: Sequence[str]) -> Any:
+        return value
+
+    def submit(self, host: str, function: Callable[..., Any], *args: Any, priority: int = 0) -> Any:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*_resolved(args)))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def watch(self, future: Any) -> None:
+        self._watched.append(future)
+
+    def completed(self) -> Any:
+        return self._watched.popleft()
+
+    def cancel(self) -> None:
+        self._watched.clear()
+
+    def results(self, futures: Sequence[Any]) -> list[Any]:
+        return [future.result() for future in futures]
+
+    def sum(self, futures: Sequence[Any]) -> Any:
+        return functools.reduce(np.add, self.results(futures))
+
+
+def _resolved(value: Any) -> Any:
+    """Replaces Futures by their results, as in the arguments of a task."""
+    if isinstance(value, Future):
+        return value.result()
+    if type(value) in (list, tuple):
+        return type(value)([_resolved(one) for one in value])
+    return value
+
+
+def host_tasks() -> HostTasks:
+    """Of the current cluster, or else of the calling process."""
+    try:
+        return ClusterTasks(hoplite_mp.current())
+    except errors.ClosedError:
+        return InlineTasks()
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether a task failed because a host or an object was lost, and may be run again."""
+    return isinstance(error, errors.NodeLostError | errors.ObjectLostError)
