@@ -318,6 +318,7 @@ def _assemble(growing: _GrowingTree) -> Any:
     waiting: list[tuple[_TreeNode, Any]] = [(growing.root, None)]  # with the parent's record
     while waiting:
         node, above = waiting.pop()
+        node.bitmap = None  # freed now: nodes refer to each other
         if above is not None:
             above["left_child" if node.is_left else "right_child"] = count
         if node.subtree is not None:

@@ -55,8 +55,6 @@ class _ColumnTrees:
             sample_weight = _check_sample_weight(
                 sample_weight, X, dtype=np.float64, ensure_non_negative=True
             )
-            if not sample_weight.any():
-                raise ValueError("all values of sample_weight are zero: no row is left")
         self.n_outputs_ = 1
         if not classifies:
             return X, np.asarray(y, np.float64), sample_weight
