@@ -18,12 +18,14 @@ class Examples(Directive):
     def run(self) -> list[nodes.Node]:
         """A section for each program."""
         found: list[nodes.Node] = []
-        for path in sorted(FOLDER.glob("*.py")):
+        for path in [*sorted(FOLDER.glob("*.py")), *sorted(FOLDER.glob("learning/*.py"))]:
             text = path.read_text()
             question, _, rest = (ast.get_docstring(ast.parse(text)) or "").partition("\n")
-            section = nodes.section(ids=[path.stem.replace("_", "-")])
+            section = nodes.section(
+                ids=["-".join(path.relative_to(FOLDER).with_suffix("").parts).replace("_", "-")]
+            )
             section += nodes.title(text=question)
-            section += nodes.paragraph("", "", nodes.literal(text=f"examples/{path.name}"))
+            section += nodes.paragraph("", "", nodes.literal(text=f"examples/{name}"))
             for part in rest.strip().split("\n\n"):
                 section += paragraph(part)
             code = text[text.index('"""', 3) + 3 :].strip() + "\n"

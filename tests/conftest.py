@@ -87,7 +87,7 @@ LEVELS = {
     "lan": (
         "campaign/test_hosts.py", "chaos/test_lan.py", "chaos/test_take_over.py",
         "engines/test_dask_hosts.py", "engines/test_ray_hosts.py", "engines/test_torch_lan.py",
-        "lan", "wire",
+        "lan", "ml/test_estimators_lost_hosts.py", "wire",
     ),
 }  # fmt: skip
 # Marked slow: the files that take most of the time of units and components, by `--durations`.

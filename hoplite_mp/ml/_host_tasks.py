@@ -74,10 +74,8 @@ class ClusterTasks:
         options = {"priority": priority} if priority else {}
         try:
             return self.cluster.options(node=host, **options).submit(function, *args)
-        except errors.NodeLostError as error:  # the host was lost before the call
-            future: Future[Any] = Future()
-            future.set_exception(error)
-            return future
+        except errors.NodeLostError as error:  # before the call; arguments must be Futures of ours
+            return self.cluster.submit(_fail, error)
 
     def watch(self, future: Any) -> None:
         self._watched.add(future)
@@ -154,6 +152,10 @@ class InlineTasks:
 
     def sum(self, futures: Sequence[Any]) -> Any:
         return functools.reduce(np.add, self.results(futures))
+
+
+def _fail(error: Exception) -> None:
+    raise error
 
 
 def _resolved(value: Any) -> Any:

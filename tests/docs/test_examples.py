@@ -12,7 +12,9 @@ import pytest
 from tests.support.documents import run_file
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted(
+    path for folder in ("", "learning") for path in (ROOT / "examples" / folder).glob("*.py")
+)
 LINES_MAX = 80
 
 
