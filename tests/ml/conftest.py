@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 import hoplite_mp
+from tests.support.clusters import lan_permitted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hoplite_mp import Cluster
+
+__all__ = ["cluster", "lan_permitted"]
 
 
 @pytest.fixture(scope="module")
