@@ -19,6 +19,7 @@ class Examples(Directive):
         """A section for each program."""
         found: list[nodes.Node] = []
         for path in [*sorted(FOLDER.glob("*.py")), *sorted(FOLDER.glob("learning/*.py"))]:
+            name = path.relative_to(FOLDER).as_posix()
             text = path.read_text()
             question, _, rest = (ast.get_docstring(ast.parse(text)) or "").partition("\n")
             section = nodes.section(
