@@ -1,7 +1,7 @@
 """Reduction kernels for Python: names, addresses and buffers in; C loops without the GIL.
 
-`reduce_kernels.h` defines the operations. This file translates names into the numbers of that
-header, checks what C cannot check, and releases the GIL while a kernel runs.
+`reduce_kernels.h` and `reduce_codes.h` define the operations. This file translates names into the
+numbers of these headers, checks what C cannot check, and releases the GIL while a kernel runs.
 
 It imports neither hoplite_mp nor NumPy, and raises builtin errors only.
 """
@@ -13,7 +13,7 @@ from cpython.buffer cimport (
     PyObject_GetBuffer,
 )
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
-from libc.stdint cimport INT64_MAX, uintptr_t
+from libc.stdint cimport INT64_MAX, int8_t, uintptr_t
 
 
 cdef extern from "reduce_kernels.h" nogil:
@@ -42,6 +42,19 @@ cdef extern from "reduce_order.h" nogil:
     int reduce_order_mean(int is_double, const void *const *sources, size_t inputs, size_t count,
                           size_t low, size_t high, void *result)
     int reduce_all_finite(int is_double, const void *source, size_t count)
+
+
+cdef extern from "reduce_codes.h" nogil:
+    enum:
+        CODES_PAIR_BYTES
+        CODES_LEVELS_MAX
+
+    size_t codes_first_outside(const void *source, size_t pairs, size_t count)
+    void codes_add_pairs(const void *source, size_t pairs, void *into, float factor)
+    void codes_quantise(const void *source, size_t count, size_t block, int levels, void *scales,
+                        int8_t *codes)
+    void codes_add_quantised(const int8_t *codes, const void *scales, size_t count, size_t block,
+                             void *into, float factor)
 
 
 OPS = tuple([reduce_op_names[i].decode() for i in range(REDUCE_OP_COUNT)])
@@ -262,3 +275,89 @@ def all_finite(dtype: str, source: int, count: int) -> bool:
     with nogil:
         finite = reduce_all_finite(is_double, <const void *> address, size)
     return finite != 0
+
+
+cdef class _Bytes:
+    """The memory of a contiguous buffer, held until this object goes."""
+
+    cdef Py_buffer view
+    cdef bint held
+
+    def __cinit__(self, source, int flags = PyBUF_SIMPLE):
+        PyObject_GetBuffer(source, &self.view, flags)
+        self.held = True
+
+    def __dealloc__(self):
+        if self.held:
+            PyBuffer_Release(&self.view)
+
+    cdef size_t count(self, size_t item_bytes, str name) except? 0:
+        """How many items it has."""
+        if <size_t> self.view.len % item_bytes:
+            raise ValueError(
+                f"{name} has {self.view.len} bytes, no whole number of {item_bytes} bytes each"
+            )
+        return <size_t> self.view.len // item_bytes
+
+
+def add_pairs(pairs, into, factor: float = 1.0) -> None:
+    """into[index] += factor * value for each (uint32 index, float32 value), without the GIL.
+
+    into: float32. An index outside raises ValueError, and nothing is added.
+    """
+    cdef _Bytes source = _Bytes(pairs)
+    cdef _Bytes target = _Bytes(into, PyBUF_WRITABLE)
+    cdef size_t number = source.count(CODES_PAIR_BYTES, "pairs")
+    cdef size_t size = target.count(sizeof(float), "into")
+    cdef float times = factor
+    cdef size_t outside
+    with nogil:
+        outside = codes_first_outside(source.view.buf, number, size)
+        if outside == number:
+            codes_add_pairs(source.view.buf, number, target.view.buf, times)
+    if outside != number:
+        raise ValueError(f"pair {outside} of {number} has an index that is not below {size}")
+
+
+cdef int check_blocks(size_t block, size_t count, _Bytes scales, _Bytes codes) except -1:
+    """Scales and codes have the sizes that belong to `count` elements in such blocks."""
+    cdef size_t blocks = 0
+    if block < 1:
+        raise ValueError("block must be at least 1")
+    blocks = count // block + (count % block != 0)
+    if scales.count(sizeof(float), "scales") != blocks or codes.count(1, "codes") != count:
+        raise ValueError(
+            f"{count} elements have {blocks} scales of 4 bytes and {count} codes, "
+            f"not {scales.view.len} and {codes.view.len} bytes"
+        )
+    return 0
+
+
+def quantise(values, scales, codes, block: int, levels: int = CODES_LEVELS_MAX) -> None:
+    """Fills `scales` (float32, one for each block) and `codes` (int8), without the GIL."""
+    cdef _Bytes source = _Bytes(values)
+    cdef _Bytes scale = _Bytes(scales, PyBUF_WRITABLE)
+    cdef _Bytes code = _Bytes(codes, PyBUF_WRITABLE)
+    cdef size_t count = source.count(sizeof(float), "values")
+    cdef size_t width = block
+    cdef int most = levels
+    if not 1 <= most <= CODES_LEVELS_MAX:
+        raise ValueError(f"levels must be from 1 to {CODES_LEVELS_MAX}, not {most}")
+    check_blocks(width, count, scale, code)
+    with nogil:
+        codes_quantise(source.view.buf, count, width, most, scale.view.buf,
+                       <int8_t *> code.view.buf)
+
+
+def add_quantised(codes, scales, into, block: int, factor: float = 1.0) -> None:
+    """into[i] += factor * (scale of the block * codes[i]), into float32, without the GIL."""
+    cdef _Bytes code = _Bytes(codes)
+    cdef _Bytes scale = _Bytes(scales)
+    cdef _Bytes target = _Bytes(into, PyBUF_WRITABLE)
+    cdef size_t count = target.count(sizeof(float), "into")
+    cdef size_t width = block
+    cdef float times = factor
+    check_blocks(width, count, scale, code)
+    with nogil:
+        codes_add_quantised(<const int8_t *> code.view.buf, scale.view.buf, count, width,
+                            target.view.buf, times)

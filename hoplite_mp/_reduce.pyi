@@ -1,4 +1,5 @@
-"""Reduction kernels op × dtype, without the GIL. `cext/reduce_kernels.h` says what each computes.
+"""Reduction kernels op × dtype, and codes of compressed arrays, without the GIL.
+`cext/reduce_kernels.h` and `cext/reduce_codes.h` say what each computes.
 
 `op`: one of OPS. `dtype`: one of DTYPES, the names of NumPy and "bfloat16" (its 16 bits as they
 stand in memory). A pair without a kernel raises ValueError.
@@ -39,3 +40,10 @@ def order_mean(
     dtype: str, sources: Sequence[int], destination: int, count: int, low: int, high: int
 ) -> None: ...
 def all_finite(dtype: str, source: int, count: int) -> bool: ...
+def add_pairs(pairs: _Bytes, into: _Bytes, factor: float = 1.0) -> None: ...
+def quantise(
+    values: _Bytes, scales: _Bytes, codes: _Bytes, block: int, levels: int = 127
+) -> None: ...
+def add_quantised(
+    codes: _Bytes, scales: _Bytes, into: _Bytes, block: int, factor: float = 1.0
+) -> None: ...

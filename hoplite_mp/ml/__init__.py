@@ -7,6 +7,15 @@ scikit-learn then (the extra `ml`).
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
+    from hoplite_mp.ml._compressors import Float16 as Float16
+    from hoplite_mp.ml._compressors import PowerSGD as PowerSGD
+    from hoplite_mp.ml._compressors import Quantise as Quantise
+    from hoplite_mp.ml._compressors import RandomBlocks as RandomBlocks
+    from hoplite_mp.ml._compressors import Threshold as Threshold
+    from hoplite_mp.ml._compressors import TopK as TopK
+    from hoplite_mp.ml._cser import CSER as CSER
+    from hoplite_mp.ml._feedback import Feedback as Feedback
+    from hoplite_mp.ml._ordered import ordered_reduce as ordered_reduce
     from hoplite_mp.ml.decision_trees import DecisionTreeClassifier as DecisionTreeClassifier
     from hoplite_mp.ml.decision_trees import DecisionTreeRegressor as DecisionTreeRegressor
     from hoplite_mp.ml.decision_trees import RandomForestClassifier as RandomForestClassifier
@@ -20,17 +29,26 @@ if _TYPE_CHECKING:
     from hoplite_mp.ml.robust import TrimmedMean as TrimmedMean
 else:
     _MODULES = {
+        "CSER": "hoplite_mp.ml._cser",
         "DecisionTreeClassifier": "hoplite_mp.ml.decision_trees",
         "DecisionTreeRegressor": "hoplite_mp.ml.decision_trees",
+        "Feedback": "hoplite_mp.ml._feedback",
+        "Float16": "hoplite_mp.ml._compressors",
         "GeometricMedian": "hoplite_mp.ml.robust",
         "GroupBy": "hoplite_mp.ml.group_by",
         "Krum": "hoplite_mp.ml.robust",
         "Logistic": "hoplite_mp.ml.group_by",
         "LogisticModel": "hoplite_mp.ml.group_by",
         "Median": "hoplite_mp.ml.robust",
+        "PowerSGD": "hoplite_mp.ml._compressors",
+        "Quantise": "hoplite_mp.ml._compressors",
+        "RandomBlocks": "hoplite_mp.ml._compressors",
         "RandomForestClassifier": "hoplite_mp.ml.decision_trees",
         "Score": "hoplite_mp.ml.robust",
+        "Threshold": "hoplite_mp.ml._compressors",
+        "TopK": "hoplite_mp.ml._compressors",
         "TrimmedMean": "hoplite_mp.ml.robust",
+        "ordered_reduce": "hoplite_mp.ml._ordered",
     }
 
     def __getattr__(name: str) -> object:
@@ -43,17 +61,26 @@ else:
 
 
 __all__ = [
+    "CSER",
     "DecisionTreeClassifier",
     "DecisionTreeRegressor",
+    "Feedback",
+    "Float16",
     "GeometricMedian",
     "GroupBy",
     "Krum",
     "Logistic",
     "LogisticModel",
     "Median",
+    "PowerSGD",
+    "Quantise",
+    "RandomBlocks",
     "RandomForestClassifier",
     "Score",
+    "Threshold",
+    "TopK",
     "TrimmedMean",
+    "ordered_reduce",
 ]
 
 

@@ -1,0 +1,127 @@
+"""MemberOperations of several Group calls, among ranks that die and are replaced.
+
+All ranks that finish an operation have made it with the same members. When a rank dies in the
+middle, the others make the operation again. The first call of a new rank is one that no operation
+makes. So the call of the others fails on every rank, the new rank receives the common state, and
+all make the operation again, together. Until an operation returns, nothing it does may be kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hoplite_mp.errors import PeerLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp import Group
+
+__all__ = ["MemberOperations"]
+
+R = TypeVar("R")
+JOIN = "join an operation of hoplite_mp.ml"
+TRIES = 8  # of one operation whose calls fail on every rank
+
+
+class _Again(Exception):
+    """The operation has to be made again; `error`: what the Group has raised, if anything."""
+
+    def __init__(self, error: ValueError | None = None) -> None:
+        self.error = error
+
+
+class MemberOperations:
+    """The operations of one rank on a Group that nothing else uses.
+
+    give: the common state, for a new rank. take: replaces this rank's state by it. changed: called
+    when the members have changed.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        give: Callable[[], Any],
+        take: Callable[[Any], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self.group = group
+        self.members: tuple[int, ...] = ()
+        self.number = 0  # how many operations the members have finished, plus 1; 0: not a member
+        self._give, self._take, self._changed = give, take, changed
+
+    def run(self, operation: Callable[[], R]) -> R:
+        """Makes an operation until its calls have the same members."""
+        if not self.number:
+            self.join()
+        failures = 0
+        while True:
+            try:
+                result = operation()
+            except _Again as again:
+                if again.error is None:
+                    continue
+                failures += 1
+                if failures == TRIES:
+                    raise again.error from None
+                self.join()
+                continue
+            self.number += 1
+            return result
+
+    def call(
+        self, collective: Callable[..., R], *args: Any, may_shrink: bool = False, **kwargs: Any
+    ) -> R:
+        """Makes a call of the Group within an operation. may_shrink: its result is of use without
+        the ranks that have died."""
+        try:
+            result = collective(*args, **kwargs)
+        except ValueError as error:  # on every rank; a new rank, or a mistake
+            raise _Again(error) from None
+        if isinstance(result, list) and any(_is_join(one) for one in result):
+            raise _Again(ValueError("a rank joins again and again"))
+        if self.group.contributors != self.members:
+            self._set_members()
+            if not may_shrink:
+                raise _Again
+        return result
+
+    def join(self, *, take_always: bool = False) -> None:
+        """Agrees on the members; the new ones receive the state. take_always: also where all are
+        new, so that all begin with the state of the lowest rank."""
+        error: Exception = ValueError("the ranks make different calls")
+        for _ in range(TRIES):
+            try:
+                seen = self.group.allgather((JOIN, self.number))
+                present = self.group.contributors
+                if not all(_is_join(seen[rank]) for rank in present):
+                    continue  # the others were in the middle of an operation
+                newest = max(seen[rank][1] for rank in present)
+                current = [rank for rank in present if seen[rank][1] == newest]
+                if len(current) < len(present) or (take_always and not newest):
+                    self._share(min(current), newest)
+            except ValueError as found:  # one more has come in the middle
+                error = found
+            except PeerLostError:  # the rank that was to give the state has died
+                if self.group.strict:
+                    raise
+            else:
+                self.number = max(newest, 1)
+                self._set_members()
+                return
+        raise error
+
+    def _share(self, giver: int, newest: int) -> None:
+        gives = giver == self.group.rank
+        state = self.group.broadcast(self._give() if gives else None, root=giver)
+        if not gives and self.number < max(newest, 1):
+            self._take(state)
+
+    def _set_members(self) -> None:
+        if self.group.contributors != self.members:
+            self.members = self.group.contributors
+            self._changed()
+
+
+def _is_join(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and value[0] == JOIN
