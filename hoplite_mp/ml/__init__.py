@@ -7,6 +7,8 @@ scikit-learn then (the extra `ml`).
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
+    from hoplite_mp.ml._clustering import GaussianMixture as GaussianMixture
+    from hoplite_mp.ml._clustering import KMeans as KMeans
     from hoplite_mp.ml._compressors import Float16 as Float16
     from hoplite_mp.ml._compressors import PowerSGD as PowerSGD
     from hoplite_mp.ml._compressors import Quantise as Quantise
@@ -15,7 +17,11 @@ if _TYPE_CHECKING:
     from hoplite_mp.ml._compressors import TopK as TopK
     from hoplite_mp.ml._cser import CSER as CSER
     from hoplite_mp.ml._feedback import Feedback as Feedback
+    from hoplite_mp.ml._gossip import Gossip as Gossip
+    from hoplite_mp.ml._linucb import FedLinUCB as FedLinUCB
     from hoplite_mp.ml._ordered import ordered_reduce as ordered_reduce
+    from hoplite_mp.ml._proactive import ProactiveResult as ProactiveResult
+    from hoplite_mp.ml._proactive import proactive as proactive
     from hoplite_mp.ml.decision_trees import DecisionTreeClassifier as DecisionTreeClassifier
     from hoplite_mp.ml.decision_trees import DecisionTreeRegressor as DecisionTreeRegressor
     from hoplite_mp.ml.decision_trees import RandomForestClassifier as RandomForestClassifier
@@ -32,15 +38,20 @@ else:
         "CSER": "hoplite_mp.ml._cser",
         "DecisionTreeClassifier": "hoplite_mp.ml.decision_trees",
         "DecisionTreeRegressor": "hoplite_mp.ml.decision_trees",
+        "FedLinUCB": "hoplite_mp.ml._linucb",
         "Feedback": "hoplite_mp.ml._feedback",
         "Float16": "hoplite_mp.ml._compressors",
+        "GaussianMixture": "hoplite_mp.ml._clustering",
         "GeometricMedian": "hoplite_mp.ml.robust",
+        "Gossip": "hoplite_mp.ml._gossip",
         "GroupBy": "hoplite_mp.ml.group_by",
+        "KMeans": "hoplite_mp.ml._clustering",
         "Krum": "hoplite_mp.ml.robust",
         "Logistic": "hoplite_mp.ml.group_by",
         "LogisticModel": "hoplite_mp.ml.group_by",
         "Median": "hoplite_mp.ml.robust",
         "PowerSGD": "hoplite_mp.ml._compressors",
+        "ProactiveResult": "hoplite_mp.ml._proactive",
         "Quantise": "hoplite_mp.ml._compressors",
         "RandomBlocks": "hoplite_mp.ml._compressors",
         "RandomForestClassifier": "hoplite_mp.ml.decision_trees",
@@ -49,6 +60,7 @@ else:
         "TopK": "hoplite_mp.ml._compressors",
         "TrimmedMean": "hoplite_mp.ml.robust",
         "ordered_reduce": "hoplite_mp.ml._ordered",
+        "proactive": "hoplite_mp.ml._proactive",
     }
 
     def __getattr__(name: str) -> object:
@@ -64,15 +76,20 @@ __all__ = [
     "CSER",
     "DecisionTreeClassifier",
     "DecisionTreeRegressor",
+    "FedLinUCB",
     "Feedback",
     "Float16",
+    "GaussianMixture",
     "GeometricMedian",
+    "Gossip",
     "GroupBy",
+    "KMeans",
     "Krum",
     "Logistic",
     "LogisticModel",
     "Median",
     "PowerSGD",
+    "ProactiveResult",
     "Quantise",
     "RandomBlocks",
     "RandomForestClassifier",
@@ -81,6 +98,7 @@ __all__ = [
     "TopK",
     "TrimmedMean",
     "ordered_reduce",
+    "proactive",
 ]
 
 

@@ -1,0 +1,272 @@
+"""Gossip: ranks mix their arrays with those of a few partners, over links that are in time.
+
+In each call, the array goes to the partners planned for this round, and those are mixed that have
+arrived in both directions before the deadline. A small allgather at the end of each call tells all
+ranks which ones these are and how long they took. From that all ranks compute the same mixing
+matrix, so that the mean over the ranks does not change, and the same plan for the next round.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from hoplite_mp.errors import HopliteTimeoutError, PeerLostError
+from hoplite_mp.ml._matchings import (
+    choose_matchings,
+    laplacian,
+    matchings,
+    metropolis_weights,
+)
+
+if TYPE_CHECKING:
+    from hoplite_mp import Group
+    from hoplite_mp.ml._matchings import Edge
+
+__all__ = ["Gossip"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+TOPOLOGIES = ("reliable", "ring", "random")
+TAG = 1 << 20  # messages of round r have the tag TAG + r % TAG
+RELIABLE = 0.5  # least probability of an edge that is used
+SPREAD = 0.5  # standard deviation of the logarithm of a transfer's time
+SPREAD_GROWS = 0.1  # of it, for each second since the edge was last used
+FORGET_S = 15.0  # after which an edge that was not used counts as the median of all
+SHARE = 0.8  # of the deadline that is planned for
+LATE = 4.0  # deadlines that a transfer counts as, if it was not in time
+LOOK_S = 0.05  # between two looks whether partners have died
+DECAY = 0.7  # weight of the round before in the graph whose connectivity is maximised
+
+
+class Gossip:
+    """Decentralised averaging over the links that are in time.
+
+    Every rank makes the same calls. The first call joins: it takes an allgather more.
+
+    Parameters
+    ----------
+    group : Group
+        The ranks; other calls of the Group may be made between two calls of `mix`. A message that
+        no other receive of the Group should match has a tag from 2**20 to 2**21.
+    deadline : float
+        Seconds that a round waits for arrays.
+    topology : "reliable", "ring" or "random"
+        "reliable": edges by the measured probability that a transfer arrives in time, decomposed
+        into matchings, of which those are used that maximise the algebraic connectivity of the
+        graph of this and the last rounds within the deadline. "ring": the living neighbours by
+        rank. "random": one matching, another one in each round.
+    seed : int
+        Of the random topology; equal on all ranks.
+
+    Attributes
+    ----------
+    partners_ : tuple of int
+        Ranks whose arrays were mixed in the last call.
+    planned_ : tuple of int
+        Ranks with which the next call will exchange arrays.
+    sent : int
+        Bytes of arrays sent so far.
+
+    Raises
+    ------
+    ValueError
+        An argument is out of range; in `mix`, on every rank: shapes or dtypes differ.
+
+    Notes
+    -----
+    Differences from the sources: MATCHA draws matchings at random with probabilities that maximise
+    the connectivity of the expected graph; here they are chosen for the graph of this and the last
+    rounds, whose weights decay. The small allgather is a barrier, so a rank that computes for
+    longer holds up the others; late transfers do not.
+
+    Sources: Wang, Sahu, Yang, Joshi, Kar: MATCHA (2019), matchings and connectivity; Xiao, Boyd:
+    Fast linear iterations for distributed averaging (2004), Metropolis weights; RoADTrain, links
+    by their reliability.
+
+    Examples
+    --------
+    >>> from hoplite_mp import ml
+    >>> def average(rank):
+    ...     g = hoplite_mp.current().group("gossip", size=2, rank=rank)
+    ...     return ml.Gossip(g).mix(np.array([2.0 * rank]))
+    >>> c.spmd(average, 2)[0].result()
+    array([1.])
+    """
+
+    __module__ = "hoplite_mp.ml"
+
+    def __init__(
+        self,
+        group: Group,
+        deadline: float = 1.0,
+        topology: Literal["reliable", "ring", "random"] = "reliable",
+        *,
+        seed: int = 0,
+    ) -> None:
+        if not 0 < deadline < math.inf:
+            raise ValueError(f"deadline must be a positive number of seconds, not {deadline}")
+        if topology not in TOPOLOGIES:
+            raise ValueError(f"topology is one of {', '.join(TOPOLOGIES)}, not {topology!r}")
+        self.group, self.deadline, self.topology, self.seed = group, deadline, topology, seed
+        self.partners_: tuple[int, ...] = ()
+        self.planned_: tuple[int, ...] = ()
+        self.sent = 0
+        self._round = -1  # of the next exchange; -1: this rank has not joined
+        self._seconds = np.full(group.size, np.nan)  # of the last transfer from each rank
+        self._age = np.full(group.size, np.inf)  # seconds since then
+        self._recent = np.zeros((group.size, group.size))
+        self._last = time.monotonic()
+        self._late: list[tuple[int, int]] = []  # (rank, tag) of arrays that were not in time
+
+    def mix(self, x: Any) -> Array:
+        """A weighted mean of this rank's array and those of its partners, a new array.
+
+        x: an array of floats, of the same shape and dtype on all ranks. The sum over the ranks that
+        take part is that of what they gave, up to rounding."""
+        given = np.asarray(x)
+        if not np.issubdtype(given.dtype, np.floating):
+            raise ValueError(f"mix takes an array of floats, not of {given.dtype}")
+        if self._round < 0:
+            self._settle(self._gather(given, ()))
+        arrived = self._exchange(given)
+        rows = self._gather(given, tuple(sorted(arrived)))
+        edges = _edges_in_both_directions(rows)
+        weights = metropolis_weights(edges, self.group.size)[self.group.rank]
+        self._settle(rows, edges)
+        mixed = given * given.dtype.type(weights[self.group.rank])
+        self.partners_ = tuple(rank for rank in sorted(arrived) if weights[rank] > 0)
+        for rank in self.partners_:
+            mixed += arrived[rank] * given.dtype.type(weights[rank])
+        return np.asarray(mixed)
+
+    # -- a round ---------------------------------------------------------------------------------
+
+    def _exchange(self, given: Array) -> dict[int, Array]:
+        """What has arrived from the partners before the deadline."""
+        tag = TAG + self._round % TAG
+        begun = time.monotonic()
+        self._age += begun - self._last
+        self._last = begun
+        self._drop_late()
+        for partner in self.planned_:
+            try:
+                self.group.send(given, partner, tag)
+                self.sent += given.nbytes
+            except PeerLostError:
+                continue
+        arrived: dict[int, Array] = {}
+        missing = set(self.planned_)
+        while missing:
+            left = begun + self.deadline - time.monotonic()
+            try:
+                # Of a round only its partners have sent something with this tag.
+                found, source = self.group.recv(
+                    None, tag, timeout=min(max(left, 0.0), LOOK_S), with_source=True
+                )
+            except PeerLostError:  # of all others
+                break
+            except HopliteTimeoutError:
+                missing &= set(self.group.alive)
+                if left <= LOOK_S:
+                    break
+                continue
+            arrived[source] = found
+            missing.discard(source)
+            self._seconds[source], self._age[source] = time.monotonic() - begun, 0.0
+        for partner in set(self.planned_) - arrived.keys():
+            # How much longer it takes is not known.
+            self._seconds[partner], self._age[partner] = LATE * self.deadline, 0.0
+            self._late.append((partner, tag))
+        return arrived
+
+    def _drop_late(self) -> None:
+        """Messages of rounds that are over are received, and forgotten."""
+        for late in list(self._late):
+            try:
+                self.group.recv(*late, timeout=0)
+            except HopliteTimeoutError:
+                continue
+            except PeerLostError:
+                pass
+            self._late.remove(late)
+
+    def _gather(self, given: Array, arrived: tuple[int, ...]) -> list[Any]:
+        """The rows of all living ranks; None for the others. ValueError: shapes differ."""
+        what = (given.shape, given.dtype.str)
+        own = (what, self._round, arrived, self._seconds, self._age, self._recent)
+        rows: list[Any] = self.group.allgather(own)
+        kinds = {row[0] for row in rows if row is not None}
+        if len(kinds) > 1:
+            told = ", ".join(f"rank {r}: {row[0]}" for r, row in enumerate(rows) if row is not None)
+            raise ValueError(f"mix takes equal shapes and dtypes on all ranks, not {told}")
+        return rows
+
+    def _settle(self, rows: list[Any], edges: list[Edge] | None = None) -> None:
+        """The plan of the next round, from what all ranks have said. edges: None when joining."""
+        there = [rank for rank, row in enumerate(rows) if row is not None]
+        newest = max(rows[rank][1] for rank in there)
+        leader = next(rank for rank in there if rows[rank][1] == newest)
+        mixed = edges if edges is not None else _edges_in_both_directions(rows)
+        self._recent = DECAY * (rows[leader][5] + laplacian(mixed, self.group.size))
+        self._round = newest + 1
+        for rank, row in enumerate(rows):
+            if row is None or row[1] < newest:  # what was measured of it belongs to a dead process
+                self._seconds[rank] = np.nan
+        pairs = self._plan(rows, there)
+        self.planned_ = tuple(
+            b if a == self.group.rank else a for a, b in pairs if self.group.rank in (a, b)
+        )
+
+    def _plan(self, rows: list[Any], there: list[int]) -> list[Edge]:
+        """The edges of the next round."""
+        size = self.group.size
+        if self.topology == "ring":
+            pairs = zip(there, there[1:] + there[:1], strict=True)
+            return sorted({(min(a, b), max(a, b)) for a, b in pairs if a != b})
+        if self.topology == "random":
+            shuffled = np.random.default_rng([self.seed, self._round]).permutation(there).tolist()
+            pairs = zip(shuffled[::2], shuffled[1::2], strict=False)
+            return [(min(a, b), max(a, b)) for a, b in pairs]
+        seconds, age = np.full((size, size), np.nan), np.full((size, size), np.inf)
+        for rank in there:
+            seconds[rank], age[rank] = rows[rank][3], rows[rank][4]
+        expected, chance = reliability(seconds, age, self.deadline)
+        candidates = matchings(chance, there, least=RELIABLE)
+        times = [max(float(expected[pair]) for pair in one) for one in candidates]
+        chosen = choose_matchings(
+            candidates, times, SHARE * self.deadline, self._recent, there, chance
+        )
+        return [pair for number in chosen for pair in candidates[number]]
+
+
+def reliability(seconds: Array, age: Array, deadline: float) -> tuple[Array, Array]:
+    """Expected seconds of an exchange, and its probability to be over in time, for each pair.
+
+    seconds: of the last transfer, nan if there was none; age: seconds since then; both of shape
+    (receiver, sender). The logarithm of the time is taken as normal, around the last measurement;
+    without one, and the more the older it is, around the median of all."""
+    known = seconds[np.isfinite(seconds)]
+    median = float(np.median(known)) if known.size else 0.5 * deadline
+    median = min(median, 0.5 * deadline)  # an edge that is not known is always worth a try
+    weight = np.where(np.isfinite(seconds), np.exp(-age / FORGET_S), 0.0)
+    logs = np.log(np.maximum(np.where(np.isfinite(seconds), seconds, median), 1e-6))
+    mean = weight * logs + (1 - weight) * math.log(max(median, 1e-6))
+    spread = SPREAD + SPREAD_GROWS * np.minimum(np.where(np.isfinite(age), age, FORGET_S), FORGET_S)
+    mean = np.maximum(mean, mean.T)  # both directions are needed
+    spread = np.maximum(spread, spread.T)
+    score = (math.log(deadline) - mean) / spread
+    return np.exp(mean), np.vectorize(lambda z: 0.5 * math.erfc(-z / math.sqrt(2.0)))(score)
+
+
+def _edges_in_both_directions(rows: list[Any]) -> list[Edge]:
+    """The pairs of ranks that have both received the other's array."""
+    return [
+        (a, b)
+        for a, row in enumerate(rows)
+        if row is not None
+        for b in row[2]
+        if a < b and rows[b] is not None and a in rows[b][2]
+    ]

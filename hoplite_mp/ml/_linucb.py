@@ -1,0 +1,227 @@
+"""FedLinUCB: agents of a linear bandit that share what they learn, and seldom communicate.
+
+An agent sends its observations to the server only when they would change the confidence region by
+a constant factor of volume. The server is an actor; other agents are never waited for.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp._api.cluster import current
+
+if TYPE_CHECKING:
+    from hoplite_mp import Actor, Node
+
+__all__ = ["FedLinUCB", "LinUCBServer"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+RESTARTS = 8  # of the server
+RETRIES = 8  # of a call to it
+EXCHANGE_S = 60.0  # wait for the server, restarts included
+
+
+class LinUCBServer:
+    """The sums of all agents' observations. `FedLinUCB.serve` makes an actor of it."""
+
+    __module__ = "hoplite_mp.ml"
+
+    def __init__(self, n_features: int) -> None:
+        self.gram = np.zeros((n_features, n_features))
+        self.moment = np.zeros(n_features)
+        self.rounds = 0
+
+    def exchange(self, gram: Array, moment: Array, rounds: int) -> tuple[Array, Array]:
+        """Adds an agent's sums of x xᵀ and of reward times x; the sums of all agents."""
+        if gram.shape != self.gram.shape or moment.shape != self.moment.shape:
+            raise ValueError(
+                f"the server has {len(self.moment)} features, the agent {len(moment)}: "
+                "they must be equal"
+            )
+        self.gram += gram
+        self.moment += moment
+        self.rounds += rounds
+        return self.gram, self.moment
+
+    def totals(self) -> tuple[Array, Array, int]:
+        """The sums, and the number of observations in them."""
+        return self.gram, self.moment, self.rounds
+
+
+class FedLinUCB:
+    """An agent of an asynchronous federated linear bandit.
+
+    The expected reward of an arm is linear in its features. The agent chooses the arm with the
+    highest upper confidence bound of what it has downloaded last, and communicates only if the
+    determinant of its Gram matrix, with its own observations since then, is more than 1 + alpha
+    times that of the downloaded one. Numbers are float64.
+
+    Parameters
+    ----------
+    n_features : int
+        Features of an arm, d.
+    alpha : float
+        How much the determinant must grow before the agent communicates; 0: with every observation.
+    beta : float
+        Width of exploration: the bound is the estimate plus beta times the deviation of the arm.
+    ridge : float
+        Regularisation of the estimate, above 0.
+    server : Actor, LinUCBServer or None
+        What `serve` returned, which all agents share; tasks may be given it. None: the agent is
+        alone, and learns from its own observations by the same rule.
+
+    Attributes
+    ----------
+    messages : int
+        To the server and from it; an exchange has two.
+    sent, received : int
+        Bytes of the arrays in these messages.
+
+    Raises
+    ------
+    ValueError
+        An argument is out of range, or an array has another shape than the one given here.
+    ActorLostError
+        The server could not be restarted. The agent keeps the observations that the server had not
+        confirmed.
+    HopliteTimeoutError
+        The server has not answered within 60 s. The next exchange waits for the same answer.
+
+    Notes
+    -----
+    The server has ``checkpoint=1`` and its calls are retried: after the death of its process or
+    host no observation is lost, and none is applied twice.
+
+    Source: He, Wang, Min, Gu: A Simple and Provably Efficient Algorithm for Asynchronous Federated
+    Contextual Linear Bandits (NeurIPS 2022), algorithm 1.
+
+    Examples
+    --------
+    >>> from hoplite_mp import ml
+    >>> agent = ml.FedLinUCB(2, server=ml.LinUCBServer(2))
+    >>> arms = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> for _ in range(100):
+    ...     agent.update(reward=float(agent.choose(arms) == 1))
+    >>> agent.choose(arms), agent.messages < 40
+    (1, True)
+    """
+
+    __module__ = "hoplite_mp.ml"
+
+    def __init__(
+        self,
+        n_features: int,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        ridge: float = 1.0,
+        server: Actor | LinUCBServer | None = None,
+    ) -> None:
+        if n_features < 1:
+            raise ValueError(f"n_features must be at least 1, not {n_features}")
+        if not alpha >= 0 or not beta >= 0 or not ridge > 0:
+            raise ValueError(
+                "alpha and beta must be at least 0 and ridge above 0, not "
+                f"{alpha}, {beta} and {ridge}"
+            )
+        self.n_features, self.alpha, self.beta, self.ridge = n_features, alpha, beta, ridge
+        self.server = LinUCBServer(n_features) if server is None else server
+        self.messages = self.sent = self.received = 0
+        self._gram, self._moment = np.zeros((n_features, n_features)), np.zeros(n_features)
+        self._rounds = 0  # observations in these two, which the server does not have
+        self._pending: tuple[tuple[Array, Array, int], Future[Any]] | None = None
+        self._chosen: Array | None = None
+        self._download(np.zeros_like(self._gram), np.zeros(n_features))
+
+    @staticmethod
+    def serve(
+        n_features: int,
+        *,
+        name: str | None = None,
+        node: Node | None = None,
+        restarts: int = RESTARTS,
+    ) -> Actor:
+        """The server as an actor of the current Cluster, whose state survives its process and host.
+
+        name: agents elsewhere find it by `Cluster.get_actor`. node: the actor's place; it cannot
+        move to another host then. restarts: how many deaths it survives. Raises ClosedError if no
+        Cluster is open."""
+        options: dict[str, Any] = {"name": name, "restarts": restarts, "checkpoint": 1}
+        if node is not None:
+            options["node"] = node
+        return current().options(retries=RETRIES, **options).actor(LinUCBServer, n_features)
+
+    def bounds(self, arms: Any) -> Array:
+        """The upper confidence bound of each arm; arms: of shape (arms, n_features)."""
+        arms = np.asarray(arms, np.float64)
+        if arms.ndim != 2 or arms.shape[1] != self.n_features or not len(arms):
+            raise ValueError(f"arms have shape (arms, {self.n_features}), not {arms.shape}")
+        spread = np.einsum("ij,jk,ik->i", arms, self._inverse, arms)
+        return np.asarray(arms @ self._estimate + self.beta * np.sqrt(np.maximum(spread, 0.0)))
+
+    def choose(self, arms: Any) -> int:
+        """The index of the arm with the highest bound, the first one of equal ones."""
+        best = int(self.bounds(arms).argmax())
+        self._chosen = np.array(np.asarray(arms, np.float64)[best])
+        return best
+
+    def update(self, reward: float, arm: Any = None) -> bool:
+        """Observes the reward of `arm`, by default of the one chosen last; communicates if needed.
+
+        Returns whether it has communicated."""
+        x = self._chosen if arm is None else np.asarray(arm, np.float64)
+        if x is None:
+            raise ValueError("no arm was chosen yet: give `arm`")
+        if x.shape != (self.n_features,):
+            raise ValueError(f"an arm has shape ({self.n_features},), not {x.shape}")
+        self._gram += np.outer(x, x)
+        self._moment += float(reward) * x
+        self._rounds += 1
+        if np.linalg.slogdet(self._known + self._gram)[1] <= self._volume + np.log1p(self.alpha):
+            return False
+        self.synchronize()
+        return True
+
+    def synchronize(self) -> None:
+        """Communicates now: what was observed goes to the server, and the sums of all agents come
+        back. An agent does this last, so that nothing of it is missing in the totals."""
+        if self._pending is None:
+            given = (self._gram, self._moment, self._rounds)
+            self._gram, self._moment = np.zeros_like(self._gram), np.zeros(self.n_features)
+            self._rounds = 0
+            self._pending = (given, self._ask(given))
+        # After a timeout, or Ctrl-C, the call is still under way: it is awaited, not repeated.
+        given, answer = self._pending
+        try:
+            gram, moment = answer.result(EXCHANGE_S)
+        except Exception:
+            if answer.done():  # the server is lost, or has refused: nothing of this was confirmed
+                self._pending = None
+                self._gram += given[0]
+                self._moment += given[1]
+                self._rounds += given[2]
+            raise
+        self._pending = None
+        self.messages += 2
+        self.sent += given[0].nbytes + given[1].nbytes
+        self.received += gram.nbytes + moment.nbytes
+        self._download(gram, moment)
+
+    def _ask(self, given: tuple[Array, Array, int]) -> Future[Any]:
+        if not isinstance(self.server, LinUCBServer):
+            answer: Future[Any] = self.server.exchange(*given)
+            return answer
+        here: Future[Any] = Future()
+        try:
+            here.set_result(self.server.exchange(*given))
+        except ValueError as error:
+            here.set_exception(error)
+        return here
+
+    def _download(self, gram: Array, moment: Array) -> None:
+        self._known = gram + self.ridge * np.eye(self.n_features)
+        self._volume = float(np.linalg.slogdet(self._known)[1])
+        self._inverse = np.linalg.inv(self._known)
+        self._estimate = self._inverse @ moment

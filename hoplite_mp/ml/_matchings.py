@@ -1,0 +1,143 @@
+"""Graphs of gossip: matchings, algebraic connectivity, Metropolis weights. Pure functions.
+
+Every rank computes these from the same numbers and must come to the same result, so ties are
+broken by rank, and values that are compared are rounded first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = [
+    "Edge",
+    "algebraic_connectivity",
+    "choose_matchings",
+    "laplacian",
+    "matchings",
+    "metropolis_weights",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Edge = tuple[int, int]  # the lower rank first
+DIGITS = 9  # to which values are rounded before they are compared
+EXHAUSTIVE_MAX = 8  # matchings of which all subsets are compared
+
+
+def matchings(quality: Array, ranks: Sequence[int], least: float = 0.0) -> list[list[Edge]]:
+    """The pairs of `ranks` whose quality is above `least`, decomposed into matchings, best first.
+
+    quality: symmetric, (size, size). Each edge goes, in falling order of quality, into the first
+    matching in which both of its ranks are free. That takes at most 2 Δ - 1 matchings, where Δ is
+    the largest degree; no two edges of one matching share a rank."""
+    edges = [pair for pair in itertools.combinations(sorted(ranks), 2) if quality[pair] > least]
+    edges.sort(key=lambda pair: (-round(float(quality[pair]), DIGITS), _distance(pair, len(ranks))))
+    found: list[list[Edge]] = []
+    busy: list[set[int]] = []
+    for edge in edges:
+        for pairs, taken in zip(found, busy, strict=True):
+            if taken.isdisjoint(edge):
+                pairs.append(edge)
+                taken.update(edge)
+                break
+        else:
+            found.append([edge])
+            busy.append(set(edge))
+    return found
+
+
+def _distance(pair: Edge, count: int) -> tuple[int, int, int]:
+    """Orders equal edges so that neighbours on a ring come first: perfect matchings result."""
+    low, high = pair
+    return (min(high - low, count - high + low), low, high)
+
+
+def laplacian(edges: Iterable[Edge], size: int, weights: Array | None = None) -> Array:
+    """The Laplacian of a graph, with the weights of its edges if given."""
+    found = np.zeros((size, size))
+    for a, b in edges:
+        weight = 1.0 if weights is None else float(weights[a, b])
+        found[a, b] -= weight
+        found[b, a] -= weight
+        found[a, a] += weight
+        found[b, b] += weight
+    return found
+
+
+def algebraic_connectivity(of: Array, ranks: Sequence[int] | None = None) -> float:
+    """The second smallest eigenvalue of a Laplacian, restricted to these ranks; 0 if the graph is
+    not connected."""
+    if ranks is not None:
+        of = of[np.ix_(ranks, ranks)]
+    if len(of) < 2:
+        return 0.0
+    return max(0.0, round(float(np.linalg.eigvalsh(of)[1]), DIGITS))
+
+
+def choose_matchings(
+    candidates: Sequence[Sequence[Edge]],
+    seconds: Sequence[float],
+    budget: float,
+    recent: Array,
+    ranks: Sequence[int],
+    weights: Array | None = None,
+) -> list[int]:
+    """The candidates to use: those of highest connectivity within the time budget.
+
+    seconds: of each candidate. recent: Laplacian of the last rounds, decayed, to which that of the
+    chosen ones is added: one matching alone never connects more than two ranks, several rounds of
+    different ones do. weights: probabilities of the edges. Of equal ones the shortest time counts.
+    If none fits, the fastest one is chosen. All subsets are compared if there are few; else the
+    candidates are added greedily."""
+    size = len(recent)
+    parts = [laplacian(one, size, weights) for one in candidates]
+
+    def score(chosen: Iterable[int]) -> tuple[float, float]:
+        """Connectivity, then the trace: of graphs that are not connected, more edges."""
+        total = recent + sum((parts[number] for number in chosen), np.zeros((size, size)))
+        return algebraic_connectivity(total, ranks), round(float(np.trace(total)), DIGITS)
+
+    if not candidates:
+        return []
+    affordable = [number for number, time in enumerate(seconds) if time <= budget]
+    if not affordable:
+        return [min(range(len(candidates)), key=lambda number: (seconds[number], number))]
+    if len(affordable) <= EXHAUSTIVE_MAX:
+        subsets = (
+            subset
+            for count in range(1, len(affordable) + 1)
+            for subset in itertools.combinations(affordable, count)
+            if sum(seconds[number] for number in subset) <= budget
+        )
+        best = max(
+            subsets, key=lambda one: (*score(one), -sum(seconds[n] for n in one), [-n for n in one])
+        )
+        return list(best)
+    chosen: list[int] = []
+    while True:
+        left = budget - sum(seconds[number] for number in chosen)
+        more = [n for n in affordable if n not in chosen and seconds[n] <= left]
+        if not more:
+            return sorted(chosen)
+        chosen.append(max(more, key=lambda number: (*score([*chosen, number]), -number)))
+
+
+def metropolis_weights(edges: Iterable[Edge], size: int) -> Array:
+    """The mixing matrix: symmetric, not negative, rows and columns sum to 1.
+
+    The weight of an edge is 1 / (1 + the larger degree of its ranks)."""
+    found = np.zeros((size, size))
+    pairs = set(edges)
+    degree = np.zeros(size, int)
+    for a, b in pairs:
+        degree[a] += 1
+        degree[b] += 1
+    for a, b in pairs:
+        found[a, b] = found[b, a] = 1.0 / (1.0 + max(degree[a], degree[b]))
+    found[np.diag_indices(size)] = 1.0 - found.sum(axis=1)
+    return found

@@ -1,0 +1,501 @@
+"""Proactive data-parallel updates: partial sums accumulate while the model is updated.
+
+Each rank goes round its rows in blocks, and keeps the latest partial sums of each block. A
+collection adds the sums of all ranks, whatever rows they have come to, and every rank updates its
+copy of the state from the same totals. Ranks compute on while a collection is under way. Since the
+totals are equal on all ranks, so are the states, bit for bit, and every rank takes the same
+decisions from them: the next period, and whether to stop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from hoplite_mp._api.cluster import current
+from hoplite_mp._client.completions import as_completed
+from hoplite_mp.errors import ClosedError, PeerLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from hoplite_mp import Group
+
+__all__ = ["ProactiveResult", "proactive"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Sums = Any  # an array, or a tuple of arrays
+
+STATE_TAG = 1
+WINDOW = 4  # collections between two looks at the progress
+BETTER = 1.05  # a period replaces another if its progress is by this factor faster
+SETTLED = 64  # collections before other periods are tried again
+LEVELS = 20  # periods are at most 2 ** LEVELS blocks
+FIRST_LEVEL_MAX = 4  # of the first period, which the duration of one collection decides
+EPSILON = 1e-9  # of a pass: a sum of shares may miss the end of a pass by a rounding error
+LAST_S = 1.0  # wait for ranks that end with the first one
+
+
+@dataclasses.dataclass(frozen=True)
+class ProactiveResult:
+    """What `proactive` returns.
+
+    state: the last state. loss: mean of a row, each as of its last visit. rows, passes: rows
+    visited, and the same in passes over all rows. rounds: updates of the state. period: the last
+    one in s; 0.0 is an update after each block, None one after each pass. converged: whether `tol`
+    was reached. history: after each update, seconds since the start, the loss, and the state if
+    `states=True` was given, else None."""
+
+    state: Any
+    loss: float
+    rows: int
+    passes: float
+    rounds: int
+    period: float | None
+    converged: bool
+    history: tuple[tuple[float, float, Any], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """The arguments of `proactive`."""
+
+    partial: Callable[[Any, Any], tuple[float, Sums]]
+    update: Callable[[Any, Sums, int], Any]
+    state: Any
+    period: float | Literal["auto"] | None
+    block: int
+    tol: float
+    passes: float
+    states: bool
+
+
+def proactive(
+    partial: Callable[[Any, Any], tuple[float, Sums]],
+    shards: Sequence[Any],
+    update: Callable[[Any, Sums, int], Any],
+    state: Any,
+    period: float | Literal["auto"] | None = "auto",
+    *,
+    block: int = 1024,
+    tol: float = 1e-4,
+    passes: float = 100,
+    states: bool = False,
+) -> ProactiveResult:
+    """Minimises a sum over rows by updates that do not wait for passes over all rows.
+
+    There is one rank for each shard, in a task of the current Cluster; where none is open, all
+    shards are visited in this process, with an update after each block (or each pass). The sums of
+    a block are replaced when the block is visited again, so the totals are those of all rows
+    visited so far, each at a recent state (incremental EM).
+
+    Parameters
+    ----------
+    partial : callable
+        ``partial(state, rows) -> (loss, sums)``. `rows` is a block of a shard; `loss` its loss,
+        summed over the rows; `sums` an array or a tuple of arrays of real numbers, also summed over
+        the rows, with the same shapes for every block.
+    shards : sequence
+        The rows, by rank: arrays, tuples of arrays of equal length, or refs of such. Rows are
+        along the first axis.
+    update : callable
+        ``update(state, sums, rows) -> state``, from the totals in float64 and their number of rows.
+        It must depend on its arguments only: every rank calls it.
+    state : object
+        The first state. It is pickled, and is not changed in place.
+    period : float, "auto" or None
+        Seconds from one collection to the next. "auto" tries periods, and keeps the one with the
+        most progress per second. None: a collection after each pass over all rows
+        (bulk-synchronous), which is the only choice whose result does not depend on timing.
+    block : int
+        Rows of a block. The sums of each block are kept.
+    tol : float
+        Stops when a pass lowers the mean loss of a row by less than this.
+    passes : float
+        Stops after so many passes over all rows.
+    states : bool
+        Whether `history` has the states.
+
+    Returns
+    -------
+    ProactiveResult
+        The last state, and how it was reached.
+
+    Raises
+    ------
+    ValueError
+        There are no shards, a shard has no rows, or an argument is out of range.
+
+    Notes
+    -----
+    A rank that dies is replaced. Its rows are missing in the totals until the replacement, which
+    receives the state from another rank, has visited them again; `proactive` does not return before
+    that.
+
+    Source: Zhao, Zhou, Gao: A Proactive Data-Parallel Framework for Machine Learning (BDCAT 2021),
+    asynchronous variant. There a parameter server collects; here the ranks do, by allreduce.
+    Replaced sums: Neal, Hinton: A view of the EM algorithm that justifies incremental variants
+    (1998).
+
+    Examples
+    --------
+    >>> from hoplite_mp import ml
+    >>> def partial(mean, rows):
+    ...     return ((rows - mean) ** 2).sum(), rows.sum(axis=0)
+    >>> shards = [np.arange(4.0), np.arange(4.0, 10.0)]
+    >>> ml.proactive(partial, shards, lambda mean, sums, n: sums / n, 0.0, period=None).state
+    4.5
+    """
+    if not len(shards):
+        raise ValueError("proactive needs at least one shard")
+    if period is not None and period != "auto" and not 0 <= float(period) < math.inf:
+        raise ValueError(f'period is "auto", None or seconds, not {period!r}')
+    if int(block) < 1:
+        raise ValueError(f"a block has at least one row, not {block}")
+    if not passes > 0:
+        raise ValueError(f"passes must be above 0, not {passes}")
+    job = _Job(partial, update, state, period, int(block), float(tol), float(passes), states)
+    try:
+        cluster = current()
+    except ClosedError:
+        return _inline(job, shards)
+    return _on_cluster(cluster, job, shards)
+
+
+class _Rows:
+    """The rows of a rank in blocks, and the latest sums of each block."""
+
+    def __init__(self, job: _Job, shards: Sequence[Any]) -> None:
+        self._job = job
+        self._blocks = [one for shard in shards for one in _blocks(shard, job.block)]
+        self._shapes: list[tuple[int, ...]] | None = None  # None: `sums` is an array itself
+        self._single = True
+        self._latest: Array | None = None  # a row for each block: sums, loss, rows
+        self._total = np.zeros(0)
+        self._next = 0
+        self.count = sum(rows for rows, _ in self._blocks)
+        self.processed = 0  # rows since the last collection
+        self.current = 0  # blocks visited since the last change of the state
+
+    def visit(self, state: Any) -> None:
+        """Replaces the sums of the next block."""
+        rows, values = self._blocks[self._next]
+        loss, sums = self._job.partial(state, values)
+        self._single = not isinstance(sums, tuple)
+        arrays = [np.asarray(one) for one in ((sums,) if self._single else sums)]
+        flat = np.concatenate([*(one.ravel() for one in arrays), [loss, rows]], dtype=np.float64)
+        if self._latest is None:
+            self._shapes = [one.shape for one in arrays]
+            self._latest = np.zeros((len(self._blocks), flat.size))
+            self._total = np.zeros(flat.size)
+        elif [one.shape for one in arrays] != self._shapes:
+            raise ValueError(
+                f"partial returned sums of shapes {[one.shape for one in arrays]} after "
+                f"{self._shapes}: all blocks must have the same"
+            )
+        self._total += flat - self._latest[self._next]
+        self._latest[self._next] = flat
+        self.processed += rows
+        self.current += 1
+        self._next = (self._next + 1) % len(self._blocks)
+        if self._next == 0:  # rounding errors of the differences end here
+            self._total = self._latest.sum(axis=0)
+
+    def total(self) -> Array:
+        """The sums, the loss and the number of rows of all blocks visited so far."""
+        return self._total
+
+    def shape_like(self, state: Any) -> int:
+        """The length of `total`, found out with a block if none was visited yet."""
+        if self._latest is None:
+            self.visit(state)
+            self._clear()
+        return self._total.size
+
+    def _clear(self) -> None:
+        assert self._latest is not None
+        self._latest[:] = 0.0
+        self._total = np.zeros_like(self._total)
+        self._next = self.processed = self.current = 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all blocks were visited at this state: another visit would change nothing."""
+        return self.current >= len(self._blocks)
+
+    def unflatten(self, flat: Array) -> Sums:
+        """The sums as `partial` returned them."""
+        assert self._shapes is not None
+        ends = list(itertools.accumulate(math.prod(shape) for shape in self._shapes))
+        parts = np.split(flat[: ends[-1]], ends[:-1])
+        arrays = tuple(part.reshape(s) for part, s in zip(parts, self._shapes, strict=True))
+        return arrays[0] if self._single else arrays
+
+
+def _blocks(shard: Any, block: int) -> Iterator[tuple[int, Any]]:
+    """(rows, values) of each block of a shard. A block has rows from all over the shard, so that
+    the first update of sorted rows is not one of a single class."""
+    several = isinstance(shard, tuple)
+    arrays = [np.asarray(one) for one in (shard if several else (shard,))]
+    lengths = {one.shape[0] if one.ndim else 0 for one in arrays}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(f"a shard has rows, in all of its arrays as many: not {sorted(lengths)}")
+    count = -(-lengths.pop() // block)
+    for begin in range(count):
+        parts = tuple(one[begin::count] for one in arrays)
+        yield len(parts[0]), parts if several else parts[0]
+
+
+class _Control:
+    """Decides, equally on all ranks, how long to accumulate and when to stop."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+        self.rounds = 0
+        self.rows = 0
+        self.passes = 0.0
+        self.seconds = 0.0
+        self.loss = math.inf
+        self.done = self.converged = False
+        self.history: list[tuple[float, float, Any]] = []
+        self._checked = (0.0, math.inf)  # passes and loss at the last look for convergence
+        self._search = _Search() if job.period == "auto" else None
+
+    @property
+    def period(self) -> float | None:
+        """Seconds until the next collection begins; None: until a pass is over."""
+        return self._search.period if self._search is not None else self._job.period  # type: ignore[return-value]
+
+    def advance(
+        self, loss: float, of: float, there: float, processed: float, complete: bool = True
+    ) -> None:
+        """After an update. loss, of: of the rows in the totals. there: rows of all ranks that took
+        part. complete: no rank was missing. While one is, passes do not count, and nothing ends."""
+        self.rounds += 1
+        self.loss = loss / of
+        self.rows += round(processed)
+        if not complete:
+            self._checked = (self.passes, math.inf)
+            return
+        self.passes += processed / there
+        last_passes, last_loss = self._checked
+        if of < there:
+            return
+        if self.passes >= last_passes + 1 - EPSILON:
+            self.converged = last_loss - self.loss < self._job.tol
+            self._checked = (self.passes, self.loss)
+        self.done = self.converged or self.passes >= self._job.passes - EPSILON
+
+    def pace(self, whole: bool, elapsed: float, collecting: float, block: float) -> None:
+        """Means over the ranks: seconds of the round, of its collection, of a block."""
+        self.seconds += elapsed
+        if self._search is not None:
+            self._search.advance(self.loss if whole else math.inf, elapsed, collecting, block)
+
+    def note(self, state: Any) -> None:
+        kept = state if self._job.states else None
+        self.history.append((float(self.seconds), float(self.loss), kept))
+
+    def result(self, state: Any, period: float | None) -> ProactiveResult:
+        period = None if period is None else float(period)
+        loss, passes, converged = float(self.loss), float(self.passes), bool(self.converged)
+        return ProactiveResult(
+            state, loss, self.rows, passes, self.rounds, period, converged, tuple(self.history)
+        )
+
+
+class _Search:
+    """Finds the period with the most progress per second among block times 2 ** level.
+
+    Progress slows down by itself, so a candidate is compared with the mean of the windows before
+    and after it."""
+
+    def __init__(self) -> None:
+        self.level = -1  # of the best period known
+        self._trial: int | None = None  # the level that is compared with it
+        self._step = 1
+        self._failed = 0  # directions in which no better level was found
+        self._block = 0.0
+        self._windows: list[float] = []
+        self._left = WINDOW
+        self._begin = (math.inf, 0.0)  # loss and time at the begin of the window
+        self._at = 0.0
+
+    @property
+    def period(self) -> float:
+        level = self.level if self._trial is None else self._trial
+        return self._block * 2.0 ** max(level, 0)
+
+    def advance(self, loss: float, elapsed: float, collecting: float, block: float) -> None:
+        """After a collection; loss: inf before all rows are in the totals."""
+        self._at += elapsed
+        if self.level < 0:
+            self._block = block
+            ratio = max(collecting, block) / max(block, 1e-9)
+            self.level = min(FIRST_LEVEL_MAX, round(math.log2(ratio)))
+        if math.isinf(loss) or math.isinf(self._begin[0]):
+            self._begin = (loss, self._at)
+            return
+        self._left -= 1
+        if self._left > 0:
+            return
+        self._windows.append((self._begin[0] - loss) / max(self._at - self._begin[1], 1e-9))
+        self._begin, self._left = (loss, self._at), WINDOW
+        self._decide()
+
+    def _decide(self) -> None:
+        if self._trial is not None:  # this window was the candidate's
+            self._trial = None
+            return
+        if len(self._windows) >= 3:
+            before, candidate, after = self._windows[-3:]
+            if candidate > BETTER * (before + after) / 2:
+                self.level, self._failed = self.level + self._step, 0
+                # The windows so far belong to other levels than the one to be compared next.
+                self._windows = []
+                return
+            self._step, self._failed = -self._step, self._failed + 1
+            self._windows = self._windows[-1:]
+            if self._failed >= 2:
+                self._left, self._failed, self._windows = SETTLED, 0, []
+                return
+        level = self.level + self._step
+        if 0 <= level <= LEVELS:
+            self._trial = level
+        else:
+            self._step, self._windows = -self._step, []
+
+
+def _inline(job: _Job, shards: Sequence[Any]) -> ProactiveResult:
+    """All ranks in this process: there is nothing to collect, so nothing to wait for."""
+    rows, control, state = _Rows(job, shards), _Control(job), job.state
+    while not control.done:
+        begun = time.perf_counter()
+        rows.visit(state)
+        while job.period is None and rows.processed < rows.count:
+            rows.visit(state)
+        loss, of = rows.total()[-2:]
+        state = job.update(state, rows.unflatten(rows.total()), round(of))
+        control.advance(loss, of, rows.count, rows.processed)
+        control.seconds += time.perf_counter() - begun
+        control.note(state)
+        rows.processed = 0
+    return control.result(state, None if job.period is None else 0.0)
+
+
+def _on_cluster(cluster: Any, job: _Job, shards: Sequence[Any]) -> ProactiveResult:
+    """One task for each rank. All ranks that end return the same."""
+    name, size = f"proactive-{uuid.uuid4().hex}", len(shards)
+    held = cluster.put(job)
+    members = [
+        cluster.submit(_member, name, size, rank, held, shard) for rank, shard in enumerate(shards)
+    ]
+    try:
+        # A rank that was replaced after the others' end would wait for them in vain.
+        first = next(iter(as_completed(members)))
+        found: ProactiveResult = first.result()
+        cluster.wait(members, timeout=LAST_S)
+        return found
+    finally:
+        for member in members:
+            member.cancel(force=True)
+
+
+def _member(name: str, size: int, rank: int, job: _Job, shard: Any) -> ProactiveResult:
+    """A rank, in a task."""
+    with current().group(name, size, rank) as group:
+        return _Member(group, job, shard).run()
+
+
+class _Member:
+    """One rank: accumulates, collects, and updates its copy of the state."""
+
+    def __init__(self, group: Group, job: _Job, shard: Any) -> None:
+        self._group, self._job = group, job
+        self._rows = _Rows(job, [shard])
+        self._control, self._state = _Control(job), job.state
+        self._width = self._rows.shape_like(job.state)
+        self._collecting_s = self._block_s = 0.0
+        self._collected = time.monotonic()
+
+    def run(self) -> ProactiveResult:
+        self._collect(overlap=False)  # a replaced rank gets the state before it computes
+        self._collecting_s = 0.0  # this one has waited for the ranks to start
+        while not self._control.done:
+            self._accumulate(self._control.period)
+            self._collect(overlap=self._job.period is not None)
+        return self._control.result(self._state, self._control.period)
+
+    def _accumulate(self, period: float | None) -> None:
+        """At least one block."""
+        begun, visited = time.monotonic(), 0
+        while True:
+            self._rows.visit(self._state)
+            visited += 1
+            passed = time.monotonic() - begun
+            if self._rows.exhausted or (period is not None and passed >= period):
+                break
+        self._block_s = passed / visited
+
+    def _collect(self, *, overlap: bool) -> None:
+        """One allreduce of totals, then the update. overlap: computes meanwhile."""
+        begun = time.monotonic()
+        processed, self._rows.processed = self._rows.processed, 0
+        rounds = np.zeros(self._group.size)
+        rounds[self._group.rank] = self._control.rounds + 1
+        elapsed = begun - self._collected
+        about = [self._rows.count, processed, elapsed, self._collecting_s, self._block_s]
+        given = np.concatenate([self._rows.total(), about, rounds])
+        if overlap:
+            future = self._group.allreduce_async(given)
+            while not (future.done() or self._rows.exhausted):
+                self._rows.visit(self._state)
+            total = future.result()
+        else:
+            total = self._group.allreduce(given)
+        self._collected = time.monotonic()
+        self._collecting_s = self._collected - begun
+        self._apply(total[: self._width], total[self._width :])
+        self._rows.current = 0
+
+    def _apply(self, sums: Array, about: Array) -> None:
+        """The update. Ranks that have missed updates get the state from the first one that has
+        made all of them."""
+        there, processed, elapsed, collecting, block = about[:5]
+        rounds, ranks = about[5:], self._group.contributors
+        newest = rounds.max()
+        behind = [rank for rank in ranks if rounds[rank] < newest]
+        leader = next(rank for rank in ranks if rounds[rank] == newest)
+        if self._group.rank in behind:
+            self._receive(leader)
+            return
+        loss, of = sums[-2:]
+        if of > 0:
+            self._state = self._job.update(self._state, self._rows.unflatten(sums), round(of))
+            complete = len(ranks) == self._group.size
+            self._control.advance(loss, of, there, processed, complete)
+            seconds = np.array([elapsed + collecting, collecting, block]) / len(ranks)
+            self._control.pace(complete and of >= there, *seconds)
+            self._control.note(self._state)
+        if self._group.rank == leader:
+            for rank in behind:
+                self._send(rank)
+
+    def _send(self, rank: int) -> None:
+        try:
+            self._group.send((self._state, self._control), rank, STATE_TAG)
+        except PeerLostError:  # it has died again
+            return
+
+    def _receive(self, leader: int) -> None:
+        """If the leader dies, the next collection has another one."""
+        try:
+            self._state, self._control = self._group.recv(leader, STATE_TAG)
+        except PeerLostError:
+            return
