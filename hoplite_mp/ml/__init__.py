@@ -19,6 +19,7 @@ if _TYPE_CHECKING:
     from hoplite_mp.ml._feedback import Feedback as Feedback
     from hoplite_mp.ml._gossip import Gossip as Gossip
     from hoplite_mp.ml._linucb import FedLinUCB as FedLinUCB
+    from hoplite_mp.ml._linucb import LinUCBServer as LinUCBServer
     from hoplite_mp.ml._ordered import ordered_reduce as ordered_reduce
     from hoplite_mp.ml._proactive import ProactiveResult as ProactiveResult
     from hoplite_mp.ml._proactive import proactive as proactive
@@ -47,6 +48,7 @@ else:
         "GroupBy": "hoplite_mp.ml.group_by",
         "KMeans": "hoplite_mp.ml._clustering",
         "Krum": "hoplite_mp.ml.robust",
+        "LinUCBServer": "hoplite_mp.ml._linucb",
         "Logistic": "hoplite_mp.ml.group_by",
         "LogisticModel": "hoplite_mp.ml.group_by",
         "Median": "hoplite_mp.ml.robust",
@@ -85,6 +87,7 @@ __all__ = [
     "GroupBy",
     "KMeans",
     "Krum",
+    "LinUCBServer",
     "Logistic",
     "LogisticModel",
     "Median",
