@@ -1,7 +1,7 @@
-"""Hosts of one process: whole nodes, lines between them that deliver when pumped, and a planner.
+"""Several whole nodes in one process, with a planner as their manager.
 
-The planner gets what the nodes tell their manager, and its words about owners come back. Bytes of
-copies come when the test says so, by `Side.bring`: no engine moves anything.
+The planner receives the messages of the nodes to their manager, and its messages about owners are
+delivered. No engine moves bytes: a test delivers copies by `Side.bring`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BIG = np.arange(40_000, dtype=np.float64)
 
 
 class Side(NodeHarness):
-    """One host. Its one worker, the `party`, sends tasks, too."""
+    """One host. The client of its one worker, `party`, also submits tasks."""
 
     network: Network
 
@@ -77,7 +77,7 @@ class Side(NodeHarness):
         self.fetching.pop(oid, None)
 
     def bring(self) -> None:
-        """What is being fetched comes from the first holder that has it; without one it is lost."""
+        """Copies each requested object from its first living holder; without one it is lost."""
         for oid, remote in list(self.fetching.items()):
             sides = [self.network.nodes[holder] for holder in remote.holders]
             living = [side for side in sides if side.host_id not in self.network.dead]
@@ -91,12 +91,12 @@ class Side(NodeHarness):
             self.replicas.tell(remote.object, remote.nbytes)
 
     def copy_of(self, remote: RemoteObject) -> Any:
-        """What this host has of it; an int is the header's state."""
+        """The bytes of the object here, or the state of its header as an int."""
         here = self.imports.by_object.get(remote.object)
         return self.node.view(self.imports.own(remote.object) if here is None else here.oid)
 
     def keep(self, object_id: bytes, source: Side) -> None:
-        """A collective places a copy here."""
+        """Places a replica here, as a collective does."""
         mem = memoryview(source.node.view(source.imports.own(object_id)))  # type: ignore[arg-type]
         payload = self.store.lease(mem.nbytes, 0)
         assert payload is not None
@@ -111,7 +111,7 @@ class Side(NodeHarness):
         return ids.pack_id(self.host_id, hold.oid), hold
 
     def pending(self) -> tuple[bytes, Any]:
-        """A task that the party has sent and that runs."""
+        """A running task of the party."""
         oid = self.party.new(KIND_TASK, STATE["CLAIMED"], self.party.slot, COMMON)
         return ids.pack_id(self.host_id, oid), self.party.hold(oid, False)
 
@@ -121,7 +121,7 @@ class Side(NodeHarness):
     def submit(
         self, args: tuple[Any, ...] = (), *, holds: Any = (), retries: int = 3, **options: Any
     ) -> int:
-        """A task of the party. Its function is an object as any other here."""
+        """Submits a task of the party. Its function is an ordinary object."""
         _, function = self.put("the function")
         call = _serialize.encode_call(args, {}).tobytes()
         hold = self.worker.submit(function=function.oid, args=call, retries=retries, **options)
@@ -133,12 +133,12 @@ class Side(NodeHarness):
         return self.worker.next()
 
     def complete(self, oid: int, value: Any) -> None:
-        """The result of that task."""
+        """Sets the result of that task, or discards it if the task was cancelled."""
         self.worker.finish(oid, value, settles=True)
 
     def hold(self, object_id: bytes) -> list[Any]:
-        """Asks the node for a foreign object; the holds of the process are in the list when the
-        answer has come."""
+        """Requests an object of another host. The list gets the party's hold when the owner has
+        answered."""
         found: list[Any] = []
 
         def done(holds: list[Any]) -> None:
@@ -148,11 +148,11 @@ class Side(NodeHarness):
         return found
 
     def value(self, hold: Any) -> Any:
-        """What the party reads; a state's name if there is no value."""
+        """The value that the party reads, or the name of the header's state."""
         return self.worker.value(hold.oid)
 
     def read(self, hold: Any) -> Any:
-        """What a process of this host gets; waits for what is fetched or made again."""
+        """The value, after it was fetched or computed again if necessary."""
         if self.node.state(hold.oid) == STATE["SPILLED"]:
             assert self.remote_objects.want(hold.oid, lambda: None)
             self.network.settle()
@@ -163,7 +163,7 @@ class Side(NodeHarness):
     # -- actors --------------------------------------------------------------------------------
 
     def begin(self, setup: bytes, **wanted: Any) -> bytes:
-        """An actor on this host; its identity. `held` is the hold of the process that made it."""
+        """Starts an actor on this host; returns its identity. `held` is the hold of its creator."""
         (hold,) = self.hold(setup)
         options: dict[str, Any] = {
             "class_name": "Counter", "name": "", "restarts": 2, "get_if_exists": False,
@@ -180,11 +180,11 @@ class Side(NodeHarness):
         return int(self.answer(self.party.slot, BindActor(hold.oid, there, 2, retries, ())).value)
 
     def ask_restarts(self, hold: Any) -> None:
-        """The answer is among the replies."""
+        """Requests the number of restarts; the answer is among the replies."""
         self.ask(self.party.slot, ActorRestarts(hold.oid))
 
     def actor(self, identity: bytes) -> Any:
-        """As this host has it; None: it is another's."""
+        """The actor's record on this host; None: it runs on another host."""
         return self.parts.actors.by_identity.get(self.imports.own(identity))
 
     @property
@@ -194,7 +194,7 @@ class Side(NodeHarness):
 
 
 class Network(HarnessNetwork):
-    """Hosts with a planner. No host sends tasks to another one before `set_runners`."""
+    """Hosts with a planner. `set_runners` lets a host send tasks to others."""
 
     node_class = Side
     nodes: list[Side]
@@ -202,8 +202,8 @@ class Network(HarnessNetwork):
     def __init__(self, size: int) -> None:
         self.planner = Planner()
         self.members: dict[int, Member] = {}  # the living ones
-        self.held_back: list[tuple[int, Any]] | None = None  # words of the manager
-        self.no_manager = True  # what it is told is lost
+        self.held_back: list[tuple[int, Any]] | None = None  # messages of the manager
+        self.no_manager = True  # messages to the manager are lost
         for number in range(size):
             self.members[number] = self.member(number)
             self.planner.step(NodeJoined(1000 + number, 0, 2), 0.0)
@@ -214,7 +214,7 @@ class Network(HarnessNetwork):
         return member(number, 0, stays=True)
 
     def set_runners(self, sender: Side, *runners: Side, workers: int = 1) -> None:
-        """That host may send tasks to these."""
+        """Lets the host send tasks to these."""
         for side in runners:
             if side is not sender:
                 sender.outbound_tasks.set_runner(side.host_id, side.number, workers)
@@ -231,7 +231,7 @@ class Network(HarnessNetwork):
                 self.say([(number, answer)])
 
     def say(self, held: list[tuple[int, Any]]) -> None:
-        """Words of the manager come, perhaps such that were held back."""
+        """Delivers messages of the manager."""
         for number, answer in held:
             if number in self.members:
                 self.nodes[number].from_manager(answer)
@@ -239,9 +239,9 @@ class Network(HarnessNetwork):
     def restart_manager(
         self, meanwhile: Callable[[], object] = lambda: None, own: int | None = None
     ) -> None:
-        """Another one, which knows what the nodes tell it. meanwhile: called when all have said
-        what they know, before any of them is admitted. own: the node of its host; None: the first
-        that lives."""
+        """Starts a new manager, which knows only the reports of the nodes. meanwhile: called when
+        all nodes have reported, before any is admitted. own: the node of the manager's host; None:
+        the first living one."""
         self.no_manager = False
         own = self.living[0].number if own is None else own
         self.planner = Planner(again=True, own=own)
@@ -255,7 +255,7 @@ class Network(HarnessNetwork):
         self.admit()
 
     def admit(self) -> None:
-        """Another manager lets in all that live."""
+        """The new manager admits all living nodes."""
         for side in self.living:
             members = tuple(self.members.values())
             side.from_manager(NodeAdmitted(side.number, 0, members, len(self.nodes)))
@@ -265,27 +265,27 @@ class Network(HarnessNetwork):
         self.to_manager(NodeReturned(side.number, 0, len(self.nodes), members))
 
     def lose(self, side: Side, report: bool = True) -> None:
-        """That host dies; the others learn of it, then the manager, then all of that."""
+        """The host dies. The others notice, then the manager, which reports it to them."""
         self.notice(side)
         self.to_manager(NodeLost(side.number, 0))
         if report:
             self.report(side)
 
     def notice(self, side: Side) -> None:
-        """That host dies; the others learn of it, and not from the manager."""
+        """The host dies. The others notice before the manager does."""
         self.dead.add(side.host_id)
         gone = self.members.pop(side.number)
         for other in self.living:
             other.cluster.lost(gone)
 
     def report(self, side: Side) -> None:
-        """The manager's word of that death has come to all."""
+        """The manager reports the death to all others."""
         for other in self.living:
             other.from_manager(MembersChanged((), (side.number,)))
 
     def back(self, side: Side) -> None:
-        """That host, which the others take for dead, has lived all the time and has the next
-        manager; so it is a member again."""
+        """A host that was declared dead is alive and runs the next manager, so it is a member
+        again."""
 
         def lives() -> None:
             self.dead.remove(side.host_id)
@@ -298,12 +298,12 @@ class Network(HarnessNetwork):
         self.say(held)
 
     def pass_time(self) -> None:
-        """Every timer that waits is called once."""
+        """Calls each pending timer once."""
         for side in self.living:
             side.loop.call_all()
 
     def settle(self, rounds: int = 6) -> None:
-        """Messages, timers and fetched bytes, until nothing new can be expected."""
+        """Delivers messages, timers and copies until nothing is under way."""
         for _ in range(rounds):
             self.pump()
             for side in self.living:
@@ -326,7 +326,7 @@ def remote_hold(network: Network, side: Side, object_id: bytes) -> list[Any]:
 
 
 def run_one(network: Network, value: Any) -> Side | None:
-    """The one task that has been sent somewhere is run there; None: none has."""
+    """Runs the one task that a host has received; returns the host, or None without a task."""
     network.pump()
     for side in network.living:
         task = side.take_task()
@@ -338,7 +338,7 @@ def run_one(network: Network, value: Any) -> Side | None:
 
 
 def submit_and_run(network: Network, value: Any, *args: Any, **options: Any) -> tuple[int, Side]:
-    """A task of host 0 that another host runs: its id, and that host."""
+    """Runs a task of host 0 on another host; returns its id and that host."""
     sender = network.living[0]
     oid = sender.submit(args, holds=[arg for arg in args if isinstance(arg, ObjectRef)], **options)
     runner = run_one(network, value)
@@ -350,7 +350,7 @@ def submit_and_run(network: Network, value: Any, *args: Any, **options: Any) -> 
 
 
 def drop_arguments(side: Side, oid: int) -> None:
-    """What a submitter does when its task is done."""
+    """Releases the arguments of a task that is done, as its submitter does."""
     side.submitted[oid] = side.submitted[oid][:1]
     side.party.collect()
 
@@ -360,7 +360,7 @@ def is_absent(side: Side, oid: int) -> bool:
 
 
 def assert_nothing_kept(network: Network) -> None:
-    """When nobody holds anything, nothing is kept: no lineage, no bytes, no header."""
+    """Once nobody holds anything, no lineage, bytes or headers are kept."""
     for side in network.living:
         side.submitted.clear()
         side.party.collect()
