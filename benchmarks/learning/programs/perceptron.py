@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -19,7 +20,7 @@ class Perceptron:
     """784-1000-450-10 with ReLU, a softmax and cross entropy."""
 
     def __init__(self, seed: int = 0) -> None:
-        shapes = [one for a, b in zip(LAYERS, LAYERS[1:], strict=False) for one in ((a, b), (b,))]
+        shapes = [one for a, b in itertools.pairwise(LAYERS) for one in ((a, b), (b,))]
         sizes = [int(np.prod(shape)) for shape in shapes]
         self.flat = np.zeros(sum(sizes), np.float32)
         self.grad = np.zeros_like(self.flat)
