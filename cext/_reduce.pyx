@@ -277,7 +277,7 @@ def all_finite(dtype: str, source: int, count: int) -> bool:
     return finite != 0
 
 
-cdef class _Bytes:
+cdef class _HeldBuffer:
     """The memory of a contiguous buffer, held until this object goes."""
 
     cdef Py_buffer view
@@ -305,8 +305,8 @@ def add_pairs(pairs, into, factor: float = 1.0) -> None:
 
     into: float32. An index outside raises ValueError, and nothing is added.
     """
-    cdef _Bytes source = _Bytes(pairs)
-    cdef _Bytes target = _Bytes(into, PyBUF_WRITABLE)
+    cdef _HeldBuffer source = _HeldBuffer(pairs)
+    cdef _HeldBuffer target = _HeldBuffer(into, PyBUF_WRITABLE)
     cdef size_t number = source.count(CODES_PAIR_BYTES, "pairs")
     cdef size_t size = target.count(sizeof(float), "into")
     cdef float times = factor
@@ -319,7 +319,7 @@ def add_pairs(pairs, into, factor: float = 1.0) -> None:
         raise ValueError(f"pair {outside} of {number} has an index that is not below {size}")
 
 
-cdef int check_blocks(size_t block, size_t count, _Bytes scales, _Bytes codes) except -1:
+cdef int check_blocks(size_t block, size_t count, _HeldBuffer scales, _HeldBuffer codes) except -1:
     """Scales and codes have the sizes that belong to `count` elements in such blocks."""
     cdef size_t blocks = 0
     if block < 1:
@@ -335,9 +335,9 @@ cdef int check_blocks(size_t block, size_t count, _Bytes scales, _Bytes codes) e
 
 def quantise(values, scales, codes, block: int, levels: int = CODES_LEVELS_MAX) -> None:
     """Fills `scales` (float32, one for each block) and `codes` (int8), without the GIL."""
-    cdef _Bytes source = _Bytes(values)
-    cdef _Bytes scale = _Bytes(scales, PyBUF_WRITABLE)
-    cdef _Bytes code = _Bytes(codes, PyBUF_WRITABLE)
+    cdef _HeldBuffer source = _HeldBuffer(values)
+    cdef _HeldBuffer scale = _HeldBuffer(scales, PyBUF_WRITABLE)
+    cdef _HeldBuffer code = _HeldBuffer(codes, PyBUF_WRITABLE)
     cdef size_t count = source.count(sizeof(float), "values")
     cdef size_t width = block
     cdef int most = levels
@@ -351,9 +351,9 @@ def quantise(values, scales, codes, block: int, levels: int = CODES_LEVELS_MAX) 
 
 def add_quantised(codes, scales, into, block: int, factor: float = 1.0) -> None:
     """into[i] += factor * (scale of the block * codes[i]), into float32, without the GIL."""
-    cdef _Bytes code = _Bytes(codes)
-    cdef _Bytes scale = _Bytes(scales)
-    cdef _Bytes target = _Bytes(into, PyBUF_WRITABLE)
+    cdef _HeldBuffer code = _HeldBuffer(codes)
+    cdef _HeldBuffer scale = _HeldBuffer(scales)
+    cdef _HeldBuffer target = _HeldBuffer(into, PyBUF_WRITABLE)
     cdef size_t count = target.count(sizeof(float), "into")
     cdef size_t width = block
     cdef float times = factor

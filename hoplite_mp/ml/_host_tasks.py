@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-import hoplite_mp
 from hoplite_mp import errors
+from hoplite_mp._api.cluster import current
+from hoplite_mp._client.completions import as_completed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,7 +81,7 @@ class ClusterTasks:
     def watch(self, future: Any) -> None:
         self._watched.add(future)
         if self._completions is None:
-            self._completions = hoplite_mp.as_completed([future])
+            self._completions = as_completed([future])
         else:
             self._completions.add(future)
 
@@ -89,7 +90,7 @@ class ClusterTasks:
             try:
                 future = next(self._completions)
             except StopIteration:  # a watched Future was added after the end of the iterator
-                self._completions = hoplite_mp.as_completed(list(self._watched))
+                self._completions = as_completed(list(self._watched))
                 continue
             if future in self._watched:
                 self._watched.remove(future)
@@ -170,7 +171,7 @@ def _resolved(value: Any) -> Any:
 def host_tasks() -> HostTasks:
     """Of the current cluster, or else of the calling process."""
     try:
-        return ClusterTasks(hoplite_mp.current())
+        return ClusterTasks(current())
     except errors.ClosedError:
         return InlineTasks()
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import hoplite_mp
+from hoplite_mp._client.futures import Future
+from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp.ml._group_by_parts import Parts, split_rows
 from hoplite_mp.ml._group_by_strategies import STRATEGIES, Problem, estimate, fit
 from hoplite_mp.ml._host_tasks import ClusterTasks, host_tasks
@@ -271,5 +272,5 @@ def _parts_of(tasks: Any, x: Any, y: Any, groups: Any) -> tuple[list[Any], list[
 
 
 def _is_refs(value: Any) -> bool:
-    kinds = hoplite_mp.ObjectRef, hoplite_mp.Future
+    kinds = ObjectRef, Future
     return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], kinds)
