@@ -179,7 +179,8 @@ DEATHS = [(ml.TopK(0.1), "alltoall"), (ml.TopK(0.1), "allgather"), (ml.PowerSGD(
 def test_a_rank_killed_inside_a_call_counts_in_no_result(
     cluster: Cluster, compressor: Any, kind: str, victim: int
 ) -> None:
-    """Without the owners' residuals, which go with the change: these grads leave none there."""
+    """And the survivors' results, residuals and owners' residuals are all that they have given
+    since then."""
     shape, steps = (3, 30), 6
 
     def member(rank: int, name: str) -> Any:
@@ -189,10 +190,9 @@ def test_a_rank_killed_inside_a_call_counts_in_no_result(
         feedback = ml.Feedback(group, compressor)
         found = []
         for grad in gradients(5, rank, steps, shape):
-            # The same signs everywhere, and one stripe: what owners keep is told at each step.
-            found.append((feedback.allreduce("w", grad, "sum"), feedback.contributors))
+            total = feedback.allreduce("w", grad, "sum")
             owned = feedback._streams["w"].owned
-            found[-1] += (np.zeros(1) if owned is None else owned, feedback.residual("w"))
+            found.append((total, feedback.contributors, owned, feedback.residual("w")))
         return found
 
     name = f"killed {kind} {victim}"
@@ -207,16 +207,12 @@ def test_a_rank_killed_inside_a_call_counts_in_no_result(
     died_at = contributors.index(tuple(survivors))
     assert contributors == [(0, 1, 2)] * died_at + [tuple(survivors)] * (steps - died_at)
     assert 1 <= died_at < steps
-    # From the death on: results, residuals and what owners keep are what the survivors gave.
     total = np.sum([one[0] for one in first[died_at:]], axis=0, dtype=float).reshape(-1)
-    at_first = {}
-    for rank in survivors:
-        kept = found[rank][-1][3].astype(float)
-        at_first[rank] = found[rank][died_at - 1][3]
-        if kind != "allreduce":
-            where = np.array_split(np.arange(90), 2)[survivors.index(rank)]
-            kept[where] += found[rank][-1][2]
-        total += kept - at_first[rank]
+    for at, rank in enumerate(survivors):
+        _, _, owned, residual = found[rank][-1]
+        total += residual.astype(float) - found[rank][died_at - 1][3]
+        if owned is not None:
+            total[np.array_split(np.arange(90), 2)[at]] += owned
     expected = sum(gradients(5, rank, steps, shape)[died_at:].sum(0, float) for rank in survivors)
     np.testing.assert_allclose(total, np.reshape(expected, -1), atol=1e-4)
 
