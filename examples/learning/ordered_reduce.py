@@ -33,7 +33,7 @@ with hoplite_mp.Cluster(workers=2) as c:
     ends = (np.cumsum(shares / shares.sum()) * len(rest)).astype(int)
     shards = [c.put(one) for one in np.split(rest, ends[:-1])]
     weights, sent, nbytes = np.zeros((64, 10)), 0, 0
-    for step in range(STEPS):
+    for _ in range(STEPS):
         grads = [c.submit(gradient, weights, shard) for shard in shards]
         norms = [c.submit(np.linalg.norm, grad) for grad in grads]
         total = ml.ordered_reduce(grads, norms, xi=0.25)
