@@ -22,9 +22,9 @@ class Examples(Directive):
             name = path.relative_to(FOLDER).as_posix()
             text = path.read_text()
             question, _, rest = (ast.get_docstring(ast.parse(text)) or "").partition("\n")
-            section = nodes.section(
-                ids=["-".join(path.relative_to(FOLDER).with_suffix("").parts).replace("_", "-")]
-            )
+            name = path.relative_to(FOLDER)
+            ids = "-".join(name.with_suffix("").parts).replace("_", "-")
+            section = nodes.section(ids=[ids])
             section += nodes.title(text=question)
             section += nodes.paragraph("", "", nodes.literal(text=f"examples/{name}"))
             for part in rest.strip().split("\n\n"):

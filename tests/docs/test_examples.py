@@ -12,9 +12,8 @@ import pytest
 from tests.support.documents import run_file
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = sorted(
-    path for folder in ("", "learning") for path in (ROOT / "examples" / folder).glob("*.py")
-)
+FOLDERS = ROOT / "examples", ROOT / "examples" / "learning"
+EXAMPLES = sorted(path for folder in FOLDERS for path in folder.glob("*.py"))
 LINES_MAX = 80
 
 
