@@ -128,7 +128,7 @@ def measure(quick: bool) -> Outcome:
         {
             "data": "Fashion-MNIST", "model": "784-100-10, float32",
             "bytes of the model": found["equal", "reliable"]["bytes"],
-            "hosts": HOSTS, "bandwidth": RATE, "batch": "2 steps of 64 a round and host",
+            "hosts": HOSTS, "bandwidth": RATE, "batch": "4 steps of 64 a round and host",
             "narrow": f"{SLOW_PAIRS} of 28 paths at {NARROW}, other ones every {CHANGE_S:g} s",
             "deadline": f"{DEADLINE_S:g} s", "seed": 0,
         },

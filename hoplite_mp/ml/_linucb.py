@@ -104,7 +104,7 @@ class FedLinUCB:
     >>> agent = ml.FedLinUCB(2, server=ml.LinUCBServer(2))
     >>> arms = np.array([[1.0, 0.0], [0.0, 1.0]])
     >>> for _ in range(100):
-    ...     agent.update(reward=float(agent.choose(arms) == 1))
+    ...     _ = agent.update(reward=float(agent.choose(arms) == 1))
     >>> agent.choose(arms), agent.messages < 40
     (1, True)
     """

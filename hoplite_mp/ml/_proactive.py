@@ -149,7 +149,7 @@ def proactive(
     >>> def partial(mean, rows):
     ...     return ((rows - mean) ** 2).sum(), rows.sum(axis=0)
     >>> shards = [np.arange(4.0), np.arange(4.0, 10.0)]
-    >>> ml.proactive(partial, shards, lambda mean, sums, n: sums / n, 0.0, period=None).state
+    >>> print(ml.proactive(partial, shards, lambda mean, sums, n: sums / n, 0.0).state)
     4.5
     """
     if not len(shards):

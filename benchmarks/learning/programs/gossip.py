@@ -9,7 +9,7 @@ from examples.applications import fashion_mnist, our_hosts
 from examples.applications.running import arguments, say
 from hoplite_mp import ml
 
-HIDDEN, BATCH, LOCAL_STEPS, RATE = 100, 64, 2, 0.05
+HIDDEN, BATCH, LOCAL_STEPS, RATE = 100, 64, 4, 0.1
 SHAPES = [
     (fashion_mnist.PIXELS, HIDDEN),
     (HIDDEN,),
