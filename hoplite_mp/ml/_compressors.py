@@ -276,8 +276,8 @@ def _check_size(found: int, expected: int) -> None:
 class Quantise(Compressor):
     """Sends integers of few bits, with one float32 scale for each block.
 
-    x becomes round(x / scale) with scale = max |x| / (2**(bits-1) - 1) over its block. Dettmers,
-    ICLR 2016 (8-bit approximations), with block-wise scales.
+    x becomes ``round(x / scale)``, with ``scale = max(abs(x)) / (2**(bits-1) - 1)`` in its block:
+    the 8-bit approximations of Dettmers, ICLR 2016, with a scale for each block.
 
     Parameters
     ----------

@@ -67,8 +67,6 @@ class Gossip:
         Ranks whose arrays were mixed in the last call.
     planned_ : tuple of int
         Ranks with which the next call will exchange arrays.
-    sent : int
-        Bytes of arrays sent so far.
 
     Raises
     ------
@@ -113,13 +111,18 @@ class Gossip:
         self.group, self.deadline, self.topology, self.seed = group, deadline, topology, seed
         self.partners_: tuple[int, ...] = ()
         self.planned_: tuple[int, ...] = ()
-        self.sent = 0
+        self._sent = 0
         self._round = -1  # of the next exchange; -1: this rank has not joined
         self._seconds = np.full(group.size, np.nan)  # of the last transfer from each rank
         self._age = np.full(group.size, np.inf)  # seconds since then
         self._recent = np.zeros((group.size, group.size))
         self._last = time.monotonic()
         self._late: list[tuple[int, int]] = []  # (rank, tag) of arrays that were not in time
+
+    @property
+    def sent(self) -> int:
+        """Bytes of arrays that this rank has sent so far."""
+        return self._sent
 
     def mix(self, x: Any) -> Array:
         """A weighted mean of this rank's array and those of its partners, a new array.
@@ -154,7 +157,7 @@ class Gossip:
         for partner in self.planned_:
             try:
                 self.group.send(given, partner, tag)
-                self.sent += given.nbytes
+                self._sent += given.nbytes
             except PeerLostError:
                 continue
         arrived: dict[int, Array] = {}
