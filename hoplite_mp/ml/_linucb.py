@@ -59,6 +59,9 @@ class FedLinUCB:
     determinant of its Gram matrix, with its own observations since then, is more than 1 + alpha
     times that of the downloaded one. Numbers are float64.
 
+    ``messages`` counts the messages to the server and from it, two for each exchange; ``sent`` and
+    ``received`` are the bytes of the arrays in them.
+
     Parameters
     ----------
     n_features : int
@@ -72,13 +75,6 @@ class FedLinUCB:
     server : Actor, LinUCBServer or None
         What `serve` returned, which all agents share; tasks may be given it. None: the agent is
         alone, and learns from its own observations by the same rule.
-
-    Attributes
-    ----------
-    messages : int
-        To the server and from it; an exchange has two.
-    sent, received : int
-        Bytes of the arrays in these messages.
 
     Raises
     ------
