@@ -171,7 +171,8 @@ def _add_simulate(commands: Commands) -> None:
         description="Simulates operations on many hosts in virtual time, with the real planner and "
         "node. Without faults: the time of each operation, a lower bound, and the cost for the "
         "manager. With --faults random: clusters, work and faults drawn from seeds, with every "
-        "value checked; exit code 1 if a check fails. The same seed gives the same run.",
+        "value checked; exit code 1 if a check fails. The same seed gives the same run. With "
+        "--topology: the time of an allreduce on links that do not form a star, for several plans.",
     )
     simulate.set_defaults(run=_lazy("hoplite_mp._cli.simulate", "simulate"))
     simulate.add_argument(
@@ -190,7 +191,21 @@ def _add_simulate(commands: Commands) -> None:
         help="comma-separated list of broadcast, get, reduce, allreduce, reduce_scatter, gather, "
         "allgather; default: the first five",
     )
-    simulate.add_argument("--bytes", metavar="SIZE", help="size of each source; default: 64MiB")
+    simulate.add_argument(
+        "--bytes", "--nbytes", metavar="SIZE", help="size of each source; default: 64MiB"
+    )
+    simulate.add_argument(
+        "--topology",
+        metavar="NAMES",
+        help="comma-separated list of torus:RxC, mesh:RxC, fattree:N, star:N; all links have "
+        "--rate, and each time step takes --latency in addition",
+    )
+    simulate.add_argument(
+        "--plan",
+        metavar="NAMES",
+        help="with --topology: comma-separated list of ring, two-way-ring, halving, twotree, "
+        "multitree, packed; default: all",
+    )
     simulate.add_argument(
         "--rate", metavar="RATE", help="rate of each host's link in each direction; default: 1Gbit"
     )

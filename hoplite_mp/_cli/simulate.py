@@ -15,6 +15,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from hoplite_mp._cli.table import format_seconds, table
+from hoplite_mp._planner.topologies import interconnect
+from hoplite_mp._planner.tree_schedules import PLANS, schedule_of
 from hoplite_mp._simulation.scale.scale import OPERATIONS, Size, coarseness, measure
 from hoplite_mp._version import __version__
 from hoplite_mp.config import parse_size
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from hoplite_mp._planner.topologies import Interconnect
     from hoplite_mp._simulation.runs import RunOutcome
     from hoplite_mp._simulation.scale.scale import ScaleRow
 
@@ -47,6 +50,10 @@ _SECONDS = re.compile(r"([0-9.eE+-]+) ?(us|µs|ms|s)?")
 def simulate(arguments: argparse.Namespace) -> int:
     """Runs the requested simulation, and shows the result. Returns the exit code."""
     try:
+        if arguments.topology is not None:
+            return _topologies(arguments)
+        if arguments.plan is not None:
+            raise ConfigError("--plan goes with --topology")
         if arguments.faults == "random":
             return _faults(arguments)
         return _scale(arguments)
@@ -180,7 +187,125 @@ def _size(nbytes: float) -> str:
     return f"{nbytes:.0f} B" if nbytes < 1000 else f"{nbytes / 1000:.3g} kB"
 
 
+# ---- an allreduce on other topologies
+
+
+@dataclasses.dataclass(frozen=True)
+class TopologyRow:
+    """The time of an allreduce with one plan, and its speed as a multiple of the rings' speeds."""
+
+    topology: str
+    plan: str
+    trees: int
+    blocks: int
+    steps: int
+    seconds: float
+    over_ring: float
+    over_two_way_ring: float
+
+
+def _topologies(arguments: argparse.Namespace) -> int:
+    for name in ("nodes", "operations", "block"):
+        if getattr(arguments, name) is not None:
+            raise ConfigError(f"--{name} does not go with --topology")
+    if arguments.faults != "none" or arguments.seeds != 1:
+        raise ConfigError("--faults and --seeds do not go with --topology")
+    plans = _plans(arguments.plan or ",".join(PLANS))
+    networks = _interconnects(arguments.topology)
+    nbytes = _bytes("bytes", arguments.bytes or DEFAULT_BYTES, BYTES_LEAST)
+    rate = _rate(arguments.rate or DEFAULT_RATE)
+    latency_s = _seconds(arguments.latency or DEFAULT_LATENCY)
+    try:
+        rows = [
+            row
+            for network in networks
+            for row in topology_rows(network, plans, nbytes, rate, latency_s)
+        ]
+    except ValueError as error:
+        raise ConfigError(f"--plan: {error}") from None
+    if arguments.json is not None:
+        content = {
+            "hoplite_mp": __version__,
+            "nbytes": nbytes,
+            "rate": rate,
+            "latency_s": latency_s,
+            "rows": [dataclasses.asdict(row) for row in rows],
+        }
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    print(
+        f"allreduce of {arguments.bytes or DEFAULT_BYTES}, links of "
+        f"{arguments.rate or DEFAULT_RATE}/s each way, "
+        f"{arguments.latency or DEFAULT_LATENCY} for each step"
+    )
+    print(show_topologies(rows))
+    return 0
+
+
+def topology_rows(
+    network: Interconnect, plans: Sequence[str], nbytes: int, rate: float, latency_s: float
+) -> list[TopologyRow]:
+    """The rows of the plans on one interconnect."""
+    seconds: dict[str, float] = {}
+    schedules = {}
+    for plan in dict.fromkeys(("ring", "two-way-ring", *plans)):
+        schedule = schedule_of(plan, network).with_best_blocks(nbytes, rate, latency_s)
+        schedules[plan] = schedule
+        seconds[plan] = schedule.seconds(nbytes, rate, latency_s)
+    return [
+        TopologyRow(
+            topology=network.name,
+            plan=plan,
+            trees=len(schedules[plan].trees),
+            blocks=schedules[plan].blocks,
+            steps=schedules[plan].steps,
+            seconds=seconds[plan],
+            over_ring=seconds["ring"] / seconds[plan],
+            over_two_way_ring=seconds["two-way-ring"] / seconds[plan],
+        )
+        for plan in plans
+    ]
+
+
+def show_topologies(rows: Sequence[TopologyRow]) -> str:
+    """The rows as a table."""
+    cells: list[tuple[str, ...]] = [
+        ("topology", "plan", "trees", "blocks", "steps", "time", "speed ÷", "speed ÷"),
+        ("", "", "", "a tree", "", "", "ring", "two-way ring"),
+    ]
+    cells += [
+        (
+            row.topology,
+            row.plan,
+            str(row.trees),
+            str(row.blocks),
+            str(row.steps),
+            format_seconds(row.seconds),
+            f"{row.over_ring:.2f}",
+            f"{row.over_two_way_ring:.2f}",
+        )
+        for row in rows
+    ]
+    return "\n".join(table(cells, right=range(2, 8)))
+
+
 # ---- options
+
+
+def _plans(text: str) -> list[str]:
+    found = [word.strip() for word in text.split(",")]
+    for word in found:
+        if word not in PLANS:
+            raise ConfigError(
+                f"--plan={text!r} is not allowed: {word!r} is none of {', '.join(PLANS)}"
+            )
+    return found
+
+
+def _interconnects(text: str) -> list[Interconnect]:
+    try:
+        return [interconnect(word.strip()) for word in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--topology: {error}") from None
 
 
 def _nodes(text: str, least: int, most: int) -> list[int]:

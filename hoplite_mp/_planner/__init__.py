@@ -9,6 +9,9 @@
            ▲
     planner_core  step_result                      messages in, plans out
 
+topologies, tree_schedules, multitree and packed_trees compare plans for an allreduce on links that
+do not form a star, for `hoplite-mp simulate --topology`. No running cluster uses them.
+
 This package has no clock, sockets, threads or randomness: the time is an argument, and the returned
 StepResult contains the actions.
 """

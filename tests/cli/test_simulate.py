@@ -46,6 +46,35 @@ def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert bounds["gather", 4] == pytest.approx(3 * one)
 
 
+def test_topologies_and_plans_make_a_table_and_a_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "table.json"
+    words = ["--topology", "torus:8x8,star:16", "--plan", "ring,two-way-ring,multitree"]
+    assert simulate(*words, "--nbytes", "64MiB", "--latency", "0s", "--json", str(file)) == 0
+    first, head, _, *rows = capsys.readouterr().out.splitlines()
+    assert first == "allreduce of 64MiB, links of 1Gbit/s each way, 0s for each step"
+    assert head.split()[:6] == ["topology", "plan", "trees", "blocks", "steps", "time"]
+    assert [row.split() for row in rows] == [
+        ["torus:8x8", "ring", "64", "1", "126", "1.06", "s", "1.00", "0.50"],
+        ["torus:8x8", "two-way-ring", "128", "1", "126", "528", "ms", "2.00", "1.00"],
+        ["torus:8x8", "multitree", "64", "1", "34", "285", "ms", "3.71", "1.85"],
+        ["star:16", "ring", "16", "1", "30", "1.01", "s", "1.00", "1.00"],
+        ["star:16", "two-way-ring", "32", "1", "30", "1.01", "s", "1.00", "1.00"],
+        ["star:16", "multitree", "16", "1", "30", "1.01", "s", "1.00", "1.00"],
+    ]
+    written = json.loads(file.read_text())
+    assert (written["nbytes"], written["rate"], written["latency_s"]) == (64 << 20, 125e6, 0)
+    ring, _, tree = written["rows"][:3]
+    assert tree["over_ring"] == ring["seconds"] / tree["seconds"] == pytest.approx(63 / 17)
+
+
+def test_topology_without_plans_shows_all_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate("--topology", "mesh:2x4") == 0
+    shown = [row.split()[1] for row in capsys.readouterr().out.splitlines()[3:]]
+    assert shown == ["ring", "two-way-ring", "halving", "twotree", "multitree", "packed"]
+
+
 def test_time_is_virtual(capsys: pytest.CaptureFixture[str]) -> None:
     """Minutes on a slow link are over as soon as moments on a fast one."""
     assert simulate("--operations", "broadcast", "--rate", "1Mbit", "--bytes", "64MiB") == 0
@@ -114,6 +143,13 @@ def test_what_does_not_hold_is_shown() -> None:
         (["--latency", "soon"], "up to a minute"),
         (["--block", "x"], "--block: size 'x'"),
         (["--seeds", "5"], "--seeds goes with --faults random"),
+        (["--plan", "ring"], "--plan goes with --topology"),
+        (["--topology", "ring:8"], "--topology: 'ring:8' is none of torus:8x8"),
+        (["--topology", "fattree:8"], "a square number"),
+        (["--topology", "star:6"], "--plan: halving needs a power of two of hosts, and star:6 has"),
+        (["--topology", "star:4", "--plan", "chain"], "'chain' is none of ring, two-way-ring"),
+        (["--topology", "star:4", "--nodes", "4"], "--nodes does not go with --topology"),
+        (["--topology", "star:4", "--faults", "random"], "do not go with --topology"),
         (["--bytes", "1MiB", "--faults", "random"], "--bytes does not go with --faults random"),
     ],
 )
@@ -125,8 +161,11 @@ def test_bad_values(words: list[str], why: str, capsys: pytest.CaptureFixture[st
     assert why in shown.err
 
 
-def test_a_file_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulate("--nodes", "4", "--json", "/nowhere/table.json") == 1
+@pytest.mark.parametrize("words", [["--nodes", "4"], ["--topology", "star:4"]])
+def test_a_file_that_cannot_be_written(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate(*words, "--json", "/nowhere/table.json") == 1
     assert "/nowhere/table.json" in capsys.readouterr().err
 
 
