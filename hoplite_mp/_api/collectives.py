@@ -45,8 +45,12 @@ def fold_refs(
     ready: list[int],
     called: tuple[int, int],
     finite: bool,
+    one_of: list[list[int]] | None,
 ) -> Folded:
     """Folds the first `num` values that are ready, from left to right in the order of `refs`.
+
+    one_of: groups of indices; the first value of each group is folded, in the order of the groups,
+    and `num` counts groups.
 
     deadline_s: seconds from the call, after which the ready values are folded; if none is ready,
     the result is the first value to become ready. ready: the indices of the refs that were ready at
@@ -62,7 +66,9 @@ def fold_refs(
     if node != tasks.node_number:  # another host has another clock
         called_ns = now
     until = FOREVER_NS if deadline_s is None else called_ns + int(deadline_s * 1e9)
-    values: dict[int, Any] = {}
+    groups = one_of or [[at] for at in range(len(refs))]
+    group_of = {at: place for place, group in enumerate(groups) for at in group}
+    values: dict[int, tuple[int, Any]] = {}  # group -> the index of its ref, and the value
     copies = is_function(op)  # which may change its first argument
     failure: Exception | None = None
     early = set(ready)
@@ -70,9 +76,11 @@ def fold_refs(
     # After the deadline, only these refs are known to have been ready in time.
     known = len(ready) if ready and now >= until else len(refs)
     while len(values) < num:
-        if len(left) < num - len(values):
+        open_groups = len({group_of[at] for at in left})
+        if open_groups < num - len(values):
+            what = "sources" if one_of is None else "groups of sources"
             raise ReduceError(
-                f"reduce: {len(values) + len(left)} of {len(refs)} sources are left, and {num} "
+                f"reduce: {len(values) + open_groups} of {len(groups)} {what} are left, and {num} "
                 f"are needed; the first failure: {failure!r}"
             ) from failure
         runtime.submitter.waiting.wait_many([oids[at] for at in left], num - len(values), until)
@@ -80,27 +88,30 @@ def fold_refs(
             if len(values) == num:
                 break
             left.remove(at)
+            if group_of[at] in values:
+                continue
             try:
                 value = memory.read(oids[at], FOREVER_NS, copies)
                 if finite and not is_finite(np.asarray(value)):
                     raise ReduceError(f"ref {at} has a NaN or an infinite value")
-                values[at] = value
+                values[group_of[at]] = at, value
             except Exception as error:
                 failure = error if failure is None else failure
+        left = [at for at in left if group_of[at] not in values]
         known = len(refs)
         if clock.monotonic_ns() >= until:
             num, until = max(1, len(values)), FOREVER_NS
-    return _folded(op, dict(sorted(values.items())))
+    return _folded(op, dict(value for _, value in sorted(values.items())))
 
 
 def _folded(op: Any, values: dict[int, Any]) -> Folded:
-    """The reduction of values by the indices of their refs."""
+    """The reduction, in their order, of values by the indices of their refs."""
     if is_function(op):
-        return Folded(functools.reduce(op, values.values()), tuple(values))
+        return Folded(functools.reduce(op, values.values()), tuple(sorted(values)))
     ranks = tuple(values)
     if isinstance(op, SliceOperator):
         result, accepted = fold_whole(op, list(values.values()))
-        return Folded(result, tuple(ranks[index] for index in accepted))
+        return Folded(result, tuple(sorted(ranks[index] for index in accepted)))
     arrays = [np.asarray(value) for value in values.values()]
     first = arrays[0]
     for rank, array in zip(ranks, arrays, strict=True):
@@ -109,7 +120,7 @@ def _folded(op: Any, values: dict[int, Any]) -> Folded:
                 f"refs {ranks[0]} and {rank} differ: {first.dtype.name} {first.shape} and "
                 f"{array.dtype.name} {array.shape}"
             )
-    return Folded(prefix(operation_name(op), arrays, 1), ranks)
+    return Folded(prefix(operation_name(op), arrays, 1), tuple(sorted(ranks)))
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -131,26 +142,67 @@ def _reduce(
     to: Sequence[int],
     kind: str = "reduce",
     slices: int = 1,
+    one_of: Any = None,
 ) -> list[ObjectRef[Any]]:
     """Starts a reduction of `refs`; one result ref for each slice. `to`: numbers of nodes."""
     name = operation_name(op)
-    wanted, deadline = _limits(refs, num, deadline)
+    groups = _groups(refs, one_of)
+    wanted, deadline = _limits(refs, num, deadline, groups)
     reproducible = bool(reproducible)
     if kind != "reduce_scatter":
         to = list(dict.fromkeys(to))
-    results = runtime.collective(refs, kind, name, wanted, deadline, reproducible, slices, to)
+    results = runtime.collective(
+        refs, kind, name, wanted, deadline, reproducible, slices, to, groups
+    )
     return [ObjectRef(runtime.memory.public_id(hold.oid), hold) for hold in results]
 
 
+def _groups(refs: Sequence[ObjectRef[Any]], one_of: Any) -> list[list[int]] | None:
+    """The argument `one_of` as lists. ValueError: the groups do not divide `refs`."""
+    if one_of is None:
+        return None
+    try:
+        given = [list(group) for group in one_of]
+    except TypeError:
+        raise ValueError(f"one_of={one_of!r}: it must be groups of indices of refs") from None
+    groups: list[list[int]] = []
+    found: dict[int, int] = {}
+    for place, group in enumerate(given):
+        if not group:
+            raise ValueError(f"one_of: group {place} is empty")
+        groups.append([])
+        for one in group:
+            index = whole(one)
+            if index is None or not 0 <= index < len(refs):
+                raise ValueError(
+                    f"one_of: group {place} has {one!r}, which is no index of {len(refs)} refs"
+                )
+            if index in found:
+                raise ValueError(
+                    f"one_of: ref {index} is in group {found[index]} and in group {place}"
+                )
+            found[index] = place
+            groups[-1].append(index)
+    for index in range(len(refs)):
+        if index not in found:
+            raise ValueError(f"one_of: ref {index} is in no group; give it one of its own")
+    return groups
+
+
 def _limits(
-    refs: Sequence[ObjectRef[Any]], num: int | None, deadline: Any
+    refs: Sequence[ObjectRef[Any]],
+    num: int | None,
+    deadline: Any,
+    groups: list[list[int]] | None = None,
 ) -> tuple[int, float | None]:
-    """The number of refs to reduce, and the deadline in seconds."""
+    """The number of refs, or groups of them, to reduce, and the deadline in seconds."""
     if not refs:
         raise ValueError("there is nothing to reduce: no refs were given")
-    wanted = len(refs) if num is None else whole(num)
-    if wanted is None or not 1 <= wanted <= len(refs):
-        raise ValueError(f"num={num!r}: it must be from 1 to the number of refs, {len(refs)}")
+    most = len(groups or refs)
+    wanted = most if num is None else whole(num)
+    if wanted is None or not 1 <= wanted <= most:
+        what = "refs" if groups is None else "groups"
+        raise ValueError(f"num={num!r}: it must be from 1 to the number of {what}, {most}")
     if deadline is None:
         return wanted, None
     number = isinstance(deadline, numbers.Real) and not isinstance(deadline, bool)
@@ -168,19 +220,23 @@ def _fold(
     deadline: Any,
     to: Sequence[int],
     finite: bool,
+    one_of: Any,
 ) -> ObjectRef[Any]:
     """Starts a task that folds the values of refs, and places its result at nodes."""
     found = as_refs(refs)
     if not is_function(op) and not isinstance(op, SliceOperator):
         operation_name(op)  # raises ValueError for a wrong one
-    wanted, seconds = _limits(found, num, deadline)
+    groups = _groups(found, one_of)
+    wanted, seconds = _limits(found, num, deadline, groups)
     runtime = cluster._runtime
     if runtime.pool_sizes.get(0) == 0 and not cluster._debugs:
         raise RuntimeError(NO_FOLDS)
     oids = [runtime.memory.local_id(ref) for ref in found]
     ready = [at for at, oid in enumerate(oids) if runtime.tasks.done(oid)]
     called = runtime.tasks.node_number, clock.monotonic_ns()
-    task = cluster.submit(fold_refs, op, by_ref(found), wanted, seconds, ready, called, finite)
+    task = cluster.submit(
+        fold_refs, op, by_ref(found), wanted, seconds, ready, called, finite, groups
+    )
     ref: ObjectRef[Any] = task.ref
     if len(cluster.nodes) > 1:
         placed = place_copies(runtime, [ref], "broadcast", to)
@@ -236,6 +292,7 @@ class CollectiveCalls:
         to: Any = None,
         reproducible: bool = False,
         finite: bool = False,
+        one_of: Any = None,
     ) -> ObjectRef[Array]:
         """Reduces arrays element by element, over the first `num` refs that are ready.
 
@@ -267,6 +324,12 @@ class CollectiveCalls:
         finite : bool, optional
             True: an array with a NaN or an infinite value counts as a failed source. The arrays
             are then reduced in one task, as by a function. Default: False.
+        one_of : sequence of sequences of int, optional
+            Groups of indices of `refs`; each ref is in exactly one group. The first ref of a group
+            to be ready is reduced, the others of its group are not, and `num` counts groups. A
+            group fails when all its refs have failed. With `reproducible`, and if `op` is a
+            function, values are folded in the order of the groups, whichever refs were first.
+            Default: each ref is a group of its own.
 
         Returns
         -------
@@ -278,10 +341,12 @@ class CollectiveCalls:
         Raises
         ------
         ValueError
-            There are no refs, `num` is not allowed, or `op` is unknown. From `get`: shapes or
+            There are no refs, `num` is not allowed, `op` is unknown, or `one_of` has an empty
+            group, an index out of range, an index twice, or lacks a ref. From `get`: shapes or
             dtypes differ.
         ReduceError
-            From `get`: fewer than `num` sources succeeded; `__cause__` is the first failure.
+            From `get`: fewer than `num` sources, or groups, succeeded; `__cause__` is the first
+            failure.
         RuntimeError
             `op` is a function, and the cluster was made with ``workers=0``.
 
@@ -299,14 +364,26 @@ class CollectiveCalls:
         (array([6, 6, 6]), (0, 1, 2, 3))
         >>> len(c.reduce(parts, num=2).contributors or ()) in (0, 2)
         True
+        >>> replicas = [c.put(n) for n in (1, 1, 20, 20)]
+        >>> c.get(c.reduce(replicas, one_of=[[0, 1], [2, 3]])).item()
+        21
         >>> c.get(c.reduce([c.put({n, 7}) for n in range(3)], op=lambda a, b: a | b))
         {0, 1, 2, 7}
         """
         places = node_numbers(self._runtime, to, "to= of reduce")
         if finite or is_function(op) or isinstance(op, SliceOperator):
             here = [self._runtime.tasks.node_number]
-            return _fold(self, refs, op, num, deadline, places or here, finite)
-        (result,) = _reduce(self._runtime, as_refs(refs), op, num, deadline, reproducible, places)
+            return _fold(self, refs, op, num, deadline, places or here, finite, one_of)
+        (result,) = _reduce(
+            self._runtime,
+            as_refs(refs),
+            op,
+            num,
+            deadline,
+            reproducible,
+            places,
+            one_of=one_of,
+        )
         return result
 
     def allreduce(
@@ -318,12 +395,13 @@ class CollectiveCalls:
         to: Any = None,
         reproducible: bool = False,
         finite: bool = False,
+        one_of: Any = None,
     ) -> ObjectRef[Array]:
         """Reduces like `reduce`, and places the result on several nodes.
 
         Parameters
         ----------
-        refs, op, num, deadline, reproducible, finite
+        refs, op, num, deadline, reproducible, finite, one_of
             As for `reduce`.
         to : Node, str, or a list of them, optional
             The nodes that receive the result. Default: the nodes that hold one of `refs`.
@@ -352,9 +430,17 @@ class CollectiveCalls:
         """
         to = node_numbers(self._runtime, to)
         if finite or is_function(op) or isinstance(op, SliceOperator):
-            return _fold(self, refs, op, num, deadline, to, finite)
+            return _fold(self, refs, op, num, deadline, to, finite, one_of)
         (result,) = _reduce(
-            self._runtime, as_refs(refs), op, num, deadline, reproducible, to, "allreduce"
+            self._runtime,
+            as_refs(refs),
+            op,
+            num,
+            deadline,
+            reproducible,
+            to,
+            "allreduce",
+            one_of=one_of,
         )
         return result
 

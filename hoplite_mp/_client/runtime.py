@@ -168,6 +168,7 @@ class Runtime:
         reproducible: bool,
         slices: int,
         to: Sequence[int] = (),
+        one_of: list[list[int]] | None = None,
     ) -> list[_shm.Hold]:
         """Passes a collective to the node. Returns a hold on each result (one for each slice)."""
         self.memory.check_lost()
@@ -188,7 +189,9 @@ class Runtime:
             results = [hold.oid for hold in holds]
             for oid in results:
                 self.submitter.expect(oid, None, [shared, self.client.hold(oid)])
-            ask = Collective(results, oids, kind, op, num, deadline_s, reproducible, list(to))
+            ask = Collective(
+                results, oids, kind, op, num, deadline_s, reproducible, list(to), one_of or []
+            )
             self.channel.tell(ask)
             for hold in holds:
                 hold.keep()

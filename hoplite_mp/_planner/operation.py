@@ -4,7 +4,9 @@ Theory of operation. A request names sources that may not exist yet. They become
 any order; reports may arrive late or twice. As soon as `num` sources are ready, these are the
 members. The plan announces the members to all participating nodes, and no node decides this again.
 A failed source is skipped while `num` can still be met. From the deadline on one source is enough;
-all sources that are ready by then take part.
+all sources that are ready by then take part. A request may divide its sources into groups of
+alternatives: the first ready source of each group takes part, and groups are counted in place of
+sources.
 
              enough ready                     complete everywhere
     WAITING ──────────────► EXECUTING ─────────────────────────────► Commit, forgotten
@@ -22,7 +24,9 @@ decides what follows, in the same way after every message.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hoplite_mp._planner.program import participants, waits_for
@@ -42,7 +46,7 @@ from hoplite_mp._protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from hoplite_mp._protocol.messages import ManagerToNode, OperationSlow
 
@@ -92,6 +96,41 @@ class Source:
     holders: dict[int, None] = field(default_factory=dict)
 
 
+class SourceGroups:
+    """The groups of alternatives into which a request divides its sources. Counts the groups that
+    are ready or have failed, because each report needs these numbers."""
+
+    def __init__(self, one_of: tuple[tuple[int, ...], ...]) -> None:
+        self.of = {index: place for place, group in enumerate(one_of) for index in group}
+        # Group -> its ready sources, without groups that have none.
+        self.ready: Counter[int] = Counter()
+        self._left = [len(group) for group in one_of]  # sources that have not failed
+        self.failed = 0  # groups whose sources have all failed
+
+    def note_ready(self, index: int) -> None:
+        """Records that a source has become ready."""
+        self.ready[self.of[index]] += 1
+
+    def note_failed(self, index: int, was_ready: bool) -> bool:
+        """Records that a source has failed. Returns whether its whole group has failed now."""
+        place = self.of[index]
+        if was_ready:
+            self.ready[place] -= 1
+            if not self.ready[place]:
+                del self.ready[place]
+        self._left[place] -= 1
+        self.failed += self._left[place] == 0
+        return self._left[place] == 0
+
+    def firsts(self, ready: Iterable[int]) -> Iterator[int]:
+        """The first of each group among ready sources, which are given by arrival."""
+        seen: set[int] = set()
+        for index in ready:
+            if self.of[index] not in seen:
+                seen.add(self.of[index])
+                yield index
+
+
 @dataclass(slots=True)
 class Operation:
     """A running collective: requested, and not yet committed, failed or dropped."""
@@ -99,11 +138,13 @@ class Operation:
     request: ReduceRequested
     need: int  # ready sources that suffice: 1 <= need <= num; 1 from the deadline on
     twins: dict[bytes, list[int]]  # ids given more than once, with all their indices
+    groups: SourceGroups | None = None  # None: each source is a group of its own
     state: OperationState = OperationState.WAITING
     deadline_at: float | None = None  # not None if and only if in the list of deadlines
     ready: dict[int, Source] = field(default_factory=dict)  # by arrival; ∩ failed = ∅
     failed: set[int] = field(default_factory=set)
-    cause: tuple[int, str] | None = None  # the first failure; not None when `failed` is not empty
+    # The first failure that counts: of a source, or of the last source of a group.
+    cause: tuple[int, str] | None = None
     epoch: int = 0  # plans announced so far
     members: tuple[int, ...] = ()  # of the current epoch, sorted
     plan: ExecuteReduce | None = None  # the latest plan; None before it, and for a broadcast
@@ -135,8 +176,27 @@ class Operation:
         return SourceFailed(self.request.operation, index, reason)
 
     def can_be_met(self) -> bool:
-        """Whether `need` sources can still become ready."""
+        """Whether `need` sources, or groups, can still become ready."""
+        if self.groups is not None:
+            return len(self.request.one_of) - self.groups.failed >= self.need
         return len(self.request.sources) - len(self.failed) >= self.need
+
+    def choose(self) -> tuple[int, ...] | None:
+        """The sources that take part, by arrival; None if too few are ready."""
+        if self.groups is None:
+            enough, found = len(self.ready) >= self.need, iter(self.ready)
+        else:
+            enough, found = len(self.groups.ready) >= self.need, self.groups.firsts(self.ready)
+        return tuple(islice(found, self.request.num)) if enough else None
+
+    def folding_order(self, chosen: tuple[int, ...]) -> tuple[int, ...]:
+        """The order in which chosen sources are folded: a reproducible reduction keeps that of the
+        request, others that of arrival."""
+        if not self.request.reproducible:
+            return chosen
+        if self.groups is None:
+            return self.members
+        return tuple(sorted(chosen, key=self.groups.of.__getitem__))
 
     def moves(self, holder_of: dict[int, int], destinations: tuple[int, ...]) -> bool:
         """Whether any member of a set of copies has to leave the node that holds it."""
@@ -153,9 +213,11 @@ class Operation:
         """The message that ends the operation when too few sources are left."""
         assert self.cause is not None
         index, reason = self.cause
-        total = len(self.request.sources)
+        failed, total, what = len(self.failed), len(self.request.sources), "sources"
+        if self.groups is not None:
+            failed, total, what = self.groups.failed, len(self.request.one_of), "groups of sources"
         message = (
-            f"{len(self.failed)} of {total} sources failed, so {self.need} cannot become ready; "
+            f"{failed} of {total} {what} failed, so {self.need} cannot become ready; "
             f"the first failure was source {index}: {reason}"
         )
         error = "reduce" if self.request.kind in FOLDING else "source"
@@ -219,6 +281,8 @@ def note_ready(op: Operation, message: SourceReady) -> None:
             source = op.ready.get(index)
             if source is None:
                 op.ready[index] = source = Source(message.nbytes, message.layout)
+                if op.groups is not None:
+                    op.groups.note_ready(index)
             source.holders.setdefault(message.node)
 
 
@@ -227,9 +291,10 @@ def note_failed(op: Operation, message: SourceFailed) -> None:
     if message.index in op.failed:
         return
     for index in op.same(message.index):
-        op.ready.pop(index, None)
+        known = op.ready.pop(index, None)
         op.failed.add(index)
-        op.cause = op.cause or (index, message.reason)
+        if op.groups is None or op.groups.note_failed(index, known is not None):
+            op.cause = op.cause or (index, message.reason)
 
 
 def _lower_need(op: Operation, _: DeadlinePassed) -> None:

@@ -1,8 +1,9 @@
 """Plans collectives on refs.
 
-The first sources to become ready are the members of a collective; later sources do not change the
-selection. `operation` records the messages about one collective. After each message, this module
-applies the same rule to the recorded state, and sends a plan, an end, or nothing yet.
+The first sources to become ready, or the first of each group of alternatives, are the members of a
+collective; later sources do not change the selection. `operation` records the messages about one
+collective. After each message, this module applies the same rule to the recorded state, and sends a
+plan, an end, or nothing yet.
 
 Kinds that fold get a stripe plan from the cost model. Gather, allgather and alltoall are sets of
 copies; their edges follow from holders and destinations alone. `broadcast` makes the copies of a
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -30,6 +31,7 @@ from hoplite_mp._planner.operation import (
     HolderLost,
     Operation,
     OperationState,
+    SourceGroups,
     find_twins,
     note_failed,
     note_ready,
@@ -103,7 +105,8 @@ class Reductions:
         return self._conclude(self._open(message, now), None, now)
 
     def _open(self, message: ReduceRequested, now: float) -> Operation:
-        op = Operation(message, message.num, find_twins(message.sources))
+        groups = SourceGroups(message.one_of) if message.one_of else None
+        op = Operation(message, message.num, find_twins(message.sources), groups)
         self.operations[message.operation] = op
         if message.deadline_s is not None and message.deadline_s <= 0:
             # The deadline applies now, because sources might fail before the next tick.
@@ -289,8 +292,7 @@ class Reductions:
         if message is None and op.state is OperationState.WAITING:
             if not op.can_be_met():
                 message = op.failure()
-            elif len(op.ready) >= op.need:
-                chosen = tuple(islice(op.ready, op.request.num))
+            elif (chosen := op.choose()) is not None:
                 message = op.mismatch(chosen)
                 if message is None:
                     return self._begin(op, chosen, now)
@@ -366,7 +368,7 @@ class Reductions:
     ) -> ExecuteReduce:
         request = op.request
         nbytes = max([op.ready[index].nbytes for index in chosen])
-        order, rule = (op.members, "fold") if request.reproducible else (chosen, "any")
+        order, rule = op.folding_order(chosen), "fold" if request.reproducible else "any"
         stripes: tuple[Stripe, ...] = ()
         shape = "stripes"
         if request.kind in FOLDING:

@@ -293,8 +293,9 @@ class Interrupt(msgspec.Struct, frozen=True, tag="Interrupt", array_like=True):
 class Collective(msgspec.Struct, frozen=True, tag="Collective", array_like=True):
     """A reduction (one result for each slice), or a kind that copies (one result without a value).
 
-    `to`: numbers of the destination nodes of results or copies; empty: the default of the kind. The
-    node claims the results' headers; the caller holds the sources until the results are done.
+    `to`: numbers of the destination nodes of results or copies; empty: the default of the kind.
+    `one_of`: groups of indices of sources, of which the first ready one is reduced; empty: all are.
+    The node claims the results' headers; the caller holds the sources until the results are done.
     No reply.
     """
 
@@ -306,6 +307,7 @@ class Collective(msgspec.Struct, frozen=True, tag="Collective", array_like=True)
     deadline_s: float | None
     reproducible: bool
     to: list[int] = []
+    one_of: list[list[int]] = []
 
 
 class OpenPool(msgspec.Struct, frozen=True, tag="OpenPool", array_like=True):

@@ -8,6 +8,8 @@ request ─► sources become ready or fail ─► plan (epoch 1) ─► stripes
 
 from __future__ import annotations
 
+from itertools import chain
+
 from hoplite_mp._protocol.fields import (
     FOLDING,
     KINDS,
@@ -60,6 +62,10 @@ class ReduceRequested(Message, frozen=True, tag="ReduceRequested"):
     describe them like the fields of SourceReady; empty: unknown, and this node holds the sources.
     SourceReady follows for the other sources. An id that is in `sources` twice is two sources which
     become ready, or fail, together.
+
+    `one_of`: groups of sources; every source is in exactly one group. The first source of a group
+    to become ready takes part, the others of its group do not, and `num` counts groups. Empty: each
+    source is a group of its own.
     """
 
     operation: int
@@ -77,13 +83,14 @@ class ReduceRequested(Message, frozen=True, tag="ReduceRequested"):
     ready_nbytes: tuple[int, ...] = ()
     ready_layouts: tuple[bytes, ...] = ()
     ready_holders: tuple[tuple[int, ...], ...] = ()
+    one_of: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         between("operation", self.operation, 0, GROUP_OPERATION - 1)
         counts(node=self.node, caller=self.caller)
         object_ids("sources", self.sources)
         text("op", self.op, OP_CHARS_MAX)
-        between("num", self.num, 1, len(self.sources))
+        between("num", self.num, 1, len(self.one_of or self.sources))
         if self.deadline_s is not None:
             seconds("deadline_s", self.deadline_s)
         flags(reproducible=self.reproducible)
@@ -109,6 +116,17 @@ class ReduceRequested(Message, frozen=True, tag="ReduceRequested"):
         for name in ("ready_nbytes", "ready_layouts", "ready_holders"):
             if len(getattr(self, name)) not in (0, len(self.ready)):
                 raise ValueError(f"{name} must be empty or one for each of ready: {self!r}")
+        if self.one_of:
+            self._check_groups()
+
+    def _check_groups(self) -> None:
+        if self.kind not in ("reduce", "allreduce"):
+            raise ValueError(f"one_of must be empty for {self.kind}: {self.one_of!r}")
+        for group in self.one_of:
+            numbers("one_of", group)
+            between("number of sources in a group", len(group), 1, len(self.sources))
+        if sorted(chain.from_iterable(self.one_of)) != list(range(len(self.sources))):
+            raise ValueError(f"one_of must name every source once: {self.one_of!r}")
 
 
 class SourceReady(Message, frozen=True, tag="SourceReady"):

@@ -49,6 +49,7 @@ def test_what_is_left_after_a_loss_need_not_move() -> None:
         to=[0, 1],
         reproducible=False,
         ready=[0, 2],
+        grouping=None,
         doubled=False,
     )
     walk.execution_failed(number=0, late=0, vanished={0})

@@ -312,10 +312,12 @@ def test_another_cluster() -> None:
 
 
 def test_another_version_of_the_protocol_is_said_to_both() -> None:
-    other = g.MAGIC + bytes((9,))
+    number = g.PROTOCOL_VERSION + 1
+    other = g.MAGIC + bytes((number,))
     for twin in (client(), server()):
         twin.outgoing()
-        with pytest.raises(ProtocolError, match="version 9 of the protocol and this side version"):
+        text = f"version {number} of the protocol and this side version"
+        with pytest.raises(ProtocolError, match=text):
             twin.feed(other)
     assert twin.outgoing() == g.PREAMBLE  # so the other side learns ours
 

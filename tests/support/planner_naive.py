@@ -20,6 +20,7 @@ class NaiveOperation:
     to: tuple[int, ...]
     reproducible: bool
     deadline_at: float | None
+    groups: list[list[int]]  # of each, one source takes part; every source is in one
     passed: bool = False
     history: list[tuple[str, int, int]] = field(default_factory=list)  # what, index, node
     epoch: int = 0
@@ -73,12 +74,41 @@ class NaiveOperation:
     def ready(self) -> list[int]:
         return list(self.replay()[0])
 
+    def group(self, index: int) -> list[int]:
+        return next(group for group in self.groups if index in group)
+
+    def chosen(self) -> list[int]:
+        """The ready sources that no earlier one of their group has preceded, up to `num`."""
+        ready = self.ready()
+        firsts = [
+            index
+            for at, index in enumerate(ready)
+            if not set(self.group(index)).intersection(ready[:at])
+        ]
+        return firsts[: self.num]
+
+    def in_order(self, chosen: list[int]) -> list[int]:
+        """One of each group, in the order of the groups."""
+        return [index for group in self.groups for index in group if index in chosen]
+
+    def cause(self) -> int:
+        """The failure after which, for the first time, a whole group had failed."""
+        failed = self.failed()
+        return next(
+            index
+            for at, index in enumerate(failed)
+            if set(self.group(index)).issubset(failed[: at + 1])
+        )
+
     def decide(self) -> str:
-        """`wait`, `fail`, or `go` with `ready()[:num]`."""
+        """`wait`, `fail`, or `go` with `chosen()`."""
         need = 1 if self.passed else self.num
-        if len(self.sources) - len(self.failed()) < need:
+        failed, ready = self.failed(), self.ready()
+        if sum(not set(group).issubset(failed) for group in self.groups) < need:
             return "fail"
-        return "go" if len(self.ready()) >= need else "wait"
+        return (
+            "go" if sum(any(i in ready for i in group) for group in self.groups) >= need else "wait"
+        )
 
 
 Who = tuple[int, int, int]  # node, client, generation

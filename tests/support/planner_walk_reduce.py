@@ -17,6 +17,12 @@ KINDS = (*FOLDING, *FOLDING, "gather", "allgather", "alltoall")
 BOUND = ("reduce", "reduce_scatter", "gather")  # lost with any of their destinations
 
 
+def by_label(labels: list[int]) -> list[list[int]]:
+    """The places of each label, the labels by their last places: groups in no sorted order."""
+    last = sorted({label: at for at, label in enumerate(labels)}.items(), key=lambda pair: -pair[1])
+    return [[at for at, one in enumerate(labels) if one == label] for label, _ in last]
+
+
 class ReduceWalk(Walk):
     """Requests, sources, plans and their ends."""
 
@@ -29,6 +35,7 @@ class ReduceWalk(Walk):
         to=st.lists(st.integers(0, 2), unique=True, max_size=3),
         reproducible=st.booleans(),
         ready=st.lists(INDICES, unique=True, max_size=3),
+        grouping=st.none() | st.lists(st.integers(0, 2), min_size=5, max_size=5),
         doubled=RARELY,
     )
     def request(
@@ -41,9 +48,14 @@ class ReduceWalk(Walk):
         to: list[int],
         reproducible: bool,
         ready: list[int],
+        grouping: list[int] | None,
         doubled: bool,
     ) -> None:
-        num = min(num, len(sources))
+        groups = [[index] for index in range(len(sources))]
+        grouped = grouping is not None and kind in ("reduce", "allreduce")
+        if grouping is not None and grouped:
+            groups = by_label(grouping[: len(sources)])
+        num = min(num, len(groups))
         ready = [index for index in ready if index < len(sources)]
         if doubled and self.operation_ids not in self.operations:
             return
@@ -67,6 +79,7 @@ class ReduceWalk(Walk):
             ready=tuple(ready),
             ready_nbytes=(1 << 20,) * len(ready),
             to=tuple(to),
+            one_of=tuple(map(tuple, groups)) if grouped else (),
         )
         if node not in self.living or doubled:
             assert self.step(message) == []
@@ -81,7 +94,7 @@ class ReduceWalk(Walk):
             return
         at = None if deadline_s is None else self.now + deadline_s
         passed = deadline_s == 0
-        op = NaiveOperation(node, sources, num, kind, tuple(to), reproducible, at, passed)
+        op = NaiveOperation(node, sources, num, kind, tuple(to), reproducible, at, groups, passed)
         for index in ready:
             op.report("ready", index, node)
         self.operations[self.operation_ids] = op
@@ -244,11 +257,11 @@ class ReduceWalk(Walk):
             assert node == op.node
             assert isinstance(message, m.OperationFailed)
             assert message.error == ("reduce" if folds else "source")
-            assert message.cause_index == op.failed()[0]
+            assert message.cause_index == op.cause()
             self.check_forgotten(op, others)
             del self.operations[operation]
             return
-        chosen = op.ready()[: op.num]
+        chosen = op.chosen()
         plans = [send for send in sends if isinstance(send[1], m.ExecuteReduce)]
         if not plans and sends and isinstance(sends[0][1], m.OperationFailed):
             assert op.to  # all of them dead by now
@@ -291,7 +304,7 @@ class ReduceWalk(Walk):
         assert all(message == plan for _, message in plans)
         op.members, op.epoch = chosen, op.epoch + 1
         assert (plan.epoch, plan.members) == (op.epoch, tuple(sorted(set(chosen))))
-        assert list(plan.order) == (sorted(chosen) if op.reproducible else chosen)
+        assert list(plan.order) == (op.in_order(chosen) if op.reproducible else chosen)
         assert plan.rule == ("fold" if op.reproducible else "any")
         # Nobody gives what it does not hold, and everybody named is alive and told.
         for index, holder in zip(plan.members, plan.holders, strict=True):
@@ -332,4 +345,8 @@ class ReduceWalk(Walk):
             assert {index: set(source.holders) for index, source in op.ready.items()} == ready
             assert list(op.ready) == list(ready)
             assert op.failed == set(failed)
+            if op.groups is not None:
+                whole = [group for group in model.groups if set(group).issubset(failed)]
+                found = {place for place, group in enumerate(model.groups) if set(group) & {*ready}}
+                assert (set(op.groups.ready), op.groups.failed) == (found, len(whole))
             assert op.unfinished == model.unfinished or model.members is None

@@ -166,6 +166,7 @@ class Operations:
             tuple(nbytes for nbytes, _, _ in told) if in_lan else (),
             tuple(layout for _, layout, _ in told) if in_lan else (),
             tuple(holders for _, _, holders in told) if in_lan else (),
+            tuple(map(tuple, ask.one_of)),
         )
         for index in failed:
             yield SourceFailed(operation.number, index, self._reason(ask.sources[index]))
