@@ -29,6 +29,7 @@ if _TYPE_CHECKING:
     from hoplite_mp.ml.group_by import GroupBy as GroupBy
     from hoplite_mp.ml.group_by import Logistic as Logistic
     from hoplite_mp.ml.group_by import LogisticModel as LogisticModel
+    from hoplite_mp.ml.repetition import Repetition as Repetition
     from hoplite_mp.ml.robust import GeometricMedian as GeometricMedian
     from hoplite_mp.ml.robust import Krum as Krum
     from hoplite_mp.ml.robust import Median as Median
@@ -57,6 +58,7 @@ else:
         "Quantise": "hoplite_mp.ml._compressors",
         "RandomBlocks": "hoplite_mp.ml._compressors",
         "RandomForestClassifier": "hoplite_mp.ml.decision_trees",
+        "Repetition": "hoplite_mp.ml.repetition",
         "Score": "hoplite_mp.ml.robust",
         "Threshold": "hoplite_mp.ml._compressors",
         "TopK": "hoplite_mp.ml._compressors",
@@ -96,6 +98,7 @@ __all__ = [
     "Quantise",
     "RandomBlocks",
     "RandomForestClassifier",
+    "Repetition",
     "Score",
     "Threshold",
     "TopK",
