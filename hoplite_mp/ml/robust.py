@@ -221,9 +221,21 @@ class GeometricMedian(SliceOperator):
                 differences = (one.astype(np.float64) - point for one in chosen)
                 squared = yield np.array([_dot(one, one) for one in differences])
             distances = np.sqrt(squared)
-            smallest = max(float(distances.max()) * 1e-9, np.finfo(np.float64).tiny)
-            weights = smallest / np.maximum(distances, smallest)
-            point = _mean(chosen, [float(w) for w in weights])
+            apart = distances > distances.max() * 1e-9
+            if not apart.any():
+                break  # all inputs are equal
+            weights = [
+                1 / float(d) if far else 0.0 for d, far in zip(distances, apart, strict=True)
+            ]
+            moved = _mean(chosen, weights)
+            here = len(chosen) - int(apart.sum())
+            if here:
+                # The point is an input, which draws it back (Vardi and Zhang, PNAS 2000).
+                pull = (moved.astype(np.float64) - point) * math.fsum(weights)
+                (norm,) = yield np.array([_dot(pull, pull)])
+                back = min(1.0, here / math.sqrt(norm)) if norm else 1.0
+                moved = ((1 - back) * moved.astype(np.float64) + back * point).astype(moved.dtype)
+            point = moved
         return point, tuple(range(count))
 
 

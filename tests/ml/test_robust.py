@@ -95,17 +95,27 @@ def test_krum_accepts_the_inputs_closest_to_their_neighbours(f: int, m: int) -> 
     np.testing.assert_allclose(found, rows[list(accepted)].mean(axis=0), rtol=1e-6, atol=1e-6)
 
 
+def sum_of_distances(rows: Array, point: Array) -> float:
+    wide = rows.astype(np.float64)
+    return float(np.sqrt(((wide - point.astype(np.float64)) ** 2).sum(axis=1)).sum())
+
+
 @settings(max_examples=40)
 @given(inputs(least=3, special=False))
-def test_geometric_median_has_a_smaller_sum_of_distances_than_the_mean(rows: Array) -> None:
+def test_geometric_median_is_no_farther_from_the_inputs_than_the_median(rows: Array) -> None:
     found, _ = fold_whole(ml.GeometricMedian(), list(rows))
-    wide = rows.astype(np.float64)
+    start, _ = fold_whole(ml.Median(), list(rows))
+    assert sum_of_distances(rows, found) <= sum_of_distances(rows, start) * (1 + 1e-5) + 0.05
 
-    def distance(point: Array) -> float:
-        return float(np.sqrt(((wide - point) ** 2).sum(axis=1)).sum())
 
-    mean = distance(wide.mean(axis=0))
-    assert distance(found.astype(np.float64)) <= mean * (1 + 1e-4) + 1e-3
+def test_geometric_median_of_a_triangle_is_its_fermat_point() -> None:
+    """The coordinate median, from which the iteration starts, is a corner."""
+    rows = np.array([[1, 0], [0, 1], [0, 0]], np.float64)
+    found, _ = fold_whole(ml.GeometricMedian(60), list(rows))
+    np.testing.assert_allclose(found, [(3 - 3**0.5) / 6] * 2, atol=1e-6)
+    outlier = np.vstack([rows, [[1e9, np.nan]]])
+    found, _ = fold_whole(ml.GeometricMedian(60), list(outlier))
+    np.testing.assert_allclose(found, [(3 - 3**0.5) / 6] * 2, atol=1e-6)
 
 
 def test_score_accepts_the_gradients_that_agree_with_v() -> None:
