@@ -2,8 +2,8 @@
 
 In a step each directed link is free once. The trees take turns: a tree adds one host that it can
 reach over free links from a host that joined it in an earlier step, the earliest first. When no
-tree can add a host, the next step begins. A message passes through any number of switches in one
-step, but not through hosts.
+tree can add a host, the next step begins, with the turn of another tree. A message passes through
+any number of switches in one step, but not through hosts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def multitree(network: Interconnect) -> list[list[tuple[int, Path]]]:
         free = set(network.links)
         for tree in trees:
             tree.begin_step()
-        growing = trees
+        first = step % hosts
+        growing = trees[first:] + trees[:first]
         while growing:
             growing = [tree for tree in growing if tree.add_host(step, free)]
         step += 1
