@@ -170,6 +170,41 @@ def test_the_first_to_be_ready(cluster: UpCluster, lan: Lan) -> None:
     assert out == ["ReduceError", "True"]
 
 
+def test_one_of_each_group_is_reduced_with_the_bits_of_any_other(
+    cluster: UpCluster, lan: Lan
+) -> None:
+    """Every seed is made on two hosts; one replica of the second group fails."""
+    out = said(
+        cluster,
+        lan,
+        """
+        def bad():
+            raise ValueError("no gradient today")
+        at = [c.options(node=host) for host in hosts]
+        groups = [[4, 5], [0, 1], [2, 3]]
+        expected = (make(2) + make(0)) + make(1)
+        for call, places in ((c.reduce, hosts[1]), (c.allreduce, hosts)):
+            refs = [at[(2 * seed + k) % 3].submit(make, seed) for seed in range(3) for k in (0, 1)]
+            for failed in (None, 0, 1):
+                if failed is not None:
+                    refs[failed] = at[failed].submit(bad)
+                result = call(refs, one_of=groups, to=places, reproducible=True)
+                assert np.array_equal(c.get(result), expected)
+                found = result.contributors
+                assert len(found) == 3 and [index // 2 for index in found] == [0, 1, 2], found
+                assert failed not in found
+                if failed is not None:
+                    refs[failed] = at[0].submit(make, 0)
+            result = call([at[0].submit(bad), at[1].submit(bad), *refs[2:]], one_of=groups)
+            try:
+                c.get(result)
+            except hoplite_mp.ReduceError as error:
+                print("1 of 3 groups of sources" in str(error), type(error.__cause__).__name__)
+        """,
+    )
+    assert out == ["True ValueError"] * 2
+
+
 def test_nothing_is_left(cluster: UpCluster, lan: Lan) -> None:
     """Copies and results go with the last ref, on every host."""
     out = said(

@@ -67,6 +67,7 @@ class ExpectedOperation:
     num: int
     least: int  # the fewest contributors of a result: fewer than num after a deadline
     ordered: bool = False
+    groups: tuple[tuple[int, ...], ...] = ()  # of each, one source contributes; empty: all do
 
     @property
     def salt(self) -> int:
@@ -115,9 +116,13 @@ class Oracle:
         self.reads += 1
         if not operation.least <= len(named) <= operation.num or len(set(named)) != len(named):
             raise WrongEnd(f"{operation.kind} of {operation.num} named {named}")
-        leaves = [operation.leaves[index] for index in named]
+        for group in operation.groups:
+            if len({*group} & {*named}) > 1:
+                raise WrongEnd(f"{operation.kind} of one of {group} named {named}")
+        order = [index for group in operation.groups for index in group if index in named] or named
+        leaves = [operation.leaves[index] for index in order]
         whole = leaves[0].array()
-        if operation.ordered:  # folded from the left, in the order of the sources
+        if operation.ordered:  # folded from the left, in the order of the sources, or of the groups
             for leaf in leaves[1:]:
                 whole = whole + leaf.array()
         else:

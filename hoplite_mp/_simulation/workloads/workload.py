@@ -52,6 +52,7 @@ KINDS = ("reduce", "reduce", "allreduce", "allreduce", "reduce_scatter", "broadc
 
 
 # Factors for how often a kind of program occurs in a run.
+GROUPED_EVERY = 5  # one in so many reductions takes one source of each of two groups
 SWARM = 0, 0, 1, 1, 3
 # Share of runs with programs of only KINDS_FEW kinds, and the number of each kind in these, before
 # the factors of SWARM.
@@ -223,9 +224,14 @@ class Workload(Programs):
         num = chance.choice([count, chance.randint(1, count)])
         if kind not in ("reduce", "allreduce"):
             num = count
+        groups: tuple[tuple[int, ...], ...] = ()
+        if kind in ("reduce", "allreduce") and salt % GROUPED_EVERY == 0:
+            odd, even = tuple(range(1, count, 2)), tuple(range(0, count, 2))
+            groups = (odd, even) if odd else (even,)
+            num = min(num, len(groups))
         number = self._operations
         least = 1 if deadline is not None else num
-        operation = ExpectedOperation(number, kind, leaves, num, least, ordered)
+        operation = ExpectedOperation(number, kind, leaves, num, least, ordered, groups)
         names = [f"source {index} of {number}" for index in range(count)]
         makers = [chance.choice(hosts)] if chance.random() < 0.2 else hosts
         sources = [
@@ -288,10 +294,12 @@ class Workload(Programs):
         one = to[0] if to else None
         if kind == "reduce":
             results = [c.reduce(refs, num=operation.num, deadline=deadline, to=one,
-                                reproducible=operation.ordered)]  # fmt: skip
+                                reproducible=operation.ordered,
+                                one_of=operation.groups or None)]  # fmt: skip
         elif kind == "allreduce":
             results = [c.allreduce(refs, num=operation.num, deadline=deadline, to=to,
-                                   reproducible=operation.ordered)]  # fmt: skip
+                                   reproducible=operation.ordered,
+                                   one_of=operation.groups or None)]  # fmt: skip
         elif kind == "reduce_scatter":
             results = c.reduce_scatter(refs, to=to)
         else:
