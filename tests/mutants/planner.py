@@ -119,8 +119,8 @@ MUTANTS = (
     Mutant(
         "reduce-reproducible-by-arrival",
         "hoplite_mp/_planner/reduce.py",
-        ('order, rule = (op.members, "fold") if request.reproducible else (chosen, "any")'),
-        'order, rule = (chosen, "fold") if request.reproducible else (chosen, "any")',
+        'order, rule = op.folding_order(chosen), "fold" if request.reproducible else "any"',
+        'order, rule = chosen, "fold" if request.reproducible else "any"',
         (
             "reproducible=True folds in the order of the refs, so the bits are the same in "
             "every run; here the order of arrival decides, and sums of floats differ "
@@ -129,9 +129,9 @@ MUTANTS = (
     ),
     Mutant(
         "reduce-deadline-takes-one",
-        "hoplite_mp/_planner/reduce.py",
-        "chosen = tuple(islice(op.ready, op.request.num))",
-        "chosen = tuple(islice(op.ready, op.need))",
+        "hoplite_mp/_planner/operation.py",
+        "return tuple(islice(found, self.request.num)) if enough else None",
+        "return tuple(islice(found, self.need)) if enough else None",
         (
             "At the deadline everything that is ready goes in; here only the first source "
             "does, and the contributors that the user reads are too few."
