@@ -4,6 +4,7 @@ A host that is late begins its gradient later. Its CPU is capped: a gradient tha
 CPU takes w / share seconds.
 """
 
+import contextlib
 import functools
 import time
 
@@ -12,7 +13,7 @@ import numpy as np
 from examples.applications.nycflights import load
 from examples.applications.our_hosts import connect
 from examples.applications.running import arguments, say
-from hoplite_mp import ml
+from hoplite_mp import NodeLostError, ml
 
 RATE, WARM_UP = 1.0, 2
 
@@ -66,18 +67,20 @@ def main(given, c):
         if step == 0:
             say("begun")
             params, losses, begun = np.zeros(13), [], time.monotonic()
-        living = {node.id for node in c.nodes}
-        ranks = [rank for rank, node in enumerate(nodes) if node.id in living]
-        late, tasks = late_rank(given, step), []
-        for rank in ranks:
+        late, tasks, ranks = late_rank(given, step), [], []
+        for rank, node in enumerate(nodes):
             shards = code.shards(rank) if given.way == "coded" else (rank,)
             late_s = given.late_s if rank == late else 0.0
-            at = c.options(node=nodes[rank], retries=0)
-            tasks.append(at.submit(loss_gradient, params, shards, given, late_s))
+            with contextlib.suppress(NodeLostError):  # at the submission: its host has been killed
+                at = c.options(node=node, retries=0)
+                tasks.append(at.submit(loss_gradient, params, shards, given, late_s))
+                ranks.append(rank)
         total = reduced(c, given, tasks, ranks)
         value = c.get(total)
         if given.way == "first":  # an estimate from the shards that are there
             value = value * given.hosts / len(total.contributors)
+        if step < 0:
+            c.wait(tasks)  # every worker has read its shards
         for task in tasks:
             task.cancel(force=True)  # late ones begin the next step with the others
         params, losses = params - RATE * value[:-1] / given.rows, [*losses, value[-1] / given.rows]
