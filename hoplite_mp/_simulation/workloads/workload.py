@@ -51,8 +51,8 @@ KINDS = ("reduce", "reduce", "allreduce", "allreduce", "reduce_scatter", "broadc
          "allgather", "alltoall")  # fmt: skip
 
 
-# Factors for how often a kind of program occurs in a run.
 GROUPED_EVERY = 5  # one in so many reductions takes one source of each of two groups
+# Factors for how often a kind of program occurs in a run.
 SWARM = 0, 0, 1, 1, 3
 # Share of runs with programs of only KINDS_FEW kinds, and the number of each kind in these, before
 # the factors of SWARM.
