@@ -1,4 +1,4 @@
-"""MemberOperations of several Group calls, among ranks that die and are replaced.
+"""Operations of several calls of a Group, among ranks that die and are replaced.
 
 All ranks that finish an operation have made it with the same members. When a rank dies in the
 middle, the others make the operation again. The first call of a new rank is one that no operation
