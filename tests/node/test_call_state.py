@@ -233,3 +233,20 @@ LeadingNode.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestLeadingNode = LeadingNode.TestCase
+
+
+def test_failed_early_attempt_is_decided_when_all_members_have_called() -> None:
+    """A node fails while its bytes move, and the last member has not called yet."""
+    state = LeadingNode()
+    state.begin(large=True)
+    for node in (3, 0, 1, 2):
+        state.report(node)
+    for rank in (0, 1, 2):
+        state.give(rank, other=False)
+    state.wake()
+    assert state.leader.attempt is not None
+    assert state.leader.attempt.early
+    state.moved(node=0, failure="gone")
+    assert not state.decided
+    state.teardown()
+    assert state.decided

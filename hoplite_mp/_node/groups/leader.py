@@ -420,7 +420,7 @@ class GroupLeader:
             self._give_up()
             self.lead()  # makes a plan
             return
-        if message.failure and message.error == "full" and attempt.early:
+        if message.failure and attempt.early and (message.error == "full" or attempt.missing):
             self._end_early(attempt)
             return
         if message.failure:
@@ -431,8 +431,9 @@ class GroupLeader:
             self._tell(attempt.outcome)
 
     def _end_early(self, attempt: Attempt) -> None:
-        """The store of a node is full. Gives up the attempt and its blocks on all nodes; the call
-        is decided when all members have called."""
+        """The store of a node is full, or a node has failed before all members have called. Gives
+        up the attempt and its blocks on all nodes; the call is decided when all members have
+        called."""
         self._give_up()
         self._not_early = self.group.calls
         if attempt.missing:
