@@ -146,3 +146,9 @@ def feedback_hook(
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(buffer)
     return future
+
+
+# torch compares these with its classes, so they may not be text.
+feedback_hook.__annotations__.update(
+    {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+)
