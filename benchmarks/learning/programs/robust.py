@@ -38,7 +38,7 @@ def times(rank, elements, rounds):
 
 
 if __name__ == "__main__":
-    given = arguments(megabytes=5.0, rounds=9, faults=(0, 3, 5))
+    given = arguments(megabytes=5.0, rounds=9, faults=(0, 3, 5), tls=False)
     with our_hosts.connect(given) as c:
         say("begun")
         elements = int(given.megabytes * 1e6) // 4
