@@ -59,8 +59,8 @@ def measure(quick: bool) -> Outcome:
         [
             "The median is arbitrary once half of the ranks are faulty.",
             "Without faults Krum(2) is less accurate than the mean: it uses one gradient of eight.",
-            "At 1 Gbit/s the two processors, which eight hosts share, limit the reductions: the mean "
-            "takes twice the time that the links need.",
+            "At 1 Gbit/s the two processors, which eight hosts share, limit the reductions: the "
+            "mean takes twice the time that the links need.",
             "Krum(2) tolerates two faulty ranks of eight; three are outside of its guarantee.",
             "With five of eight ranks faulty only the score keeps most of the accuracy.",
         ],
