@@ -126,8 +126,9 @@ def _folded(op: Any, values: dict[int, Any]) -> Folded:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 NO_FOLDS = (
-    "reduce by a function folds the values in a task, and this cluster has no workers: fold them "
-    "here, with functools.reduce(op, c.get(refs, copy=True)), or make the cluster with workers"
+    "reduce by a function or a robust operator, or with finite=True, folds the values in a task, "
+    "and this cluster has no workers: fold them here, with functools.reduce(op, c.get(refs, "
+    "copy=True)), or make the cluster with workers"
 )
 DEADLINE_S_MAX = 1e9  # 31 years; a longer deadline counts as none
 

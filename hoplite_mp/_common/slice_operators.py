@@ -65,7 +65,7 @@ def fold_whole(op: SliceOperator, arrays: Sequence[Any]) -> tuple[Array, tuple[i
 
     ValueError: shapes or dtypes differ, or `op` cannot reduce so many inputs.
     """
-    inputs = [slice_array(array, op.text()) for array in arrays]
+    inputs = [slice_array(array, type(op).__name__) for array in arrays]
     first = inputs[0]
     for number, other in enumerate(inputs):
         if (other.shape, other.dtype) != (first.shape, first.dtype):

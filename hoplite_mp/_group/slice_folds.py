@@ -3,9 +3,13 @@
 Such a reduction is a sequence of calls: an allgather of headers agrees on the operator and on the
 ranks that take part, an alltoall brings each owner its slice of every rank, small allgathers add up
 the statistics that the operator needs, and an allgather returns the slices. Each call has the same
-contributors on all ranks. If a rank dies in between, all others see it in the same call, and begin
-the sequence again. So does a sequence that a new member's first call meets: all ranks then get the
-error of a call that does not match.
+contributors on all ranks. If a rank dies during the sequence, all other ranks detect the death in
+the same call, and begin the sequence again.
+
+The first call of a replaced rank may meet any call of the sequence. The steps of a sequence have a
+root, which no other allgather or alltoall has, so the two never match: every rank receives the
+error of different calls. The ranks in the sequence begin it again. The replaced rank does so, too,
+if its call is the same reduction; otherwise it raises the error.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from hoplite_mp._common.slice_operators import (
     no_finite_input,
     slice_array,
 )
-from hoplite_mp._serialize.contributions import MISMATCH, into
+from hoplite_mp._serialize.contributions import MISMATCH, STEP_ROOT, into
 from hoplite_mp.errors import PeerLostError, ReduceError
 
 if TYPE_CHECKING:
@@ -43,13 +47,12 @@ class _Again(Exception):
 
 
 class _Header:
-    """What each rank says of its input before the reduction."""
+    """A rank's operator, and the form of its input; `error`: the input cannot be reduced."""
 
-    def __init__(self, op: str, array: Array | None, error: str, finite: bool) -> None:
+    def __init__(self, op: str) -> None:
         self.op, self.form = op, ""
-        if array is not None:
-            self.form = f"{array.dtype.name} {array.shape}"
-        self.error, self.finite = error, finite
+        self.error: ValueError | TypeError | None = None
+        self.finite = True
 
     def pack(self) -> None:
         """Called by the call protocol: this header pickles as it is."""
@@ -111,23 +114,21 @@ class SliceFolds:
         """All ranks of this reduction, those whose inputs count, and this rank's input. Raises the
         first rank's error, on every rank."""
         array: Array | None = None
-        error, own = "", None
         text = op.text() if isinstance(op, SliceOperator) else str(op)
+        header = _Header(f"{text}, root={root}, finite={finite}")
         try:
             array = self._input(op, x, finite)
+            header.form = f"{array.dtype.name} {array.shape}"
+            header.finite = not finite or is_finite(array)
         except (TypeError, ValueError) as wrong:
-            own, error = wrong, f"{type(wrong).__name__}: {wrong}"
-        counts = array is None or not finite or is_finite(array)
+            header.error = type(wrong)(f"rank {self.rank}: {wrong}")
         name = type(op).__name__ if isinstance(op, SliceOperator) else f"finite {text}"
-        header = _Header(f"{text}, root={root}, finite={finite}", array, error, counts)
         headers = self._calls.call("allgather", f"{kind} by {name}", root, header, None)
         ranks = self._calls.contributors
         first = ranks[0]
         for rank in ranks:
-            if headers[rank].error:
-                if own is not None:
-                    raise self._all_raise(own)
-                raise self._all_raise(ValueError(f"rank {rank}: {headers[rank].error}"))
+            if headers[rank].error is not None:
+                raise self._all_raise(headers[rank].error)
             for name in ("op", "form"):
                 one, other = getattr(headers[first], name), getattr(headers[rank], name)
                 if one != other:
@@ -153,7 +154,7 @@ class SliceFolds:
         if finite and operation_name(op) not in _IDENTITIES:
             raise ValueError(f"finite=True needs an op of {', '.join(_IDENTITIES)}, not {op!r}")
         array = np.asarray(x)
-        if array.dtype.kind not in "biufcV":
+        if array.dtype.kind not in "biufcV" or array.dtype.names is not None:
             raise TypeError(f"{op} reduces arrays and numbers, not {type(x).__name__}")
         return array
 
@@ -162,10 +163,10 @@ class SliceFolds:
         self._agreed, self._calls.is_open = error, False
         return error
 
-    def _call(self, ranks: Sequence[int], kind: str, root: int, x: Any, out: Any = None) -> Any:
-        """A call of the sequence. _Again: its ranks are not those of the headers."""
+    def _step(self, ranks: Sequence[int], kind: str, x: Any, out: Any = None) -> Any:
+        """A step of the sequence. _Again: its ranks are not those of the headers."""
         try:
-            result = self._calls.call(kind, "", root, x, out)
+            result = self._calls.call(kind, "", min(STEP_ROOT, self.size - 1), x, out)
         finally:
             self._calls.is_open = True  # after an error here the other ranks may go on
         if self._calls.contributors != tuple(ranks):
@@ -183,14 +184,11 @@ class SliceFolds:
         cuts = {rank: (bounds[at], bounds[at + 1]) for at, rank in enumerate(ranks)}
         own = flat if self.rank in taking else flat[:0]
         parts = [own[slice(*cuts.get(rank, (0, 0)))] for rank in range(self.size)]
-        found = self._call(ranks, "alltoall", 0, parts)
+        found = self._step(ranks, "alltoall", parts)
         piece, accepted = self._owned(op, [found[rank] for rank in taking], ranks, cuts)
         result = np.empty(array.shape, array.dtype)
         pieces = [result.reshape(-1)[slice(*cuts.get(rank, (0, 0)))] for rank in range(self.size)]
-        if kind == "allreduce":
-            self._call(ranks, "allgather", 0, piece, pieces)
-        else:
-            self._call(ranks, "gather", root, piece, pieces if self.rank == root else None)
+        self._step(ranks, "allgather", piece, pieces)
         contributors = tuple(taking[index] for index in accepted)
         return result if kind == "allreduce" or self.rank == root else None, contributors
 
@@ -203,7 +201,7 @@ class SliceFolds:
         try:
             partial = next(fold)
             while True:
-                statistics = self._call(ranks, "allgather", 0, partial)
+                statistics = self._step(ranks, "allgather", partial)
                 partial = fold.send(sum(statistics[rank] for rank in ranks))
         except StopIteration as end:
             piece, accepted = end.value

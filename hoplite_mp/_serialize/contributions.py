@@ -24,6 +24,7 @@ __all__ = [
     "PREFIXES",
     "REDUCTIONS",
     "ROOTED",
+    "STEP_ROOT",
     "TARGETED",
     "contribution",
     "contributors_of",
@@ -44,6 +45,7 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter")  # these fail without the 
 # The end of errors about values that are not arrays.
 BY_FUNCTION = "; op=callable, a function of two values, reduces any values"
 MISMATCH = "made different calls"  # stands in the error of calls that differ between ranks
+STEP_ROOT = 1  # of an allgather or alltoall that is a step of a reduction by slices; others have 0
 NUMBERS = (bool, int, float, complex)
 _EXACT_NUMBERS = frozenset(NUMBERS)
 _NUMBERS = frozenset(np.dtype(c).num for c in "?bBhHiIlLqQefdFD")  # by `dtype.num`
@@ -73,6 +75,8 @@ def different_calls(calls: Mapping[int, tuple[Any, ...]]) -> str:
 def _described(kind: str, op: str, root: int) -> str:
     if op and kind == "allgather":  # of a reduction by a function
         return op
+    if root and kind not in ROOTED:
+        return f"{kind}, a step of a robust reduction,"
     detail = [repr(op)] * bool(op) + [f"root={root}"] * (kind in ROOTED)
     return f"{kind}({', '.join(detail)})"
 

@@ -87,6 +87,8 @@ class ClusterTasks:
 
     def completed(self) -> Any:
         while True:
+            if not self._watched:
+                raise ValueError("no Future is watched")
             try:
                 future = next(self._completions)
             except StopIteration:  # a watched Future was added after the end of the iterator

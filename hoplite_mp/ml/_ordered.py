@@ -94,7 +94,7 @@ def ordered_reduce(
         partial = cluster.options(node=place).submit(_add, partial, new)
         moved = sent
         norm = cluster.options(node=place).submit(_norm, partial)
-        if _is_enough(left[sent], norm.result(), xi):
+        if sent == len(order) or _is_enough(left[sent], norm.result(), xi):
             break
         sent += 1
     # A ref that has failed takes the place of those not sent, so indices are those of `refs`.

@@ -223,13 +223,14 @@ def test_errors_reach_every_rank_and_the_group_goes_on(cluster: Cluster) -> None
             lambda: g.allreduce(x, op=differs),
             lambda: g.allreduce(x * np.nan, finite=True),
             lambda: g.allreduce(x, op="xor", finite=True),
+            lambda: g.allreduce(x if g.rank else np.zeros(2, "f4,i4"), finite=True),
             lambda: g.scan(x, op=ml.Median()),
             lambda: g.allreduce(x, op=opposed),
         ]
         for call in calls:
             with pytest.raises((ValueError, TypeError, ReduceError)) as caught:
                 call()
-            texts.append(str(caught.value))
+            texts.append(f"{type(caught.value).__name__}: {caught.value}")
         return texts, int(g.allreduce(1)), g.contributors
 
     words = (
@@ -237,10 +238,11 @@ def test_errors_reach_every_rank_and_the_group_goes_on(cluster: Cluster) -> None
         "Krum with f=2 needs at least 7 inputs, not 3",
         "ranks 0 and 1 of allreduce differ: TrimmedMean(f=1)",
         "made different calls",
-        "float32 or float64, not of int64",
+        "TypeError: rank 1: Median reduces arrays of float32 or float64, not of int64",
         "digest",
         "all 3 inputs have NaN or infinite values",
         "finite=True needs an op of",
+        "TypeError: rank 0: sum reduces arrays and numbers",
         "scan takes no Median",
         "none of 3 gradients is accepted",
     )
@@ -320,6 +322,30 @@ def test_replacement_that_joins_during_a_reduction_takes_part(
     assert bits == {whole.tobytes()}
     for g in (*groups[:2], new):
         assert g.contributors == (0, 1, 2)
+        g.close()
+
+
+def test_replacement_that_makes_another_call_gets_an_error_and_no_value(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Its allgather meets the allgather of statistics or of slices, and must not match it."""
+    gate = Gate(tmp_path)
+    op = WaitsWhileFolding(gate, tmp_path / "entered")
+    groups = [cluster.group("another call", 3, rank) for rank in range(3)]
+    for future in [g.barrier_async() for g in groups]:
+        future.result(30)
+    groups[2].close()
+    running = [g.allreduce_async(row_of(g.rank), op=op) for g in groups[:2]]
+    eventually((tmp_path / "entered").exists)
+    new = cluster.group("another call", 3, 2)
+    late = new.allgather_async("another call")
+    eventually(lambda: new._member.calls is not None)  # its first call is fixed
+    gate.open()
+    with pytest.raises(ValueError, match="made different calls"):
+        late.result(60)
+    bits = {new.allreduce(row_of(2), op=op).tobytes(), *(f.result(60).tobytes() for f in running)}
+    assert bits == {fold_whole(ml.Median(), [row_of(rank) for rank in range(3)])[0].tobytes()}
+    for g in (*groups[:2], new):
         g.close()
 
 
