@@ -1,4 +1,4 @@
-/* The codes of reduce_codes.h. The header says what they mean. */
+/* Encodes and adds the codes that reduce_codes.h describes. */
 #include "reduce_codes.h"
 
 #include <float.h>

@@ -1,4 +1,4 @@
-"""What an experiment is, and what it measures.
+"""The types of experiments and of their results.
 
 Each other module of this folder that has a constant EXPERIMENT is an experiment. The programs that
 run on the emulated hosts are in `programs/`.
@@ -20,7 +20,7 @@ __all__ = ["Experiment", "Line", "Measure", "Outcome", "experiments"]
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """One figure. `kind` says what it is: "ratio of times", "ratio of rates", "accuracy", ..."""
+    """A measured value. `kind`: "ratio of times", "ratio of rates", "accuracy", "bytes", ..."""
 
     what: str
     value: float

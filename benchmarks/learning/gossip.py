@@ -133,8 +133,6 @@ def measure(quick: bool) -> Outcome:
             "deadline": f"{DEADLINE_S:g} s", "seed": 0,
         },
         [
-            "With equal links allreduce averages all models in the time that gossip takes for a "
-            "few partners.",
             "The accuracy is that of rank 0; models of gossip differ from each other.",
         ],
         [Line(WAYS[way], found["changing", way]["curve"]) for way in WAYS],

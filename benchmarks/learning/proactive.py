@@ -73,11 +73,7 @@ def measure(quick: bool) -> Outcome:
             "level": "0.01 below the last log-likelihood of full passes",
             "seed": 0,
         },
-        [
-            "Without a slow host the gain is that of more updates in a pass alone.",
-            "Mini-batches with the same replaced sums gain the same from more updates; what is "
-            "left of the effect then is the wait for the slow host.",
-        ],
+        [],
         [Line(LABELS[way], curves[SLOW, way]) for way in LABELS],
         "s",
         "log-likelihood of a row",

@@ -89,8 +89,7 @@ def _limits(calm: dict[str, Any]) -> list[str]:
         f"Without late hosts the code only costs: each host computes two shards, and a step takes "
         f"{slower:.2f} times as long (ratio of times).",
         "Two late hosts of one pair hold the step up; s = 2 needs three times the work.",
-        "The first n − 1 are faster still, because each host computes one shard, but their sum is "
-        "not the gradient.",
+        "The sum of the first n − 1 results is not the gradient.",
     ]
 
 

@@ -101,8 +101,8 @@ def _lightgbm(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def compare(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[int, int, int]:
-    """Nodes that are the same, those where both took other splits of equal gain (what is below is
-    not compared), and those that differ."""
+    """Counts nodes: equal ones, ones with another split of equal gain, and different ones. The
+    nodes below a split of equal gain are not compared."""
     same = ties = different = 0
     pairs = [(0, 0)]
     while pairs:
@@ -143,11 +143,8 @@ def _short(value: Any) -> Any:
 
 def _limits(peers: dict[str, Any]) -> list[str]:
     found = [
-        "The columns are sent to their holders first; for a single tree that is most of the bytes, "
-        "and a table that fits one host's memory and has few rows is grown faster by scikit-learn "
-        "there.",
-        "LightGBM looks at 255 bins of each column: its split is approximate, and much cheaper.",
-        "Random trees are not scikit-learn's trees, because the random numbers are others.",
+        "LightGBM looks at 255 bins of each column, so its splits are approximate.",
+        "Random trees differ from scikit-learn's trees, because the random numbers differ.",
     ]
     if not peers:
         found.append("LightGBM is not installed here (pip install lightgbm): no such row.")

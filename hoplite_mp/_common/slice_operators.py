@@ -38,7 +38,7 @@ class SliceOperator(abc.ABC):
         """Reduces the elements from `begin` on: flat slices of all inputs, in their order."""
 
     def text(self) -> str:
-        """What the ranks compare: the operator with its arguments."""
+        """The operator with its arguments, which must be equal on all ranks."""
         return repr(self)
 
 

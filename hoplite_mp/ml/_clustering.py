@@ -1,7 +1,7 @@
-"""KMeans and GaussianMixture by proactive updates: EM on sums that never wait for a whole pass.
+"""KMeans and GaussianMixture by proactive updates: EM without waits for whole passes.
 
 Both are estimators of scikit-learn. They run on the current Cluster, a rank for each worker; where
-no Cluster is open they run in the calling process and start no other.
+no Cluster is open, they run in the calling process and start no other process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compressors of float32 arrays: codes of fewer bytes, without state.
 
-A compressor turns a one-dimensional array into a code (bytes), and adds what a code stands for to
-an array. `Feedback` keeps what a code leaves out, and sends it later.
+A compressor encodes a one-dimensional array as a code (bytes), and adds the values of a code to an
+array. `Feedback` keeps the difference of array and code, and sends it later.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _floats(values: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Compressor:
-    """What `Feedback` asks of a compressor. It has no state.
+    """The interface of compressors for `Feedback`. A compressor has no state.
 
     step, stripe: the number of the call and of the slice, equal where an array is encoded and where
     its code is added. memory: a dict that the caller keeps for a sequence of arrays, or None.

@@ -1,4 +1,4 @@
-"""CSER: distributed SGD that sends a few blocks, and resets the errors that it keeps."""
+"""CSER: distributed SGD that sends few blocks of its updates, and resets its errors."""
 
 from __future__ import annotations
 

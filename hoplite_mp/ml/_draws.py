@@ -17,7 +17,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def _mixed(seed: int, *more: int) -> int:
-    """One number of 64 bits for several."""
+    """Hashes several numbers to one of 64 bits."""
     found = seed & MASK
     for one in more:
         found = int(_hashes((found ^ (one * GOLDEN)) & MASK, 1)[0])

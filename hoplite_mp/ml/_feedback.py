@@ -1,4 +1,4 @@
-"""Compressed allreduce with error feedback: what a code leaves out is kept, and sent later."""
+"""Compressed allreduce with error feedback: residuals are kept, and sent with later calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMPLAINT_MAX = 500
 
 @dataclasses.dataclass
 class _Stream:
-    """What a rank keeps for one name."""
+    """A rank's state of one name."""
 
     residual: Array | None = None  # of the whole array; None: zeros
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the compressor
@@ -106,7 +106,7 @@ class Feedback:
         return self._operations.members
 
     def residual(self, name: str) -> Array | None:
-        """What this rank has not sent of the arrays of that name.
+        """The residual: the part of the arrays of that name that this rank has not sent.
 
         Returns
         -------
@@ -117,7 +117,7 @@ class Feedback:
         return None if stream is None or stream.residual is None else stream.residual.copy()
 
     def allreduce(self, name: str, grad: Array, op: str = "mean") -> Array:
-        """Reduces an array of every rank, together with what earlier calls have left out.
+        """Reduces an array of every rank, together with the residuals of earlier calls.
 
         Parameters
         ----------
@@ -149,20 +149,23 @@ class Feedback:
         ...     feedback.allreduce("w", np.array([[1.5, 2.5]]))
         array([[1.5, 2.5]])
         """
+        grad, complaint = np.asarray(grad), ""
         if op not in OPS:
-            raise ValueError(f"op={op!r}: it must be one of {', '.join(OPS)}")
-        grad = np.asarray(grad)
-        if grad.dtype not in (np.float32, np.float64):
-            raise ValueError(f"{name!r} has dtype {grad.dtype}, not float32 or float64")
-        flat = grad.astype(np.float32).reshape(-1)
-        total = self._operations.run(lambda: self._reduce(name, grad, flat, op))
+            complaint = f"op={op!r}: it must be one of {', '.join(OPS)}"
+        elif grad.dtype not in (np.float32, np.float64):
+            complaint = f"{name!r} has dtype {grad.dtype}, not float32 or float64"
+        # Also a wrong call is made, because the other ranks wait for it.
+        flat = np.zeros(grad.size, np.float32)
+        if not complaint:
+            flat[:] = grad.reshape(-1)
+        total = self._operations.run(lambda: self._reduce(name, grad, flat, op, complaint))
         return total.reshape(grad.shape).astype(grad.dtype, copy=False)
 
-    def _reduce(self, name: str, grad: Array, flat: Array, op: str) -> Array:
+    def _reduce(self, name: str, grad: Array, flat: Array, op: str, complaint: str) -> Array:
         """One attempt at a call; nothing is kept unless it succeeds."""
         stream = self._streams.get(name) or _Stream()
         self._streams[name] = stream
-        complaint = _complaint(name, flat, stream)
+        complaint = complaint or _complaint(name, flat, stream)
         values = flat
         if not complaint and stream.residual is not None:
             values = flat + stream.residual
@@ -289,7 +292,7 @@ class Feedback:
 
 
 def _complaint(name: str, flat: Array, stream: _Stream) -> str:
-    """What is wrong with this rank's array."""
+    """The error in this rank's array; empty if there is none."""
     if not np.isfinite(flat).all():
         return f"{name!r} has values that are not finite"
     if stream.residual is not None and stream.residual.size != flat.size:

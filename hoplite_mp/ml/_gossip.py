@@ -1,9 +1,10 @@
-"""Gossip: ranks mix their arrays with those of a few partners, over links that are in time.
+"""Gossip: ranks mix their arrays with the arrays of a few partners, over reliable links.
 
-In each call, the array goes to the partners planned for this round, and those are mixed that have
-arrived in both directions before the deadline. A small allgather at the end of each call tells all
-ranks which ones these are and how long they took. From that all ranks compute the same mixing
-matrix, so that the mean over the ranks does not change, and the same plan for the next round.
+In each call, a rank sends its array to the partners of this round. A pair of ranks is mixed if both
+of its arrays have arrived before the deadline. A small allgather at the end of each call
+distributes the list of these pairs and the times of their transfers. From the list all ranks
+compute the same mixing matrix, so that the mean over the ranks does not change, and the same plan
+of the next round.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ SPREAD_GROWS = 0.1  # of it, for each second since the edge was last used
 FORGET_S = 15.0  # after which an edge that was not used counts as the median of all
 SHARE = 0.8  # of the deadline that is planned for
 LATE = 4.0  # deadlines that a transfer counts as, if it was not in time
-LOOK_S = 0.05  # between two looks whether partners have died
+LOOK_S = 0.05  # between two checks whether partners have died
 DECAY = 0.7  # weight of the round before in the graph whose connectivity is maximised
 
 
 class Gossip:
-    """Decentralised averaging over the links that are in time.
+    """Decentralised averaging over the links that meet a deadline.
 
     Every rank makes the same calls. The first call joins: it takes an allgather more.
 
@@ -148,7 +149,7 @@ class Gossip:
     # -- a round ---------------------------------------------------------------------------------
 
     def _exchange(self, given: Array) -> dict[int, Array]:
-        """What has arrived from the partners before the deadline."""
+        """Sends to the partners. Returns the arrays that arrive before the deadline, by rank."""
         tag = TAG + self._round % TAG
         begun = time.monotonic()
         self._age += begun - self._last
@@ -186,7 +187,7 @@ class Gossip:
         return arrived
 
     def _drop_late(self) -> None:
-        """Messages of rounds that are over are received, and forgotten."""
+        """Receives and discards late messages of earlier rounds."""
         for late in list(self._late):
             try:
                 self.group.recv(*late, timeout=0)
@@ -208,7 +209,7 @@ class Gossip:
         return rows
 
     def _settle(self, rows: list[Any], edges: list[Edge] | None = None) -> None:
-        """The plan of the next round, from what all ranks have said. edges: None when joining."""
+        """Plans the next round from the rows of all ranks. edges: None for a rank that joins."""
         there = [rank for rank, row in enumerate(rows) if row is not None]
         newest = max(rows[rank][1] for rank in there)
         leader = next(rank for rank in there if rows[rank][1] == newest)

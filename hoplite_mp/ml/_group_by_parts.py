@@ -19,7 +19,7 @@ __all__ = ["Parts", "merge", "select", "split_rows"]
 
 
 class Parts:
-    """Parts of a table, each on one host; what they hold is looked at by tasks there.
+    """Parts of a table, each on one host. Tasks on that host read the part.
 
     raw: (X, y, groups) of each part, as values or refs. After `describe`: `groups`, sorted,
     `classes`, sorted, `counts` of rows by (group, class), and the number of columns."""
@@ -38,7 +38,7 @@ class Parts:
         return self.n_features + self.intercept
 
     def describe(self) -> None:
-        """Reads the groups and classes of all parts, and has the rows sorted."""
+        """Reads the groups and classes of all parts, and sorts their rows."""
         found = self.tasks.results(self._each(_labels))
         names: list[Any] = [groups for groups, _, _ in found]
         self.groups = np.unique(np.concatenate(names))
@@ -68,7 +68,7 @@ class Parts:
         raise lost
 
     def move(self) -> bool:
-        """Gives parts of lost hosts to others; whether there were any."""
+        """Moves parts of lost hosts to other hosts. Returns whether a host was lost."""
         living = list(self.tasks.hosts())
         if not living:
             raise errors.NodeLostError("all hosts with workers are lost")

@@ -1,7 +1,7 @@
-"""Tasks of estimators: bound to hosts of the current cluster, or run at once in this process.
+"""Tasks of estimators, on hosts of the current cluster or in the calling process.
 
-Estimators use the cluster of `hoplite_mp.current()`. Where none is open they compute in the calling
-process, as estimators of scikit-learn do with `n_jobs=None`.
+Estimators use the cluster of `hoplite_mp.current()`. Without an open cluster they compute in the
+calling process, as estimators of scikit-learn do with `n_jobs=None`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ NO_WORKERS = "no host of the cluster has workers: add_workers() adds some"
 
 
 class HostTasks(Protocol):
-    """Values that lie on hosts, and tasks that run there."""
+    """The interface: stores values on hosts, and runs tasks there."""
 
     def hosts(self) -> dict[str, int]:
         """The living hosts with workers: id to number of workers."""
 
     def put(self, value: Any, hosts: Sequence[str]) -> Any:
-        """Stores a value, with copies on these hosts. Returns what stands for it in `submit`."""
+        """Stores a value, with copies on these hosts. Returns an argument for `submit`."""
 
     def submit(self, host: str, function: Callable[..., Any], *args: Any, priority: int = 0) -> Any:
         """Runs `function(*args)` on that host. Returns a Future, which may be an argument."""
 
     def watch(self, future: Any) -> None:
-        """`completed` will return this Future."""
+        """Adds a Future to those that `completed` returns."""
 
     def completed(self) -> Any:
         """Waits for the next watched Future that is done."""
@@ -121,7 +121,7 @@ class ClusterTasks:
 
 
 class InlineTasks:
-    """Tasks that run at once in the calling process, on hosts in name only."""
+    """Runs tasks immediately in the calling process. Its hosts are names only."""
 
     def __init__(self, hosts: int = 1) -> None:
         self._hosts = {f"inline{number}": 1 for number in range(hosts)}
@@ -171,7 +171,7 @@ def _resolved(value: Any) -> Any:
 
 
 def host_tasks() -> HostTasks:
-    """Of the current cluster, or else of the calling process."""
+    """The tasks of the current cluster; without one, of the calling process."""
     try:
         return ClusterTasks(current())
     except errors.ClosedError:

@@ -1,7 +1,7 @@
-"""FedLinUCB: agents of a linear bandit that share what they learn, and seldom communicate.
+"""FedLinUCB: agents of a linear bandit that share their observations with few messages.
 
 An agent sends its observations to the server only when they would change the confidence region by
-a constant factor of volume. The server is an actor; other agents are never waited for.
+a constant factor of volume. The server is an actor. Agents do not wait for each other.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class FedLinUCB:
     """An agent of an asynchronous federated linear bandit.
 
     The expected reward of an arm is linear in its features. The agent chooses the arm with the
-    highest upper confidence bound of what it has downloaded last, and communicates only if the
-    determinant of its Gram matrix, with its own observations since then, is more than 1 + alpha
-    times that of the downloaded one. Numbers are float64.
+    highest upper confidence bound by the sums of its last download. It communicates only if its
+    own observations since then raise the determinant of the Gram matrix by a factor of more than
+    1 + alpha. Numbers are float64.
 
     ``messages`` counts the messages to the server and from it, two for each exchange; ``sent`` and
     ``received`` are the bytes of the arrays in them.
@@ -139,11 +139,12 @@ class FedLinUCB:
         node: Node | None = None,
         restarts: int = RESTARTS,
     ) -> Actor:
-        """The server as an actor of the current Cluster, whose state survives its process and host.
+        """Starts the server as an actor of the current Cluster. Its state survives its process and
+        host.
 
-        name: agents elsewhere find it by `Cluster.get_actor`. node: the actor's place; it cannot
-        move to another host then. restarts: how many deaths it survives. Raises ClosedError if no
-        Cluster is open."""
+        name: for `Cluster.get_actor`. node: the actor's host; the actor then cannot move to
+        another host. restarts: the number of deaths that the actor survives. Raises ClosedError if
+        no Cluster is open."""
         options: dict[str, Any] = {"name": name, "restarts": restarts, "checkpoint": 1}
         if node is not None:
             options["node"] = node
@@ -181,19 +182,22 @@ class FedLinUCB:
         return True
 
     def synchronize(self) -> None:
-        """Communicates now: what was observed goes to the server, and the sums of all agents come
-        back. An agent does this last, so that nothing of it is missing in the totals."""
+        """Sends the agent's observations to the server, and downloads the sums of all agents.
+
+        Call it at the end, so that the totals include the agent's last observations."""
         if self._pending is None:
             given = (self._gram, self._moment, self._rounds)
             self._gram, self._moment = np.zeros_like(self._gram), np.zeros(self.n_features)
             self._rounds = 0
             self._pending = (given, self._ask(given))
-        # After a timeout, or Ctrl-C, the call is still under way: it is awaited, not repeated.
+        # After a timeout or Ctrl-C the call is still running, and is awaited again, not repeated.
         given, answer = self._pending
         try:
             gram, moment = answer.result(EXCHANGE_S)
         except Exception:
-            if answer.done():  # the server is lost, or has refused: nothing of this was confirmed
+            if (
+                answer.done()
+            ):  # the server is lost or has raised an error, and has confirmed nothing
                 self._pending = None
                 self._gram += given[0]
                 self._moment += given[1]

@@ -1,9 +1,9 @@
 """Operations of several calls of a Group, among ranks that die and are replaced.
 
-All ranks that finish an operation have made it with the same members. When a rank dies in the
-middle, the others make the operation again. The first call of a new rank is one that no operation
-makes. So the call of the others fails on every rank, the new rank receives the common state, and
-all make the operation again, together. Until an operation returns, nothing it does may be kept.
+All ranks that finish an operation have made it with the same members. If a rank dies during an
+operation, the other ranks make the operation again. The first call of a new rank matches no call of
+an operation, so it fails on every rank. Then the new rank receives the common state, and all ranks
+make the operation again. An operation must not change the state of its rank before it returns.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ TRIES = 8  # of one operation whose calls fail on every rank
 
 
 class _Again(Exception):
-    """The operation has to be made again; `error`: what the Group has raised, if anything."""
+    """The operation has to be made again. `error`: the Group's error, if there is one."""
 
     def __init__(self, error: ValueError | None = None) -> None:
         self.error = error
 
 
 class MemberOperations:
-    """The operations of one rank on a Group that nothing else uses.
+    """The operations of one rank on a Group that has no other calls.
 
     give: the common state, for a new rank. take: replaces this rank's state by it. changed: called
     when the members have changed.
@@ -72,7 +72,7 @@ class MemberOperations:
     def call(
         self, collective: Callable[..., R], *args: Any, may_shrink: bool = False, **kwargs: Any
     ) -> R:
-        """Makes a call of the Group within an operation. may_shrink: its result is of use without
+        """Makes a call of the Group within an operation. may_shrink: the result is valid without
         the ranks that have died."""
         try:
             result = collective(*args, **kwargs)

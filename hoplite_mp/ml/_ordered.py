@@ -80,7 +80,7 @@ def ordered_reduce(
         float,
     )
     if not (np.isfinite(found) & (found >= 0)).all():
-        raise ValueError("norms must be finite, and not negative")
+        raise ValueError("norms must be finite and not negative")
     place: Any = cluster.here if to is None else to
     order = np.argsort(-found, kind="stable").tolist()
     left = [*np.cumsum(found[order][::-1])[::-1].tolist(), 0.0]  # of order[k:]

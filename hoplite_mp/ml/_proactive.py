@@ -1,10 +1,10 @@
 """Proactive data-parallel updates: partial sums accumulate while the model is updated.
 
-Each rank goes round its rows in blocks, and keeps the latest partial sums of each block. A
-collection adds the sums of all ranks, whatever rows they have come to, and every rank updates its
-copy of the state from the same totals. Ranks compute on while a collection is under way. Since the
-totals are equal on all ranks, so are the states, bit for bit, and every rank takes the same
-decisions from them: the next period, and whether to stop.
+Each rank visits the blocks of its rows in turn, and keeps the latest partial sums of each block. A
+collection adds the sums of all ranks at their current positions, and every rank updates its copy of
+the state from the totals. Ranks continue to compute during a collection. The totals are equal on
+all ranks. So the states are equal, bit for bit, and all ranks make the same decisions: the next
+period, and when to stop.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Grows decision trees over columns that lie on several hosts.
 
-A node of many rows is a column task: each host returns the best split by the columns that it is
-asked about, and one holder of the winning column keeps the bitmap of the node's rows, which the
-children's tasks read from there. A node of few rows is a subtree task: one host gathers the node's
-rows of all columns and builds the subtree. Row numbers never pass the driver. Large nodes are
-processed breadth first, and subtrees depth first, a limited number at a time.
+A node of many rows is a column task: each host returns the best split of its columns. One holder of
+the winning column keeps the bitmap of the node's rows, from which the children's tasks read it. A
+node of few rows is a subtree task: one host gathers the node's rows of all columns, and builds the
+subtree. Row numbers never pass through the driver. Large nodes are processed breadth first.
+Subtrees are processed depth first, a limited number at a time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ColumnStore:
             self.holders.append(chosen)
 
     def look_for_losses(self) -> None:
-        """Drops hosts that are gone. Their columns have the remaining holders, or new ones."""
+        """Drops lost hosts. Columns without a holder are stored on other hosts."""
         living = self.tasks.hosts()
         self.hosts = {name: self.hosts[name] for name in self.hosts if name in living}
         if not self.hosts:
@@ -194,14 +194,14 @@ class TreeGrowth:
         self._try_more(_ColumnTask(node))
 
     def _try_more(self, task: _ColumnTask) -> None:
-        """Asks about the next `max_features` columns."""
+        """Requests the best split of the next `max_features` columns."""
         node = task.node
         numbers = node.order[node.tried : node.tried + node.growing.rules.max_features]
         node.tried += len(numbers)
         self._search(task, numbers.tolist())
 
     def _search(self, task: _ColumnTask, numbers: list[int]) -> None:
-        """Asks holders of these columns for their best splits."""
+        """Requests the best splits of these columns from their holders."""
         node, store = task.node, self.store
         growing, path = node.growing, self._path(node)
         for host, share in store.shares(numbers).items():

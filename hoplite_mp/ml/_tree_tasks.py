@@ -1,4 +1,4 @@
-"""What hosts compute for a decision tree: best splits, the rows of children, and subtrees.
+"""Tasks of hosts for a decision tree: best splits, the rows of children, and subtrees.
 
 The splits are found by scikit-learn's own splitter and criteria, one column at a time. A tree node
 is described by its path: for each ancestor the packed bitmap over the ancestor's rows that says

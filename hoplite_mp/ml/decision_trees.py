@@ -32,7 +32,7 @@ OWN_CONSTRAINTS = {
 
 
 class _ColumnTrees:
-    """What the estimators have in common."""
+    """The base of the estimators."""
 
     subtree_rows: int
     replicas: int
@@ -121,10 +121,10 @@ class DecisionTreeClassifier(_ColumnTrees, sklearn.tree.DecisionTreeClassifier):
     """A classification tree, grown by all hosts of the current cluster.
 
     The tree is scikit-learn's: the same nodes wherever a node's best split is unique, with the same
-    thresholds and the same conversion of X to float32. Among splits of equal gain any may be taken.
-    Without an open cluster the tree is grown in the calling process. The loss of a host does not
-    change the result. Missing values, sparse input, several outputs and `max_leaf_nodes` are not
-    supported.
+    thresholds and the same conversion of X to float32. Among splits of equal gain the choice may
+    differ. Without an open cluster the tree is grown in the calling process. The loss of a host
+    does not change the result. Missing values, sparse input, several outputs and `max_leaf_nodes`
+    are not supported.
 
     The algorithm is TreeServer's (Yan et al., ICDE 2022): nodes of many rows are split by the hosts
     that hold the columns, and small ones are built as subtrees by one host.
@@ -281,8 +281,8 @@ class RandomForestClassifier(_ColumnTrees, sklearn.ensemble.RandomForestClassifi
     """A random forest, grown by all hosts of the current cluster.
 
     Each tree is grown from a sample of the rows that the hosts draw from the tree's seed, and each
-    node looks at `max_features` columns, as in scikit-learn; the random numbers are others, so the
-    trees differ from scikit-learn's, and the accuracy agrees. The same `random_state` gives the
+    node looks at `max_features` columns, as in scikit-learn. The random numbers differ, so the
+    trees differ from scikit-learn's, with the same accuracy. The same `random_state` gives the
     same trees on any number of hosts, also if a host is lost. With `replicas` as large as the
     number of hosts and `subtree_rows` as large as the number of rows each tree is one task.
 

@@ -319,7 +319,7 @@ def test_parts_that_the_leader_cannot_put_into_a_full_store_are_every_ranks_erro
         mixed = [np.ones(60_000), {"an": "object"}]
         assert both(mixed) == [hoplite_mp.StoreFullError] * 2
         kept.clear()
-        eventually(lambda: cluster.stats()["bytes_used"] < 32 << 20, "there is room again")
+        eventually(lambda: cluster.stats()["bytes_used"] < 32 << 20, "there is space again")
         for array, other in both(mixed):
             assert array.sum() == 60_000
             assert other == {"an": "object"}

@@ -432,7 +432,7 @@ def test_a_full_store_keeps_the_message(impatient: Cluster) -> None:
     with pytest.raises(StoreFullError):
         pair.b.recv(0)
     held.clear()
-    eventually(lambda: used(impatient) < 12 << 20, "there is room")
+    eventually(lambda: used(impatient) < 12 << 20, "there is space")
     assert (pair.b.recv(0) == np.arange(1 << 20)).all()
     pair.close()
 

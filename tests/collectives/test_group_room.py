@@ -63,7 +63,7 @@ def fill(cluster: Cluster) -> list[Any]:
 
 def has_room(cluster: Cluster) -> None:
     """Returns when the memory of what was held is free."""
-    eventually(lambda: cluster.stats()["bytes_used"] < 8 << 20, "there is room again")
+    eventually(lambda: cluster.stats()["bytes_used"] < 8 << 20, "there is space again")
 
 
 def test_a_store_without_room_for_a_word(small: Cluster) -> None:

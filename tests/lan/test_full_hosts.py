@@ -46,7 +46,7 @@ def test_what_is_on_the_disk_of_a_full_host_is_read_when_there_is_room(lan: Lan)
         except StoreFullError as error:
             print(c.here.id in str(error), time.monotonic() - begun < 30)
         del pinned
-        while True:  # on a busy machine it takes longer than a read waits for room
+        while True:  # a read waits for space for less time than a busy machine may need
             try:
                 print(c.options(node=there).submit(read, ref).result())
                 break

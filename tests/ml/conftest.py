@@ -19,5 +19,5 @@ __all__ = ["cluster", "lan_permitted"]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with hoplite_mp.Cluster(workers=2, memory="256MiB") as made:
+    with hoplite_mp.Cluster(workers=3, memory="256MiB") as made:
         yield made

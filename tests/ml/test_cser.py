@@ -18,19 +18,12 @@ from tests.support.ml_members import DyingGroup
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from hoplite_mp import Cluster, Group
 
 Array = np.ndarray[Any, np.dtype[Any]]
 names = iter(range(10_000))
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with hoplite_mp.Cluster(workers=3, memory="256MiB") as made:
-        yield made
 
 
 def in_group(cluster: Cluster, size: int, body: Any) -> list[Any]:

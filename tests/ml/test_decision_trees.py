@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,19 +20,10 @@ from hoplite_mp import ml
 from hoplite_mp.ml import _host_tasks, decision_trees
 from tests.support.waiting import eventually
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 EQUIVALENCE = "check_sample_weight_equivalence_on_dense_data"
 # As in scikit-learn's own list for its RandomForestClassifier.
 DRAWN_ROWS = {EQUIVALENCE: "rows are drawn at random, and a weight counts for each row"}
 EQUAL_GAINS = {EQUIVALENCE: "which of two splits of equal gain is taken depends on the rows"}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[hoplite_mp.Cluster]:
-    with hoplite_mp.Cluster(workers=2, memory="256MiB") as made:
-        yield made
 
 
 @pytest.fixture
@@ -105,6 +96,7 @@ def test_classifier_on_any_data_equals_scikit_learns(
     rng = np.random.default_rng(seed)
     x = rng.integers(0, levels, (rows, columns)) / 7
     y = rng.integers(0, classes, rows)
+    y[0] = 0  # which class_weight names
     weights = rng.integers(0, 4, rows).astype(float) if weighted else None
     if weights is not None:
         weights[0] = 1.0

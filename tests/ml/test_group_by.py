@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,17 +17,8 @@ from hoplite_mp import ml
 from hoplite_mp.ml import _group_by_strategies, _host_tasks, group_by
 from tests.support.waiting import eventually
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 STRATEGIES = ["accumulate", "data", "task"]
 GRID = {"C": [0.1, 10.0]}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[hoplite_mp.Cluster]:
-    with hoplite_mp.Cluster(workers=2, memory="256MiB") as made:
-        yield made
 
 
 @pytest.fixture

@@ -83,10 +83,10 @@ class OneNode(NodeHarness):
         assert self.remote_objects.want(self.hold.oid, lambda: None)
         return remote
 
-    def set_room(self, room: bool) -> None:
-        """Whether the store has room for another object."""
+    def set_space(self, has_space: bool) -> None:
+        """Whether the store has space for another object."""
         for owner, name in ((self.store, "lease"), (self.parts.results, "pin")):
-            if room:
+            if has_space:
                 delattr(owner, name)
             else:
                 setattr(owner, name, lambda *about: None)
@@ -215,7 +215,7 @@ def test_a_plan_for_a_request_that_was_taken_back(one: OneNode, asked_again: boo
 
 def test_there_is_no_room_for_a_copy_that_a_broadcast_places_here(one: OneNode) -> None:
     """It is waited for, and then the manager is told why."""
-    one.set_room(False)
+    one.set_space(False)
     one.from_manager(LONE)
     assert OBJECT in one.replicas.holds
     one.loop.call_all()
@@ -239,24 +239,24 @@ def test_one_object_is_served_by_several_plans_until_each_is_withdrawn(one: OneN
     assert one.plan_runner.collectives() == list(one.plan_runner.report()) == []
 
 
-@pytest.mark.parametrize("end", ["room", "no room", "withdrawn"])
+@pytest.mark.parametrize("end", ["space", "no space", "withdrawn"])
 def test_who_has_it_on_disk_serves_it_when_there_is_room(one: OneNode, end: str) -> None:
-    """The object is not lost meanwhile; without room for too long the manager is told why."""
+    """The object is not lost. After too long a wait for space, the manager is informed."""
     one.place()
-    one.set_room(False)
+    one.set_space(False)
     one.from_manager(SERVING)
     one.loop.call_all()
     assert (one.reports, one.made) == ([], [])
     if end == "withdrawn":
         one.from_manager(WITHDRAWN)
-    if end != "no room":
-        one.set_room(True)
+    if end != "no space":
+        one.set_space(True)
     one.loop.time += one.config.put_wait_s
     one.loop.call_all()
-    assert one.made == ([SERVED] if end == "room" else [])
-    assert one.reports == ([m.CopyDropped(1, OBJECT, "it is full")] if end == "no room" else [])
+    assert one.made == ([SERVED] if end == "space" else [])
+    assert one.reports == ([m.CopyDropped(1, OBJECT, "it is full")] if end == "no space" else [])
     one.loop.call_all()
-    assert len(one.reports) == (end == "no room")
+    assert len(one.reports) == (end == "no space")
 
 
 @pytest.mark.parametrize("planned", [True, False])
@@ -280,10 +280,10 @@ def test_what_its_holder_has_no_room_to_read_is_asked_for_again(
 def test_a_plan_that_waits_for_room_is_not_the_next_manager_s(one: OneNode) -> None:
     """Nobody would withdraw it, so what it serves would stay for ever."""
     one.place()
-    one.set_room(False)
+    one.set_space(False)
     one.from_manager(SERVING)
     assert list(one.transfers.report()) == []
-    one.set_room(True)
+    one.set_space(True)
     one.loop.call_all()
     assert one.made == []
     one.from_manager(SERVING)  # it is said again

@@ -62,7 +62,7 @@ def test_what_is_read_at_present_stays(tmp_path: Path) -> None:
         assert all(np.array_equal(*pair) for pair in zip(views, arrays, strict=True))
         assert c.stats()["bytes_spilled"] == 0
         del views
-        memory = c._runtime.memory  # from here on there is room, if it is waited for
+        memory = c._runtime.memory  # from here on a put that waits finds space
         memory.config = dataclasses.replace(memory.config, put_wait_s=60.0)
         assert int(c.get(c.put(large())).sum(dtype=np.int64)) == 6 * MIB
         assert all(int(c.get(ref)[0]) == number for number, ref in enumerate(refs))

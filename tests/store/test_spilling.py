@@ -48,7 +48,7 @@ def next_stamp() -> None:
 
 @contextlib.contextmanager
 def patient(c: Cluster) -> Iterator[None]:
-    """What this process puts and gets meanwhile has time to find room, on a busy machine, too."""
+    """Puts and gets of this process wait long enough for space on a busy machine."""
     memory = c._runtime.memory
     before = memory.config
     memory.config = dataclasses.replace(before, put_wait_s=LONG_S)

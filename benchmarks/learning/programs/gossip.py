@@ -46,7 +46,7 @@ def step(x, images, labels):
 
 
 def averaging(way, group, deadline):
-    """A function that mixes a model with those of other ranks."""
+    """A function that mixes the model with the models of other ranks."""
     if way == "allreduce":
         return lambda x: group.allreduce(x, "mean")
     return ml.Gossip(group, deadline, way).mix

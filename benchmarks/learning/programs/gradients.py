@@ -37,7 +37,7 @@ class Dense:
         self.compressor = COMPRESSORS[name] if given.method.endswith(" alone") else None
 
     def mean(self, grad: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        if self.compressor is not None:  # without feedback: what is left out is lost
+        if self.compressor is not None:  # without feedback: omitted entries are lost
             sent = self.compressor.decode(self.compressor.encode(grad), grad.size)
             return self.group.allreduce(sent, op="mean")  # type: ignore[no-any-return]
         if self.feedback is None:

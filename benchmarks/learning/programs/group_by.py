@@ -56,7 +56,9 @@ def main(given, cluster):
     cluster.wait([future for part in parts for future in part])
     grid = {"C": given.strengths}
     warm = [[cluster.put(one.result()[:50]) for one in part] for part in parts]
-    ml.GroupBy(ml.Logistic(max_iter=50), grid, "task").fit(*warm)  # workers import what they need
+    ml.GroupBy(ml.Logistic(max_iter=50), grid, "task").fit(
+        *warm
+    )  # makes the workers import scikit-learn
     say("begun")
     fitted = ml.GroupBy(ml.Logistic(), grid, given.strategy).fit(*parts)
     say("ended")

@@ -28,7 +28,7 @@ def is_top(labels):
 
 
 def sketch(tree):
-    """What is compared: the arrays of the tree, as lists."""
+    """The arrays of the tree that the experiment compares, as lists."""
     names = ("feature", "threshold", "children_left", "children_right", "n_node_samples",
              "weighted_n_node_samples", "impurity")  # fmt: skip
     return {name: getattr(tree, name).tolist() for name in names}
