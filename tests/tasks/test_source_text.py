@@ -78,9 +78,7 @@ def test_source_of_initializer_and_stack_dump_is_shown(tmp_path: Path) -> None:
             return 1 / x
 
         def hang(path):
-            open(path, "w").close()
-            while True:
-                time.sleep(0.01)
+            while not open(path, "a").close(): time.sleep(0.01)
 
         with hoplite_mp.Cluster(1) as c:
             try:
@@ -96,7 +94,7 @@ def test_source_of_initializer_and_stack_dump_is_shown(tmp_path: Path) -> None:
             os.unlink(path)
             dumped = collect(c, stacks=True)
             print(f'File "{__file__}", line ' in str(dumped))
-            print("time.sleep(0.01)" in "".join(lines(dumped)))
+            print('while not open(path, "a").close(): time.sleep' in "".join(lines(dumped)))
             future.cancel(force=True)
         """,
     )
