@@ -35,7 +35,7 @@ def test_nothing_else_can_happen(
         ("freeze", 2, 2, SMALL),
         ("same call", 2, 2, SMALL),
         ("same call", 2, 2, FIRST),
-        ("hand on", 3, 1, SMALL),
+        pytest.param("hand on", 3, 1, SMALL, marks=pytest.mark.soak),
         ("begun", 2, 2, FIRST),
         ("last word", 2, 2, FIRST),
     ],

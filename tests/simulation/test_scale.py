@@ -28,8 +28,15 @@ def played(operation: str, nodes: int = 8, nbytes: int = 1 << 20) -> float:
     return measure(operation, Size(nodes, nbytes, 1.25e8, 1e-4, 0)).seconds
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 33])
-@pytest.mark.parametrize("nbytes", [64, 100_000, 1 << 20])
+IN_SHORT = ((33, 64), (2, 100_000), (3, 1 << 20))
+SIZES = [
+    pytest.param(nodes, nbytes, marks=() if (nodes, nbytes) in IN_SHORT else pytest.mark.soak)
+    for nodes in (2, 3, 33)
+    for nbytes in (64, 100_000, 1 << 20)
+]
+
+
+@pytest.mark.parametrize(("nodes", "nbytes"), SIZES)
 def test_what_is_planned_arrives(nodes: int, nbytes: int) -> None:
     for operation in OPERATIONS:
         assert 0 < played(operation, nodes, nbytes) < 1

@@ -27,6 +27,16 @@ if TYPE_CHECKING:
     from hoplite_mp import Cluster
 
 
+STRIDE = 3
+
+
+@pytest.fixture(params=[0, *(pytest.param(at, marks=pytest.mark.soak) for at in range(1, STRIDE))])
+def first(request: pytest.FixtureRequest) -> int:
+    """The first place: together the runs interrupt a call at every place."""
+    place: int = request.param
+    return place
+
+
 @pytest.fixture
 def alone() -> Iterator[Cluster]:
     with hoplite_mp.Cluster(workers=1, memory="64MiB") as made:
@@ -64,73 +74,74 @@ def settled(c: Any, wanted: tuple[int, int, int]) -> None:
         time.sleep(0.01)
 
 
-def check(c: Any, call: Callable[[], Any]) -> None:
+def check(c: Any, first: int, call: Callable[[], Any]) -> None:
+    """Interrupts the call at every third place, and wants nothing left behind."""
     for _ in range(3):
         call()  # what is made once
     before = at_rest(c)
-    at = 0
+    at = first
     while interrupted(call, at):
-        at += 1
+        at += STRIDE
     assert at > 10
     settled(c, before)
 
 
-def test_put_of_a_small_value(alone: Cluster) -> None:
-    check(alone, lambda: alone.put(7))
-    check(alone, lambda: alone.put(np.ones(10)))
+def test_put_of_a_small_value(alone: Cluster, first: int) -> None:
+    check(alone, first, lambda: alone.put(7))
+    check(alone, first, lambda: alone.put(np.ones(10)))
 
 
-def test_put_of_a_value_in_a_span(alone: Cluster) -> None:
-    check(alone, lambda: alone.put(b"x" * 5000))
+def test_put_of_a_value_in_a_span(alone: Cluster, first: int) -> None:
+    check(alone, first, lambda: alone.put(b"x" * 5000))
 
 
-def test_put_of_refs(alone: Cluster) -> None:
+def test_put_of_refs(alone: Cluster, first: int) -> None:
     inner = alone.put(1)
-    check(alone, lambda: alone.put([inner]))
+    check(alone, first, lambda: alone.put([inner]))
 
 
-def test_put_of_a_large_array(alone: Cluster) -> None:
+def test_put_of_a_large_array(alone: Cluster, first: int) -> None:
     array = np.ones(200_000)
-    check(alone, lambda: alone.put(array))
+    check(alone, first, lambda: alone.put(array))
 
 
-def test_put_without_a_copy(alone: Cluster) -> None:
+def test_put_without_a_copy(alone: Cluster, first: int) -> None:
     def publish() -> None:
         array = alone.empty(1000)
         array.fill(1.0)
         alone.put(array)
 
-    check(alone, publish)
+    check(alone, first, publish)
 
 
-def test_reduce(alone: Cluster) -> None:
+def test_reduce(alone: Cluster, first: int) -> None:
     refs = [alone.put(np.ones(10)) for _ in range(2)]
-    check(alone, lambda: alone.reduce(refs))
-    check(alone, lambda: alone.reduce_scatter(refs))
-    check(alone, lambda: alone.broadcast(refs[0]))
+    check(alone, first, lambda: alone.reduce(refs))
+    check(alone, first, lambda: alone.reduce_scatter(refs))
+    check(alone, first, lambda: alone.broadcast(refs[0]))
 
 
-def test_submit(alone: Cluster) -> None:
+def test_submit(alone: Cluster, first: int) -> None:
     """Also with arguments that are objects, and such that are still to come."""
     ref = alone.put(1)
-    check(alone, lambda: alone.submit(abs, -1))
-    check(alone, lambda: alone.submit(add, ref, 1))
-    check(alone, lambda: alone.submit(add, alone.submit(abs, -1), 1))
-    check(alone, lambda: alone.submit(len, b"x" * 5000))
+    check(alone, first, lambda: alone.submit(abs, -1))
+    check(alone, first, lambda: alone.submit(add, ref, 1))
+    check(alone, first, lambda: alone.submit(add, alone.submit(abs, -1), 1))
+    check(alone, first, lambda: alone.submit(len, b"x" * 5000))
 
 
-def test_get(alone: Cluster) -> None:
+def test_get(alone: Cluster, first: int) -> None:
     ref = alone.put(np.ones(5000))
-    check(alone, lambda: alone.get(ref))
-    check(alone, lambda: alone.submit(abs, -1).result(PATIENCE_S))
+    check(alone, first, lambda: alone.get(ref))
+    check(alone, first, lambda: alone.submit(abs, -1).result(PATIENCE_S))
 
 
-def test_iterations(alone: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_iterations(alone: Cluster, first: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody is left among those who are to be told, and no bar."""
     ref = alone.put(1)
-    check(alone, lambda: list(hoplite_mp.as_completed([alone.submit(abs, -1), ref])))
+    check(alone, first, lambda: list(hoplite_mp.as_completed([alone.submit(abs, -1), ref])))
     if find_spec("tqdm"):
-        check(alone, lambda: list(alone.map(abs, [-1, -2], chunksize=1, progress=True)))
+        check(alone, first, lambda: list(alone.map(abs, [-1, -2], chunksize=1, progress=True)))
         from tqdm import tqdm
 
         assert not tqdm._instances
