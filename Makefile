@@ -109,7 +109,7 @@ bench-deaths: $(VENV)/.installed-bench
 bench-applications: $(ENGINES)/.installed
 	$(ENGINES)/bin/python -m benchmarks.applications
 
-bench-learning: $(ENGINES)/.installed
+bench-learning: $(ENGINES)/.installed-learning
 	$(ENGINES)/bin/python -m benchmarks.learning
 
 bench-engines: $(ENGINES)/.installed
@@ -251,6 +251,10 @@ $(ENGINES)/.installed: pyproject.toml tests/engines/requirements.txt | $(VENV)/.
 	    --requirement tests/engines/requirements.txt
 	@$(ENGINES)/bin/python -c 'import os, sysconfig; \
 	    open(sysconfig.get_path("purelib") + "/hoplite_mp.pth", "w").write(os.getcwd() + "\n")'
+	@touch $@
+
+$(ENGINES)/.installed-learning: benchmarks/learning/requirements.txt | $(ENGINES)/.installed
+	$(ENGINES)/bin/python -m pip install --quiet --requirement $<
 	@touch $@
 
 $(VENV)/.made:
