@@ -140,9 +140,9 @@ class Threshold(_Sparse):
     """Sends the entries at or above a threshold that is sampled now and then.
 
     The threshold is the ⌈fraction·m⌉-th largest magnitude of m sampled entries. It is drawn again
-    in every `refresh`-th step, before that in steps 1, 2, 4, 8 and so on, and when more than
-    8·fraction of the entries reach it. With a residual, more than `fraction` of the entries are
-    sent on average, because entries grow until they reach the threshold. The code is as for `TopK`.
+    in every `refresh`-th step, and when more than 8·fraction of the entries reach it. With a
+    residual, more than `fraction` of the entries are sent on average, because entries grow until
+    they reach the threshold. The code is as for `TopK`.
     DCT: Gupta et al., KDD 2021, section 3.
 
     Parameters
@@ -174,8 +174,7 @@ class Threshold(_Sparse):
     def prepare(self, values: Array, step: int = 0, memory: dict[str, Any] | None = None) -> None:
         if memory is None:
             return
-        is_due = step % self.refresh == 0 or (step < self.refresh and step & (step - 1) == 0)
-        if "threshold" not in memory or is_due:
+        if "threshold" not in memory or step % self.refresh == 0:
             memory["threshold"] = self._draw(values, step)
 
     def _draw(self, values: Array, step: int) -> float:

@@ -27,7 +27,10 @@ COMPRESSORS: dict[str, Any] = {
 
 
 class Dense:
-    """SGD with momentum on the mean of all gradients, whatever reduces them."""
+    """SGD with the momentum of each rank, on the mean of all ranks, whatever reduces it.
+
+    Momentum comes before compression, because entries of compressed gradients arrive late.
+    """
 
     def __init__(self, model: Perceptron, group: Any, given: Any) -> None:
         self.model, self.group, self.given = model, group, given
@@ -50,8 +53,9 @@ class Dense:
 
     def step(self) -> None:
         self.velocity *= np.float32(self.given.momentum)
-        self.velocity += self.mean(self.model.grad)
-        self.model.flat -= np.float32(self.given.lr) * self.velocity
+        self.velocity += self.model.grad
+        self.model.grad[...] = self.velocity
+        self.model.flat -= np.float32(self.given.lr) * self.mean(self.model.grad)
 
     @property
     def sent(self) -> int:
