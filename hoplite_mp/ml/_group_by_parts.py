@@ -39,7 +39,7 @@ class Parts:
 
     def describe(self) -> None:
         """Reads the groups and classes of all parts, and sorts their rows."""
-        found = self.tasks.results(self._each(_labels))
+        found = self._retry(lambda: self.tasks.results(self._each(_labels)))
         names: list[Any] = [groups for groups, _, _ in found]
         self.groups = np.unique(np.concatenate(names))
         self.classes = np.unique(np.concatenate([classes for _, classes, _ in found]))
@@ -50,17 +50,20 @@ class Parts:
         if len(self.classes) > 2:
             raise ValueError(f"Logistic needs two classes: y has {len(self.classes)}")
         self.prepare()
-        self.counts = sum(self.tasks.results(self._each_prepared(_counts)))
+        self.counts = sum(self._retry(lambda: self.tasks.results(self._each_prepared(_counts))))
 
     def prepare(self) -> None:
         self.prepared = [self._prepared(at) for at in range(len(self.raw))]
 
     def sum(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The sum over all parts of the array that a function returns for each; it is tried again
-        when a host is lost."""
+        """The sum over all parts of the array that a function returns for each."""
+        return self._retry(lambda: self.tasks.sum(self._each_prepared(function, *args)))
+
+    def _retry(self, call: Callable[[], Any]) -> Any:
+        """The result of the call, which is repeated when a host is lost."""
         for _ in range(len(self.hosts) + 1):
             try:
-                return self.tasks.sum(self._each_prepared(function, *args))
+                return call()
             except (errors.NodeLostError, errors.ObjectLostError, errors.ReduceError) as error:
                 lost = error
                 if not self.move():
@@ -69,14 +72,23 @@ class Parts:
 
     def move(self) -> bool:
         """Moves parts of lost hosts to other hosts. Returns whether a host was lost."""
-        living = list(self.tasks.hosts())
+        living = [host for host in self.tasks.hosts() if self._is_alive(host)]
         if not living:
             raise errors.NodeLostError("all hosts with workers are lost")
         lost = [at for at, host in enumerate(self.hosts) if host not in living]
         for at in lost:
             self.hosts[at] = living[at % len(living)]
-            self.prepared[at] = self._prepared(at)
+            if self.prepared:
+                self.prepared[at] = self._prepared(at)
         return bool(lost)
+
+    def _is_alive(self, host: str) -> bool:
+        """Whether the host runs a task: the list of hosts may still have one that was just lost."""
+        try:
+            self.tasks.results([self.tasks.submit(host, abs, 0)])
+        except errors.NodeLostError:
+            return False
+        return True
 
     def _prepared(self, at: int) -> Any:
         args = self.groups, self.classes, self.intercept

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,12 @@ from sklearn.linear_model import LogisticRegression
 import hoplite_mp
 from hoplite_mp import ml
 from hoplite_mp.ml import _group_by_strategies, _host_tasks, group_by
+from hoplite_mp.ml._group_by_parts import Parts
+from hoplite_mp.ml._host_tasks import InlineTasks
 from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 STRATEGIES = ["accumulate", "data", "task"]
 GRID = {"C": [0.1, 10.0]}
@@ -179,3 +185,30 @@ def test_bad_input_is_one_clear_error(cluster: hoplite_mp.Cluster) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             fit(*given_)
+
+
+class _LosesHost(InlineTasks):
+    """The second host fails all tasks after the first few, and stays in the list of hosts."""
+
+    def __init__(self, alive: int) -> None:
+        super().__init__(2)
+        self.left = alive
+
+    def submit(self, host: str, function: Callable[..., Any], *args: Any, priority: int = 0) -> Any:
+        self.left -= 1
+        if host == "inline1" and self.left < 0:
+            future: Future[Any] = Future()
+            future.set_exception(hoplite_mp.NodeLostError("inline1 is lost"))
+            return future
+        return super().submit(host, function, *args)
+
+
+@pytest.mark.parametrize("alive", range(7))
+def test_parts_of_a_host_lost_at_any_task_move_to_another_one(alive: int) -> None:
+    rng = np.random.default_rng(0)
+    raw = [(rng.normal(size=(50, 2)), np.arange(50) % 2, np.arange(50) % 3) for _ in range(2)]
+    parts = Parts(_LosesHost(alive), raw, ["inline0", "inline1"], True)
+    parts.describe()
+    total = parts.sum(lambda rows: np.array([len(rows.x)]))
+    assert total == 100
+    assert parts.counts.sum() == 100
