@@ -21,10 +21,10 @@ def seconds_to(result: dict[str, Any], goal: float) -> float:
 
 def experiment(quick: bool) -> Outcome:
     goal = QUICK_GOAL if quick else GOAL
+    gloo = measured_torch(quick, steps=STEPS)
     dense = measured("dense", quick, steps=STEPS)
     cser = measured("cser", quick, steps=STEPS, **RATIOS)
     low = measured("powersgd", quick, steps=STEPS)
-    gloo = measured_torch(quick, steps=STEPS)
     sorted_ = measured("cser", quick, steps=STEPS, by_label=True, **RATIOS)
     seconds = {name: seconds_to(one, goal) for name, one in
                [("dense", dense), ("cser", cser), ("powersgd", low), ("torch", gloo)]}  # fmt: skip
