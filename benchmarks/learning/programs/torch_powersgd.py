@@ -20,6 +20,7 @@ from benchmarks.learning.programs.perceptron import Perceptron, Shard, accuracy
 from examples.applications.running import arguments, say
 
 WARM_UP = 3
+BUCKET_MB = 100
 START = 2  # the first iteration that is compressed: the least that the hook allows
 
 
@@ -48,7 +49,9 @@ def train(given: Any) -> None:
     dist.init_process_group("gloo", init_method=meeting, rank=given.rank, world_size=given.hosts)
     model = Perceptron()
     net = network(model)
-    ddp = DistributedDataParallel(net)
+    # One bucket: the hook waits in Gloo's two threads for further reductions, so with two buckets
+    # all ranks wait for ever.
+    ddp = DistributedDataParallel(net, bucket_cap_mb=BUCKET_MB)
     if given.low_rank:
         ddp.register_comm_hook(
             powersgd.PowerSGDState(
