@@ -1,10 +1,9 @@
-"""All limits of the library, and what a higher or lower value of each changes.
+"""Configuration limits, with the effect of a higher and of a lower value.
 
-Nothing in hoplite_mp grows, waits or retries without a bound. Every bound that a user may want to
-set is a field here; all others are constants at the top of the file that uses them. A field's name
-ends in its unit, followed by `_max` if the value is an upper limit. An argument takes precedence
-over the environment (`HOPLITE_MP_<FIELD>`), and the environment over the default. This module only
-defines and checks values; it measures nothing, and must not depend on the code that uses them.
+Nothing in hoplite_mp grows, waits or retries without a bound. User-settable bounds are fields of
+Config; all others are constants at the top of the file that uses them. A field's name ends in its
+unit, followed by `_max` for an upper limit. Arguments take precedence over the environment
+(`HOPLITE_MP_<FIELD>`), and the environment over the defaults.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ GIB = 1 << 30
 
 SPAN_BYTES_MIN = 64 * KIB
 
-# Types of fields. A constraint of one field is in its annotation, and messages are made from it.
+# Types of fields. Error messages are derived from the constraints in these annotations.
 _FINITE = sys.float_info.max
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0, le=_FINITE)]
@@ -38,7 +37,7 @@ Directory = Annotated[str, Meta(min_length=1, description="the path of a directo
 Resources = Annotated[str, Meta(pattern="=", description='a list such as "gpu=2,disk=0.5"')]
 Command = Annotated[
     str,
-    Meta(description="a command with {host} in it, and {arguments} as a word of its own"),
+    Meta(description="a command that contains {host}, and {arguments} as a separate word"),
 ]
 
 _PREFIX = "HOPLITE_MP_"
@@ -47,9 +46,9 @@ _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def parse_size(text: str | int) -> int:
-    """A number of bytes from "2GiB", "512 MB", "1.5g" or "65536".
+    """Parses a size such as "2GiB", "512 MB", "1.5g" or "65536"; returns bytes.
 
-    Units with an "i" are powers of 1024, others of 1000, as in the standard that defines both.
+    Units with an "i" are powers of 1024, others powers of 1000 (IEC 80000-13).
     """
     if not isinstance(text, (str, bool)):
         with contextlib.suppress(TypeError):
@@ -57,8 +56,8 @@ def parse_size(text: str | int) -> int:
     match = _SIZE.fullmatch(text.strip() if isinstance(text, str) else "")
     if match is None:
         raise ConfigError(
-            f"size {text!r} is not understood; write bytes or a number with a unit, "
-            'such as "65536", "512MiB" or "2GiB"'
+            f"invalid size {text!r}: use a number of bytes, or a number with a unit, such as "
+            '"65536", "512MiB" or "2GiB"'
         )
     number, unit, binary = match.groups()
     step = 1024 if binary else 1000
@@ -66,7 +65,7 @@ def parse_size(text: str | int) -> int:
     return round(float(number) * factor)
 
 
-# Fields that had other names before 0.1. The old names work until 0.2, with a DeprecationWarning.
+# Fields renamed in 0.1. The old names work until 0.2, with a DeprecationWarning.
 RENAMED = {
     "beat_interval_s": "heartbeat_interval_s",
     "silence_s": "heartbeat_timeout_s",
@@ -74,13 +73,13 @@ RENAMED = {
     "carried_array_bytes_min": "captured_array_bytes_min",
 }
 
-# Fields that have become arguments of `init` of integrations.ray and integrations.dask. As fields
-# they are passed to it until 0.2, with a DeprecationWarning.
+# Fields that became arguments of `init` in integrations.ray and integrations.dask. As fields they
+# work until 0.2, with a DeprecationWarning.
 MOVED = {"foreign_hold_s": "ref_hold_s", "beside_idle_s": "node_idle_s"}
 
 
 def _warn_moved(old: str, name: str, value: object, *, stacklevel: int) -> float:
-    """Warns about a field that has become an argument, and returns its value, checked."""
+    """Warns about a field that became an argument; returns its checked value."""
     text = f"{name} has become {MOVED[old]}= of init() of integrations.ray and integrations.dask"
     warnings.warn(
         f"{text}; the old name works until hoplite_mp 0.2",
@@ -91,8 +90,7 @@ def _warn_moved(old: str, name: str, value: object, *, stacklevel: int) -> float
 
 
 def check_seconds(name: str, value: object) -> float:
-    """The value as a finite number of seconds, at least 0. Any other raises a ConfigError that
-    names it."""
+    """The value as float. ConfigError, with `name`, unless it is finite and at least 0."""
     plain = _plain(value)
     if isinstance(plain, (int, float)) and not isinstance(value, bool) and 0 <= plain <= _FINITE:
         return float(plain)
@@ -100,7 +98,7 @@ def check_seconds(name: str, value: object) -> float:
 
 
 def _warn_renamed(old: str, prefix: str = "", *, stacklevel: int) -> str:
-    """Warns about an old name, and returns the new one. stacklevel: of the caller's caller."""
+    """Warns about an old name; returns the new one. stacklevel: that of the caller's caller."""
     new = RENAMED[old]
     names = (prefix + name.upper() for name in (old, new)) if prefix else (old, new)
     text = "{} is now called {}; the old name works until hoplite_mp 0.2".format(*names)
@@ -109,12 +107,11 @@ def _warn_renamed(old: str, prefix: str = "", *, stacklevel: int) -> str:
 
 
 class _ConfigMeta(type):
-    """Accepts old names of fields, and appends the docstrings of fields to the docstring of their
-    class. These are taken from the source only when `__doc__` is read, as by `help`, so they cost
-    nothing at import."""
+    """Accepts old names of fields, and appends the docstrings of fields to `__doc__` of the class.
+    They are read from the source when `__doc__` is read, so they cost nothing at import."""
 
     def __call__(cls, *args: Any, **values: Any) -> Any:
-        for old in RENAMED.keys() & values.keys():  # dataclasses.replace gives both names
+        for old in RENAMED.keys() & values.keys():  # dataclasses.replace passes both names
             values[_warn_renamed(old, stacklevel=2)] = values.pop(old)
         given = {old: values.pop(old) for old in MOVED.keys() & values.keys()}
         made = super().__call__(*args, **values)
@@ -124,8 +121,8 @@ class _ConfigMeta(type):
 
     @property
     def __signature__(cls) -> Any:
-        """The fields without their constraints, for `inspect.signature`, which otherwise shows the
-        signature of `__call__`."""
+        """The signature of `__init__`, without constraints; `inspect.signature` would otherwise
+        show that of `__call__`."""
         import inspect
 
         own = inspect.signature(cls.__init__)  # type: ignore[misc]
@@ -138,8 +135,8 @@ class _ConfigMeta(type):
     @property
     def __doc__(cls) -> str | None:  # type: ignore[override]
         own = cls.__dict__.get("__doc__")
-        if not hasattr(cls, "__match_args__"):  # read by `dataclass` while it makes the class
-            return own or cls.__name__  # an empty text would make `dataclass` write one
+        if not hasattr(cls, "__match_args__"):  # `dataclass` is still creating the class
+            return own or cls.__name__  # `dataclass` would replace an empty docstring
         if own is None:  # python -OO
             return None
         import ast
@@ -149,7 +146,7 @@ class _ConfigMeta(type):
         own = inspect.cleandoc(own)
         try:
             tree = ast.parse(inspect.getsource(sys.modules[__name__]))
-        except (KeyError, OSError, SyntaxError, TypeError):  # the source is not available
+        except (KeyError, OSError, SyntaxError, TypeError):  # no source file
             return own
         (body,) = [
             one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == cls.__name__
@@ -166,7 +163,7 @@ class _ConfigMeta(type):
 
 
 class _MovedFields:
-    """Values of fields that have become arguments, if they were given by the old names."""
+    """Values of fields that became arguments, if they were passed by their old names."""
 
     __slots__ = tuple("_" + name for name in MOVED.values())
 
@@ -178,7 +175,7 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Raises
     ------
     ConfigError
-        A value of the wrong type, or out of its range; the message says what is allowed.
+        A value has the wrong type or is out of range; the message states the allowed values.
 
     Examples
     --------
@@ -192,51 +189,51 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     # -- memory --------------------------------------------------------------------------------
 
     small_object_bytes_max: Annotated[int, Meta(ge=64)] = 64 * KIB
-    """Payloads up to this size share a span with others; larger ones get a span of their own.
-    Higher: fewer requests to the node, more bytes idle in half-used small spans.
-    Lower: less waste, but every object above it costs one round trip to the node."""
+    """Payloads up to this size share a span with others; larger ones get a separate span.
+    Higher: fewer requests to the node, more unused bytes in partly filled spans.
+    Lower: less waste, but every larger object costs one round trip to the node."""
 
     span_bytes: Annotated[int, Meta(ge=SPAN_BYTES_MIN)] = 1 * MIB
-    """The size of a span of small objects, leased to one client at a time. Spans are smaller in a
-    store in which one of this size for each process would take more than half of the space.
+    """Size of a span of small objects, leased to one client at a time. Spans are smaller if one of
+    this size for each process would take more than half of the store.
     Higher: fewer leases per second. Lower: less memory tied up by clients that put few objects."""
 
     captured_array_bytes_min: Count = 1 * MIB
-    """Arrays of at least this size that a function by value captures (globals, closure, defaults)
-    are stored as objects: they are sent again only after a change, and a warning names global ones.
-    Higher: more arrays are serialized with each task that uses them.
-    Lower: more objects, and a check of each at every submit, which takes some 5 microseconds."""
+    """Arrays of at least this size that are captured by a function sent by value (globals, closure,
+    defaults) are stored as objects: they are sent again only after a change. A warning names
+    captured globals. Higher: more arrays are serialized with each task that uses them.
+    Lower: more objects; each is checked at every submit, which takes about 5 microseconds."""
 
     stream_bytes_max: Count = 128 * MIB
-    """Bytes of items that a stream may produce before its reader has taken them; then the generator
-    pauses, unless options(buffersize=) limits the number of items. Each item counts at least 4 KiB.
+    """Bytes of unread items after which the generator of a stream pauses, unless
+    options(buffersize=) limits the number of items. Each item counts at least 4 KiB.
     Higher: generator and reader wait for each other less often. Lower: each stream takes less of
     the store."""
 
     queue_item_bytes_max: Count = 16 * KIB
-    """Items of a Queue up to this size are sent inside its messages and kept in the memory of its
-    actor; larger ones are objects in the store of the host that puts them.
-    Higher: fewer objects, and fewer items that are lost with a host. Lower: less data passes
-    through the actor, which copies it twice while all users of the queue wait."""
+    """Items of a Queue up to this size are sent inside its messages and kept in its actor's memory;
+    larger items are objects in the store of the host that puts them.
+    Higher: fewer objects, and fewer items are lost with a host. Lower: less data passes through
+    the actor, which copies it twice and blocks all users of the queue meanwhile."""
 
     put_wait_s: Seconds = 10.0
     """How long a put waits for space in a full store before StoreFullError.
     Higher: short bursts succeed. Lower: a program that leaks refs fails sooner."""
 
     error_reserve_bytes: Count = 1 * MIB
-    """Space for errors beyond the limit of a full store, at most a sixteenth of it, so that a task
-    can report why it failed. Each error takes at least 4 KiB of it.
-    Higher: more errors are kept complete. Lower: less memory beyond memory=; an error without space
-    keeps its type and the beginning of its text."""
+    """Space for errors beyond the limit of a full store, at most a sixteenth of that limit, so that
+    a task can report its failure. Each error takes at least 4 KiB.
+    Higher: more errors are stored completely. Lower: less memory beyond memory=; an error without
+    space keeps its type and the beginning of its text."""
 
     error_bytes_max: Annotated[int, Meta(ge=4 * KIB)] = 64 * KIB
     """Longest exception, with its traceback, that is stored in the reserve; a longer one waits for
-    space like any value, and is then cut to this size.
+    space like any value, and is truncated to this size if there is none.
     Higher: long tracebacks stay complete. Lower: the reserve holds more errors."""
 
     memory_reserve_bytes: Count = 256 * MIB
-    """Available memory (as the system reports it) that the store leaves free, at most an eighth of
-    the smaller of RAM and the control group's limit.
+    """Available memory (MemAvailable) that the store leaves free, at most an eighth of the smaller
+    of RAM and the control group's limit.
     Higher: less risk from the out-of-memory killer. Lower: more objects fit on a dedicated host."""
 
     memory_bytes: Annotated[int, Meta(ge=MIB)] | None = None
@@ -244,18 +241,18 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Higher: more objects before puts wait or spill. Lower: more memory for the tasks' own arrays."""
 
     spill_dir: Directory | None = None
-    """Directory to which objects are spilled when the store is full; None: the first of TMPDIR,
-    /var/tmp and the working directory that is on a disk. The file has no name and ends with the
-    node. A faster disk: shorter waits when the store is full."""
+    """Directory for spilled objects when the store is full; None: the first of TMPDIR, /var/tmp and
+    the working directory that is on a disk. The file has no name and ends with the node.
+    A faster disk: shorter waits when the store is full."""
 
     spill_bytes_max: Count | None = None
     """Limit of the bytes in spill_dir; None: the size of the disk.
     Higher: larger data sets. Lower: more space for other users of the disk."""
 
     memory_idle_s: Seconds = 30.0
-    """How long freed memory stays unused before it is returned to the system; it is returned within
-    twice that time. Higher: programs that work in waves reuse pages. Lower: memory is free for
-    other programs sooner, and the next wave pays for new pages."""
+    """How long freed memory stays unused before it is returned to the system, at the latest after
+    twice this time. Higher: bursty programs reuse pages. Lower: other programs get the memory
+    sooner, and the next burst pays for new pages."""
 
     populate_ahead_bytes: Count = 128 * MIB
     """How far ahead of demand the node allocates pages.
@@ -265,8 +262,8 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     # -- waiting -------------------------------------------------------------------------------
 
     spin_us_max: Annotated[int, Meta(ge=0, le=10_000)] = 50
-    """How long a waiter spins before it blocks. It blocks at once if the processes that wait for
-    each other are more than the host's cores.
+    """How long a waiter spins before it blocks. It blocks immediately if more processes wait for
+    each other than the host has cores.
     Higher: shorter latency of short tasks, at the cost of a busy core. Lower: cores stay idle, and
     every wait costs a system call and a wake-up."""
 
@@ -283,55 +280,56 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Higher: slow disks and loaded machines succeed. Lower: a broken installation fails sooner."""
 
     shutdown_timeout_s: Seconds = 5.0
-    """How long processes may take to end by themselves before they are killed. Also how long,
-    before that, unread results are read back from the spill file, so that they stay readable.
-    Higher: these results and output are complete. Lower: shutdown is fast whatever hangs."""
+    """Grace period of processes at shutdown, before they are killed. Before that, unread results
+    are read back from the spill file for at most this time, so that they stay readable.
+    Higher: results and output are complete. Lower: shutdown is fast whatever hangs."""
 
     # -- tasks ---------------------------------------------------------------------------------
 
-    # a header word has 8 bits for the attempt; half of their values are spare
+    # a header word has 8 bits for the attempt; half of their values are unused
     retries: Annotated[int, Meta(ge=0, le=127)] = 3
-    """How often a task is run again after the death of its worker; never after an exception.
+    """Number of retries of a task after the death of its worker; exceptions are never retried.
     Higher: work survives an unstable host. Lower: a task that kills its worker fails sooner."""
 
     lineage_bytes_max: Count = 64 * MIB
     """Several hosts: memory on each host for the lineage of results: functions and arguments by
     value (in the store), and 1 KiB for each result above 64 KiB that a process holds. Beyond the
-    limit the oldest entries are dropped; a result without lineage stays lost.
+    limit the oldest entries are dropped; a lost result without lineage cannot be reconstructed.
     Higher: longer chains of tasks, and larger arguments, survive the death of a host. Lower: less
     of the store is used; 0: no result is reconstructed."""
 
     start_attempts_max: Annotated[int, Meta(ge=2)] = 5
-    """Failed starts in a row of a pool's workers after which waiting tasks fail with
-    WorkerLostError. The starts are still retried, and tasks succeed again when one does.
+    """Consecutive failed starts of a pool's workers after which waiting tasks fail with
+    WorkerLostError. Starts are still retried; after a successful one the pool works again.
     Higher: a longer shortage of memory is only a delay. Lower: waiting tasks fail sooner, with the
     reason."""
 
     restart_pause_s: Above0 = 0.1
-    """Pause before the third attempt in a row to start a worker (the second is made at once); it
+    """Pause before the third consecutive attempt to start a worker (the second has none). It
     doubles with each further attempt, up to restart_pause_s_max.
-    Higher: less work for workers that die at once. Lower: faster recovery from a short problem."""
+    Higher: less load by workers that die at start. Lower: faster recovery from a short problem."""
 
     restart_pause_s_max: Above0 = 5.0
-    """Longest pause between two attempts to start a worker. A worker that has lived for this long
-    has started successfully.
-    Higher: less load on a host with problems. Lower: its workers are back sooner afterwards."""
+    """Longest pause between two attempts to start a worker. A worker that lives for this long
+    counts as started.
+    Higher: less load on a host with problems. Lower: faster recovery afterwards."""
 
     cancel_grace_s: Seconds = 2.0
-    """How long an interrupted task may clean up before its worker is killed.
-    Higher: files are closed, locks released. Lower: cancelling is faster."""
+    """Grace period of an interrupted task, before its worker is killed.
+    Higher: tasks can close files and release locks. Lower: cancelling is faster."""
 
     # a host has 256 client slots
     blocked_workers_max: Annotated[int, Meta(ge=0, le=200)] = 128
-    """How many extra workers a pool may start in place of workers that wait inside a task.
-    Higher: deeper trees of tasks and larger groups make progress. Lower: fewer processes; at the
-    limit, if all workers wait, the tasks that they have submitted fail with WorkerLostError."""
+    """Most extra workers that a pool may start to replace workers blocked inside a task.
+    Higher: deeper trees of tasks and larger groups make progress. Lower: fewer processes; if all
+    workers are blocked at the limit, the tasks that they have submitted fail with
+    WorkerLostError."""
 
     nested_depth_max: Annotated[int, Meta(ge=1, le=200)] = 32
-    """How many tasks a worker may run inside one another: a task that waits for tasks that it has
-    submitted runs them itself. Recursion is not limited: deeper tasks run in other workers, and
-    in extra workers up to blocked_workers_max.
-    Higher: deep trees of tasks need fewer processes, and deeper stacks. Lower: extra workers start
+    """Most tasks that a worker runs inside one another: a task that waits for a task that it has
+    submitted runs it in place. Recursion is not limited: deeper tasks run in other workers, and in
+    extra workers up to blocked_workers_max.
+    Higher: deep trees of tasks need fewer processes, but deeper stacks. Lower: extra workers start
     sooner."""
 
     resources: Resources | None = None
@@ -339,34 +337,34 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Cluster(resources=) and the option --resources take precedence."""
 
     resource_wait_s: Seconds = 30.0
-    """How long tasks wait for another node with the required resources after the last such node is
-    gone, before NodeLostError.
-    Higher: a restarted host finds its tasks waiting. Lower: such tasks fail sooner."""
+    """After the loss of the last node with the required resources: how long tasks wait for another
+    one before NodeLostError.
+    Higher: tasks survive the restart of a host. Lower: such tasks fail sooner."""
 
     # _protocol/output.py: LINE_BYTES_MAX
     output_line_bytes_max: Annotated[int, Meta(ge=80, le=MIB)] = 64 * KIB
-    """Longest line of a worker's output that is forwarded in one piece; longer ones are split.
+    """Longest line of a worker's output; longer lines are split.
     Higher: long lines stay in one piece. Lower: less memory per worker in the node."""
 
     output_wait_s: Seconds = 10.0
-    """Several hosts: how long lines of workers' output wait for a driver that reads none. Then they
-    are dropped, and a line reports their number. On one host lines wait without a limit.
+    """Several hosts: how long workers' output is kept for a driver that does not read. Then it is
+    dropped, and a line reports the number of dropped lines. On one host there is no such limit.
     Higher: a suspended driver misses nothing. Lower: workers with much output are free for
     other programs sooner."""
 
     blas_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """Threads of BLAS, OpenMP, Numba and torch in each process of a pool or actor; None: the values
     of OMP_NUM_THREADS and similar variables, otherwise cores / processes of the pool, and 1 in an
-    actor. Higher: a single large product is faster. Lower: processes do not compete for cores."""
+    actor. Higher: a single matrix product is faster. Lower: processes do not compete for cores."""
 
     await_read_bytes_max: Count = 256 * KIB
-    """Largest value that `await` reads in the event loop; larger values are read in a thread,
-    unless they are arrays that are read without a copy.
+    """Largest value that `await` reads in the event loop. Larger values, except arrays that need no
+    copy, are read in a thread.
     Higher: fewer thread switches. Lower: the loop is blocked for a shorter time."""
 
     await_threads_max: Annotated[int, Meta(ge=1)] = 8
-    """Threads of a process in which `await` reads values that are on another host or on disk, or
-    that take long to read; they start when they are first needed.
+    """Threads of a process in which `await` reads remote, spilled and large values; they are
+    started on demand.
     Higher: more values are read at a time. Lower: fewer threads."""
 
     # -- collectives and groups ----------------------------------------------------------------
@@ -376,37 +374,37 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Higher: large arrays are reduced at memory speed. Lower: tasks keep more of the cores."""
 
     collective_refs_max: Annotated[int, Meta(ge=1, le=32_768)] = 32_768
-    """Most refs in one collective. They are sent to the node in one packet, 9 bytes each; without
-    privileges a packet has at most 416 KiB.
+    """Most refs in one collective. They are sent to the node in one packet, 9 bytes each; an
+    unprivileged process can send at most 416 KiB in a packet.
     Lower: a wrong list is refused before it costs memory in node and manager."""
 
     group_wait_s: Seconds = 30.0
-    """How long a Group waits for its missing members before it fails.
-    Higher: members may start late. Lower: a Group that never fills fails sooner."""
+    """How long a Group waits for missing members before it fails.
+    Higher: members may start late. Lower: an incomplete Group fails sooner."""
 
     group_members_max: Annotated[int, Meta(ge=1, le=64)] = 64
-    """Largest size of a Group; it cannot be raised, because the masks of a board have 64 bits.
+    """Largest size of a Group. 64 is the maximum, because rank masks have 64 bits.
     Lower: a wrong size is refused before it fills the host with waiting workers."""
 
     group_buffer_bytes_max: Count = 8 * MIB
-    """Largest array of a Group's call on one host that is passed in a call buffer. A Group keeps
-    two buffers for each rank and each size that it has used. Larger arrays are passed as objects,
-    and so are all arrays if the store has no space for buffers.
+    """Largest array that Group calls on one host pass in call buffers. A Group keeps two buffers
+    for each rank and each size that it has used. Larger arrays are passed as objects, and so are
+    all arrays if the store has no space for buffers.
     Higher: larger calls need no objects, but a Group takes more of the store. 0: no buffers."""
 
     # -- diagnostics ---------------------------------------------------------------------------
 
     trace_events_max: Annotated[int, Meta(ge=1)] = 500_000
-    """Events of a trace that a node keeps: this many of its processes (64 bytes each), and this
-    many of its own (transfers, collectives, spilling). Older ones are dropped and counted.
+    """Events that a node keeps in a trace: this many of its processes (64 bytes each), and this
+    many of its own (transfers, collectives, spilling). Older events are dropped and counted.
     Higher: longer traces of short tasks are complete. Lower: less memory in the node, and a smaller
     file."""
 
     # -- other hosts ---------------------------------------------------------------------------
 
     handshake_timeout_s: Above0 = 5.0
-    """Handshake timeout of a connection. On the connecting side it starts with the first byte of
-    the server, which may keep connections in a queue.
+    """Handshake timeout of a connection. On the connecting side it starts with the server's first
+    byte, because the server may queue connections.
     Higher: slow and distant hosts can connect. Lower: silent connections end sooner."""
 
     heartbeat_interval_s: Above0 = 0.2
@@ -414,26 +412,25 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Higher: less work in a cluster of many hosts. Lower: heartbeat_timeout_s can be shorter."""
 
     heartbeat_timeout_s: Above0 = 1.5
-    """How long a host may be silent before it is declared dead. A host gets four times its longest
-    silence of the last minute if that is more, up to eight times this value. In a cluster with a
+    """How long a host may be silent before it is declared dead. If four times its longest silence
+    of the last minute is more, that applies, up to eight times this value. In a cluster with a
     standby this is also the manager's lease.
     Higher: short pauses lose no host. Lower: other hosts continue sooner after a death."""
 
     pending_handshakes_max: Annotated[int, Meta(ge=1, le=4096)] = 64
-    """Most unauthenticated connections at a time, at each listener; each can take some 100 KiB of
-    the process's memory. Four times as many can wait in a queue. Only a host that has more than its
-    share loses connections.
-    Higher: more hosts can join at the same moment. Lower: strangers cost less memory."""
+    """Most concurrent unauthenticated connections of each listener; each can take about 100 KiB of
+    memory. Four times as many can be queued. Only hosts that exceed their share lose connections.
+    Higher: more hosts can join simultaneously. Lower: unauthenticated peers cost less memory."""
 
     hosts_command: Command = "ssh -o BatchMode=yes {host} hoplite-mp {arguments}"
-    """Command that starts a node of Cluster(hosts=). It is split into words as a shell does, and
-    runs without a shell. {host} is an element of hosts=, the word {arguments} stands for the
-    arguments of hoplite-mp. The command must not end before hoplite-mp does, and must pass its
-    standard input on to hoplite-mp."""
+    """Command that starts a node of Cluster(hosts=). It is split into words like a shell command,
+    and runs without a shell. {host} is an element of hosts=; the word {arguments} is replaced by
+    the arguments of hoplite-mp. The command must run as long as hoplite-mp, and must forward its
+    standard input to it."""
 
     hosts_wait_s: Seconds = 60.0
-    """How long Cluster(hosts=) waits until all nodes have joined before NodeLostError.
-    Higher: slow hosts can join. Lower: a missing host fails sooner."""
+    """How long Cluster(hosts=) waits for all nodes to join before NodeLostError.
+    Higher: slow hosts can join. Lower: a missing host is an error sooner."""
 
     def __getattr__(self, name: str) -> Any:
         if name in RENAMED:
@@ -441,7 +438,7 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # numbers of numpy become those of Python
+        for field in fields(self):  # converts numpy's numbers to Python's
             value = getattr(self, field.name)
             if type(value) is str and "\0" in value:
                 raise _refused(field.name, value)
@@ -459,8 +456,8 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
             raise _refused("span_bytes", self.span_bytes)
         if self.small_object_bytes_max > self.span_bytes // 2:
             raise ConfigError(
-                f"small_object_bytes_max={self.small_object_bytes_max} does not fit: at least two "
-                f"objects must fit a span, so at most span_bytes // 2 = {self.span_bytes // 2}"
+                f"small_object_bytes_max={self.small_object_bytes_max} is too large: a span must "
+                f"hold two objects, so at most span_bytes // 2 = {self.span_bytes // 2}"
             )
         if self.heartbeat_timeout_s < 3 * self.heartbeat_interval_s:
             shortest = f"three times heartbeat_interval_s={self.heartbeat_interval_s:g}"
@@ -471,22 +468,22 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> "Config":
-        """The limits from `overrides`, from ``HOPLITE_MP_<FIELD>``, or else the defaults.
+        """The limits from `overrides`, else from ``HOPLITE_MP_<FIELD>``, else the defaults.
 
-        In the environment "none" stands for None, and every number of bytes may have a unit:
+        In the environment "none" means None, and sizes may have a unit:
         `HOPLITE_MP_MEMORY_BYTES=2GiB`.
 
         Parameters
         ----------
         **overrides
-            Fields by their names; None means "not given".
+            Fields by name; None means "not given".
 
         Raises
         ------
         ConfigError
-            A value that is not allowed; the message names the field or the variable.
+            A value is not allowed; the message names the field or the variable.
         TypeError
-            A field that does not exist.
+            A field does not exist.
 
         Examples
         --------
@@ -527,7 +524,7 @@ _Limits = msgspec.defstruct("_Limits", _TYPES.items())  # validates a Config
 
 
 def _plain(value: object) -> object:
-    """A number of another type, such as numpy's, as int or float; any other value unchanged."""
+    """Numbers of other types, such as numpy's, as int or float; other values unchanged."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -543,7 +540,7 @@ def _constraints(name: str) -> tuple[type, Meta, bool]:
 
 
 def _refused(name: str, value: object, variable: str = "") -> ConfigError:
-    """The error about a value of a field, or of the variable that should have set it."""
+    """The error for an invalid value of a field, or of its environment variable."""
     kind, meta, optional = _constraints(name)
     what = meta.description or ("a whole number" if kind is int else "a finite number")
     if kind is not str:
@@ -555,7 +552,7 @@ def _refused(name: str, value: object, variable: str = "") -> ConfigError:
 
 
 def _parse(name: str, variable: str) -> object:
-    """The value of an environment variable as its field's type; `Config` checks it later."""
+    """The value of an environment variable, converted to the type of its field."""
     text = os.environ[variable].strip()
     kind, _, optional = _constraints(name)
     if optional and text.lower() == "none":

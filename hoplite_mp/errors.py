@@ -1,12 +1,11 @@
-"""Every error that hoplite_mp raises itself, and what causes each one.
+"""The exceptions of hoplite_mp and their causes.
 
-Each class derives from `HopliteError` and from the builtin that a caller would catch anyway, so
-`except TimeoutError` works without knowledge of this module. An exception raised by a task keeps
-its own type. All errors can be sent between processes: they pickle with their args. The classes for
-lost workers and hosts are created at their first use (`LOST`), so never import them: write
+Each class derives from `HopliteError` and from the matching builtin, so `except TimeoutError` works
+as usual. Exceptions raised by tasks keep their types. All errors pickle with their args. The
+classes for lost workers and hosts are created on first use (`LOST`), so never import them: write
 `errors.WorkerLostError` where they are raised or caught.
 
-A message must say what happened, where, how much, and what to do about it.
+A message states what happened, where, how much, and what to do about it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = [
 
 
 class HopliteError(Exception):
-    """Base of all errors of this library; catch it to catch them all.
+    """Base class of all errors of this library.
 
     Examples
     --------
@@ -47,9 +46,9 @@ class HopliteError(Exception):
 
 
 class ClosedError(HopliteError, RuntimeError):
-    """The cluster, executor or Group was closed, or belongs to the parent of a fork.
+    """The cluster, executor or Group is closed, or belongs to the parent of a forked process.
 
-    Keep the `with` block open for as long as its objects are used.
+    Keep the `with` block open as long as its objects are used.
 
     Examples
     --------
@@ -63,7 +62,7 @@ class ClosedError(HopliteError, RuntimeError):
 
 
 class ConfigError(HopliteError, ValueError):
-    """A limit has an invalid value; the message names the field and what is allowed.
+    """A limit has an invalid value; the message names the field and the allowed values.
 
     The value comes from an argument or from the environment.
 
@@ -77,12 +76,12 @@ class ConfigError(HopliteError, ValueError):
 
 
 class TaskError(HopliteError, RuntimeError):
-    """A task raised an exception that cannot be raised here; this exception carries its text.
+    """A task raised an exception that cannot be raised here; this error has its text.
 
-    Either the exception does not pickle, or it is a SystemExit, KeyboardInterrupt or GeneratorExit,
-    which would end the program that reads the result. The latter three are the `__cause__`
-    (`hoplite_mp.Executor` raises them as the standard pool does). Other exceptions are raised
-    unchanged.
+    Either the exception cannot be pickled, or it is a SystemExit, KeyboardInterrupt or
+    GeneratorExit, which would end the program that reads the result. The latter three are the
+    `__cause__` (`hoplite_mp.Executor` raises them as the standard pool does). Other exceptions are
+    raised unchanged.
 
     Examples
     --------
@@ -97,9 +96,7 @@ class TaskError(HopliteError, RuntimeError):
 
 
 class ObjectLostError(HopliteError, LookupError):
-    """The object is gone: it was deleted, or no living process holds its bytes.
-
-    Either the program has called `delete`, or the processes that held the object have died.
+    """The object was deleted, or all processes that held its bytes have died.
 
     Examples
     --------
@@ -115,7 +112,7 @@ class ObjectLostError(HopliteError, LookupError):
 class PeerLostError(HopliteError, ConnectionError):
     """A Group call needs a member that has died or left.
 
-    That member was the root or the sender, or the Group is strict. The cause is whatever ended it.
+    That member was the root or the sender, or the Group is strict.
 
     Examples
     --------
@@ -132,9 +129,9 @@ class PeerLostError(HopliteError, ConnectionError):
 
 
 class ManagerLostError(HopliteError, ConnectionError):
-    """The manager does not answer: there is none at that address, or it has died.
+    """No manager answers at that address, or the manager has died.
 
-    Check the address, and whether the cluster still runs.
+    Check the address, and whether the cluster is still running.
 
     Examples
     --------
@@ -147,9 +144,9 @@ class ManagerLostError(HopliteError, ConnectionError):
 
 
 class StoreFullError(HopliteError, MemoryError):
-    """The store cannot hold the bytes, or had no space for them in time.
+    """The store is too small for the bytes, or had no free space for them in time.
 
-    The message says what holds the memory. Free arrays and refs, or raise the limit.
+    The message lists the users of the memory. Free arrays and refs, or raise the limit.
 
     Examples
     --------
@@ -163,8 +160,8 @@ class StoreFullError(HopliteError, MemoryError):
 class StateNotSavedError(StoreFullError):
     """A call of an actor with `options(checkpoint=)` has taken effect, but its state was not saved.
 
-    The store and the disk had no space for the state. Making the call again would apply it twice.
-    The next call saves the state if there is space.
+    The store and the disk had no space for the state. Repeating the call would apply it twice. The
+    next call saves the state if there is space.
 
     Examples
     --------
@@ -176,7 +173,7 @@ class StateNotSavedError(StoreFullError):
 class HopliteTimeoutError(HopliteError, TimeoutError):
     """A wait did not end within its timeout.
 
-    The operation continues, and can be waited for again. A collective call of a Group is the
+    The operation continues, and you can wait for it again. Collective calls of a Group are the
     exception: the rank has left the Group.
 
     Examples
@@ -195,7 +192,7 @@ class HopliteTimeoutError(HopliteError, TimeoutError):
 class ReduceError(HopliteError, RuntimeError):
     """Too few sources of a collective succeeded; `__cause__` is the first failure.
 
-    The failures are those of the tasks that computed the sources.
+    A source fails if the task that computes it fails.
 
     Examples
     --------
@@ -210,9 +207,9 @@ class ReduceError(HopliteError, RuntimeError):
 
 
 class ProtocolError(HopliteError, ConnectionError):
-    """The other side of a connection violated the protocol.
+    """The peer of a connection violated the protocol.
 
-    It runs another version of this library, or an entirely different program.
+    It runs another version of this library, or a different program.
 
     Examples
     --------
@@ -222,9 +219,7 @@ class ProtocolError(HopliteError, ConnectionError):
 
 
 class AuthError(HopliteError, PermissionError):
-    """The token is wrong or missing.
-
-    Give every process of the cluster the same token.
+    """The token is wrong or missing. Give all processes of the cluster the same token.
 
     Examples
     --------
@@ -243,15 +238,15 @@ if TYPE_CHECKING:
     class NodeLostError(WorkerLostError): ...
 
 
-# Name, base and docstring of the errors that `except BrokenProcessPool` catches. That class is in
-# concurrent.futures.process, whose import costs 9 to 19 ms, and most programs never need it.
+# Name, base and docstring of the subclasses of BrokenProcessPool. They are created lazily, because
+# the import of concurrent.futures.process costs 9 to 19 ms.
 LOST = {
     "WorkerLostError": (
         "",
         """A worker died while it ran the task, and the task's retries are used up.
 
-    `except BrokenProcessPool` catches it, too, but the pool continues, with another worker. The
-    cause is outside the program (a kill, lack of memory) or in the task (a crash in compiled code).
+    It is a BrokenProcessPool, but the pool continues with another worker. The cause is outside the
+    program (a kill, lack of memory) or in the task (a crash in compiled code).
 
     Examples
     --------
@@ -264,7 +259,7 @@ LOST = {
     ),
     "ActorLostError": (
         "WorkerLostError",
-        """The actor was closed or killed, or its process has ended, and its state with it.
+        """The actor was closed or killed, or its process has ended; its state is lost.
 
     `options(restarts=)` restarts an actor after the death of its process.
 
@@ -280,9 +275,7 @@ LOST = {
     ),
     "NodeLostError": (
         "WorkerLostError",
-        """A whole node is gone, with its store and its workers.
-
-    The host, its network or its node process has failed.
+        """A node is lost, with its store and workers: its host, network or process has failed.
 
     Examples
     --------
@@ -297,8 +290,8 @@ def _make_lost() -> dict[str, type[HopliteError]]:
     try:
         from concurrent.futures.process import BrokenProcessPool as Broken
     except (ImportError, OSError):
-        # No descriptor is left, or the interpreter is ending. The loss must be raised nevertheless.
-        # Other processes find the class by its name, and use their own.
+        # No descriptor is free, or the interpreter is shutting down. Other processes unpickle the
+        # class by name, so they use their own.
         from concurrent.futures import BrokenExecutor as Broken  # type: ignore[assignment]
 
     made: dict[str, type[HopliteError]] = {}
@@ -319,5 +312,5 @@ if not TYPE_CHECKING:
 
 
 for _name in set(__all__) - set(LOST):
-    # Tracebacks and pickles name the public place, `hoplite_mp.StoreFullError`.
+    # Tracebacks and pickles show the public name, `hoplite_mp.StoreFullError`.
     globals()[_name].__module__ = "hoplite_mp"

@@ -59,7 +59,7 @@ def test_a_bad_value_is_named_with_what_is_allowed(name: str, value: object) -> 
         ("spill_dir", "", "the path of a directory"),
         ("spill_dir", 5, "the path of a directory"),
         ("hosts_command", "", "a command"),
-        ("hosts_command", "ssh {host}", "a command with {host} in it, and {arguments}"),
+        ("hosts_command", "ssh {host}", "a command that contains {host}, and {arguments}"),
         ("retries", None, "a whole number"),
         ("retries", 1.0, "a whole number"),
     ],
@@ -159,7 +159,7 @@ def test_parse_size(text: str | int, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "2 GiB 3", "1e3", "1iB", "2XB"])
 def test_parse_size_refuses(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not understood"):
+    with pytest.raises(ConfigError, match="invalid size"):
         parse_size(text)
 
 
