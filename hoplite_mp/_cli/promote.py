@@ -39,7 +39,7 @@ def promote(arguments: argparse.Namespace) -> int:
     deadline = clock.monotonic() + SOON_S
     try:
         answer = _ask(arguments)
-        while answer.soon and clock.monotonic() < deadline:
+        while answer.may_change and clock.monotonic() < deadline:
             clock.sleep(SOON_PAUSE_S)
             answer = _ask(arguments)
     except (HopliteError, OSError) as error:
@@ -47,9 +47,9 @@ def promote(arguments: argparse.Namespace) -> int:
         return 1
     where = arguments.address
     if answer.leads:
-        print(f"{where}: {answer.words}")
+        print(f"{where}: {answer.reason}")
         return 0
-    print(f"hoplite-mp: the standby at {where} does not lead: {answer.words}", file=sys.stderr)
+    print(f"hoplite-mp: the standby at {where} does not lead: {answer.reason}", file=sys.stderr)
     return 1
 
 

@@ -179,7 +179,7 @@ class HostNetwork:
             cluster=b"" if self._manager_socket is None else secrets.token_bytes(CLUSTER_BYTES),
             certificate=certificate,
             standby=[str(end) for end in self.standby] if self._manager_socket else [],
-            meets_drivers=self.stays,
+            accepts_drivers=self.stays,
             manager=[(int(end.family), tuple(end.sockaddr)) for end in self.manager],
         )
 

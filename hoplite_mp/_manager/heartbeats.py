@@ -1,7 +1,7 @@
-"""A failure detector by heartbeats: it reports nodes that have been silent for too long.
+"""A failure detector by heartbeats.
 
-The manager sends a beat to every node on the network at fixed intervals and waits for theirs. Time
-in which this process itself did not run does not count as silence.
+The manager sends heartbeats to all nodes of other hosts at fixed intervals, and expects theirs.
+Periods in which this process did not run do not count as silence.
 """
 
 from __future__ import annotations
@@ -15,43 +15,42 @@ if TYPE_CHECKING:
 
 __all__ = ["Heartbeats"]
 
-Who = TypeVar("Who", bound="Hashable")
+Key = TypeVar("Key", bound="Hashable")
 
 
-class Heartbeats(Generic[Who]):
-    """The monitored nodes, each identified by any hashable value."""
+class Heartbeats(Generic[Key]):
+    """The monitored nodes, identified by any hashable keys."""
 
     def __init__(self, interval_s: float, patience_s: float) -> None:
         self._interval_s = interval_s
         self._patience_s = patience_s
-        self._silences: dict[Who, Silence] = {}
+        self._silences: dict[Key, Silence] = {}
         self._due = 0.0
 
-    def add(self, who: Who, now: float) -> None:
+    def add(self, key: Key, now: float) -> None:
         """Starts monitoring a node."""
         if not self._silences:
             self._due = now + self._interval_s
-        self._silences[who] = Silence(now, self._patience_s)
+        self._silences[key] = Silence(now, self._patience_s)
 
-    def drop(self, who: Who) -> None:
+    def drop(self, key: Key) -> None:
         """Stops monitoring a node."""
-        self._silences.pop(who, None)
+        self._silences.pop(key, None)
 
-    def heard(self, who: Who, now: float) -> None:
-        """Data has arrived from that node."""
-        silence = self._silences.get(who)
+    def data_received(self, key: Key, now: float) -> None:
+        """Resets the silence of that node."""
+        silence = self._silences.get(key)
         if silence is not None:
-            silence.heard(min(now, self._due))  # data that is read late may have arrived in time
+            silence.heard(min(now, self._due))  # data read late may have arrived in time
 
     @property
     def wake_at(self) -> float | None:
-        """When the next call of `look` is due."""
+        """When the next call of `poll` is due."""
         return self._due if self._silences else None
 
-    def look(self, now: float) -> tuple[list[Who], dict[Who, float]]:
-        """Returns the nodes to send a beat to, and the duration of the silence of each node that
-        was silent for too long. Call it after reading all data that has arrived, because unread
-        data counts as silence."""
+    def poll(self, now: float) -> tuple[list[Key], dict[Key, float]]:
+        """Returns the nodes that are due a heartbeat, and the seconds of silence of each dead node.
+        Call it after reading all received data, because unread data counts as silence."""
         if not self._silences or now < self._due:
             return [], {}
         late, self._due = now - self._due, now + self._interval_s
@@ -59,8 +58,8 @@ class Heartbeats(Generic[Who]):
             for silence in self._silences.values():
                 silence.excuse(late)
         lost = {
-            who: now - silence.heard_at
-            for who, silence in self._silences.items()
+            key: now - silence.heard_at
+            for key, silence in self._silences.items()
             if silence.deadline <= now
         }
-        return [who for who in self._silences if who not in lost], lost
+        return [key for key in self._silences if key not in lost], lost

@@ -1,10 +1,10 @@
-"""Whether this process may decide for the cluster: handles the messages of _planner/terms.py.
+"""Leadership: whether this process may decide for the cluster, by the rules of _planner/terms.py.
 
-A cluster with a standby has two processes that can be its manager. Both run the same loop around
-the same planner; this module determines whether that loop may decide now. Until then, messages from
-nodes are held back.
+In a cluster with a standby, two processes can be the manager. Both run the same loop around the
+same planner; this module determines whether the loop may decide. Meanwhile messages from nodes are
+held.
 
-    first manager   lease ──► decides ◄──► too few hosts answer ──► for too long, or superseded:
+    first manager   lease ──► decides ◄──► too few hosts answer ──► after a timeout, or superseded:
                                                                     it steps down
     standby         candidate ──► has enough votes ──► lease, as above
 """
@@ -40,40 +40,40 @@ if TYPE_CHECKING:
 
 __all__ = ["Leadership", "lease_clock"]
 
-# Maximum number of messages held until this manager may decide again; with more it steps down.
-# Higher: a long interruption with many busy nodes is survived; lower: less memory.
+# Most messages held until this manager may decide again; with more it steps down. Higher: it
+# survives long interruptions with many busy nodes; lower: less memory.
 HELD_MAX = 1 << 18
 # How long newcomers wait for a manager that may not decide. Higher: they are not refused during
 # short disturbances; lower: they try the other address sooner.
-PATIENT_S = 3.0
+JOIN_PATIENCE_S = 3.0
 US = 1_000_000
-HEARD = "the node of its own host still hears the manager, or did so just now"
+MANAGER_ALIVE = "the node of its host is, or was until just now, in contact with the manager"
 AUTOMATIC = (
-    "it takes over by itself as soon as more than half of the hosts have lost the manager; ask "
-    "`hoplite-mp status` in a moment"
+    "it takes over automatically once more than half of the hosts have lost the manager; check "
+    "with `hoplite-mp status`"
 )
-UNNAMED = (
-    "the manager was lost before any host here had received the list of the cluster's hosts, so "
-    "the cluster cannot continue here: start it again"
+NO_HOST_LIST = (
+    "the manager was lost before any reachable host had received the list of the cluster's hosts, "
+    "so the cluster cannot continue: restart it"
 )
-STRUCK = (
-    "the manager had declared this host dead before the manager was lost, so other hosts do not "
-    "use anything here. If the cluster must continue here nevertheless, add --anyway"
+DECLARED_DEAD = (
+    "the manager had declared this host dead before it was lost itself, so other hosts do not use "
+    "this host's objects. To continue on this host nevertheless, add --anyway"
 )
 
-Who = TypeVar("Who", bound="Hashable")
-# A lease must expire even while the machine is suspended, but CLOCK_MONOTONIC stops then.
+Connection = TypeVar("Connection", bound="Hashable")
+# Leases must expire while the machine is suspended; CLOCK_MONOTONIC stops then.
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _log = logging.getLogger("hoplite_mp")
 
 
 def lease_clock() -> float:
-    """The time in seconds by the clock for leases."""
+    """The time of the lease clock in seconds."""
     return time.clock_gettime(CLOCK)
 
 
-class Leadership(Generic[Who]):
-    """The leadership of one process. Who: any value that identifies a connection."""
+class Leadership(Generic[Connection]):
+    """The leadership of one process. Connection: any value that identifies a connection."""
 
     def __init__(
         self,
@@ -81,16 +81,16 @@ class Leadership(Generic[Who]):
         *,
         own: int,
         lease_s: float,
-        write: Callable[[Who, Any], None],
+        write: Callable[[Connection, Any], None],
         again: bool = False,
         candidate: Candidate | None = None,
     ) -> None:
         """standby: the standby's addresses. own: the number of this host's node. again: this
-        manager replaces one that has died, and that node knows the lists in force from it.
-        candidate: given if this process is the standby."""
+        manager replaces a dead one, whose lists in force that node knows. candidate: only in the
+        standby."""
         self._named = StandbyNamed(standby, int(lease_s * US))
         self.held: deque[Any] = deque()  # messages held until it may decide
-        self.won: Callable[[int], None] = lambda term: None  # called once, with the term
+        self.on_won: Callable[[int], None] = lambda term: None  # called once, with the term
         self.superseded = 0  # the term of another manager that has superseded this one
         self._own = own
         self._lease_s = lease_s
@@ -99,13 +99,13 @@ class Leadership(Generic[Who]):
         self._candidate = candidate
         self._identity = 0 if candidate is None else candidate.identity
         # connection -> (the node that offers its vote over it, the node's knowledge at that time)
-        self._offers: dict[Who, tuple[int, Knowledge]] = {}
+        self._offers: dict[Connection, tuple[int, Knowledge]] = {}
         # node -> the connection of its vote; the node follows this process over that connection
-        self._voters: dict[int, Who] = {}
-        self._promoter: Who | None = None
-        self._heard: dict[int, float] = {}  # node -> when data last arrived from it
+        self._voters: dict[int, Connection] = {}
+        self._promoter: Connection | None = None
+        self._data_at: dict[int, float] = {}  # node -> when data last arrived from it
         self._idle_since: float | None = None
-        self._told = 0  # version of the list last sent to this host's node
+        self._sent_version = 0  # of the last list sent to this host's node
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -118,11 +118,11 @@ class Leadership(Generic[Who]):
         """Whether this process may decide now."""
         return self._lease is not None and self._lease.decides(now)
 
-    def is_out(self, now: float) -> bool:
-        """Whether this process must step down. Call this once per turn."""
+    def must_step_down(self, now: float) -> bool:
+        """Whether this process must step down. Call it once per turn."""
         if not self.leads or self.decides(now):
             if self._idle_since is not None and self.leads:
-                _log.warning("the manager hears half of the hosts again, and decides")
+                _log.warning("the manager has contact to half of the hosts again, and decides")
             self._idle_since = None
             if self.superseded and self.leads:  # the standby was promoted by force
                 self._log_superseded()
@@ -130,15 +130,15 @@ class Leadership(Generic[Who]):
         if self._idle_since is None:
             self._idle_since = now
             if self._lease is not None and self._lease.lists:
-                _log.warning("the manager hears less than half of the hosts: it decides nothing")
+                _log.warning("the manager has contact to less than half of the hosts: it pauses")
         if self._lease is None:
             return False  # it was restarted, and its host's node has not reported yet
         if self.superseded:
             self._log_superseded()
         elif len(self.held) > HELD_MAX:
-            _log.error("%d messages wait for a decision: the manager steps down", HELD_MAX)
-        elif now - self._idle_since > OUT_S and not self._hears_half(now):
-            _log.error("too few hosts sent data for %.3g s: the manager steps down", OUT_S)
+            _log.error("more than %d messages are held: the manager steps down", HELD_MAX)
+        elif now - self._idle_since > OUT_S and not self._half_is_alive(now):
+            _log.error("no contact to half of the hosts for %.3g s: the manager steps down", OUT_S)
         else:
             return False
         return True
@@ -146,64 +146,64 @@ class Leadership(Generic[Who]):
     def _log_superseded(self) -> None:
         _log.warning("another manager leads in term %d: this one steps down", self.superseded)
 
-    def _hears_half(self, now: float) -> bool:
-        """Whether at least half of the hosts have sent data recently. Living hosts that are too
-        busy to answer `Leads` do not follow another manager meanwhile."""
+    def _half_is_alive(self, now: float) -> bool:
+        """Whether at least half of the hosts have sent data recently. Hosts that are too busy to
+        answer `Leads` do not follow another manager meanwhile."""
         assert self._lease is not None
-        return self._lease.suffice({n for n, at in self._heard.items() if now < at + OUT_S})
+        return self._lease.suffice({n for n, at in self._data_at.items() if now < at + OUT_S})
 
-    def heard(self, node: int, now: float) -> None:
-        """Data, or only a beat, has arrived from that node."""
-        self._heard[node] = now
+    def data_received(self, node: int, now: float) -> None:
+        """Data or a heartbeat has arrived from that node."""
+        self._data_at[node] = now
 
     def hold(self, message: Any) -> None:
-        """Keeps a message until this manager may decide."""
+        """Holds a message until this manager may decide."""
         self.held.append(message)
 
-    def change(self, members: Iterable[Member]) -> None:
-        """Sets the members from now on."""
+    def set_members(self, members: Iterable[Member]) -> None:
+        """Sets the members of the cluster."""
         if self._lease is not None:
             self._lease.change(tuple(m.node for m in members if m.stays or m.node == self._own))
 
     @property
     def absent(self) -> set[int]:
-        """Nodes of former managers' hosts. A standby that has just won does not wait for them."""
+        """Nodes on the hosts of former managers. A standby that has just won does not wait for
+        them."""
         return set() if self._candidate is None else self._candidate.absent()
 
-    def admitted(self, link: Who, node: int, now: float) -> None:
-        """A node is being admitted. It is sent the standby's addresses before its admission."""
+    def admitted(self, link: Connection, node: int, now: float) -> None:
+        """Sends the standby's addresses to a node, before its admission."""
         if self._lease is not None:
             self._lease.joined(node, now)
         self._write(link, self._named)
 
-    def turns_away(self, now: float, waits: bool) -> bool:
-        """Whether newcomers must be refused for now. waits: this manager is still waiting for nodes
-        of the previous manager to return."""
+    def refuses_joins(self, now: float, waits: bool) -> bool:
+        """Whether newcomers must be refused for now. waits: this manager is waiting for the nodes
+        of the previous manager."""
         if not self.leads:
             return True
         idle_since = self._idle_since
-        return not waits and idle_since is not None and now - idle_since > PATIENT_S
+        return not waits and idle_since is not None and now - idle_since > JOIN_PATIENCE_S
 
     # -- messages --------------------------------------------------------------------------------
 
-    def word(self, node: int, now: float) -> Leads | None:
-        """The message for a node at each beat; None: send an ordinary beat, which only shows that
-        this process is alive."""
+    def lead_message(self, node: int, now: float) -> Leads | None:
+        """The message for a node at each heartbeat; None: send a plain heartbeat."""
         lease = self._lease
         if lease is None:
             return None
         return Leads(lease.term, lease.at, int(now * US), lease.words_for(node))
 
-    def news(self, now: float) -> Leads | None:
-        """The message with a new list for this host's own node, which must know each list before
-        other nodes do; None if there is no new list."""
+    def list_message(self, now: float) -> Leads | None:
+        """The message with a new list for this host's node, which must know each list before other
+        nodes; None if there is no new list."""
         lease = self._lease
-        if lease is None or not lease.lists or lease.lists[-1].version == self._told:
+        if lease is None or not lease.lists or lease.lists[-1].version == self._sent_version:
             return None
-        self._told = lease.lists[-1].version
-        return self.word(self._own, now)
+        self._sent_version = lease.lists[-1].version
+        return self.lead_message(self._own, now)
 
-    def take(self, link: Who, message: Any, now: float) -> bool:
+    def handle(self, link: Connection, message: Any, now: float) -> bool:
         """Handles a message about terms; returns False for other messages."""
         match message:
             case Follows():
@@ -228,12 +228,12 @@ class Leadership(Generic[Who]):
                 return False
         return True
 
-    def _knows(self, link: Who, message: Knows, now: float) -> None:
+    def _knows(self, link: Connection, message: Knows, now: float) -> None:
         node, knowledge = message.node, message.knowledge
         if self._candidate is not None:
             self._offers[link] = node, knowledge
             self._candidate.offer(node, knowledge)
-            self._ask(now)
+            self._request_votes(now)
         elif self._lease is None:
             if node == self._own:  # it has all lists of the previous manager
                 lease = ManagerLease(max(1, knowledge.term), node, self._lease_s, knowledge.lists)
@@ -244,31 +244,31 @@ class Leadership(Generic[Who]):
         elif self._identity:  # a late offer: request a vote in the present term
             self._write(link, VoteAsked(self._lease.term, self._identity))
 
-    def _not_led(self, link: Who, message: NotLed, now: float) -> None:
+    def _not_led(self, link: Connection, message: NotLed, now: float) -> None:
         """A node that has voted never follows this manager again. While this manager may decide,
-        the candidate has not won, unless a human has forced it, and the cluster continues without
-        the node; otherwise the candidate may still win."""
+        the candidate has not won (unless an operator forced it), and the cluster continues without
+        the node. Otherwise the candidate may still win."""
         lease = self._lease
         if lease is not None and message.term > lease.term and lease.decides(now):
             self._write(link, GivenUp(0.0))
 
-    def _ask(self, now: float) -> None:
+    def _request_votes(self, now: float) -> None:
         assert self._candidate is not None
         asked = self._candidate.ask(now)
         for link, (node, _) in self._offers.items():
             if node in asked:
                 self._write(link, VoteAsked(self._candidate.term, self._identity))
 
-    def _voted(self, link: Who, message: Voted) -> None:
+    def _voted(self, link: Connection, message: Voted) -> None:
         node, offer = message.node, self._offers.get(link)
         if self._candidate is None or offer is None or offer[0] != node:
             return
         if self._candidate.voted(node, message.term, message.knowledge):
             self._voters[node] = link
 
-    def count(self, now: float) -> bool:
-        """Whether the standby has just won. If so, it is the manager from now on; read `absent`
-        before this call, because it is empty afterwards."""
+    def count_votes(self, now: float) -> bool:
+        """Makes the standby the manager if it has won; returns whether it has just won. Read
+        `absent` before this call, because it is empty afterwards."""
         candidate = self._candidate
         if candidate is None:
             return False
@@ -278,31 +278,32 @@ class Leadership(Generic[Who]):
         self._lease = candidate.lease(self._lease_s)
         self._candidate = None
         term = self._lease.term
-        _log.warning("the standby leads the cluster from now on, in term %d", term)
+        _log.warning("the standby is now the manager of the cluster, in term %d", term)
         if self._promoter is not None:
-            self._write(self._promoter, Promoted(True, f"it leads the cluster now, in term {term}"))
-        self.won(term)
+            reason = f"it is now the manager of the cluster, in term {term}"
+            self._write(self._promoter, Promoted(True, reason))
+        self.on_won(term)
         return True
 
-    def ended(self, link: Who, now: float) -> None:
+    def connection_ended(self, link: Connection, now: float) -> None:
         """That connection has ended."""
         offer, candidate = self._offers.pop(link, None), self._candidate
         if candidate is None:
             return
         if offer is not None:
             self._offer_ended(link, offer[0], candidate, now)
-        if self._promoter == link:  # the tool that requested the promotion is gone
+        if self._promoter == link:  # `hoplite-mp promote` has ended
             self._promoter = None
             candidate.force(False)
         elif self._promoter is not None and candidate.own not in candidate.offers:
-            self._write(self._promoter, Promoted(False, HEARD, soon=True))
+            self._write(self._promoter, Promoted(False, MANAGER_ALIVE, may_change=True))
             self._promoter = None
             candidate.force(False)
 
-    def _offer_ended(self, link: Who, node: int, candidate: Candidate, now: float) -> None:
-        """A node whose vote came over this connection no longer follows this process: a standby
-        that won with such votes would manage nodes that it cannot reach. If the node has offered
-        its vote again over a later connection, its vote is requested there."""
+    def _offer_ended(self, link: Connection, node: int, candidate: Candidate, now: float) -> None:
+        """Drops the vote of this connection: a standby that won with such votes would manage nodes
+        that it cannot reach. If the node has offered its vote again over a later connection, its
+        vote is requested there."""
         offers = reversed(self._offers.values())
         latest = next((knowledge for other, knowledge in offers if other == node), None)
         if latest is None or self._voters.get(node) == link:
@@ -310,33 +311,34 @@ class Leadership(Generic[Who]):
             candidate.withdraw(node)
             if latest is not None:
                 candidate.offer(node, latest)
-                self._ask(now)
+                self._request_votes(now)
 
     # -- promotion by an operator ------------------------------------------------------------------
 
-    def _promote(self, link: Who, message: Promote, now: float) -> None:
+    def _promote(self, link: Connection, message: Promote, now: float) -> None:
         candidate = self._candidate
         if candidate is None:
-            self._write(link, Promoted(True, "it leads the cluster already"))
+            self._write(link, Promoted(True, "it is already the manager of the cluster"))
             return
         hosts = candidate.latest(candidate.offers)
         if candidate.own not in candidate.offers:
-            words = HEARD
+            reason = MANAGER_ALIVE
         elif hosts is None:
-            words = UNNAMED
+            reason = NO_HOST_LIST
         elif candidate.may_win:
-            words = AUTOMATIC
+            reason = AUTOMATIC
         elif candidate.is_struck(candidate.offers) and not message.anyway:
-            words = STRUCK
+            reason = DECLARED_DEAD
         elif len(hosts.nodes) > 2 and not message.anyway:
             here = len(candidate.offers.keys() & set(hosts.nodes))
-            words = (
-                f"only {here} of {len(hosts.nodes)} hosts are here; the others may still have the "
-                "manager. If they are gone for good, add --anyway"
+            reason = (
+                f"only {here} of {len(hosts.nodes)} hosts are reachable; the others may still have "
+                "the manager. If they are gone for good, add --anyway"
             )
         else:
             self._promoter = link
             candidate.force()
-            self._ask(now)
+            self._request_votes(now)
             return
-        self._write(link, Promoted(False, words, soon=words in (HEARD, AUTOMATIC)))
+        may_change = reason in (MANAGER_ALIVE, AUTOMATIC)
+        self._write(link, Promoted(False, reason, may_change=may_change))

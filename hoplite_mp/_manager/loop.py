@@ -1,16 +1,15 @@
-"""The process around the planner: read, decode, step, encode, send. It decides nothing itself.
+"""The manager's event loop around the planner: read, decode, step, encode, send.
 
-One thread with one selector serves one connection per node; only trees are packed in other threads.
-The end of a connection is the end of that node's life and is reported to the planner as NodeLost;
-when no connection is left, the manager ends. Nothing in the loop blocks except `select`, which
-returns at the next deadline of the planner, the listener, the beats or the leadership.
+One thread with one selector serves one connection per node; only packing of trees runs in other
+threads. The end of a connection is reported to the planner as NodeLost; the manager ends with its
+last connection. Only `select` blocks; it returns at the next deadline of the planner, the listener,
+the heartbeats or the leadership.
 
 A node that does not read is declared dead once `outgoing_bytes_max` wait for it. If the manager
-stopped reading from it instead, both sides could wait for each other.
+stopped reading from it instead, both sides could deadlock.
 
-With a standby in the cluster, a Leadership determines whether this process may decide now. Until
-then, messages for the planner are held. A standby runs the same loop; it may decide once it has
-won.
+In a cluster with a standby, a Leadership determines whether this process may decide; otherwise
+messages for the planner are held. A standby runs the same loop, and may decide once it has won.
 """
 
 from __future__ import annotations
@@ -55,14 +54,13 @@ if TYPE_CHECKING:
     from hoplite_mp._transport.listener import Listener
     from hoplite_mp._transport.stream import ByteStream
 
-READ_BYTES = 256 << 10  # read from a connection before other connections get their turn
+READ_BYTES = 256 << 10  # read from a connection in one turn
 OUTGOING_BYTES_MAX = 64 << 20  # limit of the queue for one node: four of the longest frames
 SELECT_S_MAX = 3600.0  # epoll counts milliseconds in 32 bits
 # How often a manager with a Leadership checks whether it may decide. Lower: more turns.
 LEADERSHIP_POLL_S = 0.1
-# How long a node may wait to join. It must be longer than the permitted delay of the manager's own
-# node (OWN_S in _planner/manager_recovery.py). Lower: a waiting node calls again sooner if that own
-# node is stopped.
+# How long a node may wait to join. Must exceed the permitted delay of this host's node (OWN_S in
+# _planner/manager_recovery.py). Lower: a waiting node reconnects sooner if that node is stopped.
 JOIN_WAIT_S = 40.0
 
 _log = logging.getLogger("hoplite_mp")
@@ -79,7 +77,7 @@ class Link:
         self.joined = False
         self.waits_until = 0.0  # deadline of a node that waits to join
         self.admitted: NodeAdmitted | None = None
-        self.near = True  # the node is on this host, so its end never goes unnoticed
+        self.is_local = True  # the node is on this host, so it needs no heartbeats
         self.role = "node"  # the role proved in the handshake
         self.broken = False  # see `break_off`
         self.waits_for = selectors.EVENT_READ  # events of its registration
@@ -100,13 +98,13 @@ class Link:
             self.broken = True
 
     def break_off(self) -> None:
-        """Marks a link that accepts no more data, or must get none. The next flush closes it."""
+        """Marks the link as broken; the next flush closes it."""
         self._unsent[self] = None
         self.broken = True
 
 
 class ManagerLoop:
-    """Connects the planner to the nodes, and to the clock that the planner must not have."""
+    """Connects the planner to the nodes and to a clock."""
 
     def __init__(
         self,
@@ -117,32 +115,30 @@ class ManagerLoop:
         selector: selectors.BaseSelector | None = None,
         in_thread: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """selector: waits for descriptors. in_thread: runs a long computation. The simulation
-        replaces both."""
+        """in_thread: runs a long computation. The simulation replaces it and the selector."""
         self._planner = planner
         self._clock = clock
         self._outgoing_bytes_max = outgoing_bytes_max
         self._selector = selector or selectors.DefaultSelector()
         self._in_thread = in_thread or _in_thread
         self._links: dict[Link, None] = {}  # ordered, so that a run is reproducible
-        # The links that the next flush must visit: they have data to send, or are broken. A turn
-        # visits no other link.
+        # Links with data to send, and broken ones, for the next flush. A turn visits no other link.
         self._unsent: dict[Link, None] = {}
         self._routes: dict[int, Link] = {}  # node -> its connection
         self._wake_at: float | None = None
         self._ending = False
         self._listener: Listener | None = None
         self._credentials = b""
-        self._beats: Heartbeats[Link] | None = None
+        self._heartbeats: Heartbeats[Link] | None = None
         self._own: Link | None = None  # to the node of this host, if this process serves it
-        # Nodes that wait to join until earlier nodes are known and this host's node has joined.
+        # Nodes that wait to join; see _must_wait.
         self._newcomers: list[tuple[Link, NodeJoined]] = []
-        self._letting_in = False
-        self._packed: list[TreesPacked] = []  # packed in threads, as plans have requested
+        self._admitting = False
+        self._packed: list[TreesPacked] = []  # results of packing threads
         self._packed_lock = locks.lock("manager.packed")
-        # None: the cluster has no standby, so no other process can be the manager
+        # None: the cluster has no standby
         self._leadership: Leadership[Link] | None = None
-        self._looked_at = 0.0
+        self._leadership_polled_at = 0.0
 
     def add(self, sock: socket.socket) -> None:
         """Serves this connected stream socket until it ends."""
@@ -151,23 +147,22 @@ class ManagerLoop:
     def open(
         self, listener: Listener, credentials: bytes = b"", beats: Heartbeats[Link] | None = None
     ) -> None:
-        """Also serves connections that the listener admits. Each node is first sent these
-        credentials; with `beats` it is declared dead after too long a silence."""
+        """Also serves connections that the listener admits. Each node first gets these credentials;
+        with `beats` silent nodes are declared dead."""
         self._listener = listener
-        self._beats = beats
+        self._heartbeats = beats
         self._credentials = credentials
         self._selector.register(listener.fileno(), selectors.EVENT_READ, listener)
 
-    def share(self, leadership: Leadership[Link]) -> None:
-        """Call this if the cluster has a standby. This process is the standby, or the manager that
-        it may replace."""
+    def set_leadership(self, leadership: Leadership[Link]) -> None:
+        """Call this in a cluster with a standby, in the standby and in the first manager."""
         self._leadership = leadership
 
-    def serve(self, stream: ByteStream, *, near: bool = True) -> Link:
-        """Serves this stream until it ends. near: its node is on this host."""
+    def serve(self, stream: ByteStream, *, is_local: bool = True) -> Link:
+        """Serves this stream until it ends. is_local: its node is on this host."""
         link = Link(stream, self._unsent)
-        link.near = near
-        if near and self._own is None:
+        link.is_local = is_local
+        if is_local and self._own is None:
             self._own = link
         self._links[link] = None
         self._selector.register(stream.fileno(), selectors.EVENT_READ, link)
@@ -179,16 +174,16 @@ class ManagerLoop:
             if admission.role != "node" and self._leadership is None:
                 admission.stream.close()
                 continue
-            link = self.serve(admission.stream, near=False)
+            link = self.serve(admission.stream, is_local=False)
             link.role = admission.role
             if self._credentials and admission.role == "node":
                 link.write(encode(Credentials(self._credentials)))
-            # The selector does not announce data that came with the handshake's last bytes.
+            # The selector does not report data that arrived with the handshake's last bytes.
             self._unsent[link] = None
             self._serve(link)
 
-    def end_with(self, number: int) -> None:
-        """Makes that signal end the cluster; the nodes are sent ClusterEnded."""
+    def end_on_signal(self, number: int) -> None:
+        """Makes that signal end the cluster; the nodes get ClusterEnded."""
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
         def end(_number: int, _frame: object) -> None:
@@ -199,14 +194,14 @@ class ManagerLoop:
         self._selector.register(read, selectors.EVENT_READ, None)
 
     def run(self) -> int:
-        """Serves until no connection is left, or the cluster ends. Returns GIVEN_UP if this process
-        must step down, in which case the cluster may have another manager."""
+        """Serves until the last connection or the cluster ends. Returns GIVEN_UP if this process
+        must step down, because the cluster may have another manager."""
         leadership = self._leadership
         while not self._ending and (
             self._links or (leadership is not None and not leadership.leads)
         ):
             self.turn()
-            if leadership is not None and leadership.is_out(self._clock()):
+            if leadership is not None and leadership.must_step_down(self._clock()):
                 return GIVEN_UP
         if leadership is None or leadership.leads:
             for link in self._links:
@@ -218,106 +213,105 @@ class ManagerLoop:
     def turn(self) -> None:
         """Waits once, then handles received data and due tasks."""
         for key, events in self._selector.select(self._timeout()):
-            # A link that was closed earlier in this round is skipped.
-            if key.data not in self._links:
+            if key.data not in self._links:  # closed earlier in this turn
                 continue
             if events & selectors.EVENT_READ:
                 self._serve(key.data)
-            # After a read TLS may have data to send. A link that has no data to send and is not
-            # watched for writing needs no flush.
+            # TLS may have data to send after a read.
             if events & selectors.EVENT_WRITE or key.data.stream.wants_write:
                 self._unsent[key.data] = None
         now = self._clock()
         if self._listener is not None:
             self._admit(now)
-        if self._may_decide(now) and not self._has_held:  # held messages come first
+        if self._may_decide(now) and not self._has_held_messages:  # held messages come first
             if self._wake_at is not None and self._wake_at <= now:
-                self._carry_out(self._planner.tick(now))
+                self._execute(self._planner.tick(now))
             self._take_packed(now)
-        self._turn_away(sum(link.waits_until <= now for link, _ in self._newcomers))
-        if self._beats is not None:
-            self._look_at_beats(self._beats, now)
+        self._refuse_newcomers(sum(link.waits_until <= now for link, _ in self._newcomers))
+        if self._heartbeats is not None:
+            self._check_heartbeats(self._heartbeats, now)
         if self._leadership is not None:
-            self._attend(self._leadership, now)
+            self._poll_leadership(self._leadership, now)
         self._flush()
 
     @property
-    def _has_held(self) -> bool:
+    def _has_held_messages(self) -> bool:
         return self._leadership is not None and bool(self._leadership.held)
 
     def _may_decide(self, now: float) -> bool:
         return self._leadership is None or self._leadership.decides(now)
 
-    def _attend(self, leadership: Leadership[Link], now: float) -> None:
-        """Checks whether this process may decide, which may change with every answer of a node and
-        with time; if so, handles the held messages."""
-        self._looked_at = now
+    def _poll_leadership(self, leadership: Leadership[Link], now: float) -> None:
+        """Checks whether this process may decide; if so, handles the held messages, and admits or
+        refuses newcomers."""
+        self._leadership_polled_at = now
         absent = leadership.absent
-        if leadership.count(now) and self._planner.restoring is not None:
+        if leadership.count_votes(now) and self._planner.restoring is not None:
             self._planner.restoring.leave_out(absent)
         while leadership.held and self._may_decide(at := self._clock()):  # each step takes time
-            message = leadership.held.popleft()
-            if isinstance(message, NodeReturned) and self._planner.restoring is None:
-                self._came_too_late(message)
+            held = leadership.held.popleft()
+            if isinstance(held, NodeReturned) and self._planner.restoring is None:
+                self._refuse_late_report(held)
             else:
-                self._carry_out(self._planner.step(message, at))
-        self._let_newcomers_in()
+                self._execute(self._planner.step(held, at))
+        self._admit_newcomers()
         if self._planner.restoring is None:
-            leadership.change(self._planner.membership.members)
-        near = next((link for link in self._links if link.near), None)
-        news = None if near is None else leadership.news(now)
-        if near is not None and news is not None:
-            near.write(encode(news))
-        away = leadership.turns_away(now, waits=self._planner.restoring is not None)
+            leadership.set_members(self._planner.membership.members)
+        local = next((link for link in self._links if link.is_local), None)
+        message = None if local is None else leadership.list_message(now)
+        if local is not None and message is not None:
+            local.write(encode(message))
+        refused = leadership.refuses_joins(now, waits=self._planner.restoring is not None)
         if self._listener is not None:
-            self._listener.not_now = frozenset({"node"}) if away else frozenset()
-        self._turn_away(len(self._newcomers) if away else 0)
+            self._listener.not_now = frozenset({"node"}) if refused else frozenset()
+        self._refuse_newcomers(len(self._newcomers) if refused else 0)
 
-    def _look_at_beats(self, beats: Heartbeats[Link], now: float) -> None:
-        due, silent = beats.look(now)
+    def _check_heartbeats(self, beats: Heartbeats[Link], now: float) -> None:
+        due, silent = beats.poll(now)
         if self._leadership is not None:
-            self._say_who_leads(self._leadership, due, now)
+            self._send_heartbeats(self._leadership, due, now)
             if self._leadership.leads and not self._leadership.decides(now):
                 return  # perhaps this host is cut off
         else:
             for link in due:
                 link.write(BEAT)
         for link, seconds in silent.items():
-            if link.admitted is None:  # it waits to be admitted
+            if link.admitted is None:  # waiting to join
                 self._end(link)
                 continue
             _log.warning(
-                "node h%d has said nothing for %.1f s: it is given up", link.admitted.node, seconds
+                "node h%d was silent for %.1f s: it is declared dead", link.admitted.node, seconds
             )
             if self._may_decide(now):
                 link.write(encode(GivenUp(seconds)))  # in case the node reads again
                 link.stream.flush()
             self._end(link)
 
-    def _say_who_leads(self, leadership: Leadership[Link], due: list[Link], now: float) -> None:
+    def _send_heartbeats(self, leadership: Leadership[Link], due: list[Link], now: float) -> None:
         for link in due:
-            word = None if link.admitted is None else leadership.word(link.admitted.node, now)
-            link.write(BEAT if word is None else encode(word))
+            node = None if link.admitted is None else link.admitted.node
+            message = None if node is None else leadership.lead_message(node, now)
+            link.write(BEAT if message is None else encode(message))
 
     def _pack(self, wanted: PackingWanted) -> None:
-        """Packs trees in a separate thread, because that may take seconds."""
+        """Packs trees, in a separate thread because it may take seconds."""
         packed = pack(wanted)
         with self._packed_lock:
             self._packed.append(packed)
 
     def _take_packed(self, now: float) -> None:
-        """Passes the trees packed since the last turn to the planner, for later plans."""
+        """Passes newly packed trees to the planner, for later plans."""
         with self._packed_lock:
             packed, self._packed = self._packed, []
         for trees in packed:
-            self._carry_out(self._planner.step(trees, now))
+            self._execute(self._planner.step(trees, now))
 
     def _timeout(self) -> float | None:
         times = [
             self._wake_at if self._may_decide(self._clock()) else None,
-            None if self._leadership is None else self._looked_at + LEADERSHIP_POLL_S,
+            None if self._leadership is None else self._leadership_polled_at + LEADERSHIP_POLL_S,
             None if self._listener is None else self._listener.deadline,
-            None if self._beats is None else self._beats.wake_at,
+            None if self._heartbeats is None else self._heartbeats.wake_at,
             self._newcomers[0][0].waits_until if self._newcomers else None,
         ]
         known = [at for at in times if at is not None]
@@ -331,23 +325,23 @@ class ManagerLoop:
             if messages is None:
                 self._end(link)
                 return
-            if self._beats is not None:
-                self._beats.heard(link, self._clock())
+            if self._heartbeats is not None:
+                self._heartbeats.data_received(link, self._clock())
             if self._leadership is not None and link.admitted is not None:
-                self._leadership.heard(link.admitted.node, self._clock())
+                self._leadership.data_received(link.admitted.node, self._clock())
             for message in messages:
                 if link.broken:
-                    break  # the node is lost; the next flush sends it the reason
+                    break  # the node is lost
                 self._take(link, message)
         except ProtocolError as error:
-            _log.error("manager gives up a connection: %s", error)
+            _log.error("the manager closes a connection: %s", error)
             self._end(link)
 
     def _take(self, link: Link, message: NodeToManager | Report | TermsToManager) -> None:
         now = self._clock()
         if self._leadership is not None:
             _check_role(link.role, message)
-            if self._leadership.take(link, message, now):
+            if self._leadership.handle(link, message, now):
                 return
         if isinstance(message, NodeReturned):
             self._returned(link, message, now)
@@ -357,39 +351,38 @@ class ManagerLoop:
             if self._must_wait(link, now):
                 link.waits_until = now + JOIN_WAIT_S
                 self._newcomers.append((link, message))
-                if self._beats is not None and not link.near:
-                    # Without beats the newcomer would consider this manager dead.
-                    self._beats.add(link, now)
+                if self._heartbeats is not None and not link.is_local:
+                    # Without heartbeats the newcomer would consider this manager dead.
+                    self._heartbeats.add(link, now)
                 return
-            plan = self._planner.step(message, now)
-            for node, answer in plan.sends:
-                # Messages go to the latest life of a node.
+            result = self._planner.step(message, now)
+            for node, answer in result.sends:
                 if isinstance(answer, NodeAdmitted) and answer.incarnation == message.incarnation:
                     link.admitted = answer
                     self._routes[node] = link
-                    if self._beats is not None and not link.near:
-                        self._beats.add(link, now)
+                    if self._heartbeats is not None and not link.is_local:
+                        self._heartbeats.add(link, now)
                     if self._leadership is not None:
                         self._leadership.admitted(link, node, now)
-            self._carry_out(plan)
+            self._execute(result)
             return
         if not link.joined:
-            raise ProtocolError(f"{type(message).__name__} came before NodeJoined")
-        # Messages that arrive over the connection of an earlier life of the node are ignored.
+            raise ProtocolError(f"{type(message).__name__} before NodeJoined")
+        # Messages over connections of earlier incarnations are ignored.
         if link.admitted is not None and self._routes.get(link.admitted.node) is link:
             self._step(message, now)
 
     def _must_wait(self, link: Link, now: float) -> bool:
-        """Whether that node must wait for its admission. A newcomer waits until the nodes of the
-        previous manager have reported, until this process may decide, and until this host's node
-        has joined, because the lease is counted with that node's number, 0."""
-        early = not link.near and self._own is not None and self._own.admitted is None
+        """Whether that node must wait for its admission: until the nodes of the previous manager
+        have reported, this process may decide, and this host's node has joined, because the lease
+        is counted with that node's number, 0."""
+        early = not link.is_local and self._own is not None and self._own.admitted is None
         return early or self._planner.restoring is not None or not self._may_decide(now)
 
-    def _came_too_late(self, message: NodeReturned) -> None:
-        """A node's report was held back until this process might decide, and the cluster has
-        continued without this node, because no earlier report named it. So the node is informed
-        that it was declared dead; otherwise it would follow a manager that does not count it."""
+    def _refuse_late_report(self, message: NodeReturned) -> None:
+        """Informs a node that it was declared dead: its report was held, and the cluster has
+        continued without it, because no earlier report named it. Otherwise the node would follow a
+        manager that does not count it."""
         link = self._routes.get(message.node)
         admitted = None if link is None else link.admitted
         if link is not None and admitted and admitted.incarnation == message.incarnation:
@@ -397,18 +390,18 @@ class ManagerLoop:
             link.break_off()
 
     def _step(self, message: Any, now: float) -> None:
-        """Passes a message to the planner, now or when this process may decide."""
+        """Passes a message to the planner, or holds it until this process may decide."""
         if self._leadership is not None and (
             self._leadership.held or not self._leadership.decides(now)
         ):
             self._leadership.hold(message)
         else:
-            self._carry_out(self._planner.step(message, now))
+            self._execute(self._planner.step(message, now))
 
     def _returned(self, link: Link, message: NodeReturned, now: float) -> None:
-        """A node that the previous manager had admitted has returned."""
+        """Handles the return of a node that the previous manager had admitted."""
         if self._planner.restoring is None:  # the cluster has continued without it
-            # A manager that may not decide cannot declare the node dead; then the node calls again.
+            # A manager that may not decide cannot declare the node dead; the node reconnects.
             if self._leadership is None or self._leadership.decides(now):
                 link.write(encode(GivenUp(0.0)))
             link.break_off()
@@ -418,55 +411,55 @@ class ManagerLoop:
             message.node, message.incarnation, message.members, message.numbers
         )
         self._routes[message.node] = link
-        if self._beats is not None and not link.near:
-            self._beats.add(link, now)
+        if self._heartbeats is not None and not link.is_local:
+            self._heartbeats.add(link, now)
         self._step(message, now)
 
-    def _carry_out(self, plan: StepResult) -> None:
+    def _execute(self, result: StepResult) -> None:
         encoded: tuple[object, bytes] = (None, b"")
-        for node, message in plan.sends:
+        for node, message in result.sends:
             link = self._routes.get(node)
             if link is None:
                 continue
-            # The same plan is sent to many nodes, so it is encoded once.
+            # A plan for many nodes is encoded once.
             if encoded[0] is not message:
                 encoded = (message, encode(message))
             link.write(encoded[1])
             if isinstance(message, GivenUp):  # its last message
                 link.break_off()
-        for note in plan.notes:
+        for note in result.notes:
             _log.info("%s", note)
-        for wanted in plan.packing:
+        for wanted in result.packing:
             self._in_thread(functools.partial(self._pack, wanted))
-        self._wake_at = plan.wake_at
-        self._let_newcomers_in()
+        self._wake_at = result.wake_at
+        self._admit_newcomers()
 
-    def _let_newcomers_in(self) -> None:
-        """Admits waiting nodes when the earlier nodes are known and this process may decide."""
-        if self._letting_in:  # each admission causes a plan, which calls this method again
+    def _admit_newcomers(self) -> None:
+        """Admits the waiting nodes that need not wait any longer."""
+        if self._admitting:  # `_take` calls this method again
             return
-        self._letting_in = True
+        self._admitting = True
         try:
             while (
                 self._newcomers
                 and not self._must_wait(self._newcomers[0][0], self._clock())
-                and not self._has_held  # held messages came first
+                and not self._has_held_messages  # held messages come first
             ):
                 newcomer, joined = self._newcomers.pop(0)
                 if newcomer in self._links:
                     self._take(newcomer, joined)
         finally:
-            self._letting_in = False
+            self._admitting = False
 
-    def _turn_away(self, count: int) -> None:
-        """Closes the connections of the first waiting nodes; these then call again, or give up."""
+    def _refuse_newcomers(self, count: int) -> None:
+        """Closes the connections of the first `count` waiting nodes, which may reconnect."""
         waiting, self._newcomers = self._newcomers[:count], self._newcomers[count:]
         for newcomer, _ in waiting:
             self._end(newcomer)
 
     def _flush(self) -> None:
-        """Sends queued data, and closes the links of nodes that cannot take it. The end of a
-        connection can cause messages to other nodes, so this repeats until nothing is left."""
+        """Sends queued data, and closes broken links. The end of a connection can cause messages to
+        other nodes, so this repeats until nothing is left."""
         while self._unsent:
             links = list(self._unsent)
             self._unsent.clear()
@@ -474,7 +467,7 @@ class ManagerLoop:
                 if link not in self._links:
                     continue
                 if not link.stream.flush() or link.broken:
-                    self._hear_out(link)
+                    self._drain(link)
                     self._end(link)
                     continue
                 wants = selectors.EVENT_WRITE if link.stream.wants_write else 0
@@ -482,8 +475,8 @@ class ManagerLoop:
                     link.waits_for = selectors.EVENT_READ | wants
                     self._selector.modify(link.stream.fileno(), link.waits_for, link)
 
-    def _hear_out(self, link: Link) -> None:
-        """Handles the messages that arrived on a connection before it broke."""
+    def _drain(self, link: Link) -> None:
+        """Handles the messages that arrived before the connection broke."""
         while link in self._links and not link.broken and link.stream.wants_read:
             before = link.stream.bytes_received
             self._serve(link)
@@ -491,18 +484,18 @@ class ManagerLoop:
                 return
 
     def _end(self, link: Link) -> None:
-        """Closes a connection; its node is lost."""
+        """Closes a connection, and reports the loss of its node."""
         if link not in self._links:
             return
         self._selector.unregister(link.stream.fileno())
         link.stream.close()
         self._links.pop(link, None)
-        if self._beats is not None:
-            self._beats.drop(link)
+        if self._heartbeats is not None:
+            self._heartbeats.drop(link)
         if self._leadership is not None:
-            self._leadership.ended(link, self._clock())
+            self._leadership.connection_ended(link, self._clock())
         admitted = link.admitted
-        # A later connection of the same node may have replaced this link.
+        # A later connection of the node may have replaced this link.
         if admitted is not None and self._routes.get(admitted.node) is link:
             del self._routes[admitted.node]
             lost = NodeLost(admitted.node, admitted.incarnation)
@@ -514,8 +507,8 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 
 def _check_role(role: str, message: object) -> None:
-    """ProtocolError if that role may not send this message: tools send only Promote, other roles
-    never do, and voters do not send NodeJoined."""
+    """ProtocolError if that role may not send this message: only tools send Promote, and nothing
+    else; voters do not send NodeJoined."""
     wrong = isinstance(message, NodeJoined) if role == "voter" else False
     if wrong or (role == "tool") != isinstance(message, Promote):
-        raise ProtocolError(f"{type(message).__name__} is not for a {role} to say")
+        raise ProtocolError(f"a {role} must not send {type(message).__name__}")

@@ -1,7 +1,4 @@
-"""The manager's process: the loop around the planner, with the given descriptors.
-
-The supervisor forks this process with a few descriptors; this module creates the loop from them.
-"""
+"""The manager's process: creates the loop from the descriptors that the supervisor passes."""
 
 from __future__ import annotations
 
@@ -33,9 +30,8 @@ def main(
     boards_max: int = BOARDS_MAX,
     operations_max: int = OPERATIONS_MAX,
 ) -> int:
-    """Runs the manager for the node at the other end of the connected stream socket `fd` and, if
-    `lan` is given, for all nodes that join over the network. again: this manager replaces one that
-    has died."""
+    """Runs the manager for the node at the other end of the stream socket `fd` and, with `lan`, for
+    nodes that join over the network. again: this manager replaces a dead one."""
     planner = Planner(boards_max=boards_max, operations_max=operations_max, again=again)
     loop = ManagerLoop(
         planner, clock.monotonic if lan is None or not lan.standby else _lease_clock()
@@ -48,8 +44,8 @@ def main(
             Heartbeats(lan.heartbeat_interval_s, lan.heartbeat_timeout_s),
         )
         if lan.standby:
-            loop.share(_leadership(lan, again))
-        loop.end_with(signal.SIGTERM)
+            loop.set_leadership(_leadership(lan, again))
+        loop.end_on_signal(signal.SIGTERM)
     return loop.run()
 
 

@@ -1,8 +1,8 @@
 """The standby's process: a manager that waits until it may decide.
 
-Nodes that have lost their manager connect to the address on which the standby listens. The standby
-collects their votes and, once it has won, is an ordinary manager. The former manager may be alive
-but cut off. As soon as it can be reached, the standby informs it that its term is over.
+Nodes that have lost their manager connect to the standby's listener. The standby collects their
+votes and, once it has won, is an ordinary manager. The former manager may be alive but cut off; the
+standby informs it, as soon as it is reachable, that its term has ended.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ __all__ = ["main"]
 
 IDENTITY_BYTES = 7
 # Pause between two connection attempts to the former manager. Lower: a manager that was cut off
-# steps down sooner once it is reachable, but there are more attempts in vain if its host is dead.
-TELL_PAUSE_S = 2.0
-TELL_WAIT_S = 2.0  # for an attempt, and for the former manager to read and close
+# steps down sooner, but there are more useless attempts if its host is dead.
+NOTIFY_PAUSE_S = 2.0
+NOTIFY_TIMEOUT_S = 2.0  # for an attempt, and for the former manager to read and close
 _log = logging.getLogger("hoplite_mp")
 
 
 def main(lan: LanStart, own: int) -> int:
     """Waits for votes, and becomes the manager if it wins. own: the number of this host's node.
-    lan: the start parameters of that node, plus the standby's listening socket and the cluster's id
+    lan: the start parameters of that node, with the standby's listening socket and the cluster's id
     and certificate."""
     candidate = Candidate(own, int.from_bytes(secrets.token_bytes(IDENTITY_BYTES)) + 1)
     leadership: Leadership[Link] = Leadership(
@@ -56,27 +56,27 @@ def main(lan: LanStart, own: int) -> int:
         write=lambda link, message: link.write(encode(message)),
         candidate=candidate,
     )
-    leadership.won = lambda term: _tell_former(lan, term)
+    leadership.on_won = lambda term: _notify_former_manager(lan, term)
     loop = ManagerLoop(Planner(again=True, own=own), lease_clock)
     loop.open(
         listener_of(lan),
         lan.certificate,
         Heartbeats(lan.heartbeat_interval_s, lan.heartbeat_timeout_s),
     )
-    loop.share(leadership)
-    loop.end_with(signal.SIGTERM)
+    loop.set_leadership(leadership)
+    loop.end_on_signal(signal.SIGTERM)
     return loop.run()
 
 
-def _tell_former(lan: LanStart, term: int) -> None:
-    """Informs the former manager, in a thread that ends with this process."""
+def _notify_former_manager(lan: LanStart, term: int) -> None:
+    """Informs the former manager, in a daemon thread."""
     thread = threading.Thread(
-        target=_tell, args=(lan, term), name="hoplite_mp superseding", daemon=True
+        target=_notify, args=(lan, term), name="hoplite_mp superseding", daemon=True
     )
     thread.start()
 
 
-def _tell(lan: LanStart, term: int) -> None:
+def _notify(lan: LanStart, term: int) -> None:
     endpoints = [Endpoint(socket.AddressFamily(f), tuple(where)) for f, where in lan.manager]
     mine = Introduction(lan.host_id, software_versions())
     while True:
@@ -87,22 +87,22 @@ def _tell(lan: LanStart, term: int) -> None:
             mine=mine,
             tls=lan.tls,
             now=clock.monotonic(),
-            timeout_s=TELL_WAIT_S,
-            handshake_timeout_s=TELL_WAIT_S,
+            timeout_s=NOTIFY_TIMEOUT_S,
+            handshake_timeout_s=NOTIFY_TIMEOUT_S,
             cluster=lan.cluster,
         )
         with contextlib.suppress(HopliteError, OSError):  # the former manager is gone, or cut off
             stream = caller.wait().stream
             stream.write(encode(Superseded(term)))
-            _until_it_ends(stream)
+            _await_close(stream)
             stream.close()
-        clock.sleep(TELL_PAUSE_S)
+        clock.sleep(NOTIFY_PAUSE_S)
 
 
-def _until_it_ends(stream: ByteStream) -> None:
+def _await_close(stream: ByteStream) -> None:
     """Waits until the other side has read the message and closed the connection, for at most
-    TELL_WAIT_S."""
-    poll, deadline = select.poll(), clock.monotonic() + TELL_WAIT_S
+    NOTIFY_TIMEOUT_S."""
+    poll, deadline = select.poll(), clock.monotonic() + NOTIFY_TIMEOUT_S
     poll.register(stream.fileno(), select.POLLIN)
     while stream.flush() and stream.read() is not None:
         left_s = deadline - clock.monotonic()

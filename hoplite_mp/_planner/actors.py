@@ -32,11 +32,11 @@ __all__ = ["ActorNames"]
 
 
 class _Holder(NamedTuple):
-    """The actor that has a name, and its node. `moves`: another host may restart the actor."""
+    """The owner of a name, and its node. `can_fail_over`: another host may restart the actor."""
 
     node: int
     identity: bytes
-    moves: bool
+    can_fail_over: bool
 
 
 class ActorNames:
@@ -48,7 +48,7 @@ class ActorNames:
     def claim(self, message: ActorNameClaimed) -> list[Send]:
         """Gives the name to the claimant if no other actor has it, and answers with its holder."""
         name = message.name
-        claimed = _Holder(message.node, message.identity, message.moves)
+        claimed = _Holder(message.node, message.identity, message.can_fail_over)
         if not message.request:
             self._held[name] = claimed
             return []
@@ -71,7 +71,7 @@ class ActorNames:
         """Frees the names of the node's actors, except those of actors that may be restarted
         elsewhere."""
         for name, held in list(self._held.items()):
-            if held.node == node and not held.moves:
+            if held.node == node and not held.can_fail_over:
                 del self._held[name]
 
     def moved(self, lost: int, actors: dict[bytes, int]) -> None:

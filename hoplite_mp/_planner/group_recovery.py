@@ -216,7 +216,7 @@ def restored(shown: GroupMembers) -> GroupRecord:
         group.open = shown.past.open
     group.left, group.whole = shown.left, shown.whole
     group.holders.update(enumerate(shown.holders))
-    group.parent, group.founders, group.come = shown.parent, shown.founders, shown.come
+    group.parent, group.founders, group.come = shown.parent, shown.founders, shown.founders_joined
     return group
 
 

@@ -345,7 +345,7 @@ class GroupRegistry:
             left=group.left,
             parent=group.parent,
             founders=group.founders,
-            come=group.come if group.founders else 0,
+            founders_joined=group.come if group.founders else 0,
             whole=group.whole,
             holders=()
             if formed

@@ -1,7 +1,7 @@
-"""The messages about actors: between a client and its node, and between nodes.
+"""Messages about actors: between a client and its node, and between nodes.
 
-Calls of actors are tasks and need no message. With these messages a client opens, finds and ends
-actors, and an actor's process requests its data when it starts again.
+Calls of actors are tasks, so they need no messages. With these messages, clients open, find and end
+actors, and a restarted actor's process requests its state.
 """
 
 from __future__ import annotations
@@ -62,11 +62,10 @@ __all__ = [
 
 
 class OpenActor(msgspec.Struct, frozen=True, tag="OpenActor", array_like=True):
-    """Starts an actor: one object in a process of its own. `setup`: an object with its constructor
+    """Starts an actor: one object in a separate process. `setup`: an object with its constructor
     and arguments. `about`: the data of its handles, pickled by the client. Reply: the local id of
     the actor's identity, which the node holds until Imported confirms that the caller holds it; or
-    the text of a ValueError. With `get_if_exists` the identity may be that of the living actor of
-    this name."""
+    the text of a ValueError. With `get_if_exists` it may be the living actor of this name."""
 
     setup: int
     about: bytes
@@ -76,16 +75,16 @@ class OpenActor(msgspec.Struct, frozen=True, tag="OpenActor", array_like=True):
     get_if_exists: bool
     detached: bool
     node: int  # the node on which it runs
-    places: tuple[int, ...] = ()  # nodes to which it is bound; none: any node may restart it
+    places: tuple[int, ...] = ()  # nodes to which it is bound; empty: any node may restart it
     env: Environment = ()  # changes to its process's environment
     demand: Wanted = ()  # resources for its lifetime
-    only_now: bool = False  # refuse it instead of letting it wait for resources
+    only_now: bool = False  # fail instead of waiting for resources
 
 
 class BindActor(msgspec.Struct, frozen=True, tag="BindActor", array_like=True):
-    """A client will call an actor of another host, whose pool has the number `pool` there. Reply:
-    the number of the pool on this host that leads to the actor, and belongs to it as long as a
-    process here holds the identity. The other fields are options of the actor."""
+    """Binds a pool to an actor of another host; `pool` is the actor's pool on that host. Reply: the
+    number of the local pool that forwards calls to the actor, valid as long as a process of this
+    host holds the identity. The other fields are options of the actor."""
 
     identity: int
     pool: int
@@ -102,8 +101,8 @@ class FindActor(msgspec.Struct, frozen=True, tag="FindActor", array_like=True):
 
 
 class EndActor(msgspec.Struct, frozen=True, tag="EndActor", array_like=True):
-    """Ends the actor after the calls made so far; `kill`: now. Reply: None, at once. `unheld`: as
-    soon as no process holds its identity; no reply."""
+    """Ends the actor after the calls made so far; `kill`: immediately. Reply: None, without
+    waiting. `unheld`: ends it as soon as no process holds its identity; no reply."""
 
     identity: int
     kill: bool
@@ -117,7 +116,7 @@ class ActorRestarts(msgspec.Struct, frozen=True, tag="ActorRestarts", array_like
 
 
 class FailActorCalls(msgspec.Struct, frozen=True, tag="FailActorCalls", array_like=True):
-    """A call was queued for an actor that has ended; the node must make it fail. No reply."""
+    """Requests that the node fail the queued calls of an actor that has ended. No reply."""
 
     pool: int
 
@@ -128,15 +127,15 @@ class ActorFailed(msgspec.Struct, frozen=True, tag="ActorFailed", array_like=Tru
     payload: bytes
 
 
-# Maximum number of calls in a reply to ActorBegins or ActorBacklog. Higher: fewer requests. By
-# default a kernel accepts packets of up to 416 KiB, and an id takes up to 9 bytes.
+# Most calls in a reply to ActorBegins or ActorBacklog. Higher: fewer requests. The kernel's default
+# limit of a packet is 416 KiB; an id takes up to 9 bytes.
 BACKLOG_CALLS_MAX = 8192
 
 
 class ActorBegins(msgspec.Struct, frozen=True, tag="ActorBegins", array_like=True):
-    """The actor's object exists now. Reply: ids of calls that were queued before, oldest first, at
-    most BACKLOG_CALLS_MAX. If the actor began with a saved state, the reply waits until another
-    host has that state, too."""
+    """The actor's object exists. Reply: ids of the calls queued so far, oldest first, at most
+    BACKLOG_CALLS_MAX. If the actor began with a saved state, the reply waits until another host has
+    a copy of it."""
 
 
 class ActorBacklog(msgspec.Struct, frozen=True, tag="ActorBacklog", array_like=True):
@@ -144,8 +143,8 @@ class ActorBacklog(msgspec.Struct, frozen=True, tag="ActorBacklog", array_like=T
 
 
 class ActorMayEnd(msgspec.Struct, frozen=True, tag="ActorMayEnd", array_like=True):
-    """This actor's process is idle and accepts no new calls. Reply: whether it may end. It may not
-    while calls wait for their arguments or are in transit, or while its node is leaving."""
+    """This actor's process is idle and accepts no new calls. Reply: whether it may end. It must not
+    while calls wait for arguments or are in transit, or while its node is leaving."""
 
 
 class ActorStateAsked(msgspec.Struct, frozen=True, tag="ActorStateAsked", array_like=True):
@@ -154,9 +153,9 @@ class ActorStateAsked(msgspec.Struct, frozen=True, tag="ActorStateAsked", array_
 
 
 class KeepActorState(msgspec.Struct, frozen=True, tag="KeepActorState", array_like=True):
-    """That object is the actor's state after its last call, with results of calls; a restarted
-    process begins with this state. Reply: None, as soon as another host has the state, too, or if
-    no other host could restart the actor."""
+    """Saves the actor's state after its last call, with the results of calls; a restarted process
+    begins with it. Reply: None, once another host has a copy, or if no other host could restart the
+    actor."""
 
     state: int
 
@@ -177,34 +176,34 @@ ActorAsk: TypeAlias = (
 )
 
 
-# The messages about the names of actors: one actor of a name in the whole cluster.
+# Messages about names of actors, which are unique in the cluster.
 #
-#   ActorNameClaimed ─► ActorNameHeld        the claimant's own actor, or the one that has the name
-#   ActorNameAsked   ─► ActorNameHeld        the actor that has the name, or none
+#   ActorNameClaimed ─► ActorNameHeld        the claimant's actor, or the present owner of the name
+#   ActorNameAsked   ─► ActorNameHeld        the owner of the name, or none
 #   ActorNameReleased ─►                     the actor has ended
 #
-# An actor is identified by its *identity*, the id of an object on its host. A node that connects to
-# a new manager claims its names again, so its report need not contain them.
+# An actor is identified by its *identity*, the id of an object on its host. A node claims its names
+# again at a new manager, so its report does not contain them.
 
 
 class ActorNameClaimed(Message, frozen=True, tag="ActorNameClaimed"):
     """`node` starts an actor of that name, unless another actor has the name. `request` 0: the
-    actor has started, and no answer is expected. `moves`: another node may restart the actor when
-    this node is lost. `by_backup`: sent to a new manager by the node that may restart the actor;
-    valid only if `node` itself does not report, because the actor may have ended meanwhile."""
+    actor has started, and no answer is expected. `can_fail_over`: another node may restart the
+    actor if this node is lost. `by_backup`: sent to a new manager by the actor's backup; valid only
+    if `node` does not report, because the actor may have ended meanwhile."""
 
     request: int
     node: int
     name: str
     identity: bytes
-    moves: bool = False
+    can_fail_over: bool = False
     by_backup: bool = False
 
     def __post_init__(self) -> None:
         counts(request=self.request, node=self.node)
         text("name", self.name, NAME_CHARS_MAX, 1)
         object_id("identity", self.identity)
-        flags(moves=self.moves, by_backup=self.by_backup)
+        flags(can_fail_over=self.can_fail_over, by_backup=self.by_backup)
 
 
 class ActorNameAsked(Message, frozen=True, tag="ActorNameAsked"):
@@ -220,8 +219,8 @@ class ActorNameAsked(Message, frozen=True, tag="ActorNameAsked"):
 
 
 class ActorNameReleased(Message, frozen=True, tag="ActorNameReleased"):
-    """That actor has ended, or accepts no more calls, so its name is free. An empty name: the
-    sender does not know whether the manager still has a name for that actor."""
+    """That actor has ended, or accepts no more calls, so its name is free. An empty name: any name
+    that the manager still has for that actor."""
 
     node: int
     name: str
@@ -234,7 +233,7 @@ class ActorNameReleased(Message, frozen=True, tag="ActorNameReleased"):
 
 
 class ActorNameHeld(Message, frozen=True, tag="ActorNameHeld"):
-    """The answer to a claim or request: the actor that has the name now; None if there is none."""
+    """The answer to a claim or request: the owner of the name, or None."""
 
     request: int
     name: str
@@ -247,14 +246,14 @@ class ActorNameHeld(Message, frozen=True, tag="ActorNameHeld"):
             object_id("identity", self.identity)
 
 
-# The messages between nodes about actors: one that starts on another host, and its end.
+# Messages between nodes about actors.
 #
-#   BeginActor ─► ActorBegun ─► ActorHeld          the sender wants an actor on the receiver's host
+#   BeginActor ─► ActorBegun ─► ActorHeld          starts an actor on the receiver's host
 #   EndActorThere, RestartsAsked ─► RestartsTold   about an actor of the receiver's host
-#   KeepActor ─► ActorKept, DropActor              the receiver starts it again if the sender dies
-#   ActorSought ─► ActorFound                      about an actor whose host was lost
+#   KeepActor ─► ActorKept, DropActor              the receiver becomes the actor's backup
+#   ActorSought ─► ActorFound                      after the loss of an actor's host
 #
-# Calls travel like all tasks (RunTask), with the number of the actor's pool on its host.
+# Calls are sent like all tasks (RunTask), with the number of the actor's pool on its host.
 
 
 # Limit for the data of a handle about its actor, mainly the names of its methods.
@@ -264,11 +263,8 @@ NO_IDENTITY = bytes(ID_BYTES)
 
 class BeginActor(Message, frozen=True, tag="BeginActor"):
     """Starts an actor on the receiver's host. `setup`: the object with its constructor and
-    arguments. `about`: the data of its handles, in a form that only clients understand.
-    `output_owner`: as in RunTask. `places`: the nodes to which it is bound; none: any node may
-    restart it. `env`: changes to its process's environment. `demand`: resources for its lifetime.
-    `only_now`: refuse the actor instead of letting it wait for them. Answered by ActorBegun with
-    the same number."""
+    arguments. `about`: the data of its handles, opaque to nodes. `output_owner`: as in RunTask. The
+    other fields: as in OpenActor. Answered by ActorBegun with the same number."""
 
     number: int
     setup: bytes
@@ -297,8 +293,8 @@ class BeginActor(Message, frozen=True, tag="BeginActor"):
 
 
 class ActorBegun(Message, frozen=True, tag="ActorBegun"):
-    """The identity of the actor, which the sender holds until ActorHeld. Zeros: there is no actor;
-    `error`: the reason; `gone`: the sender accepts no more actors."""
+    """The identity of the actor, which the sender holds until ActorHeld. Zeros: the actor was not
+    started; `error`: the reason; `gone`: the sender accepts no more actors."""
 
     number: int
     identity: bytes
@@ -322,8 +318,8 @@ class ActorHeld(Message, frozen=True, tag="ActorHeld"):
 
 
 class EndActorThere(Message, frozen=True, tag="EndActorThere"):
-    """Ends that actor after the calls made so far; `kill`: now; `unheld`: as soon as no process
-    holds its identity."""
+    """Ends that actor after the calls made so far; `kill`: immediately; `unheld`: as soon as no
+    process holds its identity."""
 
     identity: bytes
     kill: bool
@@ -357,13 +353,13 @@ class RestartsTold(Message, frozen=True, tag="RestartsTold"):
 
 
 class KeepActor(Message, frozen=True, tag="KeepActor"):
-    """The receiver keeps the data with which it can restart that actor of the sender's host if that
-    host is lost: `setup` with its objects, and `state`, the last state that the actor's process has
-    saved (zeros: none). `name` is the actor's registered name, `label` its name in errors.
-    `restarts_left`: remaining restarts, with the next one; `restarts`: previous restarts. `begun`:
-    its constructor has run, so the objects that it needs are ready. A later message about this
-    actor replaces this one as soon as its objects have arrived. Answered by ActorKept with the same
-    number, after the arrival of all objects that are not lost."""
+    """Makes the receiver the backup of that actor of the sender's host: it keeps the data for a
+    restart. These are `setup` with its objects, and `state`, the last saved state (zeros: none).
+    `name` is the actor's registered name, `label` its name in errors. `restarts_left`: remaining
+    restarts, including the next one; `restarts`: previous restarts. `begun`: its constructor has
+    run, so the objects that it needs are ready. A later message about this actor replaces this one
+    once its objects have arrived. Answered by ActorKept with the same number, after the arrival of
+    all objects that are not lost."""
 
     number: int
     identity: bytes
@@ -408,18 +404,18 @@ class ActorKept(Message, frozen=True, tag="ActorKept"):
 
 
 class DropActor(Message, frozen=True, tag="DropActor"):
-    """The receiver need not keep that actor any more: it has ended, or has another backup."""
+    """The receiver is no longer the backup of that actor."""
 
     identity: bytes
-    ended: bool = False  # the actor has ended; else another host is its backup now
+    ended: bool = False  # the actor has ended; else another host is its backup
 
     def __post_init__(self) -> None:
         object_id("identity", self.identity)
 
 
 class ActorSought(Message, frozen=True, tag="ActorSought"):
-    """The sender will send its calls of that actor, whose host was lost, to the receiver, which is
-    now the owner of its identity. Answered as soon as the receiver knows that it is the owner."""
+    """Requests the pool of that actor, whose host was lost, from the new owner of its identity.
+    Answered by ActorFound once the receiver knows that it is the owner."""
 
     identity: bytes
 
@@ -428,8 +424,8 @@ class ActorSought(Message, frozen=True, tag="ActorSought"):
 
 
 class ActorFound(Message, frozen=True, tag="ActorFound"):
-    """The number of the actor's pool on the sender's host; 0: the actor is not there, and its calls
-    fail. `error`, an error payload, is not used yet."""
+    """The number of the actor's pool on the sender's host; 0: the actor does not exist, and its
+    calls fail. `error`, an error payload, is not used yet."""
 
     identity: bytes
     pool: int

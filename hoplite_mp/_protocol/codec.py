@@ -1,18 +1,17 @@
-"""Messages as bytes: frames of a length and a body, and a decoder that accepts any pieces.
+"""Encoding of messages: frames with a length and a body, and an incremental decoder.
 
     frame   | head, 12 bytes | body: MessagePack array [name, field, ...] |
     head    | body length u32 | CRC-32 of the body u32 | CRC-32 of these 8 bytes u32 |
-    beat    | a head with length 0 |           shows only that the sender lives
+    beat    | a head with length 0 |           a heartbeat
 
 Sans-io: bytes in, messages out. A length is checked against its checksum and the limit before
-memory is allocated for it. The reader names the messages that the peer may send. Every other
-message, and every malformed one, is an error of the peer and raises ProtocolError. After that the
-decoder cannot be used any more, because it cannot know where the next frame begins.
+memory is allocated. The decoder accepts only the messages that the peer may send. Other and
+malformed messages raise ProtocolError. After an error the decoder is unusable, because it cannot
+find the next frame.
 
-The checksums are for connections without TLS: small values travel inside messages, and TCP's own
-16-bit checksum misses about one in ten thousand damaged packets. The length has a checksum of its
-own, because with a damaged length a reader could wait for missing bytes for as long as beats
-arrive.
+The checksums are for connections without TLS: small values are sent inside messages, and TCP's
+16-bit checksum misses about one in ten thousand damaged packets. The length has a separate
+checksum: with a damaged length a reader could wait for missing bytes as long as heartbeats arrive.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ BEAT = _head(b"")
 
 
 def encode(message: AnyMessage | Report | TermsToManager | TermsToNode | Promoted) -> bytes:
-    """The frame of one message. ValueError if it is longer than any peer would accept."""
+    """The frame of one message. ValueError if it is longer than peers accept."""
     body = _encoder.encode(message)
     if len(body) > FRAME_BYTES_MAX:
         name = type(message).__name__
@@ -55,7 +54,7 @@ def encode(message: AnyMessage | Report | TermsToManager | TermsToNode | Promote
 
 
 class Decoder(Generic[T]):
-    """Collects one peer's bytes and returns complete messages of the types that it may send."""
+    """Turns the bytes of one peer into messages of the accepted types."""
 
     def __init__(self, accepted: object, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._decoder = msgspec.msgpack.Decoder(cast("type[T]", accepted))
@@ -66,12 +65,12 @@ class Decoder(Generic[T]):
     def feed(self, data: bytes | bytearray | memoryview) -> list[T]:
         """The messages completed by `data`, in order.
 
-        Raises ProtocolError at the first illegal frame, and again at every later call; earlier
-        messages in the same piece are lost with the connection.
+        Raises ProtocolError at the first illegal frame and at every later call; earlier messages in
+        the same `data` are lost.
         """
         if self._failure is not None:
             raise ProtocolError(*self._failure.args)
-        if data == BEAT and not self._buffer:  # the usual data of an idle connection
+        if data == BEAT and not self._buffer:  # fast path for an idle connection
             return []
         self._buffer += data
         try:
@@ -83,7 +82,7 @@ class Decoder(Generic[T]):
 
     @property
     def buffered(self) -> int:
-        """Bytes of an unfinished frame; if not 0 at the end of a stream, the stream was cut off."""
+        """Bytes of an incomplete frame; not 0 at the end of a truncated stream."""
         return len(self._buffer)
 
     def _take(self) -> list[T]:
@@ -107,7 +106,7 @@ class Decoder(Generic[T]):
             raise ProtocolError("the head of a frame does not match its checksum")
         if length > self._frame_bytes_max:
             raise ProtocolError(
-                f"a frame of {length} bytes was announced; {self._frame_bytes_max} are allowed"
+                f"frame of {length} bytes; at most {self._frame_bytes_max} are allowed"
             )
 
     def _decode(self, body: memoryview, body_sum: int) -> T:
@@ -118,7 +117,7 @@ class Decoder(Generic[T]):
                 return self._decoder.decode(body)
             except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
                 raise ProtocolError(
-                    f"a frame of {len(body)} bytes is no message: {error}"
+                    f"invalid message in a frame of {len(body)} bytes: {error}"
                 ) from error
 
 

@@ -1,12 +1,12 @@
-"""The messages about copies of objects, the plans for them, and owners that have died.
+"""Messages about copies of objects, their plans, and owners that have died.
 
-    FetchRequested ─► Distribute to all that take part ─► FetchComplete ─► Withdraw
+    FetchRequested ─► Distribute to all participants ───► FetchComplete ─► Withdraw
                         ▲           │
                         └───────────┘ FetchFailed, a parent lost: a new plan under a new epoch
 
-The Distributes of a cluster are numbered by *epochs*. No two have the same epoch, even for
-different objects, so a message about one is never attributed to another. A receiver follows the
-latest plan that names it and keeps the bytes that it has. Withdraw ends one plan; all bytes stay.
+Each Distribute of a cluster has a unique *epoch*, across all objects, so messages about different
+plans cannot be confused. A receiver follows the latest plan that names it and keeps the bytes that
+it has. Withdraw ends one plan; received bytes stay.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FetchComplete(Message, frozen=True, tag="FetchComplete"):
 
 
 class FetchFailed(Message, frozen=True, tag="FetchFailed"):
-    """`node` cannot get its bytes from `parent`, which it has derived from the plan `epoch`."""
+    """`node` cannot get bytes from `parent`, its sender by the plan `epoch`."""
 
     node: int
     object: bytes
@@ -75,8 +75,8 @@ class FetchFailed(Message, frozen=True, tag="FetchFailed"):
 
 
 class CopyDropped(Message, frozen=True, tag="CopyDropped"):
-    """`node` no longer holds the object, or stops fetching it. `full`: the error text if the reason
-    was lack of memory (for the copy of a broadcast, or to read the object from the disk)."""
+    """`node` no longer holds the object, or stops fetching it. `full`: the error text if the cause
+    is a lack of memory (for the copy of a broadcast, or to read the object from the disk)."""
 
     node: int
     object: bytes
@@ -89,7 +89,7 @@ class CopyDropped(Message, frozen=True, tag="CopyDropped"):
 
 
 class ObjectGone(Message, frozen=True, tag="ObjectGone"):
-    """The object's owner has deleted it, so all transfers of it end."""
+    """The object was deleted by its owner, so all transfers of it end."""
 
     object: bytes
 
@@ -101,13 +101,13 @@ class ObjectGone(Message, frozen=True, tag="ObjectGone"):
 
 
 class Distribute(Message, frozen=True, tag="Distribute"):
-    """The sender of each part of an object for each node; the same for all participants.
+    """The plan of a transfer: who pulls which part from whom. All participants get the same plan.
 
-    `sources` have the whole object. Rule "stripes": receiver r pulls stripe i from its owner o, if
-    o is not r itself; r == o pulls it from sources[i % len(sources)]. An owner that is neither
-    source nor receiver is receiving by an earlier plan, and serves the bytes that it has. Rule
-    "tree:d": receivers[i] pulls the whole object from receivers[(i - d) // d], the first d from
-    sources[0]; "tree:1" is a chain. Rule "parents": receivers[i] pulls stripe k from parents[k][i].
+    `sources` have the whole object. Rule "stripes": receiver r pulls stripe i from its owner o if
+    o != r, else from sources[i % len(sources)]. An owner that is neither source nor receiver is
+    receiving by an earlier plan, and serves the bytes that it has. Rule "tree:d": receivers[i]
+    pulls the whole object from receivers[(i - d) // d], the first d from sources[0]; "tree:1" is a
+    chain. Rule "parents": receivers[i] pulls stripe k from parents[k][i].
     """
 
     operation: int
@@ -127,7 +127,7 @@ class Distribute(Message, frozen=True, tag="Distribute"):
         numbers("sources", self.sources, NODES_MAX - 1)
         numbers("receivers", self.receivers, NODES_MAX - 1)
         if len(set(self.receivers)) != len(self.receivers) or not self.receivers:
-            raise ValueError(f"receivers must be different nodes, at least one: {self.receivers!r}")
+            raise ValueError(f"receivers must be distinct nodes, at least one: {self.receivers!r}")
         if set(self.receivers).intersection(self.sources):
             raise ValueError(f"receivers hold the object already: {self.sources!r}")
         whole_object("stripes", self.stripes)
@@ -135,15 +135,15 @@ class Distribute(Message, frozen=True, tag="Distribute"):
         if self.rule != "stripes" and not self.sources:
             raise ValueError(f"sources must not be empty for rule {self.rule!r}")
         if len(self.parents) != (len(self.stripes) if self.rule == "parents" else 0):
-            raise ValueError(f"parents must be one row a stripe, for rule 'parents' only: {self!r}")
+            raise ValueError(f"parents: one row per stripe, only for rule 'parents': {self!r}")
         for row in self.parents:
             numbers("parents", row, NODES_MAX - 1)
             if len(row) != len(self.receivers):
-                raise ValueError(f"parents must have one node a receiver: {row!r}")
+                raise ValueError(f"parents must have one node per receiver: {row!r}")
 
 
 class Withdraw(Message, frozen=True, tag="Withdraw"):
-    """That plan is over: the node stops its pulls and serves. Received bytes stay."""
+    """Ends that plan: the node stops its pulls and serves. Received bytes stay."""
 
     operation: int
     object: bytes
@@ -155,7 +155,7 @@ class Withdraw(Message, frozen=True, tag="Withdraw"):
 
 
 class FetchRefused(Message, frozen=True, tag="FetchRefused"):
-    """There will be no copy, and that node's fetch ends. Another FetchRequested may follow."""
+    """The node's fetch fails. Another FetchRequested may follow."""
 
     object: bytes
     error: str
@@ -167,31 +167,30 @@ class FetchRefused(Message, frozen=True, tag="FetchRefused"):
         text("message", self.message, 2 * TEXT_CHARS_MAX)
 
 
-# The messages about objects of a dead owner: their holders, and their new owners.
+# Messages about objects of a dead owner: their holders and new owners.
 #
-#   MembersChanged(went) ─► HoldingsReported, by each node that is left
-#                           OwnersNamed, when all have reported, to each that named an object
+#   MembersChanged(went) ─► HoldingsReported, by each remaining node
+#                           OwnersNamed, after all reports, to each node that named an object
 #   OwnerAsked ─► OwnerTold
 #
 # The owner of an object counts the hosts that hold it. After the owner's death, the survivors
 # report to the manager which of its objects they hold. The living node with the lowest number that
 # has the whole object becomes the owner (for an actor: a node that can restart it). The object
-# keeps its id, which may name a dead host.
+# keeps its id, which then names a dead host.
 
 
-# Maximum number of objects in one report, of 40 bytes each. Further objects of a node are lost with
-# their owner.
+# Most objects in one report, 40 bytes each. Further objects of a node are lost with their owner.
 HOLDINGS_MAX = SOURCES_MAX
 
 # ---- node -> manager
 
 
 class HoldingsReported(Message, frozen=True, tag="HoldingsReported"):
-    """`node` knows that `lost` is gone, and uses or holds these objects of that owner. `imports`:
-    the number of the import by which the owner counted this node as a holder of each object; 0: no
-    process there holds the object. `whole`: places in `objects` of the node's complete copies;
-    `backups`: places of actors that this node can restart, each with how recent its state is:
-    (place, number) pairs, flat."""
+    """The objects of the lost owner `lost` that `node` uses or holds. `imports`: for each object,
+    the number of the import by which the owner counted this node as a holder; 0: no process of the
+    node holds the object. `whole`: indices in `objects` of complete copies. `backups`: flat (index,
+    number) pairs of actors that this node can restart; a higher number means a more recent
+    state."""
 
     node: int
     lost: int
@@ -215,7 +214,8 @@ class HoldingsReported(Message, frozen=True, tag="HoldingsReported"):
 
 
 class OwnerAsked(Message, frozen=True, tag="OwnerAsked"):
-    """`node` received a ref to this object, whose first owner is gone, and requests its owner."""
+    """`node` has received a ref to this object, whose first owner is lost, and requests the
+    present owner."""
 
     node: int
     object: bytes
@@ -229,10 +229,11 @@ class OwnerAsked(Message, frozen=True, tag="OwnerAsked"):
 
 
 class OwnersNamed(Message, frozen=True, tag="OwnersNamed"):
-    """All nodes have reported about `lost`. `objects` are those that the receiver has named, in one
-    message or several: `more` follow. `owners`: their owners from now on; NODES_MAX: no node has
-    the whole object, so it is lost. `counted`: the holders of each object that the receiver now
-    owns, as (node, import) pairs, flat; `copies`: the other nodes that have the whole object."""
+    """The new owners of `lost`'s objects, after all nodes have reported. `objects` are those that
+    the receiver has reported; `more`: another message follows. `owners`: the new owners; NODES_MAX:
+    no node has the whole object, so it is lost. For each object that the receiver now owns:
+    `counted`, its holders as flat (node, import) pairs, and `copies`, the other nodes that have the
+    whole object."""
 
     lost: int
     objects: tuple[bytes, ...]

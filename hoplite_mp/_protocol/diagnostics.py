@@ -1,10 +1,10 @@
-"""The messages between nodes for diagnosis: clocks, traces, and what each process waits for.
+"""Messages between nodes for diagnostics: clocks, traces, and dumps of waits.
 
-    looker ── ClockAsked TraceAsked TraceRead DumpAsked ─►  node
-           ◄─ LookTold ──
+    requester ── ClockAsked TraceAsked TraceRead DumpAsked ─►  node
+              ◄─ LookTold ──
 
-Each node records its part of a trace. When the trace ends, that part becomes one document, which
-is read in pieces. This file also defines the format of such a document.
+Each node records its part of a trace. At the end of the trace this part becomes one document, which
+is read in pieces. This file also defines the format of the document.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 # "begin": record events; "end": stop, and keep the document; "drop": discard the document.
 TRACE_STEPS = ("begin", "end", "drop")
 # Bytes of a document in one message. Higher: fewer messages; lower: other messages wait less.
-# An unprivileged process can send packets of at most 416 KiB to another process.
+# Unprivileged processes can send packets of at most 416 KiB.
 PIECE_BYTES_MAX = 128 << 10
 # One event of a process, as in cext/shm_layout.h: id, begin_ns, end_ns, kind, outcome, depth, rank,
 # name.
@@ -53,9 +53,9 @@ class ClockAsked(Message, frozen=True, tag="ClockAsked"):
 
 
 class TraceAsked(Message, frozen=True, tag="TraceAsked"):
-    """Requests a step (TRACE_STEPS) of the sender's trace with the id `trace`. If the step is not
-    possible, the answer's `error` says why. After "end" its `value` is the length of the document
-    in bytes."""
+    """Requests a step (TRACE_STEPS) of the sender's trace with the id `trace`. If the step fails,
+    the answer's `error` is the reason. After "end" its `value` is the length of the document in
+    bytes."""
 
     number: int
     trace: int
@@ -78,8 +78,8 @@ class TraceRead(Message, frozen=True, tag="TraceRead"):
 
 
 class DumpAsked(Message, frozen=True, tag="DumpAsked"):
-    """Requests a dump of what the processes of the receiver's host wait for, which is the `data` of
-    the answer. `stacks`: include the stacks of the workers' threads."""
+    """Requests a dump of the waits on the receiver's host, which is the `data` of the answer.
+    `stacks`: include the stacks of the workers' threads."""
 
     number: int
     stacks: bool
@@ -106,18 +106,18 @@ LookMessage: TypeAlias = ClockAsked | TraceAsked | TraceRead | DumpAsked | LookT
 
 
 class TraceDocument(msgspec.Struct, frozen=True):
-    """The trace of one node. Times are of the node's own monotonic clock."""
+    """The trace of one node. Times are those of the node's monotonic clock."""
 
     host: str
     host_id: int
     begin_ns: int
     end_ns: int
-    # (client slot, pid, EVENTs) in order; a process may have many of these entries.
+    # (client slot, pid, EVENTs) in order; a process may have several entries.
     events: list[tuple[int, int, bytes]]
-    # Local ids of tasks that came from other hosts -> their ids in the whole cluster.
+    # Local ids of inbound tasks -> their cluster-wide ids.
     inbound_tasks: dict[int, bytes]
-    # (kind, name, begin_ns, end_ns, more), of the node itself.
+    # Events of the node itself: (kind, name, begin_ns, end_ns, more).
     trace_events: list[tuple[str, str, int, int, dict[str, Any]]]
-    dropped: int  # number of the oldest events that were dropped for lack of space
-    # pid -> the name of the actor whose process it was.
+    dropped: int  # number of dropped (oldest) events
+    # pid -> name of the process's actor.
     actors: dict[int, str] = {}

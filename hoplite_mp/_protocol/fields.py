@@ -1,8 +1,8 @@
-"""Legal values of the fields of messages: the limits of the vocabulary and the checks.
+"""Legal values of message fields: limits of the protocol, and checks.
 
-Every message checks itself when it is created, so these checks run on both sides of every
-connection; each raises ValueError naming the field and its value. The limits here belong to the
-vocabulary (both sides must agree on them); the limits of one process are in `config`.
+Every message checks itself when it is created, so these checks run on both sides of a connection.
+Each raises ValueError with the field's name and value. Both sides must agree on the limits in this
+file; limits of one process are in `config`.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import msgspec
 
 from hoplite_mp._common.ids import ID_BYTES
 
-# Limits of the vocabulary itself. A frame holds a request with all its sources (18 bytes each).
+# Limits of the protocol. A frame holds a request with all its sources (18 bytes each).
 SOURCES_MAX = 1 << 18  # refs in one collective
 SLICES_MAX = 1 << 16  # results of one reduce_scatter
 NAME_CHARS_MAX = 1024  # a group's name
 OP_CHARS_MAX = 256  # the name of a reduction's operator
 TEXT_CHARS_MAX = 64 << 10  # a reason; longer texts must be shortened by the sender (`shorten`)
 RANKS_MAX = 64  # bits of a rank mask, as on a group board
-NUMBER_MAX = (1 << 63) - 1  # a user's number that has not been checked yet
-NODES_MAX = 1 << 16  # nodes of one cluster, with the dead ones, as numbers are not reused
+NUMBER_MAX = (1 << 63) - 1  # an unchecked number from a user
+NODES_MAX = 1 << 16  # nodes of one cluster, including dead nodes, whose numbers are not reused
 ADDRESSES_MAX = 64  # addresses of one node
 ADDRESS_CHARS_MAX = 256  # "ip:port", IPv6 in [ ]
-HOST_CHARS_MAX = 256  # a host's name, only shown to people
-LAYOUT_BYTES_MAX = 4096  # dtype, shape and order of a source, in a form that only nodes understand
+HOST_CHARS_MAX = 256  # a host's name, only for display
+LAYOUT_BYTES_MAX = 4096  # dtype, shape and order of a source, opaque to the manager
 # Names and values of options(env=), which are part of a process's start message, one packet.
 ENV_BYTES_MAX = 32 << 10
-# A value inside a message. Higher: fewer fetches; lower: other messages wait less.
+# Size of a value inside a message. Higher: fewer fetches; lower: other messages wait less.
 INLINE_BYTES_MAX = 64 << 10
 PAYLOAD_BYTES_MAX = INLINE_BYTES_MAX + (16 << 10)  # with the payload's own head
 TREE_DEGREE_MAX = 1 << 10  # children of one node in a tree
 RESOURCES_MAX = 64  # different resources of one node, or in one demand
 RESOURCE_CHARS_MAX = 64  # the name of a resource
-SHARES = 1 << 20  # an object is cut into this many shares, whatever its size
+SHARES = 1 << 20  # every object is divided into this many shares
 
 # The kinds of operations. The first three fold their sources, the others copy them:
 # "reduce" to one node, "allreduce" to several, "reduce_scatter" slice i to node `to[i]`;
@@ -45,34 +45,34 @@ SHARES = 1 << 20  # an object is cut into this many shares, whatever its size
 FOLDING = ("reduce", "allreduce", "reduce_scatter")
 COPYING = ("broadcast", "gather", "allgather", "alltoall")
 KINDS = FOLDING + COPYING
-# The order in which a plan's members are folded. "fold": strictly from left to right, each member
-# separately; "any": they may be regrouped, so a node first folds its own members.
+# The order in which a plan's members are folded. "fold": strictly from left to right, member by
+# member; "any": they may be regrouped, so a node first folds its own members.
 RULES = ("any", "fold")
-# Why a fetch fails: "lost" no living node holds the object, "deleted" its owner has deleted it,
-# "full" the last holder has it on disk, and lacks the memory to read it.
+# Failures of a fetch. "lost": no living node holds the object; "deleted": its owner has deleted it;
+# "full": the last holder has spilled it, and lacks the memory to read it.
 FETCH_ERRORS = ("lost", "deleted", "full")
-# What the user's `get` raises after a failure: "reduce" ReduceError with the source's failure as
-# cause, "source" the failure of source `cause_index` itself, "value" ValueError (shapes, dtypes),
-# "lost" ObjectLostError, "full" StoreFullError.
+# The error that the user's `get` raises. "reduce": ReduceError with the source's failure as cause;
+# "source": the failure of source `cause_index`; "value": ValueError (shapes, dtypes); "lost":
+# ObjectLostError; "full": StoreFullError.
 OPERATION_ERRORS = ("reduce", "source", "value", "lost", "full")
-# Why a group cannot be joined: "value" the request is invalid, "full" no board is left, "ended" the
-# caller was a member of a group that is over.
+# Failures of a join. "value": the request is invalid; "full": no board is free; "ended": the caller
+# was a member of a group that has ended.
 GROUP_ERRORS = ("value", "full", "ended")
 
 U64_MAX = (1 << 64) - 1
-NO_OBJECT = bytes(ID_BYTES)  # in place of an object's id
+NO_OBJECT = bytes(ID_BYTES)  # instead of an object's id
 
 
 def shorten(text: str, chars_max: int = TEXT_CHARS_MAX, mark: str = "\n[...]\n") -> str:
-    """`text` in a form that fits a message: if too long, the middle is replaced by `mark`; lone
-    surrogates are replaced by `?`."""
+    """`text` for a message: the middle of a long text is replaced by `mark`, and lone surrogates
+    are replaced by `?`."""
     if len(text) > chars_max:
         half = (chars_max - len(mark)) // 2
         text = f"{text[:half]}{mark}{text[-half:]}"
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-# ---- checks: each raises ValueError naming the field and its value
+# ---- checks: each raises ValueError with the field's name and value
 
 
 def counts(**fields: Any) -> None:
@@ -101,14 +101,14 @@ def text(name: str, value: Any, chars_max: int, chars_min: int = 0) -> None:
 
 
 def _all_between(values: tuple[Any, ...], high: int) -> bool:
-    """Checks a long tuple at the speed of C; only after a failure are items checked singly."""
+    """Checks a long tuple at the speed of C; the caller checks items singly after a failure."""
     if not values:
         return True
     return set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= high
 
 
 def numbers(name: str, value: Any, high: int = U64_MAX) -> None:
-    """A tuple of integers from 0 to `high`, which may repeat."""
+    """A tuple of integers from 0 to `high`; duplicates are allowed."""
     if not isinstance(value, tuple):
         raise ValueError(f"{name} must be a tuple, not {value!r}")
     if not _all_between(value, high):
@@ -118,19 +118,19 @@ def numbers(name: str, value: Any, high: int = U64_MAX) -> None:
 
 def seconds(name: str, value: Any) -> None:
     if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be seconds from 0 on, not {value!r}")
+        raise ValueError(f"{name} must be a finite number of seconds >= 0, not {value!r}")
 
 
 def rate(name: str, value: Any) -> None:
-    """Bytes a second, or None if the rate has not been measured."""
+    """Bytes per second; None: not measured."""
     if value is None:
         return
     if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise ValueError(f"{name} must be None or bytes a second above 0, not {value!r}")
+        raise ValueError(f"{name} must be None or bytes per second > 0, not {value!r}")
 
 
 def shape(name: str, value: Any, plain: tuple[str, ...]) -> None:
-    """The shape of trees: one of `plain`, or `tree:d` with 1 <= d; a chain for 1."""
+    """The shape of trees: one of `plain`, or `tree:d` with d >= 1; `tree:1` is a chain."""
     if value in plain:
         return
     word, _, degree = value.partition(":") if isinstance(value, str) else ("", "", "")
@@ -162,9 +162,9 @@ def environment(name: str, value: Any) -> None:
     for pair in value:
         variable, content = pair
         if not isinstance(variable, str) or not (content is None or isinstance(content, str)):
-            raise ValueError(f"{name} must be pairs of texts, not {pair!r}")
+            raise ValueError(f"{name} must be pairs of strings, not {pair!r}")
         if not variable or "=" in variable or "\0" in variable + (content or ""):
-            raise ValueError(f"{name} names no variable: {variable!r}")
+            raise ValueError(f"{name}: invalid variable {variable!r}")
         nbytes += len(variable) + len(content or "")
     between(f"characters of {name}", nbytes, 0, ENV_BYTES_MAX)
 
@@ -182,7 +182,7 @@ def object_ids(name: str, value: Any, count_min: int = 1) -> None:
 
 
 def amounts(name: str, value: Any) -> None:
-    """Names of resources, without duplicates and in order, with units of 1/10000 above 0."""
+    """Sorted distinct names of resources, each with a positive number of units of 1/10000."""
     if not isinstance(value, tuple) or len(value) > RESOURCES_MAX:
         raise ValueError(f"{name} must be a tuple of at most {RESOURCES_MAX} pairs, not {value!r}")
     for one, units in value:
@@ -210,18 +210,18 @@ def sorted_indices(name: str, value: Any) -> None:
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The base of all messages: frozen, compared by value, encoded as an array that begins with the
-    tag. Each subclass names its tag, so that renaming a class changes no byte."""
+    """Base of all messages: frozen, compared by value, encoded as an array that begins with the
+    tag. Each subclass has an explicit tag, so renaming a class changes no byte."""
 
 
 COPY_ALIGN = 64
 
 
 class Stripe(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Shares [begin_share, end_share) of SHARES of an object, whose tree begins at `owner`. Ranges
-    are in shares because the planner does not know the contents of objects: nodes turn shares into
-    elements (reductions: `items * share >> 20`) or bytes (copies: rounded down to 64). A message
-    may carry one stripe per node, so it checks all of them together, which is faster."""
+    """Shares [begin_share, end_share) of SHARES of an object, whose tree begins at `owner`. The
+    planner does not know the contents of objects, so nodes turn shares into elements (reductions:
+    `items * share >> 20`) or bytes (copies: rounded down to 64). A message may have one stripe per
+    node, so it checks all of them together, which is faster."""
 
     owner: int
     begin_share: int
@@ -229,7 +229,7 @@ class Stripe(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 def whole_object(name: str, stripes: Any) -> None:
-    """A tuple of adjacent stripes that cover all shares; none is empty."""
+    """A tuple of adjacent, non-empty stripes that cover all shares."""
     if not isinstance(stripes, tuple):
         raise ValueError(f"{name} must be a tuple, not {stripes!r}")
     owners = [stripe.owner for stripe in stripes]
@@ -238,13 +238,13 @@ def whole_object(name: str, stripes: Any) -> None:
     numbers(f"owners of {name}", tuple(owners))
     numbers(f"ends of {name}", tuple(ends), SHARES)
     if not all(map(lt, begins, ends)):
-        raise ValueError(f"each of {name} must end after its beginning: {stripes!r}")
+        raise ValueError(f"{name} must not be empty: {stripes!r}")
     if begins != [0, *ends[:-1]] or not ends:
-        raise ValueError(f"{name} must follow each other: {stripes!r}")
+        raise ValueError(f"{name} must be adjacent: {stripes!r}")
     if ends[-1] != SHARES:
         raise ValueError(f"{name} must cover all {SHARES} shares: {stripes!r}")
 
 
 def copy_offset(nbytes: int, share: int) -> int:
-    """The offset of a share of a copied object in bytes."""
+    """The offset of a share of a copied object, in bytes."""
     return nbytes if share == SHARES else (nbytes * share >> 20) // COPY_ALIGN * COPY_ALIGN

@@ -1,11 +1,11 @@
-"""The messages that two processes exchange before they trust each other, and their versions.
+"""Handshake messages, and the versions of protocol and software.
 
     preamble | "HOPLITE" | protocol version u8 |                      each side, once, first
     frame    | body length u16, little-endian | body: MessagePack array [name, field, ...] |
 
-These few messages are read from every process that can reach the port. So they have a small limit,
-fields of fixed or limited length, and a decoder that builds only what the type allows. The format
-of the preamble never changes, so that two versions of this protocol can recognize each other.
+Any process that can reach the port can send these messages. So their size is limited, their fields
+have fixed or limited lengths, and the decoder creates only values of the declared types. The format
+of the preamble never changes, so that different versions of the protocol recognize each other.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ PROTOCOL_VERSION = 9
 MAGIC = b"HOPLITE"
 PREAMBLE = MAGIC + bytes((PROTOCOL_VERSION,))
 
-# The longest greetings are an Introduction and a refusal with its table, usually well below a
-# quarter of this. A stranger can make this process hold this many bytes for each of
+# The longest greetings, an Introduction and a refusal with a table, usually have less than a
+# quarter of this. An unauthenticated peer can make this process hold this many bytes for each of
 # `Config.pending_handshakes_max` connections.
 GREETING_BYTES_MAX = 4 << 10
 NONCE_BYTES = 32
@@ -58,7 +58,7 @@ REASON_CHARS_MAX = 1000
 VERSIONS_MAX = 16
 VERSION_CHARS_MAX = 64
 
-# The role of a connection (its purpose), and the service that answers it. The proofs cover the
+# The role of a connection (its purpose), and the service that answers it. The proofs include the
 # role, so a connection cannot be used for another purpose.
 SERVICE_OF = {
     "node": "manager", "tool": "manager", "voter": "manager",
@@ -66,25 +66,26 @@ SERVICE_OF = {
 }  # fmt: skip
 ROLES = tuple(SERVICE_OF)
 SERVICES = ("manager", "node")
-# Why a caller is refused, and how its user can solve the problem.
+# Reasons for a refusal, with a remedy.
 REFUSED_TEXTS = {
     "tls": (
-        "it speaks TLS and this side was told not to. Leave out tls=False (--no-tls), or start "
+        "it uses TLS, which is disabled on this side. Remove tls=False (--no-tls) here, or start "
         "the cluster with it"
     ),
     "plain": (
-        "it speaks no TLS. If it was started with tls=False (--no-tls) on purpose, say so here too"
+        "it does not use TLS. If it was started with tls=False (--no-tls) on purpose, use that "
+        "here too"
     ),
-    "role": "it does not serve this kind of connection: is that the right port?",
-    "cluster": "it is another cluster than the one that was looked for",
+    "role": "it does not serve this kind of connection: is the port right?",
+    "cluster": "it belongs to another cluster",
     "token": (
-        "the token is not the cluster's. Give every process the same one: token=, "
+        "the token is not the cluster's. Give all processes the same token: token=, "
         "HOPLITE_MP_TOKEN, HOPLITE_MP_TOKEN_FILE or --token-file"
     ),
     "software": "its software does not match",
     "standby": (
-        "it does not lead the cluster: it is a standby, or a manager that hears too few of the "
-        "hosts. `hoplite-mp promote` makes a standby lead"
+        "it does not lead the cluster: it is a standby, or a manager without contact to enough "
+        "hosts. `hoplite-mp promote` makes a standby the manager"
     ),
 }
 REFUSALS = tuple(REFUSED_TEXTS)
@@ -109,7 +110,7 @@ class Hello(Message, frozen=True, tag="Hello"):
 
 
 class Challenge(Message, frozen=True, tag="Challenge"):
-    """The server answers with its own nonce, its service and its cluster."""
+    """The server's answer: its nonce, service and cluster."""
 
     service: str
     nonce: bytes
@@ -131,8 +132,8 @@ class Proof(Message, frozen=True, tag="Proof"):
 
 
 class Welcome(Message, frozen=True, tag="Welcome"):
-    """The server accepts the client's proof, and proves under another label that it has the key,
-    too."""
+    """The server accepts the client's proof, and proves under another label that it also has the
+    key."""
 
     mac: bytes
 
@@ -153,9 +154,9 @@ class Refused(Message, frozen=True, tag="Refused"):
 
 
 class Introduction(Message, frozen=True, tag="Introduction"):
-    """The sender's identity, after both proofs. host_id: its host; node: its number, None if it has
-    none. link, answers: for a data connection under TLS, the number of the calling node's own link
-    that will send over it, and of the called node's link that it answers (0: none)."""
+    """The sender's identity, after both proofs. host_id: its host; node: its number, or None. link,
+    answers: for a data connection under TLS, the number of the calling node's link that will send
+    over it, and the number of the called node's link that it answers (0: none)."""
 
     host_id: int
     versions: dict[str, str]
@@ -181,21 +182,19 @@ _decoder = msgspec.msgpack.Decoder(Greeting)
 
 
 def encode_frame(message: Greeting) -> bytes:
-    """The frame of one message. ValueError if it is too long for the other side."""
+    """The frame of one message. ValueError if it is too long."""
     body = _encoder.encode(message)
     if len(body) > GREETING_BYTES_MAX:
-        raise ValueError(f"a greeting of {len(body)} bytes; {GREETING_BYTES_MAX} are allowed")
+        raise ValueError(f"greeting of {len(body)} bytes; at most {GREETING_BYTES_MAX} are allowed")
     return LENGTH.pack(len(body)) + body
 
 
 def frame_length(head: bytes | bytearray) -> int:
-    """The length of the body that follows. ProtocolError if the length is not allowed, before
-    memory is allocated."""
+    """The length of the body that follows. ProtocolError, before memory is allocated, if the length
+    is illegal."""
     (length,) = LENGTH.unpack(head)
     if not 0 < length <= GREETING_BYTES_MAX:
-        raise ProtocolError(
-            f"a greeting of {length} bytes was announced; 1 to {GREETING_BYTES_MAX} are allowed"
-        )
+        raise ProtocolError(f"greeting of {length} bytes; 1 to {GREETING_BYTES_MAX} are allowed")
     return int(length)
 
 
@@ -204,17 +203,17 @@ def decode_body(body: bytes | bytearray) -> Greeting:
     try:
         return _decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
-        # The stranger's bytes are not repeated: the text may end in a log or on a terminal.
-        raise ProtocolError(f"{len(body)} bytes that are no greeting") from error
+        # Without the untrusted bytes, because the message may appear in a log or on a terminal.
+        raise ProtocolError(f"invalid greeting of {len(body)} bytes") from error
 
 
 def refusal(code: str) -> bytes:
-    """The complete answer of a server that refuses a caller before the handshake."""
+    """The answer of a server that refuses a caller before the handshake."""
     return PREAMBLE + encode_frame(Refused(code))
 
 
 def printable(reason: str) -> str:
-    """A text of the other side, without characters that could move a terminal's cursor."""
+    """A text from the peer, with control characters replaced by "?"."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in reason)
 
 
@@ -223,13 +222,13 @@ def _exactly(name: str, value: bytes, nbytes: int) -> None:
         raise ValueError(f"{name} must be {nbytes} bytes")
 
 
-# The software versions at both ends of a connection, and their compatibility.
+# Compatibility of the software at both ends of a connection.
 #
-# Functions travel as byte code and arrays as pickles. Between different minor versions that may
-# fail late, or give wrong results without an error. So the handshake fails instead, with a table.
+# Functions are sent as byte code and arrays as pickles. Between different minor versions this may
+# fail late, or give wrong results without an error. So the handshake fails, with a table.
 
 
-# Must match, like Python and this library: arrays are pickled by numpy, code by cloudpickle.
+# Must match, like Python and this library: numpy pickles arrays, cloudpickle pickles code.
 PACKAGES = ("cloudpickle", "numpy")
 ABSENT = "-"
 
@@ -237,10 +236,9 @@ _MAJOR_MINOR = re.compile(r"(\d+)\.(\d+)")
 
 
 def software_versions() -> dict[str, str]:
-    """The versions of this process's software, by name, for the other side to compare.
+    """The versions of this process's software, by name.
 
-    Versions are read from imported modules, and for other modules from the installation, so that no
-    module is imported.
+    They are read from imported modules, else from the installation, so that no module is imported.
     """
     found = {"python": ".".join(map(str, sys.version_info[:3])), "hoplite_mp": __version__}
     for name in PACKAGES:
@@ -250,9 +248,9 @@ def software_versions() -> dict[str, str]:
 
 
 def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
-    """None if the two are compatible; otherwise a table of the differences, for a message.
+    """A table of the differences, for an error message; None if the two are compatible.
 
-    Major and minor version must match; a value that is no version number must be the same; a name
+    Major and minor versions must match; values that are not version numbers must be equal. A name
     that is missing on one side is a difference.
     """
     names = [*mine, *(name for name in theirs if name not in mine)]
@@ -277,8 +275,7 @@ def _essence(version: str | None) -> object:
 
 @functools.cache
 def _installed(name: str) -> str:
-    # Imported here because it takes some ms, and numpy and cloudpickle are nearly always loaded
-    # already.
+    # Imported here because it takes some ms, and numpy and cloudpickle are nearly always loaded.
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,4 +1,4 @@
-"""The messages between the nodes of a Group's members about its calls.
+"""Messages about the calls of a Group, between the nodes of its members.
 
     members call ─► GroupPart of each node ─► the leading node ─► GroupCommit to all
                                                   │      ▲
@@ -6,9 +6,9 @@
                                                GroupAttempt   GroupDone   (the bytes move as cells)
                                                          GroupSlow   (a link slows down)
 
-The leading node is the node of the lowest living rank. Only this node decides, so a call is decided
-once. Every node keeps a decision until the next call, for a new leader (GroupSync). Calls are
-numbered from 0 within one generation of the group.
+The node of the lowest living rank leads. Only this node decides, so a call is decided once. Every
+node keeps a decision until the next call, for a new leader (GroupSync). Calls are numbered from 0
+within a generation of the group.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
 
 
 Plan: TypeAlias = ExecuteReduce | Distribute
-# Pieces up to this size travel inside the messages. Higher: the leader's link carries more; lower:
+# Pieces up to this size are sent inside messages. Higher: more load on the leader's link; lower:
 # more calls need a second round trip.
 PIECE_BYTES_MAX = 16 << 10
 PIECE_HEAD_BYTES_MAX = 16 << 10
@@ -68,13 +68,13 @@ RESULT_GROWTH_MAX = 8
 SMALL_PARTS_BYTES_MAX = 65 << 10  # FRAME_COLL_BYTES_MAX in cext/engine_frames.h
 SMALL_PHASE_MAX = 3  # of enum coll_phase in cext/engine_coll.h
 PIECES_MAX = RANKS_MAX * RANKS_MAX
-# The pieces in one message together; the rest of a frame is for other fields.
+# Total size of the pieces in one message; the rest of a frame is for other fields.
 PIECES_BYTES_MAX = FRAME_BYTES_MAX - (64 << 10)
-PIECE_FIELDS_BYTES = 48  # at most, of a piece besides its payload and layout
-# A node sends its last decision to the leading node at each change of the members, but a larger
-# decision only once.
+PIECE_FIELDS_BYTES = 48  # upper limit for the fields of a piece besides payload and layout
+# A node sends its last decision to the leading node at each change of the members; a larger
+# decision is sent only once.
 DECISION_REPEATED_BYTES_MAX = 64 << 10
-# The exception that every rank raises when a call fails; see GroupCommit.
+# The exception that all ranks raise when a call fails; see GroupCommit.
 _TYPES: dict[str, type[Exception]] = {
     "lost": PeerLostError,
     "value": ValueError,
@@ -86,20 +86,20 @@ ERRORS = ("", *_TYPES)
 
 
 def error_kind(error: BaseException) -> str:
-    """The name in ERRORS of this error, which every rank raises."""
+    """The name of this error in ERRORS."""
     if isinstance(error, MemoryError):
         return "full"
     return next((kind for kind, one in _TYPES.items() if isinstance(error, one)), "value")
 
 
 def error_of(kind: str, message: str) -> Exception:
-    """The exception that every rank raises."""
+    """The exception that all ranks raise."""
     return _TYPES[kind](message)
 
 
 class Piece(Message, frozen=True, tag="Piece"):
-    """Rank `source`'s contribution for all ranks (`target` -1) or for one: its payload, or the
-    object that holds it and the layout of that object."""
+    """The contribution of rank `source` for all ranks (`target` -1) or for one: its payload, or the
+    object that holds it, with the layout of that object."""
 
     source: int
     target: int
@@ -113,27 +113,27 @@ class Piece(Message, frozen=True, tag="Piece"):
         between("target", self.target, -1, RANKS_MAX - 1)
         counts(nbytes=self.nbytes)
         layout("layout", self.layout)
-        # A result may be larger than the contributions to it.
+        # A result may be larger than its contributions.
         _travels(self, RESULT_GROWTH_MAX * PIECE_BYTES_MAX)
 
 
 def _travels(piece: Piece, nbytes: int) -> None:
     if piece.payload is not None and len(piece.payload) > nbytes + PIECE_HEAD_BYTES_MAX:
-        raise ValueError(f"a piece of {len(piece.payload)} bytes does not travel in a message")
+        raise ValueError(f"a piece of {len(piece.payload)} bytes is too large for a message")
 
 
 def too_large(kind: str, pieces: Sequence[Piece]) -> str:
     """Why these pieces cannot be sent in one message; "": they can."""
     largest = PIECE_FIELDS_BYTES + RESULT_GROWTH_MAX * PIECE_BYTES_MAX + 2 * PIECE_HEAD_BYTES_MAX
     if len(pieces) * largest <= PIECES_BYTES_MAX:
-        return ""  # the usual case, without checking each
+        return ""  # fast path
     nbytes = bytes_of(pieces)
     if nbytes <= PIECES_BYTES_MAX:
         return ""
     return (
-        f"{kind} of {len(pieces)} small parts with {nbytes} bytes on one host: its messages carry "
-        f"{PIECES_BYTES_MAX} at most; give fewer parts, or parts of more than {PIECE_BYTES_MAX} "
-        "bytes, which need no message"
+        f"{kind} of {len(pieces)} small parts with {nbytes} bytes on one host: its messages have "
+        f"at most {PIECES_BYTES_MAX} bytes; use fewer parts, or parts of more than "
+        f"{PIECE_BYTES_MAX} bytes, which are not sent in messages"
     )
 
 
@@ -146,8 +146,8 @@ def bytes_of(pieces: Iterable[Piece]) -> int:
 
 class GroupPart(Message, frozen=True, tag="GroupPart"):
     """All living members of the sender's node have made that call. `mistake`: the error of a member
-    that could not, and `error` its kind; then there are no pieces. `repeats`: 1 + the number of the
-    call whose plan the sender already uses to move the bytes; 0: it waits for a plan."""
+    whose call is invalid, and `error` its kind; then there are no pieces. `repeats`: 1 + the number
+    of the call whose plan the sender already uses to move the bytes; 0: it waits for a plan."""
 
     generation: int
     version: int
@@ -176,8 +176,8 @@ class GroupPart(Message, frozen=True, tag="GroupPart"):
 
 
 class GroupAttempt(Message, frozen=True, tag="GroupGo"):
-    """The leading node requests that the bytes of that call be moved by these plans. A later
-    attempt replaces an earlier one. `waits`: the nodes that must send GroupDone."""
+    """The leading node requests that these plans move the bytes of that call. A later attempt
+    replaces an earlier one. `waits`: the nodes that must send GroupDone."""
 
     generation: int
     call: int
@@ -191,9 +191,9 @@ class GroupAttempt(Message, frozen=True, tag="GroupGo"):
 
 
 class GroupDone(Message, frozen=True, tag="GroupDone"):
-    """The sender's node has its part of that attempt's results. `failure`: why it cannot have its
-    part, and `error` the kind of the error, as in GroupCommit. `up`, `down`: bytes per second that
-    its links have reached; 0: unknown."""
+    """The sender's node has its part of that attempt's results. `failure`: the reason why it does
+    not; `error`: its kind, as in GroupCommit. `up`, `down`: the highest rates of its links, in
+    bytes per second; 0: unknown."""
 
     generation: int
     call: int
@@ -211,8 +211,8 @@ class GroupDone(Message, frozen=True, tag="GroupDone"):
 
 
 class GroupSlow(Message, frozen=True, tag="GroupSlow"):
-    """The link of the sender's node has become slow during that attempt. `up`, `down`: bytes per
-    second that the link carries now; `sent`, `received`: bytes since the attempt began."""
+    """The link of the sender's node has become slow during that attempt. `up`, `down`: its present
+    rates in bytes per second; `sent`, `received`: bytes since the attempt began."""
 
     generation: int
     call: int
@@ -233,12 +233,12 @@ class GroupCommit(Message, frozen=True, tag="GroupCommit"):
     `leader`: the node that has decided; `to`: the node for which it selected the pieces; `whole`:
     there are no other pieces, so this node can forward the decision to any other node.
 
-    `error`: the error that every rank raises: "lost" a PeerLostError, "value" a ValueError, "type"
-    a TypeError, "full" a StoreFullError, "gone" an ObjectLostError; "": none.
+    `error`: the error that all ranks raise: "lost" PeerLostError, "value" ValueError, "type"
+    TypeError, "full" StoreFullError, "gone" ObjectLostError; "": none.
 
-    `opens`: a node whose members are of that version gives the following calls to its engine,
-    because all living ranks take part in them, and all nodes know the earlier decisions; 0: it does
-    not. `keeps`: a later call may begin by this call's plan.
+    `opens`: nodes with this version of the members pass the following calls to their engines,
+    because all living ranks take part in them, and all nodes know the earlier decisions; 0: they do
+    not. `keeps`: a later call may begin with this call's plan.
     """
 
     generation: int
@@ -267,9 +267,9 @@ class GroupCommit(Message, frozen=True, tag="GroupCommit"):
 
 
 class GroupStart(Message, frozen=True, tag="GroupStart"):
-    """A rank of the receiver's node that joined later takes part from that call on. It is sent by
-    the leading node of the members of that version. If a change of the members arrives first, this
-    message is ignored."""
+    """The first call of a rank of the receiver's node that joined later. Sent by the leading node
+    of that version of the members. If a change of the members arrives first, this message is
+    ignored."""
 
     generation: int
     version: int
@@ -282,7 +282,7 @@ class GroupStart(Message, frozen=True, tag="GroupStart"):
 
 
 class GroupSkip(Message, frozen=True, tag="GroupSkip"):
-    """This is the next call, because all members that could make earlier calls are gone."""
+    """The number of the next call: all members that could make earlier calls are gone."""
 
     generation: int
     call: int
@@ -292,9 +292,9 @@ class GroupSkip(Message, frozen=True, tag="GroupSkip"):
 
 
 class GroupEngineFrame(Message, frozen=True, tag="GroupSmall"):
-    """A frame between two engines (cext/engine_coll.h) that have no link, or have lost it. phase:
-    its kind (enum coll_phase); plan: the number of its plan, or 0; parts: the contributions of the
-    sender's members to a small call."""
+    """A frame between two engines (cext/engine_coll.h) without a link. phase: its kind (enum
+    coll_phase); plan: the number of its plan, or 0; parts: the contributions of the sender's
+    members to a small call."""
 
     generation: int
     version: int

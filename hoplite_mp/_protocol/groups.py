@@ -1,8 +1,8 @@
-"""The messages about Groups: their members, and the masks on a group's board.
+"""Messages about Groups: their members, and the masks on a group's board.
 
-A member is (node, client slot, generation of the slot). A group is *formed* when all its ranks have
-joined for the first time. Before that, a leaving member frees its rank; afterwards a newcomer with
-a free rank is *joining* until its node reports that the living members have admitted it.
+A member is (node, client slot, generation of the slot). A group is *formed* once all its ranks have
+joined. Before that, a leaving member frees its rank. Afterwards a newcomer with a free rank is
+*joining* until its node reports that the living members have admitted it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from hoplite_mp._protocol.fields import (
     whole_object,
 )
 
-NO_TASK = b""  # in place of a task, for a member that is a thread of a driver
+NO_TASK = b""  # instead of a task, for a member that is a thread of a driver
 ASKED_MAX = 1 << 12  # tasks in one GroupTasksAsked
 
 
 Founder: TypeAlias = tuple[int, int, int, int]
 # One run of a task: (node, client, client_generation) of its process, and the number of earlier
-# tries. Each further try is another run of the same task.
+# runs (tries).
 Run: TypeAlias = tuple[int, int, int, int]
 
 
@@ -56,12 +56,12 @@ def _tasks(name: str, tasks: tuple[bytes, ...], count_max: int) -> None:
     between(f"number of {name}", len(tasks), 0, count_max)
     for task in tasks:
         if not isinstance(task, bytes) or len(task) not in (0, ID_BYTES):
-            raise ValueError(f"{name}: no id of a task: {task!r}")
+            raise ValueError(f"{name}: not a task id: {task!r}")
 
 
 def _holders(holders: tuple[tuple[bytes, bytes], ...], size: int) -> None:
     if not isinstance(holders, tuple) or len(holders) not in (0, size):
-        raise ValueError(f"holders must be one for each of {size} ranks: {holders!r}")
+        raise ValueError(f"holders must have one item per rank, {size} ranks: {holders!r}")
     for holder in holders:
         if not isinstance(holder, tuple) or len(holder) != 2:
             raise ValueError(f"holders: not (task, team): {holder!r}")
@@ -70,7 +70,7 @@ def _holders(holders: tuple[tuple[bytes, bytes], ...], size: int) -> None:
 
 def _runs(runs: tuple[Run, ...], count: int) -> None:
     if not isinstance(runs, tuple) or len(runs) != count:
-        raise ValueError(f"runs must be one for each of {count} tasks: {runs!r}")
+        raise ValueError(f"runs must have one item per task, {count} tasks: {runs!r}")
     for run in runs:
         if not isinstance(run, tuple) or len(run) != 4:
             raise ValueError(f"runs: not (node, client, generation, tries): {run!r}")
@@ -79,10 +79,10 @@ def _runs(runs: tuple[Run, ...], count: int) -> None:
 
 
 class GroupEnd(Message, frozen=True, tag="GroupEnd"):
-    """A Group that is over, although tasks of its members may be retried and request it again.
-    `tasks`: the tasks of all its members; `runs`: the last run in which each of them was a member;
-    `dead`: the tasks that died without leaving. `open`: a thread of a driver was a member, too, and
-    may use the name again at any time."""
+    """A Group that has ended, although retries of its members' tasks may request it again.
+    `tasks`: the tasks of all its members; `runs`: for each, the last run that was a member; `dead`:
+    the tasks that died without leaving. `open`: a thread of a driver was also a member, and may use
+    the name again at any time."""
 
     name: str
     generation: int
@@ -104,16 +104,15 @@ class GroupEnd(Message, frozen=True, tag="GroupEnd"):
 
 
 class GroupJoinRequested(Message, frozen=True, tag="GroupJoinRequested"):
-    """A client calls `group(name, size, rank)`; `request` is the node's own number for the call.
+    """A client calls `group(name, size, rank)`; `request` is the node's number for the call.
 
-    `rank` None: the lowest free one. `members_max`: how many ranks a board of that node holds.
-    `task`: the id of the caller's task; it stays the same when the task is retried. `tries`: the
-    number of earlier tries. `founders`: for a group that was split from the group of generation
-    `parent`: the process that gets each rank, as (rank in the parent, node, client,
-    client_generation). The group waits only for these processes, and not for a founder that has
-    left the parent.
+    `rank` None: the lowest free rank. `members_max`: the number of ranks on a board of that node.
+    `task`: the id of the caller's task, the same for all retries. `tries`: the number of earlier
+    runs. `founders`: for a group split from the group of generation `parent`: the process that gets
+    each rank, as (rank in the parent, node, client, client_generation). The group waits only for
+    these processes, except those that have left the parent.
     `team`: the id of the caller's `spmd` call, if the group has a rank for each of its peers; else
-    NO_TASK. The peers may use the name of a smaller group for several groups.
+    NO_TASK, because the peers may use one name for several smaller groups.
     """
 
     request: int
@@ -138,8 +137,8 @@ class GroupJoinRequested(Message, frozen=True, tag="GroupJoinRequested"):
         counts(request=self.request, node=self.node, client=self.client)
         counts(client_generation=self.client_generation)
         text("name", self.name, NAME_CHARS_MAX)
-        # Size and rank come from the user: mistakes in them are answered by GroupRefused, whose
-        # text can name the group's own size.
+        # Illegal values of size and rank, which are the user's, are answered by GroupRefused, whose
+        # text can name the group's size.
         between("size", self.size, -NUMBER_MAX, NUMBER_MAX)
         if self.rank is not None:
             between("rank", self.rank, -NUMBER_MAX, NUMBER_MAX)
@@ -160,7 +159,7 @@ class GroupAdmitted(Message, frozen=True, tag="GroupAdmitted"):
 
 
 class GroupLeft(Message, frozen=True, tag="GroupLeft"):
-    """A member closed its Group. (A death is reported by ClientLost, for all groups.)"""
+    """A member closed its Group. (ClientLost reports a death, for all groups.)"""
 
     name: str
     generation: int
@@ -177,7 +176,7 @@ class GroupLeft(Message, frozen=True, tag="GroupLeft"):
 
 
 class GroupTasksOver(Message, frozen=True, tag="GroupTasksOver"):
-    """These tasks of a GroupTasksAsked are over: finished, failed or cancelled, and not retried."""
+    """These tasks of a GroupTasksAsked have finished, failed or been cancelled, without a retry."""
 
     node: int
     tasks: tuple[bytes, ...]
@@ -191,9 +190,8 @@ class GroupTasksOver(Message, frozen=True, tag="GroupTasksOver"):
 
 
 class GroupTasksAsked(Message, frozen=True, tag="GroupTasksAsked"):
-    """The node reports when each of these tasks is over, at once if it already is. Their submitters
-    are processes of the node's host. A member of a Group waits for these tasks, and would wait in
-    vain once they are over."""
+    """Requests a report (GroupTasksOver) when these tasks, submitted on the node's host, have
+    ended. Members of a Group wait for them to join, and must not wait for ended tasks."""
 
     tasks: tuple[bytes, ...]
 
@@ -202,8 +200,8 @@ class GroupTasksAsked(Message, frozen=True, tag="GroupTasksAsked"):
 
 
 class GroupGivenUp(Message, frozen=True, tag="GroupGivenUp"):
-    """That member waits for others in a group that can never be formed, or the group has continued
-    without its host. It is no longer a member; `message` is the reason, for the user."""
+    """Removes a member, because its group can never be formed, or has continued without the
+    member's host. `message`: the reason, for the user."""
 
     name: str
     generation: int
@@ -222,24 +220,25 @@ class GroupGivenUp(Message, frozen=True, tag="GroupGivenUp"):
 
 
 class GroupMembers(Message, frozen=True, tag="GroupMembers"):
-    """The contents of the board from now on; sent at every change, before GroupJoined.
+    """The new contents of the board; sent at every change, before GroupJoined.
 
     The first message of a generation also creates the board. `version` counts these messages of one
-    generation, from 1. `nodes[rank]` is the node of the member with that rank, None for a free
-    rank. The leader of a call is the lowest living rank; its node leads.
-    `former`: nodes that have no member any more. They may be the only nodes with decisions from the
-    time when they had one, so nothing is decided before they have reported. `first`: with this
-    message the group is formed, and its members begin with call 0.
-    `stripes` are the owners of large calls, with shares by their links. They stay the same for all
-    calls until the next message, so calls need no manager. One stripe: all living members are on
-    one node.
+    generation, from 1. `nodes[rank]` is the node of that rank's member, None for a free rank. The
+    leader of a call is the lowest living rank; its node leads.
+    `former`: nodes without members, which had some before. Only they may know certain decisions, so
+    nothing is decided before they have reported. `first`: with this message the group is formed,
+    and its members begin with call 0.
+    `stripes` are the owners of large calls, with shares proportional to their links. They are valid
+    for all calls until the next message, so calls need no manager. One stripe: all living members
+    are on one node.
     For the next manager: the members' `tasks` and their `tries` by rank; `past`, the record of the
     group if this were its end; whether any member has `left` rather than died; `parent` and
-    `founders` as in GroupJoinRequested; and the founders that have joined (`come`), as bits.
-    `since`: the first version that showed the member of each rank, 0 for a free rank. Messages of
-    earlier versions were for the previous member of that rank. A node may miss that version itself,
-    if the manager dies too early. `whole`: the first version that showed the group as formed, 0
-    before that; members that are shown in that version or earlier begin with call 0.
+    `founders` as in GroupJoinRequested; and a mask of the founders that have joined
+    (`founders_joined`).
+    `since`: the first version with the member of each rank, 0 for a free rank. Messages of earlier
+    versions were for the rank's previous member. A node may have missed that version, if the
+    manager died early. `whole`: the first version in which the group is formed, else 0; members of
+    that or an earlier version begin with call 0.
     `holders`, until the group is formed: by rank, the (task, team) of the last member, even if it
     has left; also for the next manager.
     """
@@ -261,7 +260,7 @@ class GroupMembers(Message, frozen=True, tag="GroupMembers"):
     left: bool = False
     parent: int = 0
     founders: tuple[Founder, ...] = ()
-    come: int = 0
+    founders_joined: int = 0
     tries: tuple[int, ...] = ()
     since: tuple[int, ...] = ()
     whole: int = 0
@@ -271,7 +270,7 @@ class GroupMembers(Message, frozen=True, tag="GroupMembers"):
         text("name", self.name, NAME_CHARS_MAX)
         counts(generation=self.generation, board=self.board, version=self.version)
         _holders(self.holders, self.size)
-        counts(parent=self.parent, come=self.come, whole=self.whole)
+        counts(parent=self.parent, founders_joined=self.founders_joined, whole=self.whole)
         _founders(self.founders)
         between("size", self.size, 1, RANKS_MAX)
         _tasks("tasks", self.tasks, self.size)
@@ -284,16 +283,16 @@ class GroupMembers(Message, frozen=True, tag="GroupMembers"):
         flags(formed=self.formed, first=self.first, left=self.left)
         whole_object("stripes", self.stripes)
         if not isinstance(self.nodes, tuple) or len(self.nodes) != self.size:
-            raise ValueError(f"nodes must be one for each of {self.size} ranks: {self.nodes!r}")
+            raise ValueError(f"nodes must have one item per rank, {self.size}: {self.nodes!r}")
         for rank, node in enumerate(self.nodes):
             held = (self.alive | self.joining) >> rank & 1
             if held:
                 between(f"nodes[{rank}]", node, 0, NODES_MAX - 1)
             elif node is not None:
-                raise ValueError(f"nodes[{rank}] must be None, nobody holds that rank: {node!r}")
+                raise ValueError(f"nodes[{rank}] must be None, the rank is free: {node!r}")
 
     def since_of(self, rank: int) -> int:
-        """The first version that showed the member of that rank."""
+        """The first version with the present member of that rank."""
         return self.since[rank] if rank < len(self.since) else self.version
 
     @property
@@ -303,8 +302,8 @@ class GroupMembers(Message, frozen=True, tag="GroupMembers"):
 
 
 class GroupJoined(Message, frozen=True, tag="GroupJoined"):
-    """The answer to a join: rank and board. Not `admitted`: the member is joining, and a later
-    GroupMembers shows when it is admitted."""
+    """The answer to a join: rank and board. Not `admitted`: the member is joining until a later
+    GroupMembers admits it."""
 
     request: int
     name: str
@@ -337,8 +336,8 @@ class GroupRefused(Message, frozen=True, tag="GroupRefused"):
 
 
 class GroupClosed(Message, frozen=True, tag="GroupClosed"):
-    """All members are gone. The name is free, and so is the board as soon as a node has received
-    this message."""
+    """All members are gone. The name is free; a node's board is free once it has received this
+    message."""
 
     name: str
     generation: int

@@ -1,25 +1,24 @@
-"""The handshake: it proves to both sides that the other has the token, and excludes a relay.
+"""The handshake: mutual proof of possession of the token, without a man in the middle.
 
     client                                            server
-    Hello(role, nonce, cluster wanted)         ->
+    Hello(role, nonce, required cluster)       ->
                                                <-     Challenge(service, nonce, cluster)
     Proof(HMAC "client" over the transcript)   ->     compared in constant time
                                                <-     Welcome(HMAC "server" over the same)
     Introduction(host_id, versions)            ->     compared
                                                <-     Introduction(host_id, versions)
 
-The transcript contains all bytes that the two sides have sent, and the certificate: the preamble
-with the protocol's version, role and service, both nonces, the cluster's id, and SHA-256 of the
-server's certificate as this side sees it (zeros without TLS). The nonces protect against replay,
-the labels against reflected proofs, and the certificate against a relay between two TLS
-connections, which does not have its private key. This is the channel binding of RFC 5929
-("tls-server-end-point"). No key is derived for the following bytes, because TLS protects them;
-without TLS they are not protected.
+The transcript consists of the preamble with the protocol's version, role and service, both nonces,
+the cluster's id, and SHA-256 of the server's certificate as seen by this side (zeros without TLS).
+The nonces protect against replay, the labels against reflected proofs, and the certificate against
+a relay between two TLS connections, which does not have its private key. This is the channel
+binding of RFC 5929 ("tls-server-end-point"). No key is derived for later bytes: TLS protects them;
+without TLS they are unprotected.
 
-Sans-io: `feed` the received bytes and send `outgoing()`, until there is a `result` or `feed`
-raises. `wanted` is the number of bytes that may be read for the handshake, so that later bytes stay
-in the connection for its owner. Nothing is unpickled, and no memory is allocated for a length
-before it has been compared with a limit of a few KiB.
+Sans-io: `feed` received bytes and send `outgoing()`, until there is a `result` or `feed` raises.
+`wanted` is the number of bytes to read for the handshake, so that later bytes stay in the
+connection. Nothing is unpickled, and lengths are compared with a limit of a few KiB before memory
+is allocated.
 """
 
 from __future__ import annotations
@@ -59,14 +58,14 @@ if TYPE_CHECKING:
 
 __all__ = ["PLAIN", "ClientHandshake", "HandshakeOutcome", "ServerHandshake", "transcript"]
 
-PLAIN = bytes(32)  # in place of the certificate's hash, without TLS
+PLAIN = bytes(32)  # instead of the certificate's hash, without TLS
 CLIENT_LABEL = b"hoplite_mp client has the token"
 SERVER_LABEL = b"hoplite_mp server has the token"
 
 
 @dataclass(frozen=True, slots=True)
 class HandshakeOutcome:
-    """The other side, as proved (role, service, cluster) and by its own introduction (peer)."""
+    """The peer: role, service and cluster are proved; `peer` is its introduction."""
 
     role: str
     service: str
@@ -77,8 +76,8 @@ class HandshakeOutcome:
 def transcript(
     role: str, service: str, nonces: tuple[bytes, bytes], cluster: bytes, certificate_sha256: bytes
 ) -> bytes:
-    """The bytes that must be the same on both sides. Each part follows its length, so that
-    different lists of parts never give the same bytes."""
+    """The bytes that must be equal on both sides. Each part is preceded by its length, so different
+    lists of parts give different bytes."""
     parts = (PREAMBLE, role.encode(), service.encode(), *nonces, cluster, certificate_sha256)
     return b"".join(LENGTH.pack(len(part)) + part for part in parts)
 
@@ -88,8 +87,7 @@ def _mac(key: Secret, label: bytes, seen: bytes) -> bytes:
 
 
 class _Handshake:
-    """The common part of both sides: decodes bytes into messages, one at a time, and keeps the
-    outcome."""
+    """The common part of both sides: decodes bytes into messages, and keeps the outcome."""
 
     def __init__(self, key: Secret, mine: Introduction, sees: bytes, deadline: float) -> None:
         self.deadline = deadline
@@ -100,34 +98,33 @@ class _Handshake:
         self._sees = sees
         self._buffer = bytearray()
         self._outgoing = bytearray()
-        self._greeted = False
+        self._preamble_received = False
         self._expected: tuple[type[Greeting], ...] = ()
         self._next: Callable[[Greeting], None] = self._take_nothing
 
     @property
     def wanted(self) -> int:
-        """The number of bytes missing for the next step; 0: the handshake is over."""
+        """The number of missing bytes for the next step; 0: the handshake has ended."""
         if self.result is not None or self.failure is not None:
             return 0
-        if not self._greeted:
+        if not self._preamble_received:
             return len(PREAMBLE) - len(self._buffer)
         if len(self._buffer) < LENGTH.size:
             return LENGTH.size - len(self._buffer)
         return LENGTH.size + frame_length(self._buffer[: LENGTH.size]) - len(self._buffer)
 
     def outgoing(self) -> bytes:
-        """The bytes to send now; also after a failure, because they may contain the reason."""
+        """The bytes to send now. Send them after a failure, too: they may contain the reason."""
         data = bytes(self._outgoing)
         self._outgoing.clear()
         return data
 
     def feed(self, data: bytes) -> bytes:
-        """Takes received bytes; returns the bytes after the handshake (none if the caller reads
+        """Processes received bytes; returns those after the handshake (none if the caller reads
         only `wanted` bytes).
 
-        AuthError: the other side does not have the token. ProtocolError: it has sent illegal data,
-        or is not compatible with this side. After either error the caller must close the
-        connection.
+        AuthError: the peer does not have the token. ProtocolError: it has sent illegal data, or is
+        incompatible. After either error the caller must close the connection.
         """
         if self.failure is not None:
             raise type(self.failure)(*self.failure.args)
@@ -146,34 +143,34 @@ class _Handshake:
 
     def _step(self) -> None:
         """Processes the buffer; a length is checked as soon as it has arrived (`wanted`)."""
-        if not self._greeted:
+        if not self._preamble_received:
             self._take_preamble()
         elif self.wanted == 0:
             message = decode_body(self._buffer[LENGTH.size :])
             self._buffer.clear()
             if not isinstance(message, self._expected):
-                raise ProtocolError(f"{type(message).__name__} came out of turn")
+                raise ProtocolError(f"unexpected {type(message).__name__}")
             self._next(message)
 
     def _take_preamble(self) -> None:
         name = self._buffer[: len(MAGIC)]
         if name != MAGIC[: len(name)]:
-            raise ProtocolError("it speaks another protocol than hoplite_mp")
+            raise ProtocolError("it does not use the protocol of hoplite_mp")
         if len(self._buffer) < len(PREAMBLE):
             return
-        self._greeted = True
+        self._preamble_received = True
         theirs = self._buffer[-1]
         same = self._buffer == PREAMBLE
         self._buffer.clear()
         self._answer_preamble()
         if not same:
             raise ProtocolError(
-                f"it speaks version {theirs} of the protocol and this side version {PREAMBLE[-1]}:"
-                " install the same hoplite_mp on both"
+                f"it uses version {theirs} of the protocol, and this side version {PREAMBLE[-1]}:"
+                " install the same hoplite_mp on both sides"
             )
 
     def _answer_preamble(self) -> None:
-        """A server sends its own preamble here; a client has sent its preamble before."""
+        """Sends the server's preamble; a client has already sent its preamble."""
 
     def _take_nothing(self, message: Greeting) -> None:
         raise AssertionError  # never called: _expected is empty before this step
@@ -187,8 +184,8 @@ class _Handshake:
 
 
 class ServerHandshake(_Handshake):
-    """The called side. It does not answer a caller that begins incorrectly, sends no proof before
-    the caller's own, and refuses callers with incompatible software."""
+    """The called side. It does not answer a wrong preamble, sends its proof after the caller's, and
+    refuses callers with incompatible software."""
 
     def __init__(
         self,
@@ -219,7 +216,7 @@ class ServerHandshake(_Handshake):
         if SERVICE_OF[message.role] != mine.service:
             raise self._refuse("role", ProtocolError(f"a {message.role} called the {mine.service}"))
         if message.cluster and message.cluster != mine.cluster:
-            raise self._refuse("cluster", ProtocolError("it looks for another cluster"))
+            raise self._refuse("cluster", ProtocolError("it requires another cluster"))
         self._role = message.role
         nonces = (message.nonce, mine.nonce)
         self._seen = transcript(self._role, mine.service, nonces, mine.cluster, self._sees)
@@ -230,7 +227,7 @@ class ServerHandshake(_Handshake):
         assert isinstance(message, Proof)
         if not hmac.compare_digest(message.mac, _mac(self._key, CLIENT_LABEL, self._seen)):
             raise self._refuse(
-                "token", AuthError("it has another token, or somebody is between the two sides")
+                "token", AuthError("it has another token, or a third party relays the connection")
             )
         self._send(Welcome(_mac(self._key, SERVER_LABEL, self._seen)))
         self._expect(Introduction, then=self._take_introduction)
@@ -244,7 +241,7 @@ class ServerHandshake(_Handshake):
             their_table = compare_versions(theirs, mine) or ""
             raise self._refuse("software", error, their_table[:REASON_CHARS_MAX])
         if self._role in self._not_now:
-            raise self._refuse("standby", ProtocolError(f"a {self._role} called too early"))
+            raise self._refuse("standby", ProtocolError(f"a {self._role} is refused for now"))
         self._send(self._mine)
         challenge = self._challenge
         self.result = HandshakeOutcome(self._role, challenge.service, challenge.cluster, message)
@@ -272,7 +269,7 @@ class ClientHandshake(_Handshake):
         self._hello = Hello(role, nonce or secrets.token_bytes(NONCE_BYTES), cluster)
         self._cluster = cluster
         self._seen = b""
-        self._believed = False
+        self._authenticated = False
         self._outgoing += PREAMBLE
         self._send(self._hello)
         self._expect(Challenge, Refused, then=self._take_challenge)
@@ -297,8 +294,8 @@ class ClientHandshake(_Handshake):
             raise self._refused(message)
         assert isinstance(message, Welcome)
         if not hmac.compare_digest(message.mac, _mac(self._key, SERVER_LABEL, self._seen)):
-            raise AuthError("it does not have the token, or somebody is between the two sides")
-        self._believed = True
+            raise AuthError("it does not have the token, or a third party relays the connection")
+        self._authenticated = True
         self._send(self._mine)
         self._expect(Introduction, Refused, then=self._take_introduction)
 
@@ -313,9 +310,9 @@ class ClientHandshake(_Handshake):
         self.result = HandshakeOutcome(role, SERVICE_OF[role], self._cluster, message)
 
     def _refused(self, message: Refused) -> HopliteError:
-        """The code of a server that has not proved its key only selects among local texts; its
-        reason is not shown."""
+        """The error for a refusal. Until the server has proved its key, its reason is not shown;
+        its code only selects a local text."""
         words = REFUSED_TEXTS[message.code]
-        if self._believed and message.reason:
+        if self._authenticated and message.reason:
             words = f"{words}:\n{printable(message.reason)}"
         return AuthError(words) if message.code == "token" else ProtocolError(words)

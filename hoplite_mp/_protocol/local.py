@@ -1,8 +1,8 @@
-"""The messages between a client and its node, on one host.
+"""Messages between a client and its node, on one host.
 
-A client does most things without other processes. For everything else (memory, collectives, groups,
-pools) it sends these messages to its node. One message is one packet of a SEQPACKET socketpair. If
-no caller waits for a reply any more (after Ctrl-C), the reply is dropped by its number.
+Clients do most operations by themselves; for the rest (memory, collectives, groups, pools) they
+send these messages. A message is one packet of a SEQPACKET socketpair. A reply without a waiting
+caller (after Ctrl-C) is dropped by its number.
 """
 
 from __future__ import annotations
@@ -130,19 +130,19 @@ __all__ = [
     "WorkerBroadcastAsk",
 ]
 
-# The messages between a client and its node about one call of `Cluster.run`: a worker broadcast.
+# Messages between a client and its node about a worker broadcast, that is, a call of `Cluster.run`.
 #
-#   caller ── OpenWorkerBroadcast ─►  node     pool of the broadcast, and how many workers it has
+#   caller ── OpenWorkerBroadcast ─►  node     pool of the broadcast, and its number of workers
 #          ── tasks of that pool, one for each worker; BeginWorkerBroadcast ─►
 #   worker ── TakeBroadcastTasks ─►   node     its task of each broadcast that it has not run yet
-#   caller ── ClosePool ─►            node     the broadcast is over
-#          ── EndWorkerBroadcast ─►   node     tasks that have not begun are not run
+#   caller ── ClosePool ─►            node     the broadcast has ended
+#          ── EndWorkerBroadcast ─►   node     cancels tasks that have not begun
 
 
 class OpenWorkerBroadcast(msgspec.Struct, frozen=True, tag="OpenRound", array_like=True):
-    """Each worker that is now in the common pool of these nodes (if empty: of all nodes) will run
-    one task. Reply: (number of a pool for these tasks, how many workers); None if not all nodes
-    have answered within `timeout_s`."""
+    """Each present worker in the common pool of these nodes (empty: of all nodes) will run one
+    task. Reply: (number of a pool for these tasks, number of workers); None if not all nodes have
+    answered within `timeout_s`."""
 
     nodes: list[int] = []
     timeout_s: float | None = None
@@ -155,15 +155,14 @@ class BeginWorkerBroadcast(msgspec.Struct, frozen=True, tag="BeginRound", array_
 
 
 class EndWorkerBroadcast(msgspec.Struct, frozen=True, tag="EndRound", array_like=True):
-    """The caller no longer waits for the broadcast of that pool, which closes. Reply: None, when
-    all nodes know this, or have timed out. No worker of a node that knows this begins a task of the
-    broadcast."""
+    """Ends the broadcast of that pool, which closes. Reply: None, when all nodes have confirmed or
+    timed out. After a node's confirmation none of its workers begins a task of the broadcast."""
 
     pool: int
 
 
 class TakeBroadcastTasks(msgspec.Struct, frozen=True, tag="TakeRound", array_like=True):
-    """This worker is between two tasks. Reply: ids of tasks that it must claim and run."""
+    """This worker is idle between two tasks. Reply: ids of tasks that it must claim and run."""
 
 
 WorkerBroadcastAsk: TypeAlias = (
@@ -171,14 +170,14 @@ WorkerBroadcastAsk: TypeAlias = (
 )
 
 
-# A pool whose initializer raises is broken. If the initializer has returned in any worker, the pool
-# continues, even if its workers are killed later.
+# A pool whose initializer raises is broken. Once the initializer has returned in any worker, the
+# pool continues, even if its workers are killed later.
 class SetUp(msgspec.Struct, frozen=True, tag="SetUp", array_like=True):
     """This worker's initializer has returned. No reply."""
 
 
 class SetupFailed(msgspec.Struct, frozen=True, tag="SetupFailed", array_like=True):
-    """This worker's initializer raised. `summary`: the exception; `text`: its traceback. Reply:
+    """This worker's initializer has raised. `summary`: the exception; `text`: its traceback. Reply:
     None."""
 
     summary: str
@@ -186,48 +185,48 @@ class SetupFailed(msgspec.Struct, frozen=True, tag="SetupFailed", array_like=Tru
 
 
 class HoldForeign(msgspec.Struct, frozen=True, tag="HoldForeign", array_like=True):
-    """A ref to this object has just been pickled for another engine. The node holds the object for
-    a number of seconds from now on. Reply: these seconds; 0.0: the object is gone."""
+    """A ref to this object was pickled for another engine. The node holds the object for `seconds`
+    from now on. Reply: the seconds; 0.0: the object is gone."""
 
     oid: int
     seconds: float
 
     def __post_init__(self) -> None:
         if not 0 <= self.seconds <= sys.float_info.max:
-            raise ValueError(f"seconds={self.seconds}: they must be from 0, and finite")
+            raise ValueError(f"seconds={self.seconds}: must be finite and at least 0")
 
 
 class UsersOfNode(msgspec.Struct, frozen=True, tag="UsersOfNode", array_like=True):
-    """Reply: the number of drivers attached to this node, without the process that started it."""
+    """Reply: the number of drivers attached to this node, except the process that started it."""
 
 
 class TryAgain(msgspec.Struct, frozen=True, tag="TryAgain", array_like=True):
-    """The task that this worker has claimed has failed. Reply: whether it is queued again, with one
-    retry less; an actor's call is not announced to workers, because this worker runs it next.
-    `failures`: only one item of a chunk has failed, for the `failures`-th time. Then the reply is
-    whether the worker may retry the item; the task stays claimed."""
+    """The task that this worker has claimed has failed. Reply: whether it is requeued, with one
+    retry less. Other workers are not woken for an actor's call, because this worker runs it next.
+    `failures` > 0: only one item of a chunk has failed, for the `failures`-th time; the reply is
+    whether the worker may retry the item, and the task stays claimed."""
 
     task: int
     failures: int = 0
 
 
 RESTORED, ON_ITS_WAY = 1, 2  # replies to Restore
-# Bytes in one reply to ReadSpilled. Without privileges a packet has at most 416 KiB.
+# Bytes in one reply to ReadSpilled. Unprivileged processes can send packets of at most 416 KiB.
 SPILLED_PIECE_BYTES = 128 << 10
 SETUP_FAILED = 97  # exit code of a worker: its initializer, or its actor's constructor, raised
 LINE_LOST = 98  # exit code of a worker: user code has closed its connection to the node
-# A worker that receives this signal writes the stacks of its threads into its memfd of this name.
+# On this signal a worker writes the stacks of its threads into its memfd of this name.
 STACKS_SIGNAL = signal.SIGRTMIN + 5
 STACKS_FILE = "hoplite_mp stacks"
-# States of a pool in shared memory. Its initializer has raised, so it takes no more tasks:
-POOL_BROKEN = 3
+# States of a pool in shared memory.
+POOL_BROKEN = 3  # its initializer has raised, so it takes no more tasks
 POOL_LEAVING = 5  # an actor's node is leaving the cluster, so the actor takes no new calls
 
 
 class Lease(msgspec.Struct, frozen=True, tag="Lease", array_like=True):
-    """Requests a big block with a payload of `nbytes`; `error`: it is for an error, and may come
-    from the reserve; `preallocated`: it will be needed later, if at all, and is refused when other
-    requests need the memory. Reply: payload offset, or full=True and the message."""
+    """Requests a large block with a payload of `nbytes`. `error`: it is for an error, and may come
+    from the reserve. `preallocated`: it is not needed yet, and is refused when other requests need
+    the memory. Reply: payload offset, or full=True and the message."""
 
     nbytes: int
     error: bool = False
@@ -235,7 +234,7 @@ class Lease(msgspec.Struct, frozen=True, tag="Lease", array_like=True):
 
 
 class LeaseSpan(msgspec.Struct, frozen=True, tag="LeaseSpan", array_like=True):
-    """Requests a span for small objects; `error`: it is for an error, so the reply does not wait
+    """Requests a span for small objects. `error`: it is for an error, so the reply does not wait
     for free memory. Reply: its offset, or full=True and the message."""
 
     error: bool = False
@@ -248,14 +247,14 @@ class GiveSpans(msgspec.Struct, frozen=True, tag="GiveSpans", array_like=True):
 
 
 class Restore(msgspec.Struct, frozen=True, tag="Restore", array_like=True):
-    """Requests a spilled object in memory. Reply: RESTORED, or ON_ITS_WAY from another host
-    (processes that wait for the object are woken), or full=True and the message."""
+    """Requests that a spilled object be restored to memory. Reply: RESTORED, or ON_ITS_WAY from
+    another host (processes that wait for the object are woken), or full=True and the message."""
 
     oid: int
 
 
 class ReadSpilled(msgspec.Struct, frozen=True, tag="ReadSpilled", array_like=True):
-    """Requests a part of a spilled object's payload; the object stays in the spill file. Reply: the
+    """Reads a part of a spilled object's payload; the object stays in the spill file. Reply: the
     bytes, at most SPILLED_PIECE_BYTES; None if it is not in the spill file."""
 
     oid: int
@@ -264,8 +263,8 @@ class ReadSpilled(msgspec.Struct, frozen=True, tag="ReadSpilled", array_like=Tru
 
 
 class Import(msgspec.Struct, frozen=True, tag="Import", array_like=True):
-    """The caller uses objects of other hosts. Reply: their ids on this host, 0 for a lost object;
-    the node keeps them until Imported confirms that the caller holds them."""
+    """The caller uses objects of other hosts. Reply: their ids on this host, 0 for a lost object.
+    The node holds them until Imported confirms that the caller does."""
 
     objects: list[bytes]
 
@@ -277,14 +276,14 @@ class Imported(msgspec.Struct, frozen=True, tag="Imported", array_like=True):
 
 
 class DropForeign(msgspec.Struct, frozen=True, tag="DropForeign", array_like=True):
-    """An object of another host was deleted here, and must be deleted everywhere. No reply."""
+    """Deletes an object of another host in the whole cluster. No reply."""
 
     oid: int
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag="Interrupt", array_like=True):
-    """`slot` runs a task that was aborted. The node interrupts it, and kills it if it does not end.
-    No reply."""
+    """`slot` runs a task that was aborted. The node interrupts the process, and kills it if the
+    task does not end. No reply."""
 
     oid: int
     slot: int
@@ -293,9 +292,9 @@ class Interrupt(msgspec.Struct, frozen=True, tag="Interrupt", array_like=True):
 class Collective(msgspec.Struct, frozen=True, tag="Collective", array_like=True):
     """A reduction (one result for each slice), or a kind that copies (one result without a value).
 
-    `to`: numbers of the destination nodes of results or copies; empty: the default of the kind.
-    `one_of`: groups of indices of sources, of which the first ready one is reduced; empty: all are.
-    The node claims the results' headers; the caller holds the sources until the results are done.
+    `to`: numbers of the destination nodes; empty: the default of the kind. `one_of`: groups of
+    source indices; the first ready source of each group is reduced; empty: all sources are. The
+    node claims the results' headers; the caller holds the sources until the results are done.
     No reply.
     """
 
@@ -311,15 +310,15 @@ class Collective(msgspec.Struct, frozen=True, tag="Collective", array_like=True)
 
 
 class OpenPool(msgspec.Struct, frozen=True, tag="OpenPool", array_like=True):
-    """Opens a pool with workers of its own, here and on other nodes. `setup`: an object with
+    """Opens a pool with dedicated workers, here and on other nodes. `setup`: an object with
     (initializer, initargs). `exact`: a worker on another node gets its next task only after the end
-    of the last one. `anywhere`: its tasks may run on other nodes, too, if these are lost. Reply:
-    pool number; or an error text if a node was lost before its workers had started."""
+    of the previous one. `anywhere`: if its nodes are lost, tasks may run on other nodes. Reply:
+    pool number, or an error text if a node was lost before its workers had started."""
 
     workers: int
     max_tasks: int
     setup: int
-    far: list[tuple[int, int]] = []  # (node, workers there)
+    remote: list[tuple[int, int]] = []  # (node, number of workers)
     exact: bool = False
     env: Environment = ()
     demand: Wanted = ()  # resources of each worker for its lifetime
@@ -340,14 +339,14 @@ class BindPool(msgspec.Struct, frozen=True, tag="BindPool", array_like=True):
 
 
 class ClosePool(msgspec.Struct, frozen=True, tag="ClosePool", array_like=True):
-    """The pool's workers end when idle; `kill`: at once. No reply."""
+    """Ends the pool's workers when they are idle; `kill`: immediately. No reply."""
 
     pool: int
     kill: bool
 
 
 class DrainNode(msgspec.Struct, frozen=True, tag="DrainNode", array_like=True):
-    """Makes that node leave the cluster. Reply: at once."""
+    """Makes that node leave the cluster. Reply: None, without waiting."""
 
     node: int
 
@@ -364,8 +363,8 @@ class Members(msgspec.Struct, frozen=True, tag="Members", array_like=True):
 
 
 class GoneNodes(msgspec.Struct, frozen=True, tag="GoneNodes", array_like=True):
-    """Reply: the latest lost hosts that this node knows, each as (number, name, seconds ago, True
-    if it left, False if it was lost)."""
+    """Reply: the latest gone hosts known to this node, each as (number, name, seconds ago, whether
+    it left rather than was lost)."""
 
 
 class LeavingNodes(msgspec.Struct, frozen=True, tag="LeavingNodes", array_like=True):
@@ -373,10 +372,10 @@ class LeavingNodes(msgspec.Struct, frozen=True, tag="LeavingNodes", array_like=T
 
 
 class JoinStatus(msgspec.Struct, frozen=True, tag="Standing", array_like=True):
-    """Reply, as soon as this node has joined: (number of this node in its cluster, cluster id,
-    addresses of the standby, its address if it is on this host, number of the node whose host has
-    one of those addresses or -1, whether that host has the manager, whether this node has a
-    manager); or (name of an error, its text) if this node could not join."""
+    """Reply, once this node has joined: (number of this node, cluster id, addresses of the standby,
+    its address if it is on this host, number of the node whose host has one of these addresses or
+    -1, whether that host has the manager, whether this node has a manager); or (name of an error,
+    its text) if this node could not join."""
 
 
 class Stats(msgspec.Struct, frozen=True, tag="Stats", array_like=True):
@@ -384,15 +383,15 @@ class Stats(msgspec.Struct, frozen=True, tag="Stats", array_like=True):
 
 
 class TraceBegin(msgspec.Struct, frozen=True, tag="TraceBegin", array_like=True):
-    """Every node records events from now on. `trace`: a random number. Reply: "", or the reason why
-    there is no trace."""
+    """Starts a trace on all nodes. `trace`: a random number. Reply: "", or the reason of a
+    failure."""
 
     trace: int
 
 
 class TraceEnd(msgspec.Struct, frozen=True, tag="TraceEnd", array_like=True):
-    """Ends that trace. Reply: for each node (number, bytes of its document, measurements of its
-    clock: up to two of (time here, offset of its clock, largest error) in ns); the numbers of lost
+    """Ends that trace. Reply: for each node (number, bytes of its document, up to two measurements
+    of its clock as (local time, offset of its clock, largest error) in ns); the numbers of lost
     nodes; and the numbers of nodes of programs, without workers, that have left."""
 
     trace: int
@@ -407,20 +406,20 @@ class TracePiece(msgspec.Struct, frozen=True, tag="TracePiece", array_like=True)
 
 
 class TraceDrop(msgspec.Struct, frozen=True, tag="TraceDrop", array_like=True):
-    """That trace is not needed any more. Reply: when all nodes have confirmed or timed out."""
+    """Discards that trace. Reply: when all nodes have confirmed or timed out."""
 
     trace: int
 
 
 class Dump(msgspec.Struct, frozen=True, tag="Dump", array_like=True):
-    """Requests from all nodes what their processes wait for. Reply: (node, bytes to be read) of the
+    """Requests a dump of the waits on all nodes. Reply: (node, size of its dump in bytes) of the
     nodes that have answered, and the numbers of the others."""
 
     stacks: bool
 
 
 class DumpRead(msgspec.Struct, frozen=True, tag="DumpRead", array_like=True):
-    """Reply: bytes of that node's answer to the last Dump from `offset` on."""
+    """Reply: bytes of that node's last dump from `offset` on."""
 
     node: int
     offset: int
@@ -479,8 +478,7 @@ Ask: TypeAlias = (
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
     """`number` 0: no reply is expected, and `seen` is ignored. `seen`: the last reply that the
-    client has received. The contents of later replies, for example a lease, are taken back, because
-    these replies were lost."""
+    client has received. Later replies were lost, so their contents, such as leases, are revoked."""
 
     number: int
     seen: int
@@ -488,8 +486,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """`error`: why the request failed; `full`: the store has no free memory, so the client repeats
-    the request or gives up; `gone`: the reason is that a node has left or died."""
+    """`error`: the reason of a failure; `full`: the store has no free memory, so the client repeats
+    the request or gives up; `gone`: a node has left or died."""
 
     number: int
     value: Any = None
@@ -499,9 +497,9 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Attached(msgspec.Struct, frozen=True, tag="Attached"):
-    """Node to a driver that attaches to it, with descriptors (control memory, store, the node's
-    eventfd, rpc, output): its client slot, the slot's generation, and settings that all clients
-    share. This connection stays open until the driver no longer reads output."""
+    """Answer of a node to an attaching driver, with descriptors (control memory, store, the node's
+    eventfd, rpc, output): client slot, the slot's generation, and settings shared by all clients.
+    The connection stays open until the driver stops reading output."""
 
     slot: int
     generation: int
@@ -512,6 +510,6 @@ class Attached(msgspec.Struct, frozen=True, tag="Attached"):
 
 
 class NotAttached(msgspec.Struct, frozen=True, tag="NotAttached"):
-    """Sent instead of Attached: why this host's node cannot accept the driver now."""
+    """Sent instead of Attached if this host's node cannot accept the driver now."""
 
     reason: str

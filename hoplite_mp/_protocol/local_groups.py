@@ -1,11 +1,11 @@
-"""The messages of members of a Group: to their node, and point to point between nodes.
+"""Messages of a Group's members: to their node, and point to point between nodes.
 
-    sender's node ── GroupSent ──────► receiver's node       in the order in which they were sent
-                  ◄─ GroupSentTaken ──                       it holds what it needs, or drops it
-                  ── GroupSourceEnded ►                      no more will come from that member
+    sender's node ── GroupSent ──────► receiver's node       in the order of sending
+                  ◄─ GroupSentTaken ──                       the sender need not hold it any more
+                  ── GroupSourceEnded ►                      the member has ended
 
 A message is an object of the sender's host. That host holds it until the receiver's host has a copy
-of a small object, or counts as a holder of a large one. Connections between nodes keep the order,
+of a small object, or counts as a holder of a large one. Connections between nodes preserve order,
 so all messages of a member arrive before the report of its end.
 """
 
@@ -48,17 +48,17 @@ __all__ = [
 ]
 
 TAG_MAX = (1 << 31) - 1
-RESULT_TAG = TAG_MAX  # for results of a Group's calls; users have lower tags
-# Messages up to this size travel inside GroupSent. Higher: fewer fetches; lower: other messages on
-# that connection wait less.
+RESULT_TAG = TAG_MAX  # for results of a Group's calls; tags of users are lower
+# Messages up to this size are sent inside GroupSent. Higher: fewer fetches; lower: other messages
+# of the connection wait less.
 MESSAGE_INLINE_BYTES_MAX = 64 << 10
 
 
 class GroupSent(Message, frozen=True, tag="GroupSent"):
-    """Rank `source`, on the sender's node, has sent this to rank `to`, on the receiver's node.
-    `version`: the version of the members (GroupMembers) at the time of sending; a node that has not
-    received this version yet keeps the message until then. `payload`: the whole payload, if it is
-    small. `refs`: objects inside it."""
+    """A message from rank `source` on the sender's node to rank `to` on the receiver's node.
+    `version`: the version of the members (GroupMembers) at the time of sending; the receiver keeps
+    the message until it has received this version. `payload`: the whole payload, if it is small.
+    `refs`: objects inside it."""
 
     generation: int
     version: int
@@ -78,13 +78,13 @@ class GroupSent(Message, frozen=True, tag="GroupSent"):
         between("number of refs", len(self.refs), 0, SOURCES_MAX)
         for one in (self.object, *self.refs):
             if type(one) is not bytes or len(one) != ID_BYTES:
-                raise ValueError(f"object and refs must be of {ID_BYTES} bytes, not {one!r}")
+                raise ValueError(f"object and refs must have {ID_BYTES} bytes, not {one!r}")
         if self.payload is not None and len(self.payload) > MESSAGE_INLINE_BYTES_MAX:
-            raise ValueError(f"a message of {len(self.payload)} bytes does not travel so")
+            raise ValueError(f"payload of {len(self.payload)} bytes is too large for GroupSent")
 
 
 class GroupSentTaken(Message, frozen=True, tag="GroupSentTaken"):
-    """The receiving node no longer needs the sending node to hold that message."""
+    """The sending node need not hold that message any more."""
 
     generation: int
     number: int
@@ -94,38 +94,38 @@ class GroupSentTaken(Message, frozen=True, tag="GroupSentTaken"):
 
 
 class GroupSourceEnded(Message, frozen=True, tag="GroupSourceEnded"):
-    """The member that had this rank on the sender's node is gone, according to the members of that
-    version. All its messages were forwarded before. `unheard`: this node has missed some versions
-    after a manager's death; members of that rank that these versions showed here send nothing."""
+    """The member with this rank on the sender's node is gone as of that version of the members. All
+    its messages have been forwarded. `missed_versions`: the sender has missed some versions after a
+    manager's death; members of this rank and node in those versions send nothing."""
 
     generation: int
     version: int
     rank: int
-    unheard: bool = False
+    missed_versions: bool = False
 
     def __post_init__(self) -> None:
         counts(generation=self.generation, version=self.version)
         between("rank", self.rank, 0, RANKS_MAX - 1)
-        flags(unheard=self.unheard)
+        flags(missed_versions=self.missed_versions)
 
 
 PointToPoint: TypeAlias = GroupSent | GroupSentTaken | GroupSourceEnded
 
 
-# The messages between a member of a Group and its node, on one host.
+# Messages between a member of a Group and its node, in addition to `local.py`.
 #
-# These messages complete `local.py`. A group on one host needs them only when members join and
-# leave; with members on other hosts each call is a message to the node.
+# A group on one host needs them only when members join and leave. With members on other hosts each
+# call is a message to the node.
 
 
-INBOX_MAX = 1000  # maximum number of messages in a reply
+INBOX_MAX = 1000  # most messages in a reply
 
 
 class GroupJoin(msgspec.Struct, frozen=True, tag="GroupJoin", array_like=True):
     """Joins a Group. Reply: (board, generation, rank, whether there are other hosts, identity of
-    the caller: node, slot, generation of the slot), or the message of a ValueError; a text: the
+    the caller: node, slot, generation of the slot), or the message of a ValueError; a string: the
     earlier group of the caller's task has ended. `parent`, `founders`: as in GroupJoinRequested.
-    `call`: the caller's task, if several tasks run in its process; otherwise 0."""
+    `call`: the caller's task, if its process runs several tasks; otherwise 0."""
 
     name: str
     size: int
@@ -136,17 +136,17 @@ class GroupJoin(msgspec.Struct, frozen=True, tag="GroupJoin", array_like=True):
 
 
 class GroupDoorbell(msgspec.Struct, frozen=True, tag="GroupBell", array_like=True):
-    """Passes a descriptor, an eventfd, to which the member writes when its part of a small call is
-    on the board. Reply: as soon as the node watches the eventfd."""
+    """Passes an eventfd to which the member writes when its part of a small call is on the board.
+    Reply: when the node watches the eventfd."""
 
     generation: int
     rank: int
 
 
 class GroupBuffers(msgspec.Struct, frozen=True, tag="GroupBuffers", array_like=True):
-    """Requests call buffers of `nbytes` each, two for each rank, one after the other. Reply: the
-    offset of the first buffer in the store, the same for all members; None: there is no free
-    memory, or the caller is no longer a member."""
+    """Requests adjacent call buffers of `nbytes`, two for each rank. Reply: the offset of the first
+    buffer in the store, the same for all members; None: there is no free memory, or the caller is
+    no longer a member."""
 
     generation: int
     rank: int
@@ -154,9 +154,9 @@ class GroupBuffers(msgspec.Struct, frozen=True, tag="GroupBuffers", array_like=T
 
 
 class GroupCall(msgspec.Struct, frozen=True, tag="GroupCall", array_like=True):
-    """A member's next call, in a group with members on other hosts. Each part is a payload, or an
-    object that the member holds until the call is over, or a block of the store that the member
-    passes on while it still writes to it. No reply."""
+    """A member's next call, in a group with members on other hosts. Each part is a payload, an
+    object that the member holds until the call has ended, or a block of the store that the member
+    is still writing. No reply."""
 
     generation: int
     rank: int
@@ -177,9 +177,9 @@ class GroupWritten(msgspec.Struct, frozen=True, tag="GroupWritten", array_like=T
 
 
 class GroupSend(msgspec.Struct, frozen=True, tag="GroupSend", array_like=True):
-    """This member sends that object to a rank. The caller holds it, and the objects inside it
-    (`refs`; None: too many for a packet, so the node reads them from the object, which the caller
-    has pinned), until the reply: "", or why the message will not be received."""
+    """Sends an object to a rank. The caller holds it and the objects inside it until the reply: "",
+    or the reason why the message will not be received. `refs`: the objects inside it; None: too
+    many for a packet, so the node reads them from the object, which the caller has pinned."""
 
     generation: int
     rank: int
@@ -191,11 +191,10 @@ class GroupSend(msgspec.Struct, frozen=True, tag="GroupSend", array_like=True):
 
 
 class GroupInbox(msgspec.Struct, frozen=True, tag="GroupInbox", array_like=True):
-    """Requests the messages to this member after the one with the number `seen`. Reply: ([(number,
-    source, tag, object)], for each rank how many members have ended after all their messages were
-    named, the ranks from which no more messages will come as bits, whether there are more
-    messages); None: the caller is no longer a member. The node holds the messages until
-    GroupReceived."""
+    """Requests the messages to this member with numbers above `seen`. Reply: ([(number, source,
+    tag, object)], for each rank the number of ended members whose messages have all been listed, a
+    mask of the ranks that will send no more messages, whether there are more messages); None: the
+    caller is no longer a member. The node holds the messages until GroupReceived."""
 
     generation: int
     rank: int
@@ -211,18 +210,18 @@ class GroupReceived(msgspec.Struct, frozen=True, tag="GroupReceived", array_like
 
 
 class GroupLeave(msgspec.Struct, frozen=True, tag="GroupLeave", array_like=True):
-    """This member will make no more calls. Reply: None, when the node holds this member's committed
-    results for members that still read them."""
+    """This member makes no more calls. Reply: None, when the node holds its committed results for
+    members that still read them."""
 
     name: str
     generation: int
     rank: int
-    calls: int = 0  # number of calls that are over for this member
+    calls: int = 0  # number of calls that have ended for this member
 
 
 class GroupRefusal(msgspec.Struct, frozen=True, tag="GroupRefusal", array_like=True):
-    """Requests the reason why the group is not formed. Reply: (True, why this member was removed),
-    or (False, why the last request to join the group was refused, or "")."""
+    """Requests the reason why the group is not formed. Reply: (True, the reason why this member was
+    removed), or (False, the reason of the last refused join, or "")."""
 
     name: str
     generation: int

@@ -1,13 +1,13 @@
-"""The messages about nodes: joining, leaving, loss, the speed of links, reports to a new manager.
+"""Messages about nodes: joining, leaving, loss, link speeds, reports to a new manager.
 
     NodeJoined ─► NodeAdmitted to the newcomer, MembersChanged to all others
-    NodeLeaving ─► no new work for it; Leave, as soon as nothing that runs needs it
-    NodeLost ─► MembersChanged to all that are left
+    NodeLeaving ─► no new work for it; Leave, once no running operation needs it
+    NodeLost ─► MembersChanged to all remaining nodes
 
-A node names its *host id* (the id of its host's life), and the manager gives it a *node* number, in
-order of joining: 0, 1, 2 ... The first number is 0, so the node that is forked together with its
-manager need not wait for the answer. A number belongs to its host id for ever: a node that joins
-again with a known host id gets its old number, if its incarnation is higher.
+A node sends its *host id*, and the manager assigns *node* numbers in order of joining: 0, 1, 2 ...
+The first number is 0, so the node that is forked together with its manager need not wait for the
+answer. Numbers are never reassigned: a node that rejoins with a known host id and a higher
+incarnation gets its old number.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 
-PEM_BYTES_MAX = 16 << 10  # about 1 KiB is usual
+PEM_BYTES_MAX = 16 << 10  # usually about 1 KiB
 
 
 def _addresses(value: object) -> None:
@@ -71,13 +71,13 @@ def _addresses(value: object) -> None:
 
 
 class NodeJoined(Message, frozen=True, tag="NodeJoined"):
-    """A node joins: the first message of a new life on a connection. (A node that returns to a new
-    manager sends NodeReturned instead.) The next life of a host: incarnation + 1.
+    """A node joins. (A node that returns to a new manager sends NodeReturned instead.) Each rejoin
+    of a host increments its incarnation.
 
-    `addresses`: the node's addresses for other nodes, best first; none: it cannot be reached.
-    `memory_total` is the limit of its store in bytes. `stays`: it is one of the hosts of which half
-    must follow a manager that has a standby; False for the node of a program, which ends with the
-    program. `resources`: its resources by name, in units of 1/10000.
+    `addresses`: the node's addresses for other nodes, best first; empty: it cannot be reached.
+    `memory_total` is the limit of its store in bytes. `stays`: it counts for leases and votes in a
+    cluster with a standby; False for the node of a program, which ends with the program.
+    `resources`: its resources by name, in units of 1/10000.
     """
 
     host_id: int
@@ -99,7 +99,7 @@ class NodeJoined(Message, frozen=True, tag="NodeJoined"):
 
 
 class NodeLost(Message, frozen=True, tag="NodeLost"):
-    """That life of the node is over, and so are its clients and its operations."""
+    """That incarnation of the node is lost, with its clients and operations."""
 
     node: int
     incarnation: int
@@ -109,9 +109,8 @@ class NodeLost(Message, frozen=True, tag="NodeLost"):
 
 
 class NodeLeaving(Message, frozen=True, tag="NodeLeaving"):
-    """That life of the node is about to end: it will not become a parent or owner. Answer: Leave.
-
-    Before that, the node itself moves objects of which it has the only copy, by broadcasts.
+    """That incarnation of the node is about to leave: it will not become a parent or owner. Answer:
+    Leave. Meanwhile the node broadcasts the objects of which it has the only copy.
     """
 
     node: int
@@ -122,8 +121,8 @@ class NodeLeaving(Message, frozen=True, tag="NodeLeaving"):
 
 
 class PeerLost(Message, frozen=True, tag="PeerLost"):
-    """`node` has lost its connection to `peer`, or found no path to it, and has not been informed
-    of the end of `peer`. The manager, which both can reach, must choose between them."""
+    """`node` has lost its connection to `peer`, or found no path to it, although `peer` is a
+    member. The manager, which both can reach, must choose between them."""
 
     node: int
     peer: int
@@ -133,8 +132,8 @@ class PeerLost(Message, frozen=True, tag="PeerLost"):
 
 
 class LinkMeasured(Message, frozen=True, tag="LinkMeasured"):
-    """The path from `node` to `peer`, as measured by one of them: half a round trip, or the rate of
-    the path, if neither of the two hosts' own links limited the transfer."""
+    """A measurement of the path from `node` to `peer` by one of them: half a round trip, or the
+    rate of the path if neither host's own link limited the transfer."""
 
     node: int
     peer: int
@@ -149,8 +148,7 @@ class LinkMeasured(Message, frozen=True, tag="LinkMeasured"):
 
 
 class HostMeasured(Message, frozen=True, tag="HostMeasured"):
-    """The rate of all transfers of `node` together in each direction, while some of them were
-    backlogged."""
+    """The total rate of all transfers of `node` in each direction while some were backlogged."""
 
     node: int
     up_bytes_per_s: float | None = None
@@ -166,7 +164,7 @@ class HostMeasured(Message, frozen=True, tag="HostMeasured"):
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A living node as other nodes know it."""
+    """A living node."""
 
     node: int
     incarnation: int
@@ -189,9 +187,9 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class NodeAdmitted(Message, frozen=True, tag="NodeAdmitted"):
-    """The answer to a join: the newcomer's number, and all living nodes in order of joining, with
-    the newcomer. `given`: how many numbers were assigned since the cluster began; numbers without a
-    member belong to lost nodes."""
+    """The answer to a join: the newcomer's number, and all living nodes in order of joining,
+    including the newcomer. `given`: how many numbers have been assigned; numbers without a member
+    belong to lost nodes."""
 
     node: int
     incarnation: int
@@ -202,13 +200,13 @@ class NodeAdmitted(Message, frozen=True, tag="NodeAdmitted"):
         between("node", self.node, 0, NODES_MAX - 1)
         counts(incarnation=self.incarnation)
         if not any(m.node == self.node for m in self.members):
-            raise ValueError(f"members must hold node {self.node} itself: {self.members!r}")
+            raise ValueError(f"members must contain node {self.node}: {self.members!r}")
         between("given", self.given, max(m.node for m in self.members) + 1, NODES_MAX)
 
 
 class Credentials(Message, frozen=True, tag="Credentials"):
-    """The cluster's certificate and its key (PEM), with which a node serves other nodes. It is the
-    first message on a connection with TLS; without TLS it is not sent."""
+    """The cluster's certificate and its key (PEM), which a node uses to serve other nodes. It is
+    the first message on a connection with TLS; without TLS it is not sent."""
 
     pem: bytes
 
@@ -217,8 +215,8 @@ class Credentials(Message, frozen=True, tag="Credentials"):
 
 
 class MembersChanged(Message, frozen=True, tag="MembersChanged"):
-    """First the nodes `went` are removed, then the nodes `came` are added. A number in both has
-    begun a new life. `left`: nodes of `went` that had announced their end."""
+    """First the nodes `went` are removed, then the nodes `came` are added. A node in both has a new
+    incarnation. `left`: nodes of `went` that left rather than were lost."""
 
     came: tuple[Member, ...]
     went: tuple[int, ...]
@@ -228,12 +226,12 @@ class MembersChanged(Message, frozen=True, tag="MembersChanged"):
         numbers("went", self.went, NODES_MAX - 1)
         numbers("left", self.left, NODES_MAX - 1)
         if not self.came and not self.went:
-            raise ValueError("came and went are both empty: nothing has changed")
+            raise ValueError("came and went are both empty")
 
 
 class GivenUp(Message, frozen=True, tag="GivenUp"):
-    """This life of the node is over. It was silent for `silent_s` and was declared dead; 0: there
-    was another reason, for example a lost connection to another node."""
+    """This incarnation of the node was declared dead after `silent_s` of silence; 0: for another
+    reason, for example a lost connection to another node."""
 
     silent_s: float
 
@@ -242,12 +240,11 @@ class GivenUp(Message, frozen=True, tag="GivenUp"):
 
 
 class ClusterEnded(Message, frozen=True, tag="ClusterEnded"):
-    """The manager's last message: the cluster ends, and there will be no manager at this address
-    again."""
+    """The manager's last message: the cluster ends, and no other manager follows."""
 
 
 class Leave(Message, frozen=True, tag="Leave"):
-    """The answer to NodeLeaving: no running operation needs the node any more, so it may end."""
+    """The answer to NodeLeaving: no running operation needs the node, so it may end."""
 
     node: int
     incarnation: int
@@ -256,23 +253,23 @@ class Leave(Message, frozen=True, tag="Leave"):
         counts(node=self.node, incarnation=self.incarnation)
 
 
-# The report of a node to a new manager: all that the previous manager knew about this node.
+# The report of a node to a new manager: the previous manager's state about this node.
 #
 #   NodeReturned ─► facts, in any order ─► ordinary messages, repeated ─► Reported
 #
-# A manager's knowledge comes from nodes, so the nodes can report all of it again. Messages between
-# NodeReturned and Reported that are not defined in this file are ordinary messages, sent again:
-# requests without an answer, and failures that the last manager may not have received.
+# A manager's state comes from nodes, so they can report it again. Messages between NodeReturned and
+# Reported that are not defined in this file are repeated ordinary messages: unanswered requests,
+# and failures that the previous manager may not have received.
 
 
 class NodeReturned(Message, frozen=True, tag="NodeReturned"):
     """First message to a manager other than the one that admitted this node. `members`: all members
-    known to this node, with itself.
+    known to this node, including itself.
 
-    The manager continues the counts of the previous manager; otherwise numbers could be used twice,
-    and late messages misattributed. The highest values known to this node: how many `numbers` were
-    assigned to nodes, the epoch of a Distribute, how many objects had an operation for their copies
-    (`copied`), the generation of a group."""
+    The manager continues the counters of the previous one; otherwise numbers could be reused, and
+    late messages misattributed. The highest values known to this node: `numbers`, of assigned node
+    numbers; `epochs`, of a Distribute; `copied`, of operations for copies; `generations`, of
+    groups."""
 
     node: int
     incarnation: int
@@ -287,12 +284,12 @@ class NodeReturned(Message, frozen=True, tag="NodeReturned"):
         counts(incarnation=self.incarnation, epochs=self.epochs, copied=self.copied)
         counts(generations=self.generations)
         if not any((m.node, m.incarnation) == (self.node, self.incarnation) for m in self.members):
-            raise ValueError(f"members must hold node {self.node} itself: {self.members!r}")
+            raise ValueError(f"members must contain node {self.node}: {self.members!r}")
         between("numbers", self.numbers, max(m.node for m in self.members) + 1, NODES_MAX)
 
 
 class CopyHeld(Message, frozen=True, tag="CopyHeld"):
-    """This node has the whole object of another host, and the previous manager knew this."""
+    """This node has a whole object of another host, as the previous manager knew."""
 
     node: int
     object: bytes
@@ -304,7 +301,7 @@ class CopyHeld(Message, frozen=True, tag="CopyHeld"):
 
 
 class DistributeHeld(Message, frozen=True, tag="DistributeHeld"):
-    """A plan that runs on this node; `receiving`: the node is receiving the object by this plan."""
+    """A running plan of this node; `receiving`: the node receives the object by this plan."""
 
     node: int
     plan: Distribute
@@ -329,7 +326,7 @@ class ReduceHeld(Message, frozen=True, tag="ReduceHeld"):
 
 
 class OperationEnded(Message, frozen=True, tag="OperationEnded"):
-    """This node has recently received the end of an operation; other nodes may not have."""
+    """The end of an operation that this node has recently received; other nodes may not have."""
 
     node: int
     end: Commit | OperationFailed | Forget
@@ -339,9 +336,9 @@ class OperationEnded(Message, frozen=True, tag="OperationEnded"):
 
 
 class GroupHeld(Message, frozen=True, tag="GroupHeld"):
-    """A group with a board on this node, as last shown, and its members on this node: (rank, client
-    slot, generation of the slot). `left`: ranks of this node that are shown, but are gone; those in
-    `died` have died without leaving."""
+    """A group with a board on this node: its last GroupMembers, and its members on this node:
+    (rank, client slot, generation of the slot). `left`: ranks of this node in `shown` that are
+    gone; those in `died` have died without leaving."""
 
     node: int
     shown: GroupMembers
@@ -359,9 +356,9 @@ class GroupHeld(Message, frozen=True, tag="GroupHeld"):
 
 
 class OwnersKnown(Message, frozen=True, tag="OwnersKnown"):
-    """Objects whose first owner is gone, and their later owners, as known to this node. The node
-    also sends HoldingsReported again for every death that left such objects here, as if there were
-    no new owners yet, because the new owners may not have received OwnersNamed."""
+    """Objects whose first owner is gone, with their later owners as known to this node. The node
+    also repeats HoldingsReported for every death that left such objects on it, as if there were no
+    new owners, because these may not have received OwnersNamed."""
 
     node: int
     objects: tuple[bytes, ...]

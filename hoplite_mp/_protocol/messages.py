@@ -1,10 +1,7 @@
-"""The messages between node and manager, which are also the planner's input and output.
+"""Messages between node and manager, which are also the planner's input and output.
 
-The same values are sent over connections and are the planner's input and output. So no translation
-is needed, and a recorded connection is a planner test. Each message is frozen and checks itself
-when it is created, by this process or by the decoder. Invariant: an illegal message cannot exist.
-Operation, epoch, incarnation, node and stripe are in every message that needs them from the first
-version on, because later versions of a protocol cannot add fields.
+So a recorded connection is a planner test. Each message is frozen and checks itself when it is
+created, by this process or by the decoder: an illegal message cannot exist.
 
     node    ──  NodeJoined NodeLost NodeLeaving ClientLost PeerLost                   ─►  manager
             ──  LinkMeasured HostMeasured                                             ─►
@@ -21,10 +18,10 @@ version on, because later versions of a protocol cannot add fields.
             ◄─  GroupTasksAsked GroupGivenUp                                          ──
             ◄─  ActorNameHeld                                                         ──
 
-Terms: an *operation* id is chosen by the requesting node and unique in a cluster; an *epoch* counts
-the plans of one operation, from 1 (for copies: of the cluster); a *generation* of a client slot
-counts its uses, that of a group counts the groups of the cluster; a *rank mask* has bit r for rank
-r.
+Terms: an *operation* id is chosen by the requesting node and unique in the cluster; an *epoch*
+counts the plans of an operation, from 1 (for copies: of the cluster); the *generation* of a client
+slot counts its uses, that of a group counts the groups of the cluster; a *rank mask* has bit r for
+rank r.
 """
 
 from __future__ import annotations
@@ -155,7 +152,7 @@ __all__ = [
 
 
 class ClientLost(Message, frozen=True, tag="ClientLost"):
-    """A process died or left; `generation` is that of its client slot."""
+    """A process has died or left; `generation` is that of its client slot."""
 
     node: int
     client: int
@@ -165,7 +162,7 @@ class ClientLost(Message, frozen=True, tag="ClientLost"):
         counts(node=self.node, client=self.client, generation=self.generation)
 
 
-# ---- the messages that each side may send: a decoder accepts one of these lists and nothing else
+# ---- the messages that each side may send; a decoder accepts nothing else
 
 NodeToManager: TypeAlias = (
     NodeJoined

@@ -1,8 +1,8 @@
-"""The messages about collectives on refs: a request, its sources, a plan, its end.
+"""Messages about collectives on refs.
 
 request ─► sources become ready or fail ─► plan (epoch 1) ─► stripes complete ─► commit
                                              ▲      │
-                                             └──────┘ sources vanished, a node was lost:
+                                             └──────┘ after the loss of sources or a node:
                                                       epoch + 1
 """
 
@@ -38,9 +38,9 @@ from hoplite_mp._protocol.fields import (
     whole_object,
 )
 
-# The requesting node chooses the number of an operation: `node << OPERATION_NODE_BITS | count` of
-# its own collectives, so that numbers of different nodes are distinct. Numbers from COPY_OPERATION
-# on are chosen by the planner, for copies; those from GROUP_OPERATION on belong to calls of Groups.
+# The requesting node chooses the number of an operation: `node << OPERATION_NODE_BITS | count`,
+# which is unique in the cluster. Numbers >= COPY_OPERATION are chosen by the planner, for copies;
+# those >= GROUP_OPERATION belong to calls of Groups.
 OPERATION_NODE_BITS = 40
 GROUP_OPERATION = 1 << 62
 COPY_OPERATION = 1 << 63
@@ -49,7 +49,7 @@ COPY_OPERATION = 1 << 63
 
 
 class ReduceRequested(Message, frozen=True, tag="ReduceRequested"):
-    """A process called a collective. `deadline_s` counts from the receipt of this message.
+    """A process has called a collective. `deadline_s` counts from the receipt of this message.
 
     `to` are the destinations, in order; empty: the default of the kind (reduce, gather: this node;
     allreduce: the holders of sources; reduce_scatter: the holders of the sources in order, if there
@@ -57,15 +57,14 @@ class ReduceRequested(Message, frozen=True, tag="ReduceRequested"):
     the results at the destinations: one, or for reduce_scatter one per slice; for kinds that copy
     only the object for which the caller waits.
 
-    `ready` are the sources known to be ready at the call, in the order in which they became ready;
-    a deadline of 0 selects exactly these. `ready_nbytes`, `ready_layouts` and `ready_holders`
+    `ready` are the sources that are ready at the call, in the order in which they became ready; a
+    deadline of 0 selects exactly these. `ready_nbytes`, `ready_layouts` and `ready_holders`
     describe them like the fields of SourceReady; empty: unknown, and this node holds the sources.
-    SourceReady follows for the other sources. An id that is in `sources` twice is two sources which
-    become ready, or fail, together.
+    SourceReady follows for the other sources. A duplicate id in `sources` is two sources, which
+    become ready or fail together.
 
-    `one_of`: groups of sources; every source is in exactly one group. The first source of a group
-    to become ready takes part, the others of its group do not, and `num` counts groups. Empty: each
-    source is a group of its own.
+    `one_of`: groups of sources; every source is in exactly one group. The first ready source of
+    each group takes part, and `num` counts groups. Empty: each source is a separate group.
     """
 
     operation: int
@@ -100,7 +99,7 @@ class ReduceRequested(Message, frozen=True, tag="ReduceRequested"):
         indices("ready", self.ready, len(self.sources))
         numbers("to", self.to, NODES_MAX - 1)
         if len(set(self.to)) != len(self.to) and self.kind not in ("reduce_scatter", "alltoall"):
-            raise ValueError(f"to must name different nodes for {self.kind}: {self.to!r}")
+            raise ValueError(f"to must be distinct nodes for {self.kind}: {self.to!r}")
         numbers("ready_nbytes", self.ready_nbytes)
         for one in self.ready_layouts:
             layout("ready_layouts", one)
@@ -115,7 +114,7 @@ class ReduceRequested(Message, frozen=True, tag="ReduceRequested"):
             raise ValueError("to must not be empty for alltoall")
         for name in ("ready_nbytes", "ready_layouts", "ready_holders"):
             if len(getattr(self, name)) not in (0, len(self.ready)):
-                raise ValueError(f"{name} must be empty or one for each of ready: {self!r}")
+                raise ValueError(f"{name} must be empty or have one item per ready: {self!r}")
         if self.one_of:
             self._check_groups()
 
@@ -130,11 +129,11 @@ class ReduceRequested(Message, frozen=True, tag="ReduceRequested"):
 
 
 class SourceReady(Message, frozen=True, tag="SourceReady"):
-    """`node` holds the whole source `index`, and so do `others`. One living node among these is
-    enough; the rest are spare holders. If none of them is alive, the source has failed.
+    """`node` and `others` hold the whole source `index`. One living holder is enough; if all are
+    lost, the source has failed.
 
-    `layout` describes dtype, shape and order in a form that only nodes understand. It must be the
-    same for all members of a reduction; otherwise the operation fails and names two that differ.
+    `layout` describes dtype, shape and order, opaque to the manager. It must be the same for all
+    members of a reduction; otherwise the operation fails and names two that differ.
     """
 
     operation: int
@@ -163,8 +162,8 @@ class SourceFailed(Message, frozen=True, tag="SourceFailed"):
 
 
 class StripesComplete(Message, frozen=True, tag="StripesComplete"):
-    """`node` has finished its part of that epoch's plan: the stripes that it owns are folded, and
-    it has the result if it is a destination. It continues to serve until Commit or Forget.
+    """`node` has finished its part of that epoch's plan: its stripes are folded, and it has the
+    result if it is a destination. It continues to serve until Commit or Forget.
     """
 
     operation: int
@@ -176,9 +175,9 @@ class StripesComplete(Message, frozen=True, tag="StripesComplete"):
 
 
 class OperationSlow(Message, frozen=True, tag="OperationSlow"):
-    """The link of `node` has become slow while that epoch's plan is executed. `up`, `down`: bytes
-    per second that the link carries now; `sent`, `received`: bytes that its host has sent and
-    received since the start of the operation."""
+    """The link of `node` has become slow during the execution of that epoch's plan. `up`, `down`:
+    its present rates in bytes per second; `sent`, `received`: bytes of its host since the start of
+    the operation."""
 
     operation: int
     epoch: int
@@ -196,8 +195,8 @@ class OperationSlow(Message, frozen=True, tag="OperationSlow"):
 class ExecutionFailed(Message, frozen=True, tag="ExecutionFailed"):
     """A plan could not be executed.
 
-    With `failed_sources`: these had vanished, and there will be a plan without them (epoch + 1) if
-    possible. Without them: the operation fails with `error` and `reason`.
+    `failed_sources`: lost sources; if possible, a plan without them follows (epoch + 1). If empty,
+    the operation fails with `error` and `reason`.
     """
 
     operation: int
@@ -215,7 +214,7 @@ class ExecutionFailed(Message, frozen=True, tag="ExecutionFailed"):
 
 
 class OperationDropped(Message, frozen=True, tag="OperationDropped"):
-    """The result is not needed any more. The manager answers Forget, or has answered already."""
+    """The result is not needed any more. The manager answers Forget, if it has not already."""
 
     operation: int
 
@@ -227,17 +226,17 @@ class OperationDropped(Message, frozen=True, tag="OperationDropped"):
 
 
 class ExecuteReduce(Message, frozen=True, tag="ExecuteReduce"):
-    """The plan, with exactly `members`. Holders, owners and destinations receive the same message.
+    """The plan for `members`. Holders, owners and destinations receive the same message.
 
-    `order` is the folding order; `objects` and `holders` are, for each of `members`, its id and the
-    node that gives it. `destinations` get the result (reduce_scatter: slice i goes to the i-th
-    destination, which owns stripe i, whose bounds are those of `numpy.array_split`, not of its
-    shares). Shape "stripes": the owner of each stripe pulls it from every other holder;
-    destinations pull the folded stripe from the owner. Shape "tree:d": a stripe flows up and down
-    again in a tree of degree d whose root is its owner. Owners and destinations report
-    StripesComplete. For kinds that copy, `stripes` is empty and each destination pulls its members
-    as complete objects; `sizes` are the members' bytes. `nbytes` is the size of the largest member.
-    `hoplite_mp/_planner/program.py` derives each node's actions from this message.
+    `order` is the folding order; `objects` and `holders` are the id and source node of each member.
+    `destinations` get the result (reduce_scatter: slice i goes to the i-th destination, which owns
+    stripe i; the bounds of the stripe are those of `numpy.array_split`, not its shares). Shape
+    "stripes": the owner of each stripe pulls it from every other holder; destinations pull the
+    folded stripe from the owner. Shape "tree:d": a stripe flows up and down a tree of degree d,
+    whose root is its owner. Owners and destinations report StripesComplete. For kinds that copy,
+    `stripes` is empty and each destination pulls its members as whole objects; `sizes` are the
+    members' bytes. `nbytes` is the size of the largest member. `hoplite_mp/_planner/program.py`
+    derives each node's actions from this message.
     """
 
     operation: int
@@ -264,7 +263,7 @@ class ExecuteReduce(Message, frozen=True, tag="ExecuteReduce"):
         sorted_indices("members", self.members)
         indices("order", self.order, SOURCES_MAX)
         if tuple(sorted(self.order)) != self.members:
-            raise ValueError(f"order must hold the members, not {self.order!r}")
+            raise ValueError(f"order must contain the members, not {self.order!r}")
         one_of("kind", self.kind, KINDS)
         if self.kind in FOLDING:
             whole_object("stripes", self.stripes)
@@ -280,10 +279,10 @@ class ExecuteReduce(Message, frozen=True, tag="ExecuteReduce"):
         numbers("destinations", self.destinations, NODES_MAX - 1)
         numbers("sizes", self.sizes)
         if len(self.sizes) not in (0, len(self.members)):
-            raise ValueError(f"sizes must be one for each member, or none: {self.sizes!r}")
+            raise ValueError(f"sizes must be empty or have one item per member: {self.sizes!r}")
         for name in ("objects", "holders"):
             if len(getattr(self, name)) != len(self.members):
-                raise ValueError(f"{name} must be one for each member: {getattr(self, name)!r}")
+                raise ValueError(f"{name} must have one item per member: {getattr(self, name)!r}")
         if not self.destinations:
             raise ValueError("destinations must not be empty")
         if self.kind in ("reduce", "gather") and len(self.destinations) > 1:
@@ -295,15 +294,15 @@ class ExecuteReduce(Message, frozen=True, tag="ExecuteReduce"):
 
     @property
     def is_early(self) -> bool:
-        """Whether one of the objects is not known yet, because its rank has not called."""
+        """Whether an object is not known yet, because its rank has not called."""
         return NO_OBJECT in self.objects
 
 
 class Commit(Message, frozen=True, tag="Commit"):
     """All nodes have finished the plan of `epoch`: destinations seal the result, others release it.
 
-    It is sent to all nodes that have that epoch's plan, and to the requester. Epoch 0: nothing was
-    moved. `destinations`: those of the plan, where the results are now.
+    Sent to all nodes with that epoch's plan, and to the requester. Epoch 0: nothing was moved.
+    `destinations`: those of the plan, which now have the results.
     """
 
     operation: int
@@ -318,8 +317,8 @@ class Commit(Message, frozen=True, tag="Commit"):
 
 
 class OperationFailed(Message, frozen=True, tag="OperationFailed"):
-    """The operation has failed; `cause_index`: the first failed source. `gone`: sources that a node
-    should have held, but did not: (index, node) pairs, flat."""
+    """The operation has failed; `cause_index`: the first failed source. `gone`: flat (index, node)
+    pairs of sources that the node should have held, but did not."""
 
     operation: int
     error: str
@@ -338,7 +337,7 @@ class OperationFailed(Message, frozen=True, tag="OperationFailed"):
 
 
 class Forget(Message, frozen=True, tag="Forget"):
-    """The node must stop that operation and drop its state. No answer is expected."""
+    """Ends that operation: the node drops its state. No answer."""
 
     operation: int
 

@@ -1,14 +1,14 @@
-"""The output of workers on its way to a driver: marks in a worker's pipes, lines between nodes.
+"""Forwarding of workers' output to drivers: marks in a worker's pipes, lines between nodes.
 
     worker ── lines and marks ─► its node ── Printed LastLinesSent ─►  driver's node ─► driver
                                           ◄─ PrintedTaken LastLinesAsked ──
 
-An *output owner* is a driver, named by the id of its host; 0 is the driver of the sender's host. A
-driver that has attached to a node has the same name except for the lowest 16 bits, which the node
-assigns to it permanently (`output_owner_name`). Before a worker serves another output owner, it
-writes a mark into both of its pipes; the bytes after the mark are for the new output owner. So a
-line reaches its driver even if the worker already runs another task when the node reads the line. A
-mark contains the host's random id, so a program's output is never mistaken for a mark by accident.
+An *output owner* is a driver, named by the id of its host; 0 is the driver of the sender's host. An
+attached driver has the same name except for the lowest 16 bits, which the node assigns permanently
+(`output_owner_name`). Before a worker serves another output owner, it writes a mark into both of
+its pipes; the bytes after the mark are for the new owner. So a line reaches its driver even if the
+worker already runs another task when the node reads it. A mark contains the host's random id, so
+output is not mistaken for a mark by accident.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from hoplite_mp._protocol.fields import NODES_MAX, Message, between, counts, numbers
 
 __all__ = [
-    "AUDIENCES_MAX",
+    "ATTACHED_OWNERS_MAX",
     "LINES_MARK",
     "LINE_BYTES_MAX",
     "MARK_BYTES",
@@ -35,30 +35,30 @@ __all__ = [
     "same_host",
 ]
 
-# Maximum of the configurable line length. Longer lines would delay other messages of their
+# Maximum of Config.output_line_bytes_max. Longer lines would delay other messages of the
 # connection.
 LINE_BYTES_MAX = 1 << 20
-# Bytes of lines that a node sends to a driver of another host before the driver has taken them.
-# Higher: bursts do not wait for an answer; lower: less memory at the driver's node per other node.
+# Unacknowledged bytes of lines from a node to a driver of another host. Higher: bursts do not wait
+# for an answer; lower: less memory per node in the driver's node.
 REMOTE_BYTES_MAX = 256 << 10
-PRINTED_BYTES_MAX = 2 * LINE_BYTES_MAX  # one read of a pipe, with the line that it completes
+PRINTED_BYTES_MAX = 2 * LINE_BYTES_MAX  # one read of a pipe, plus the line that it completes
 PRINTED_LINES_MAX = 1 << 17
-# Added to the size of each line, because many empty lines also take memory.
+# Overhead of a line: many empty lines also take memory.
 LINE_BYTES_EXTRA = 16
 SLOTS_MAX = 1 << 8
 STREAMS = (1, 2)  # stdout, stderr
 LINES_MARK = 0  # instead of a stream, between node and driver: the answer to MarkLines
 
-# Number of distinct names for a host's attached drivers; after that, names are used again.
-AUDIENCES_MAX = (1 << 16) - 1
+# Number of distinct names for a host's attached drivers; then names are reused.
+ATTACHED_OWNERS_MAX = (1 << 16) - 1
 
 _MARK = "\0hoplite_mp %016x "
 MARK_BYTES = len(_MARK % 0) + 16  # without the end of the line
 
 
 def output_owner_name(host_id: int, number: int) -> int:
-    """The name of the attached driver with that number, from 0 on; never the host id itself."""
-    low = (host_id + 1 + number % AUDIENCES_MAX) & 0xFFFF
+    """The name of the attached driver with that number, from 0; never the host id itself."""
+    low = (host_id + 1 + number % ATTACHED_OWNERS_MAX) & 0xFFFF
     return host_id & ~0xFFFF | low
 
 
@@ -73,7 +73,7 @@ def mark_head(host_id: int) -> bytes:
 
 
 def mark(host_id: int, output_owner: int) -> bytes:
-    """A mark. It is short enough for an atomic write to a pipe (PIPE_BUF)."""
+    """A mark, short enough for an atomic write to a pipe (PIPE_BUF)."""
     return mark_head(host_id) + b"%016x\n" % output_owner
 
 
@@ -83,16 +83,16 @@ def bytes_of(lines: list[bytes]) -> int:
 
 
 class MarkLines(msgspec.Struct, frozen=True, tag="MarkLines", array_like=True):
-    """Driver to its node: insert that number among the lines for this driver, after all lines that
-    workers of this host have written so far. There is no other reply."""
+    """Driver to its node: insert that number into the lines for this driver, after all lines that
+    workers of this host have written so far. No other reply."""
 
     number: int
 
 
 class Printed(Message, frozen=True, tag="Printed"):
-    """Lines of one worker of the sender's host for a driver of the receiver's host. `stream`: 1
-    stdout, 2 stderr. `output_owner`: an attached driver; 0: the driver that started the host.
-    Further messages of lines are only sent while at most REMOTE_BYTES_MAX are in transit."""
+    """Lines of a worker of the sender's host for a driver of the receiver's host. `stream`: 1
+    stdout, 2 stderr. `output_owner`: an attached driver; 0: the driver that started the host. At
+    most REMOTE_BYTES_MAX are in transit."""
 
     slot: int
     stream: int
@@ -119,7 +119,7 @@ class PrintedTaken(Message, frozen=True, tag="PrintedTaken"):
 
 class LastLinesAsked(Message, frozen=True, tag="LastLinesAsked"):
     """A driver of the sender's host leaves (`output_owner`: as in Printed). The receiver sends the
-    rest of its workers' output for this driver, with incomplete lines, then LastLinesSent."""
+    rest of its workers' output for this driver, including incomplete lines, then LastLinesSent."""
 
     output_owner: int = 0
 
@@ -129,7 +129,7 @@ class LastLinesAsked(Message, frozen=True, tag="LastLinesAsked"):
 
 class LastLinesSent(Message, frozen=True, tag="LastLinesSent"):
     """The sender has no more lines for that driver of the receiver's host. `others`: ids of hosts
-    to which it has sent tasks of the driver's tasks; these hosts may have lines."""
+    to which it has sent nested tasks of the driver; these hosts may have lines."""
 
     others: tuple[int, ...] = ()
     output_owner: int = 0

@@ -1,4 +1,4 @@
-"""The messages between nodes about their hosts: workers, pools of workers, leaving, counters."""
+"""Messages between nodes about their hosts: workers, pools, leaving, counters, paths."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _U16_MAX = (1 << 16) - 1
 
 
 class AddPeerWorkers(Message, frozen=True, tag="AddWorkers"):
-    """The receiver's host must start `count` more workers."""
+    """Starts `count` more workers on the receiver's host."""
 
     count: int
 
@@ -71,9 +71,9 @@ class OpenRemotePool(Message, frozen=True, tag="OpenFarPool"):
     """Starts workers on the receiver's host that run only the sender's tasks. `setup`: the object
     with (initializer, initargs), or zeros. `output_owner`: the owner of their output before their
     first task, as in RunTask. `env`: changes to their environment. `demand`: resources of each
-    worker for its lifetime. `at_once`: refused if these are not free now. `team`: the id of the
-    `spmd` call whose peers the workers run; NO_OBJECT for other pools. `team_size`: the number of
-    peers of that call. Answered by RemotePoolOpened."""
+    worker for its lifetime. `at_once`: fail if these are not free now. `team`: the id of the `spmd`
+    call whose peers the workers run; NO_OBJECT for other pools. `team_size`: the number of these
+    peers. Answered by RemotePoolOpened."""
 
     number: int
     workers: int
@@ -100,7 +100,7 @@ class OpenRemotePool(Message, frozen=True, tag="OpenFarPool"):
 
 
 class RemotePoolOpened(Message, frozen=True, tag="FarPoolOpened"):
-    """The number of the pool on the sender's host; `error`: why there is none."""
+    """The number of the pool on the sender's host; `error`: the reason of a failure."""
 
     number: int
     pool: int
@@ -113,8 +113,8 @@ class RemotePoolOpened(Message, frozen=True, tag="FarPoolOpened"):
 
 
 class CloseRemotePool(Message, frozen=True, tag="CloseFarPool"):
-    """Closes the sender's pool on the receiver's host: its workers end when idle; `kill`: at
-    once."""
+    """Closes the sender's pool on the receiver's host: its workers end when idle; `kill`:
+    immediately."""
 
     pool: int
     kill: bool
@@ -125,8 +125,8 @@ class CloseRemotePool(Message, frozen=True, tag="CloseFarPool"):
 
 
 class OpenRemoteBroadcast(Message, frozen=True, tag="OpenFarRound"):
-    """Each worker that is now in the common pool of the receiver's host will run one task of the
-    sender (`Cluster.run`), between two other tasks. Answered by RemoteBroadcastOpened; ended by
+    """Each present worker in the common pool of the receiver's host will run one task of the sender
+    (`Cluster.run`), between two other tasks. Answered by RemoteBroadcastOpened; ended by
     CloseRemotePool."""
 
     number: int
@@ -136,8 +136,8 @@ class OpenRemoteBroadcast(Message, frozen=True, tag="OpenFarRound"):
 
 
 class RemoteBroadcastOpened(Message, frozen=True, tag="FarRoundOpened"):
-    """The number of the broadcast's pool on the sender's host, and the number of workers that will
-    each run one task of the broadcast; 0: none, and there is no pool."""
+    """The broadcast's pool on the sender's host, and the number of workers that will each run one
+    task; 0: none, and there is no pool."""
 
     number: int
     pool: int
@@ -150,8 +150,8 @@ class RemoteBroadcastOpened(Message, frozen=True, tag="FarRoundOpened"):
 
 
 class EndRemoteBroadcast(Message, frozen=True, tag="EndFarRound"):
-    """The broadcast in that pool of the receiver's host has ended. The pool closes, and none of its
-    tasks begins any more. Answered by RemoteBroadcastEnded."""
+    """Ends the broadcast in that pool of the receiver's host: no further task begins. Answered by
+    RemoteBroadcastEnded."""
 
     number: int
     pool: int
@@ -162,7 +162,7 @@ class EndRemoteBroadcast(Message, frozen=True, tag="EndFarRound"):
 
 
 class RemoteBroadcastEnded(Message, frozen=True, tag="FarRoundEnded"):
-    """The answer to EndRemoteBroadcast: no task of that broadcast begins any more."""
+    """The answer to EndRemoteBroadcast: no further task of that broadcast begins."""
 
     number: int
 
@@ -171,15 +171,15 @@ class RemoteBroadcastEnded(Message, frozen=True, tag="FarRoundEnded"):
 
 
 class RemoveNode(Message, frozen=True, tag="RemoveNode"):
-    """The receiver must leave the cluster when its work is done."""
+    """Makes the receiver leave the cluster when its work is done."""
 
 
 class Leaving(Message, frozen=True, tag="Leaving"):
-    """The sender takes no more tasks. The answer is Evacuated."""
+    """The sender takes no more tasks. Answered by Evacuated."""
 
 
 class Evacuated(Message, frozen=True, tag="Evacuated"):
-    """The sender no longer needs anything of which the receiver has the only copy."""
+    """The sender needs no more objects of which the receiver has the only copy."""
 
 
 class CountersAsked(Message, frozen=True, tag="CountersAsked"):
@@ -203,7 +203,7 @@ class CountersNow(Message, frozen=True, tag="CountersNow"):
 
 
 class Probe(Message, frozen=True, tag="Probe"):
-    """Measures the round trip of a message. The receiver answers at once, with Probed."""
+    """Measures the round trip of a message. The receiver immediately answers Probed."""
 
     number: int
 
@@ -221,14 +221,14 @@ class Probed(Message, frozen=True, tag="Probed"):
 
 
 class PathCongested(Message, frozen=True, tag="HeldUp"):
-    """Bytes for the receiver wait in the sockets of the sender's data connection, although the
-    sender's own link is not full. The receiver, which knows its own link, can determine whether the
-    path between them is narrow (_node/peers/path_estimator.py)."""
+    """Bytes for the receiver wait in the sender's sockets, although the sender's link is not
+    saturated. The receiver, which knows its own link, can determine whether the path between them
+    is slow (_node/peers/path_estimator.py)."""
 
 
 class RelayAsked(Message, frozen=True, tag="RelayAsked"):
-    """The sender cannot reach the node of the host with that id, and requests a relay from the
-    receiver. Answered by RelayOpened."""
+    """Requests a relay to the node of the host with that id, which the sender cannot reach.
+    Answered by RelayOpened."""
 
     number: int
     host_id: int
@@ -238,7 +238,7 @@ class RelayAsked(Message, frozen=True, tag="RelayAsked"):
 
 
 class RelayOpened(Message, frozen=True, tag="RelayOpened"):
-    """A port of the sender that leads to that node; 0: the sender cannot reach it either."""
+    """A port of the sender that is relayed to that node; 0: the sender cannot reach it either."""
 
     number: int
     port: int

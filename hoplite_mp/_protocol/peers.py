@@ -1,19 +1,19 @@
-"""The messages between nodes about tasks, and about one host's objects that another host uses.
+"""Messages between nodes about tasks, and about one host's objects that another host uses.
 
     importer ── Acquire Release Drop ─►  owner         the owner records which hosts hold an object
-             ◄─ Described ──                           at once, and again when a pending one is done
-             ── Reconstruct ─►                         all its holders are dead; Described again
-             ◄─ CopiesAsked ──                         to all nodes, before a task is run again
+             ◄─ Described ──                           immediately, and when a pending one is done
+             ── Reconstruct ─►                         all holders are dead; Described follows
+             ◄─ CopiesAsked ──                         to all nodes, before a task is rerun
              ── ReplicaStored CopiesTold ─►
     sender   ── RunTask CancelTask RecallTasks ─►  runner
              ◄─ TaskEnded ──
-    runner   ── Printed LastLinesSent ─►  the host of the driver that the lines are for
+    runner   ── Printed LastLinesSent ─►  the driver's host
              ◄─ PrintedTaken LastLinesAsked ──
 
 An object's *owner* is the host that created its id, or the successor that the manager named after
-the owner's death (_planner/owners.py). The importer numbers its imports, so that a late message
-about an earlier import is never attributed to the next import of the same object. Small values
-travel inside these messages; big values are fetched over data connections, by plans.
+the owner's death (_planner/owners.py). The importer numbers its imports, so a late message about an
+earlier import of an object is not attributed to a later one. Small values are sent inside these
+messages; large values are fetched over data connections, by plans.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ from hoplite_mp._protocol.resources import Wanted
 
 __all__ = [
     "OBJECTS_ASKED_MAX",
+    "OBJECT_STATES",
     "OUTCOMES",
-    "STANDINGS",
     "Acquire",
     "ActorBegun",
     "ActorFound",
@@ -129,13 +129,12 @@ __all__ = [
     "WorkersNow",
 ]
 
-# The state of an object at its owner. "ready": it has a value, which may be lost again (see
-# Described); "failed": the payload is the error; "gone": it was deleted, or had no holders any
-# more.
-STANDINGS = ("pending", "ready", "failed", "gone")
-# How a task ended at its runner. "returned": it has not begun, and may run anywhere; "full": the
-# same, because its resources are not free there; "again": a try has failed, and the next try
-# follows after the delay between the task's tries.
+# The state of an object at its owner. "ready": it has a value, which may be lost (see Described);
+# "failed": the payload is the error; "gone": it was deleted, or all holders have released it.
+OBJECT_STATES = ("pending", "ready", "failed", "gone")
+# The end of a task at its runner. "returned": it has not begun, and may run anywhere; "full": the
+# same, because its resources are not free there; "again": a run has failed, and the next one
+# follows after the retry delay.
 OUTCOMES = ("ready", "failed", "cancelled", "returned", "full", "again")
 HOLDERS_MAX = 1 << 16
 RECALLED_MAX = 1 << 16
@@ -152,11 +151,11 @@ def _object(name: str, value: bytes) -> None:
 
 def _payload(value: bytes | None) -> None:
     if value is not None and len(value) > PAYLOAD_BYTES_MAX:
-        raise ValueError(f"a payload of {len(value)} bytes; at most {PAYLOAD_BYTES_MAX} travel so")
+        raise ValueError(f"payload of {len(value)} bytes; at most {PAYLOAD_BYTES_MAX} are allowed")
 
 
 class Acquire(Message, frozen=True, tag="Acquire"):
-    """The importer's host holds this object from now on. Answered by Described."""
+    """The importer's host now holds this object. Answered by Described."""
 
     object: bytes
     number: int
@@ -167,15 +166,15 @@ class Acquire(Message, frozen=True, tag="Acquire"):
 
 
 class Described(Message, frozen=True, tag="Described"):
-    """The state of the object. `payload`: the whole payload, if it is small and in memory; without
-    it the bytes are at `holders` (numbers of nodes). No holders: it is lost, and is recomputed when
-    a node requests this (Reconstruct). Pending: another Described follows. `layout`: the shape and
+    """The state of the object. `payload`: the whole payload, if it is small and in memory;
+    otherwise `holders` (numbers of nodes) have the bytes. No holders: the object is lost, and is
+    recomputed on request (Reconstruct). Pending: another Described follows. `layout`: shape and
     dtype, as text, of an array whose bytes are not in this message
     (_node/objects/remote_objects.py)."""
 
     object: bytes
     number: int
-    standing: str
+    state: str
     nbytes: int = 0
     payload: bytes | None = None
     holders: tuple[int, ...] = ()
@@ -185,17 +184,16 @@ class Described(Message, frozen=True, tag="Described"):
         _object("object", self.object)
         layout("layout", self.layout)
         counts(number=self.number, nbytes=self.nbytes)
-        one_of("standing", self.standing, STANDINGS)
+        one_of("state", self.state, OBJECT_STATES)
         _payload(self.payload)
         between("number of holders", len(self.holders), 0, HOLDERS_MAX)
-        if self.standing == "failed" and self.payload is None:
-            raise ValueError("a failed object has its error as payload")
+        if self.state == "failed" and self.payload is None:
+            raise ValueError("the payload of a failed object must be its error")
 
 
 class Reconstruct(Message, frozen=True, tag="MakeAgain"):
-    """The importer needs this object of the receiver's host, and knows no living node that holds
-    it. Answered by Described: at once, or, if no node has the object any more, after it has been
-    recomputed."""
+    """The importer needs this object of the receiver's host, and knows no living holder. Answered
+    by Described; if no node has the object, only after it has been recomputed."""
 
     object: bytes
     number: int
@@ -207,7 +205,7 @@ class Reconstruct(Message, frozen=True, tag="MakeAgain"):
 
 class Release(Message, frozen=True, tag="Release"):
     """No process on the importer's host holds the object any more. `keeps`: its node still has a
-    complete copy; else it has none."""
+    complete copy."""
 
     object: bytes
     number: int
@@ -220,11 +218,11 @@ class Release(Message, frozen=True, tag="Release"):
 
 
 class ReplicaStored(Message, frozen=True, tag="Kept"):
-    """The sender's node has a complete copy of this object of the receiver's host. If the copy
-    was fetched, Release revokes this message; if a collective has placed the copy on the node, it
-    is kept until DropReplica, whether or not a process on that host holds the object. `hosts`: the
-    copies are not on the sender, but on the nodes with these host ids; the node that requested the
-    copies sends this message before it locates them."""
+    """The sender has a complete copy of this object of the receiver's host. If the copy was
+    fetched, Release revokes this message; if a collective has placed it, it is kept until
+    DropReplica, whether or not a process of the host holds the object. `hosts`: the copies are on
+    the nodes with these host ids instead; the node that requested the copies sends this message
+    before it locates them."""
 
     object: bytes
     nbytes: int
@@ -237,7 +235,7 @@ class ReplicaStored(Message, frozen=True, tag="Kept"):
 
 
 class DropReplica(Message, frozen=True, tag="LetGo"):
-    """The object is gone, so the receiver does not need its replica any more."""
+    """The object is gone, so the receiver can drop its replica."""
 
     object: bytes
 
@@ -246,9 +244,8 @@ class DropReplica(Message, frozen=True, tag="LetGo"):
 
 
 class CopiesAsked(Message, frozen=True, tag="CopiesAsked"):
-    """The sender, the owner of these objects, knows no node that has them, and is about to
-    recompute them. The receiver drops incomplete copies, sends ReplicaStored for complete ones, and
-    then CopiesTold."""
+    """The owner of these objects knows no holder, and is about to recompute them. The receiver
+    drops incomplete copies, sends ReplicaStored for complete ones, then CopiesTold."""
 
     objects: tuple[bytes, ...]
     number: int
@@ -261,8 +258,8 @@ class CopiesAsked(Message, frozen=True, tag="CopiesAsked"):
 
 
 class CopiesTold(Message, frozen=True, tag="CopiesTold"):
-    """The answer to the CopiesAsked of that number: the sender has none of the objects except those
-    for which it has sent ReplicaStored."""
+    """The answer to the CopiesAsked of that number: the sender has no other copies than those in
+    its ReplicaStored messages."""
 
     number: int
 
@@ -271,7 +268,7 @@ class CopiesTold(Message, frozen=True, tag="CopiesTold"):
 
 
 class LocateReplicas(Message, frozen=True, tag="Locate"):
-    """Requests the nodes that hold this object of the receiver's host. Answered by Located."""
+    """Requests the holders of this object of the receiver's host. Answered by Located."""
 
     object: bytes
     number: int
@@ -308,9 +305,9 @@ class RunTask(Message, frozen=True, tag="RunTask"):
 
     `task` is the id of its result. `args` is the payload of the arguments, or `args_object` the
     object that holds them (16 zero bytes: none). The sender holds all objects in this message until
-    the task has ended. `output_owner`: the id of the host to whose driver the task's output is
-    sent; 0: the sender's host. `target`: the lost result that this run recomputes, by which Groups
-    identify the task; empty: this run computes the task's first result.
+    the task has ended. `output_owner`: the driver that gets the task's output; 0: that of the
+    sender's host. `target`: the lost result that this run recomputes, by which Groups identify the
+    task; empty: the run computes the task's first result.
     """
 
     task: bytes
@@ -323,9 +320,9 @@ class RunTask(Message, frozen=True, tag="RunTask"):
     name: bytes
     pool: int = 0  # a pool of the runner's host; 0: the common pool
     output_owner: int = 0
-    tries: int = 0  # earlier runs, each of which ended with the death of a worker or host
+    tries: int = 0  # earlier runs, each ended by the death of a worker or host
     priority: int = 0
-    floor: int = 0  # of a task with a priority or resources: the level of the submitting task
+    floor: int = 0  # for a task with a priority or resources: the level of the submitting task
     demand: Wanted = ()  # resources
     target: bytes = b""
 
@@ -345,8 +342,8 @@ class RunTask(Message, frozen=True, tag="RunTask"):
 
 
 class TaskEnded(Message, frozen=True, tag="TaskEnded"):
-    """A task has ended. `payload`: the result or the error, if it is small; otherwise the runner
-    keeps the bytes until Release(task, 0). `layout`: as in Described."""
+    """A task has ended. `payload`: the result or error, if it is small; otherwise the runner keeps
+    the bytes until Release(task, 0). `layout`: as in Described."""
 
     task: bytes
     outcome: str
@@ -363,7 +360,7 @@ class TaskEnded(Message, frozen=True, tag="TaskEnded"):
         flags(refs=self.refs)
         _payload(self.payload)
         if self.outcome == "failed" and self.payload is None:
-            raise ValueError("a failed task has its error as payload")
+            raise ValueError("the payload of a failed task must be its error")
 
 
 class CancelTask(Message, frozen=True, tag="CancelTask"):
@@ -376,7 +373,7 @@ class CancelTask(Message, frozen=True, tag="CancelTask"):
 
 
 class RecallTasks(Message, frozen=True, tag="RecallTasks"):
-    """The runner returns those of these tasks that have not begun (TaskEnded "returned")."""
+    """The runner returns the tasks that have not begun (TaskEnded "returned")."""
 
     tasks: list[bytes]
 

@@ -1,7 +1,6 @@
-"""The messages between a client and its node about resources.
+"""Messages between a client and its node about resources.
 
-A task without resources costs no message. A task with resources is announced to the node, which
-decides when and where the task may begin.
+Only tasks with resources need these messages: the node decides when and where they may begin.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ Wanted: TypeAlias = tuple[tuple[str, int], ...]  # (name, units of 1/10000)
 
 
 class TakeResources(msgspec.Struct, frozen=True, tag="TakeResources", array_like=True):
-    """The arguments of that task of the caller are ready; the task begins when it gets these
-    resources. No reply."""
+    """Requests resources for a task whose arguments are ready; it begins when it gets them. No
+    reply."""
 
     oid: int
     demand: Wanted
@@ -38,23 +37,23 @@ class GiveBack(msgspec.Struct, frozen=True, tag="GiveBack", array_like=True):
 
 
 class KeepForStream(msgspec.Struct, frozen=True, tag="KeepForStream", array_like=True):
-    """That task is a generator that the caller runs. It keeps its resources until GiveBack,
-    although the task itself ends earlier. Reply: None."""
+    """That task is a generator that the caller runs. It keeps its resources until GiveBack, beyond
+    the end of the task. Reply: None."""
 
     oid: int
 
 
 class ResourcePlaces(msgspec.Struct, frozen=True, tag="ResourcePlaces", array_like=True):
-    """Requests the places where that demand can be met. Reply: for every node that is not leaving
-    (node, workers in its common pool, how many times it could meet the demand simultaneously if
-    nothing were in use, how many times now)."""
+    """Requests the nodes that can meet that demand. Reply: for every node that is not leaving
+    (node, workers in its common pool, how many times its total resources meet the demand, how many
+    times its free resources do)."""
 
     demand: Wanted
 
 
 class AssignedAsked(msgspec.Struct, frozen=True, tag="AssignedAsked", array_like=True):
-    """Requests the indices assigned to that task or, for 0, to the caller's process. Reply: name to
-    list."""
+    """Requests the indices assigned to that task or, for 0, to the caller's process. Reply: a dict
+    of lists by name of resource."""
 
     oid: int
 

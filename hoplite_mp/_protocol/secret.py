@@ -1,7 +1,7 @@
-"""A secret that stays out of core dumps: bytes in a memory mapping of their own.
+"""A secret that core dumps do not contain: bytes in a separate memory mapping.
 
 The mapping is private and excluded from core dumps (`MADV_DONTDUMP`); forked children inherit it.
-SECURITY.md lists the copies of a token in other places.
+SECURITY.md lists other copies of a token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Secret:
 
     def __init__(self, data: bytes) -> None:
         """`data`: at least one byte."""
-        import mmap  # a cluster of one host has no secret
+        import mmap  # not needed on one host
 
         self._memory = mmap.mmap(-1, len(data), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._memory.madvise(mmap.MADV_DONTDUMP)
@@ -31,7 +31,7 @@ class Secret:
 
     def mac(self, message: bytes) -> bytes:
         """HMAC-SHA256 of the message under this secret."""
-        # Imported here because these modules load OpenSSL, which a cluster of one host never needs.
+        # Imported here because these modules load OpenSSL, which is not needed on one host.
         import hashlib
         import hmac
 
@@ -69,4 +69,4 @@ def decode_secret(kind: type, value: Any) -> Any:
     """For msgspec's `dec_hook`."""
     if kind is Secret and isinstance(value, bytes):
         return Secret(value)
-    raise TypeError(f"no {kind.__name__} can be made of {type(value).__name__}")
+    raise TypeError(f"cannot decode {type(value).__name__} as {kind.__name__}")

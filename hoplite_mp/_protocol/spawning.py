@@ -1,6 +1,6 @@
-"""The start parameters of a host, and the messages between its supervisor and its node.
+"""Start parameters of a host, and messages between its supervisor and its node.
 
-Only the supervisor starts processes, and only the node knows which processes are needed.
+Only the supervisor starts processes; the node decides which.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ __all__ = [
 
 
 class LanStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The start parameters of a host of a LAN. They are never in argv, because `key` and
-    `certificate` are secrets."""
+    """Start parameters of a host of a LAN. They are never in argv, because `key` and `certificate`
+    are secrets."""
 
     key: Secret
     host_id: int
     host: str
     peer_fd: int  # listening socket of the node
-    addresses: list[str]  # the addresses of that socket for other hosts
-    ports: tuple[int, int, int]  # (start, stop, step) of the ports at which this host may listen
+    addresses: list[str]  # addresses of that socket for other hosts
+    ports: tuple[int, int, int]  # (start, stop, step) of the ports on which this host may listen
     handshake_timeout_s: float
     pending_handshakes_max: int
     connect_timeout_s: float
@@ -51,13 +51,13 @@ class LanStart(msgspec.Struct, frozen=True, kw_only=True):
     standby: list[str] = []  # addresses of the present or future standby: "ip:port", best first
     cluster: bytes = b""
     certificate: bytes = b""
-    meets_drivers: bool = False  # whether drivers of this host may attach to the node
+    accepts_drivers: bool = False  # whether drivers of this host may attach to the node
     # On other hosts: addresses of the manager, best first: (address family, socket address).
     manager: list[tuple[int, tuple[Any, ...]]] = []
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """The start parameters of the supervisor; descriptors are given by their numbers."""
+    """Start parameters of the supervisor; descriptors are given by number."""
 
     sys_path: list[str]
     control_fd: int
@@ -74,14 +74,13 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     host_id: int
     inherited_settings: InheritedContext
     lan: LanStart | None = None
-    # The first workers, filled in by the supervisor for the node: (client slot, rpc, stdout,
-    # stderr).
+    # Set by the supervisor for the node: (client slot, rpc, stdout, stderr) of the first workers.
     first_workers: list[tuple[int, int, int, int]] = []
 
 
 class Spawn(msgspec.Struct, frozen=True, tag="Spawn", array_like=True):
     """Node to supervisor, with descriptors (rpc, stdout, stderr): start a worker for a client slot.
-    `output_owner`: the owner of its output until a task names another one (_protocol/output.py)."""
+    `output_owner`: the owner of its output before its first task (_protocol/output.py)."""
 
     slot: int
     pool: int
@@ -90,8 +89,8 @@ class Spawn(msgspec.Struct, frozen=True, tag="Spawn", array_like=True):
     output_owner: int = 0
     env: Environment = ()
     assigned: dict[str, list[int]] = {}  # indices of its resources, for its lifetime
-    # Number of processes of its pool on this host, which share the cores
-    # (_supervisor/environment.py); 0: one thread each.
+    # Processes of its pool on this host, which share the cores (_supervisor/environment.py); 0: one
+    # thread each.
     processes: int = 0
 
 
@@ -100,8 +99,8 @@ class Shutdown(msgspec.Struct, frozen=True, tag="Shutdown", array_like=True):
 
 
 class StartStandby(msgspec.Struct, frozen=True, tag="StartStandby", array_like=True):
-    """Node to supervisor, with the listening socket: start the standby, a waiting manager, on this
-    host. `node`: the number of the host's node. `certificate` is a secret."""
+    """Node to supervisor, with the listening socket: start the standby on this host. `node`: the
+    number of the host's node. `certificate` is a secret."""
 
     node: int
     addresses: list[str]
@@ -112,21 +111,20 @@ class StartStandby(msgspec.Struct, frozen=True, tag="StartStandby", array_like=T
 ToSupervisor: TypeAlias = Spawn | Shutdown | StartStandby
 
 
-# Exit code of a node, and of its supervisor, when other nodes have declared this host dead although
-# it lives. It may join again.
+# Exit code of a node and its supervisor when this living host was declared dead. It may rejoin.
 GIVEN_UP = 75
-NODE_DIED = 76  # exit code of the supervisor of a host whose node was killed, or has failed
+NODE_DIED = 76  # exit code of the supervisor when its node was killed or has failed
 
 
 class Spawned(msgspec.Struct, frozen=True, tag="Spawned", array_like=True):
-    """The worker's process was started; Exited follows when it has ended."""
+    """The worker's process has been started; Exited follows."""
 
     slot: int
     pid: int
 
 
 class Exited(msgspec.Struct, frozen=True, tag="Exited", array_like=True):
-    """A worker has ended. `code`: by os.waitstatus_to_exitcode, so -9 = SIGKILL."""
+    """A worker has ended. `code`: from os.waitstatus_to_exitcode; -9 is SIGKILL."""
 
     slot: int
     pid: int
@@ -137,21 +135,22 @@ class NotSpawned(msgspec.Struct, frozen=True, tag="NotSpawned", array_like=True)
     """The requested worker cannot be started now."""
 
     slot: int
-    why: str
+    reason: str
 
 
 class ManagerStarted(msgspec.Struct, frozen=True, tag="ManagerStarted", array_like=True):
-    """The manager has ended, and a new manager was started; comes with the connection to it."""
+    """A new manager was started after the end of the previous one; sent with the connection to
+    it."""
 
 
 FromSupervisor: TypeAlias = Spawned | NotSpawned | Exited | ManagerStarted
 
 
-# Settings that workers inherit from the program that started their host, as a spawned process does.
+# Settings that workers inherit from the program that started their host, as spawned processes do.
 #
-# Functions read `sys.argv`, use `multiprocessing.Manager()` proxies, which need the program's
-# authkey, and request their parent process. An InheritedContext is part of the start message, in a
-# memfd; the authkey is a secret, and is never sent to other hosts.
+# Functions may read `sys.argv`, use `multiprocessing.Manager()` proxies, which need the program's
+# authkey, and call `multiprocessing.parent_process()`. An InheritedContext is part of the start
+# message, in a memfd; the authkey is a secret, and is never sent to other hosts.
 
 
 # Changes to the environment of an actor's or a pool's processes (`options(env=)`): name and value,
@@ -160,7 +159,7 @@ Environment: TypeAlias = tuple[tuple[str, str | None], ...]
 
 
 class InheritedContext(msgspec.Struct, frozen=True, kw_only=True):
-    """`start_method`: the one of multiprocessing, if the program has set it; otherwise ""."""
+    """`start_method`: that of multiprocessing if the program has set it; else ""."""
 
     pid: int
     authkey: bytes

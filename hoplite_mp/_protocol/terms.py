@@ -1,15 +1,15 @@
-"""The messages about which manager may decide: terms, votes, and the standby's addresses.
+"""Messages about leadership: terms, votes, and the standby's addresses.
 
-    manager  ──  StandbyNamed  Leads, at each beat                     ─►  node
-             ◄─  Follows, to each of those; Ends, when it leaves       ──
-    standby  ◄─  Knows, by a node that has lost its manager            ──  node
+    manager  ──  StandbyNamed  Leads, at each heartbeat                ─►  node
+             ◄─  Follows, to each Leads; Ends, when it leaves          ──
+    standby  ◄─  Knows, after the loss of its manager                  ──  node
              ──  VoteAsked                                             ─►
-             ◄─  Voted, and then all that a new manager must know      ──
-    standby  ──  Superseded, once it leads                             ─►  the manager before
-    node     ──  NotLed, when nobody leads whom it has voted for       ─►  the manager before
+             ◄─  Voted, then its report to a new manager               ──
+    standby  ──  Superseded, once it leads                             ─►  former manager
+    node     ──  NotLed, if its candidate does not lead                ─►  former manager
     standby  ◄─  Promote  ── the command;  Promoted ─►
 
-Without a standby none of these messages is sent. _planner/terms.py implements their rules.
+These messages are only sent in clusters with a standby. _planner/terms.py implements the rules.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 
 CANDIDATE_MAX = (1 << 63) - 1
 TERM_MAX = (1 << 31) - 1  # a list's version has the term above its low 32 bits
-# Maximum number of lists in force; a list is dropped when half of its hosts know a later one.
+# Most lists in force; a list is dropped when half of its hosts know a later one.
 LISTS_MAX = 1 << 10
 
 
@@ -69,9 +69,9 @@ class Hosts(NamedTuple):
 
 
 class Knowledge(NamedTuple):
-    """A node's term, its manager's own node (None: it never had a manager), and the lists in force.
-    `gone`: nodes of the latest list that the manager has declared dead, although this node does not
-    know a later list yet."""
+    """A node's term, the node on its manager's host (None: it never had a manager), and the lists
+    in force. `gone`: nodes of the latest list that the manager has declared dead, before this node
+    has received a later list."""
 
     term: int
     at: int | None
@@ -109,7 +109,7 @@ def _knowledge(value: Knowledge) -> None:
 class StandbyNamed(Message, frozen=True, tag="StandbyNamed"):
     """The addresses of the standby, which may start later: "ip:port", best first. Sent before the
     answer to a join. `lease_us`: how long this manager counts a host after its answer. The host
-    must not be free earlier, even if its own limits are shorter."""
+    must not vote earlier, even if its own limits are shorter."""
 
     addresses: tuple[str, ...]
     lease_us: int = 0
@@ -122,8 +122,8 @@ class StandbyNamed(Message, frozen=True, tag="StandbyNamed"):
 
 
 class Leads(Message, frozen=True, tag="Leads"):
-    """The sender is the manager of this term, its own node is `at`, and its clock shows `sent_us`.
-    `lists`: the lists in force; empty: the receiver knows them."""
+    """The sender is the manager of this term. `at`: the node on its host; `sent_us`: its clock;
+    `lists`: the lists in force, empty if the receiver knows them."""
 
     term: int
     at: int
@@ -152,7 +152,7 @@ class VoteAsked(Message, frozen=True, tag="VoteAsked"):
 
 
 class Follows(Message, frozen=True, tag="Follows"):
-    """The answer to Leads. This node knows lists up to `version`."""
+    """The answer to Leads. `version`: the latest list known to this node."""
 
     node: int
     term: int
@@ -166,7 +166,7 @@ class Follows(Message, frozen=True, tag="Follows"):
 
 class Knows(Message, frozen=True, tag="Knows"):
     """To a standby: the node has lost its manager, and offers its vote. In the report to a
-    restarted manager: the lists that the previous manager had sent."""
+    restarted manager: the lists from the previous manager."""
 
     node: int
     knowledge: Knowledge
@@ -177,8 +177,8 @@ class Knows(Message, frozen=True, tag="Knows"):
 
 
 class Voted(Message, frozen=True, tag="Voted"):
-    """This node votes for the receiver, and ignores managers of older terms. `knowledge`: its
-    knowledge before the vote."""
+    """This node votes for the receiver, and ignores managers of older terms. `knowledge`: its state
+    before the vote."""
 
     node: int
     term: int
@@ -191,7 +191,7 @@ class Voted(Message, frozen=True, tag="Voted"):
 
 
 class Ends(Message, frozen=True, tag="Ends"):
-    """This life of the node is over; it will not vote again."""
+    """This incarnation of the node has ended; it will not vote again."""
 
     node: int
 
@@ -200,8 +200,8 @@ class Ends(Message, frozen=True, tag="Ends"):
 
 
 class NotLed(Message, frozen=True, tag="NotLed"):
-    """To the manager that this node followed before it voted: there is no manager in the term of
-    its vote. If the former manager still decides, it answers with GivenUp."""
+    """To the manager that this node followed before its vote: no manager leads in the term of the
+    vote. A manager that may still decide answers GivenUp."""
 
     term: int
 
@@ -222,7 +222,8 @@ class Superseded(Message, frozen=True, tag="Superseded"):
 
 
 class Promote(Message, frozen=True, tag="Promote"):
-    """A human asks the standby to become the manager. anyway: even without most hosts."""
+    """An operator's request that the standby become the manager. anyway: even without a majority
+    of the hosts."""
 
     anyway: bool = False
 
@@ -231,16 +232,16 @@ class Promote(Message, frozen=True, tag="Promote"):
 
 
 class Promoted(Message, frozen=True, tag="Promoted"):
-    """The answer to Promote. leads: it is the manager now; words: an explanation; soon: this may
-    change in a moment."""
+    """The answer to Promote. leads: the standby is now the manager; reason: an explanation;
+    may_change: the answer may change soon."""
 
     leads: bool
-    words: str
-    soon: bool = False
+    reason: str
+    may_change: bool = False
 
     def __post_init__(self) -> None:
-        flags(leads=self.leads, soon=self.soon)
-        text("words", self.words, TEXT_CHARS_MAX, 1)
+        flags(leads=self.leads, may_change=self.may_change)
+        text("reason", self.reason, TEXT_CHARS_MAX, 1)
 
 
 TermsToNode: TypeAlias = StandbyNamed | Leads | VoteAsked

@@ -56,7 +56,7 @@ class TakeOver(FaultyLan):
     def take_over(self) -> None:
         """The first host dies; returns when another one leads."""
         self.first.kill()
-        assert "leads the cluster" in self.cluster.command(self.first, "promote").stdout
+        assert "manager of the cluster" in self.cluster.command(self.first, "promote").stdout
         self.cluster.address = self.cluster.standby
 
 

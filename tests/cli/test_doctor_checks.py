@@ -360,7 +360,7 @@ def test_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
         _, other = way(address_of(server), monkeypatch)
         thread.join(60)
     assert other.level == "problem"
-    assert "another protocol" in other.words
+    assert "does not use the protocol" in other.words
 
 
 # -- the trial -----------------------------------------------------------------------------------

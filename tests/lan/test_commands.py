@@ -159,7 +159,7 @@ def test_doctor_with_and_without_tls(cluster: UpCluster, lan: Lan) -> None:
         timeout=PATIENCE_S,
     )
     assert done.returncode == 1
-    wanted = "it speaks TLS" if cluster.tls else "it speaks no TLS"
+    wanted = "it uses TLS" if cluster.tls else "it does not use TLS"
     assert wanted in problems(done)["handshake"]
 
 

@@ -436,8 +436,8 @@ MUTANTS = (
     Mutant(
         "loop-newcomers-are-forgotten",
         "hoplite_mp/_manager/loop.py",
-        ("        self._wake_at = plan.wake_at\n        self._let_newcomers_in()"),
-        "        self._wake_at = plan.wake_at",
+        ("        self._wake_at = result.wake_at\n        self._admit_newcomers()"),
+        "        self._wake_at = result.wake_at",
         (
             "A host that joins while a manager is being started again is let in as soon as "
             "the others have reported; here it is never answered, and its start fails."

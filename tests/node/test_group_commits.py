@@ -267,7 +267,7 @@ def test_parts_that_do_not_fit_into_a_message_are_a_mistake() -> None:
     refused = given(size)
     assert not refused.pieces
     assert refused.mistake.startswith("group 'g': alltoall of 4096 small parts with 1")
-    assert f"its messages carry {PIECES_BYTES_MAX} at most" in refused.mistake
+    assert f"its messages have at most {PIECES_BYTES_MAX} bytes" in refused.mistake
 
 
 def test_a_decision_that_does_not_fit_into_a_message_is_an_error_of_every_rank(

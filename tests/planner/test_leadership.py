@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp._manager.heartbeats import Heartbeats
-from hoplite_mp._manager.leadership import PATIENT_S, Leadership
+from hoplite_mp._manager.leadership import JOIN_PATIENCE_S, Leadership
 from hoplite_mp._manager.loop import JOIN_WAIT_S, Link, ManagerLoop
 from hoplite_mp._planner.manager_recovery import RESTORE_S
 from hoplite_mp._planner.planner_core import Planner
@@ -80,8 +80,8 @@ class Stage:
             again=again,
             candidate=candidate,
         )
-        self.loop.share(self.leadership)
-        self.loop._beats = Heartbeats(BEAT_S, 100.0)
+        self.loop.set_leadership(self.leadership)
+        self.loop._heartbeats = Heartbeats(BEAT_S, 100.0)
         self.nodes: list[Node] = []
 
     def connect(self, near: bool = False, role: str = "node") -> Node:
@@ -89,7 +89,7 @@ class Stage:
         before = set(self.loop._links)
         self.loop.add(theirs)
         (link,) = self.loop._links.keys() - before
-        link.near, link.role = near, role
+        link.is_local, link.role = near, role
         self.nodes.append(Node(self, len(self.nodes), ours))
         return self.nodes[-1]
 
@@ -113,7 +113,7 @@ class Stage:
         while self.now < end:
             self.now += BEAT_S / 2
             self.loop.turn()
-            over = self.leadership.is_out(self.now)
+            over = self.leadership.must_step_down(self.now)
         return over
 
     def close(self) -> None:
@@ -196,9 +196,9 @@ def test_a_newcomer_that_waits_and_is_silent_is_not_waited_for() -> None:
     with contextlib.closing(Stage(again=True)) as stage:
         stage.loop._leadership = None
         stage.join()
-        assert stage.loop._beats is not None
+        assert stage.loop._heartbeats is not None
         ((link, _),) = stage.loop._newcomers
-        stage.loop._beats._silences[link].heard_at -= 200
+        stage.loop._heartbeats._silences[link].heard_at -= 200
         stage.now += BEAT_S
         stage.loop.turn()
         assert link not in stage.loop._links
@@ -212,7 +212,7 @@ def test_newcomers_do_not_wait_for_a_manager_that_may_not_decide_for_long(stage:
     before = set(stage.loop._links)
     stage.join()
     (link,) = set(stage.loop._links) - before
-    stage.wait(PATIENT_S - 2 * BEAT_S)
+    stage.wait(JOIN_PATIENCE_S - 2 * BEAT_S)
     assert link in stage.loop._links
     stage.wait(4 * BEAT_S)
     assert link not in stage.loop._links
@@ -278,7 +278,7 @@ def test_it_steps_down_after_a_while(stage: Stage) -> None:
 def test_it_steps_down_for_a_later_term_only(stage: Stage) -> None:
     first, other = stage.join(near=True), stage.connect()
     other.say(t.Superseded(1))
-    assert not stage.leadership.is_out(stage.now)
+    assert not stage.leadership.must_step_down(stage.now)
     other.say(t.Superseded(2))
     assert stage.loop.run() == GIVEN_UP
     assert not any(isinstance(one, m.ClusterEnded) for one in first.hear())
@@ -387,19 +387,19 @@ def test_a_vote_ends_with_the_connection_over_which_it_came(standby: Stage) -> N
 
 def test_a_human_cannot_know_better_where_it_is_automatic(standby: Stage) -> None:
     (answer,) = promoted(standby)
-    assert "still hears the manager" in answer.words
+    assert "in contact with the manager" in answer.reason
     one = standby.connect()
     one.say(t.Knows(1, t.Knowledge(1, 0, LISTS)))
     (answer,) = promoted(standby)
     assert not answer.leads
-    assert "only 1 of 3 hosts are here" in answer.words
+    assert "only 1 of 3 hosts are reachable" in answer.reason
     assert promoted(standby, anyway=True) == []  # until the vote is there
     (asked,) = one.hear()
     one.say(t.Voted(1, asked.term, t.Knowledge(1, 0, LISTS)), *report(1))
     standby.loop.turn()
     assert standby.leadership.decides(standby.now + 100)
     (answer,) = promoted(standby)
-    assert answer == t.Promoted(True, "it leads the cluster already")
+    assert answer == t.Promoted(True, "it is already the manager of the cluster")
 
 
 def test_nobody_is_promoted_where_no_host_was_ever_named(standby: Stage) -> None:
@@ -407,7 +407,7 @@ def test_nobody_is_promoted_where_no_host_was_ever_named(standby: Stage) -> None
     standby.connect().say(t.Knows(1, t.Knowledge(1, 0, ())))
     (answer,) = promoted(standby, anyway=True)
     assert not answer.leads
-    assert "start it again" in answer.words
+    assert "restart it" in answer.reason
 
 
 def test_a_promotion_ends_with_who_has_asked_for_it(standby: Stage) -> None:
@@ -437,7 +437,7 @@ def test_a_promotion_fails_when_the_own_node_hears_the_manager(standby: Stage) -
     standby.loop.turn()
     (answer,) = human.hear()
     assert not answer.leads
-    assert "still hears the manager" in answer.words
+    assert "in contact with the manager" in answer.reason
 
 
 def test_hosts_that_beat_and_are_too_busy_to_answer_are_waited_for(stage: Stage) -> None:

@@ -64,7 +64,7 @@ class Stage:
     def call(self) -> Node:
         """A node of another host."""
         ours, theirs = socket.socketpair()
-        self.loop.serve(TcpStream(theirs, 1 << 20), near=False)
+        self.loop.serve(TcpStream(theirs, 1 << 20), is_local=False)
         self.nodes.append(Node(ours))
         return self.nodes[-1]
 

@@ -356,7 +356,7 @@ def test_a_group_that_comes_out_of_another_and_has_not_all_its_founders() -> Non
     about = {"parent": whole.generation, "founders": founders}
     cluster.say(m.GroupJoinRequested(7, 0, 5, 1, "part", 2, 0, **about))
     shown = cluster.latest(m.GroupMembers)
-    assert (shown.name, shown.formed, shown.come) == ("part", False, 1)
+    assert (shown.name, shown.formed, shown.founders_joined) == ("part", False, 1)
     cluster.die()
     reports = empty_reports() | {
         0: (r.GroupHeld(0, whole, ((0, 5, 1),)), r.GroupHeld(0, shown, ((0, 5, 1),))),

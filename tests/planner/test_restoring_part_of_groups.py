@@ -139,7 +139,7 @@ def test_a_founder_of_a_part_whose_join_was_not_answered() -> None:
     cluster.say(parts[0])
     cluster.say(parts[1])
     shown = shown_by(cluster)
-    assert (shown.name, shown.formed, shown.come) == ("part", False, 0b11)
+    assert (shown.name, shown.formed, shown.founders_joined) == ("part", False, 0b11)
     cluster.die()
     cluster.back(
         {

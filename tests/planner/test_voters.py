@@ -27,15 +27,15 @@ class Stage:
 
     def ask(self, term: int, now: float) -> list[tuple[str, Any]]:
         self.said.clear()
-        assert self.leadership.take("voter", t.NotLed(term), now)
+        assert self.leadership.handle("voter", t.NotLed(term), now)
         return self.said
 
 
 def test_it_is_given_up_while_its_manager_decides() -> None:
     stage = Stage(own=0)
-    stage.leadership.change(MEMBERS)
+    stage.leadership.set_members(MEMBERS)
     assert stage.ask(2, 10.0) == []  # the candidate may win yet
-    stage.leadership.take("third", t.Follows(3, 1, 10_000_000, 0), 10.0)
+    stage.leadership.handle("third", t.Follows(3, 1, 10_000_000, 0), 10.0)
     assert stage.leadership.decides(10.0)
     assert stage.ask(2, 10.0) == [("voter", m.GivenUp(0.0))]
     assert stage.ask(1, 10.0) == []  # it has not voted, so it may return

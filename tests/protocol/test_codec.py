@@ -123,7 +123,7 @@ def test_malformed(data: bytes) -> None:
 
 
 def test_a_length_is_refused_before_its_bytes_come() -> None:
-    with pytest.raises(ProtocolError, match="33 bytes was announced"):
+    with pytest.raises(ProtocolError, match="frame of 33 bytes"):
         decoder(frame_bytes_max=32).feed(head(33))
 
 

@@ -316,7 +316,7 @@ def test_another_version_of_the_protocol_is_said_to_both() -> None:
     other = g.MAGIC + bytes((number,))
     for twin in (client(), server()):
         twin.outgoing()
-        text = f"version {number} of the protocol and this side version"
+        text = f"version {number} of the protocol, and this side version"
         with pytest.raises(ProtocolError, match=text):
             twin.feed(other)
     assert twin.outgoing() == g.PREAMBLE  # so the other side learns ours
@@ -349,14 +349,14 @@ def test_every_refusal_has_its_words(code: str) -> None:
 )
 def test_garbage_gets_no_answer(opening: bytes) -> None:
     twin = server()
-    with pytest.raises(ProtocolError, match="another protocol"):
+    with pytest.raises(ProtocolError, match="does not use the protocol"):
         twin.feed(opening)
     assert twin.outgoing() == b""
 
 
 def test_a_length_is_refused_before_its_bytes_come() -> None:
     twin = server()
-    with pytest.raises(ProtocolError, match="65535 bytes was announced"):
+    with pytest.raises(ProtocolError, match="greeting of 65535 bytes"):
         twin.feed(g.PREAMBLE + struct.pack("<H", 65535))
     assert twin.wanted == 0
 

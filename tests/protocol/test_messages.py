@@ -153,15 +153,15 @@ def test_illegal_fields(kind: type, changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("stripes", "why"),
     [
-        ((m.Stripe(0, 0, 5), m.Stripe(0, 5, 5), m.Stripe(0, 5, m.SHARES)), "end after"),
-        ((m.Stripe(0, 0, 6), m.Stripe(0, 6, 5), m.Stripe(0, 5, m.SHARES)), "end after"),
-        ((m.Stripe(0, 0, 5), m.Stripe(0, 6, m.SHARES)), "follow"),
-        ((m.Stripe(0, 1, m.SHARES),), "follow"),
+        ((m.Stripe(0, 0, 5), m.Stripe(0, 5, 5), m.Stripe(0, 5, m.SHARES)), "empty"),
+        ((m.Stripe(0, 0, 6), m.Stripe(0, 6, 5), m.Stripe(0, 5, m.SHARES)), "empty"),
+        ((m.Stripe(0, 0, 5), m.Stripe(0, 6, m.SHARES)), "adjacent"),
+        ((m.Stripe(0, 1, m.SHARES),), "adjacent"),
         ((m.Stripe(-1, 0, m.SHARES),), "owners"),
         ((m.Stripe(1 << 64, 0, m.SHARES),), "owners"),
         ((m.Stripe(0, 0, m.SHARES + 1),), "ends"),
         ((m.Stripe(0, 0, m.SHARES - 1),), "cover"),
-        ((), "follow"),
+        ((), "adjacent"),
     ],
 )
 def test_stripes_are_the_whole_object(stripes: tuple[m.Stripe, ...], why: str) -> None:

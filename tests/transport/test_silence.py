@@ -54,26 +54,26 @@ def test_who_is_silent_is_named_once_it_is_too_long() -> None:
     while not lost:
         assert beats.wake_at is not None
         now = beats.wake_at
-        beats.heard("a", now)
-        due, lost = beats.look(now)
+        beats.data_received("a", now)
+        due, lost = beats.poll(now)
         assert due in (["a", "b"], ["a"])
     assert list(lost) == ["b"]
     assert PATIENCE_S <= lost["b"] <= PATIENCE_S + 0.2
     beats.drop("b")
-    assert beats.look(now + 0.2) == (["a"], {})
+    assert beats.poll(now + 0.2) == (["a"], {})
 
 
 def test_who_listens_late_blames_nobody() -> None:
     beats: Heartbeats[str] = Heartbeats(0.2, PATIENCE_S)
     beats.add("a", 0.0)
     beats.add("b", 0.0)
-    assert beats.look(30.0) == (["a", "b"], {})
-    beats.heard("a", 30.1)
-    due, lost = beats.look(30.2 + PATIENCE_S)
+    assert beats.poll(30.0) == (["a", "b"], {})
+    beats.data_received("a", 30.1)
+    due, lost = beats.poll(30.2 + PATIENCE_S)
     assert (due, list(lost)) == (["a", "b"], [])  # late again
     for step in range(1, 10):
-        beats.heard("a", 31.7 + 0.2 * step)
-        due, lost = beats.look(31.7 + 0.2 * step)
+        beats.data_received("a", 31.7 + 0.2 * step)
+        due, lost = beats.poll(31.7 + 0.2 * step)
         if lost:
             break
     assert list(lost) == ["b"]

@@ -93,7 +93,7 @@ def test_the_wrong_service_another_cluster_other_software(tls: bool, opened: lis
 
 
 def test_a_plain_client_at_a_tls_door_and_the_other_way_round(opened: list[Any]) -> None:
-    for tls, words in ((True, "it speaks TLS .* Leave out tls=False"), (False, "speaks no TLS")):
+    for tls, words in ((True, "it uses TLS.* Remove tls=False"), (False, "does not use TLS")):
         listener = make_listener(tls)
         opened.append(listener)
         refused(listener, make_caller(listener.address, not tls), ProtocolError, words)

@@ -155,7 +155,7 @@ class LocalActors:
             self._ask_manager(
                 opening,
                 lambda number: ActorNameClaimed(
-                    number, node, wanted.name, public, moves=wanted.restarts > 0
+                    number, node, wanted.name, public, can_fail_over=wanted.restarts > 0
                 ),
             )
         else:

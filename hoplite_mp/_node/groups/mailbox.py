@@ -513,7 +513,7 @@ class PointToPoint:
         if group is None or group.members.version < message.version:
             self._keep_pending(node, message)
         elif isinstance(message, GroupSourceEnded):
-            if message.unheard:
+            if message.missed_versions:
                 for box in group.mailboxes.values():
                     box.end_if_due(message.rank, node, message.version)
             else:

@@ -448,7 +448,7 @@ class Failover:
 
     def hold(self) -> None:
         """Has the supervisor start the standby, if one of its addresses is this host's."""
-        if not self.membership.start.meets_drivers:
+        if not self.membership.start.accepts_drivers:
             return  # this node ends with its driver, so it must not have the standby
         here = set(self.connections.own_addresses()) | {self.peers.listens_at}
         for address in map(parse_address, self.addresses):

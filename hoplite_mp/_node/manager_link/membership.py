@@ -154,7 +154,7 @@ class NodeMembership:
             host=self.start.host,
             addresses=tuple(self.start.addresses),
             memory_total=self.store.limit,
-            stays=self.start.meets_drivers,
+            stays=self.start.accepts_drivers,
             resources=self.resources.totals,
         )
 

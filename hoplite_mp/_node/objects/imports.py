@@ -251,12 +251,12 @@ class Imports:
         if one.runs_here:
             self.answer(one)
             return
-        if message.standing == "ready":
+        if message.state == "ready":
             self._ready(one, message)
-        elif message.standing == "failed":
+        elif message.state == "failed":
             assert message.payload is not None
             self.store(one, message.payload, True)
-        elif message.standing == "gone":
+        elif message.state == "gone":
             self.fail(one, "it was deleted, or nobody held it any more")
         self.answer(one)
 
@@ -264,12 +264,12 @@ class Imports:
         """The owner describes an object whose known holders have died."""
         if message.payload is not None:
             self.remote_objects.replace(one.oid, message.payload)
-        elif message.standing == "gone":
+        elif message.state == "gone":
             why = f"object {one.object.hex()} is lost: it was deleted, or nobody held it any more"
             self.remote_objects.fail(one.oid, ObjectLostError(why))
         elif message.holders:
             self.remote_objects.found(one.oid, message.holders, message.nbytes, message.layout)
-        elif message.standing == "ready":
+        elif message.state == "ready":
             self.events.nobody_named(one.oid)
 
     def _ready(self, one: ImportRecord, message: Described) -> None:

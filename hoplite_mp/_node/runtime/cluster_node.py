@@ -413,7 +413,7 @@ class ClusterNode:
     def _set_number(self, number: int) -> None:
         """The manager has let this node in, with this number."""
         self.host.client.set_number(number)
-        if self.membership.start.meets_drivers:
+        if self.membership.start.accepts_drivers:
             mine = msgspec.structs.replace(self.peers.mine, node=number)
             # First, because a program that learns that this node has joined may attach at once.
             self.driver_listener.open(self.drivers, self.membership.cluster, mine)

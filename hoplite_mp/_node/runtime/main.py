@@ -103,7 +103,7 @@ class NodeProcess:
         if isinstance(message, Spawned):
             self.components.workers.spawned(message.slot, message.pid)
         elif isinstance(message, NotSpawned):
-            self.components.workers.not_started(message.why)
+            self.components.workers.not_started(message.reason)
             self.node.worker_exited(Exited(message.slot, 0, 0))
         elif isinstance(message, Exited):
             self.node.worker_exited(message)

@@ -345,7 +345,7 @@ class PoolRequests:
         if pool.peers:
             self._teams += 1
             pool.team = ids.pack_id(self.client.host_id, self._teams)
-            pool.team_size = ask.workers + sum(count for _, count in ask.far)
+            pool.team_size = ask.workers + sum(count for _, count in ask.remote)
         if not workers.open(pool, self.requests.given):
             self.reply(slot, Reply(request.number, None, workers.why_none))
             return
@@ -370,12 +370,12 @@ class PoolRequests:
         """Opens pools on other nodes for a pool of this host. `done` gets the reason of a failure,
         or "", and whether the reason is a lost node."""
         local, members = self.workers.pools[pool], self.roster.by_number
-        gone = next((number for number, _ in ask.far if number not in members), None)
+        gone = next((number for number, _ in ask.remote if number not in members), None)
         if gone is not None:
             self.workers.close(pool, True)
             done(f"node h{gone} is gone", True)
             return
-        wanted = {members[number].host_id: workers for number, workers in ask.far}
+        wanted = {members[number].host_id: workers for number, workers in ask.remote}
 
         def opened(error: str, lost: bool) -> None:
             is_open = self.remote_workers.is_open(local)

@@ -164,7 +164,7 @@ class VirtualHost:
             cluster=around.cluster if leads else b"",
             standby=[str(Address(*at)) for at in around.standby_at] if leads else [],
             manager=[] if leads else [(int(socket.AF_INET), at) for at in managers],
-            meets_drivers=bool(around.standby_at),
+            accepts_drivers=bool(around.standby_at),
         )
         inherited_settings = InheritedContext(
             pid=1, authkey=b"", argv=[], faulthandler=False, start_method=""

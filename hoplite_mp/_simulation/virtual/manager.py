@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp._manager.heartbeats import Heartbeats
 from hoplite_mp._manager.leadership import Leadership
 from hoplite_mp._manager.loop import ManagerLoop
-from hoplite_mp._manager.standby import TELL_PAUSE_S, TELL_WAIT_S
+from hoplite_mp._manager.standby import NOTIFY_PAUSE_S, NOTIFY_TIMEOUT_S
 from hoplite_mp._node.peers.peers import PeerDialing
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.terms import Candidate, lease_s
@@ -131,7 +131,7 @@ class VirtualManager:
         listener: Any = VirtualDoor(descriptors.add(self))
         self._manager.open(listener, b"", Heartbeats(beat_s, heartbeat_timeout_s))
         if leadership is not None:
-            self._manager.share(leadership)
+            self._manager.set_leadership(leadership)
 
         def admit(admission: Admission) -> None:
             listener.waiting.append(admission)
@@ -160,7 +160,7 @@ class VirtualManager:
     @property
     def is_out(self) -> bool:
         """Whether it must step down. Called once per turn."""
-        return self.leadership is not None and self.leadership.is_out(self.loop.now())
+        return self.leadership is not None and self.leadership.must_step_down(self.loop.now())
 
     # As the listener's descriptor. It is never ready, because each connection is admitted in a
     # turn.
@@ -277,11 +277,11 @@ class Superseding(_Calls):
             if admission is not None:
                 admission.stream.write(encode(Superseded(term)))
                 admission.stream.flush()
-                self.loop.call_later(TELL_WAIT_S, admission.stream.close)
-            self.loop.call_later(TELL_PAUSE_S, again)
+                self.loop.call_later(NOTIFY_TIMEOUT_S, admission.stream.close)
+            self.loop.call_later(NOTIFY_PAUSE_S, again)
 
         def again() -> None:
-            self.call("voter", TELL_WAIT_S, called)
+            self.call("voter", NOTIFY_TIMEOUT_S, called)
 
         again()
 

@@ -121,7 +121,7 @@ class World:
             self.overruled = self.overruled or given_up or candidate.is_struck(candidate.votes)
             Superseding(around, standby.loop, place, host_id, around.manager_at).begin(term)
 
-        leadership.won = won
+        leadership.on_won = won
 
     def add_host(self, up: float, down: float) -> VirtualHost:
         """Adds a machine, whose node joins. The first machine has the manager."""
