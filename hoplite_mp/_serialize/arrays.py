@@ -169,7 +169,10 @@ def read_contributors(mem: memoryview) -> tuple[int, ...] | None:
     kind, flags, _, _, _, meta_len = unpack_head(mem)
     if kind == PICKLE and flags & CONTRIBUTORS_AT_END:
         (count,) = struct.unpack_from("<I", mem, len(mem) - 4)
-        return struct.unpack_from(f"<{count}I", mem, len(mem) - 4 - 4 * count)
+        begin = len(mem) - 4 - 4 * count
+        if begin < HEAD.size:
+            raise malformed(mem)
+        return struct.unpack_from(f"<{count}I", mem, begin)
     if kind != ARRAY or not flags & HAS_CONTRIBUTORS:
         return None
     return _parse_array(_array_meta(mem, meta_len), flags)[3]

@@ -43,6 +43,12 @@ class TestHeads:
             assert _serialize.read_contributors(memoryview(head)) == who
         assert _serialize.read_contributors(memoryview(_serialize.encode("text").tobytes())) is None
 
+    def test_contributors_longer_than_the_payload_are_refused(self):
+        """Found by the fuzzer: the last 4 bytes are the number of contributors."""
+        data = bytes.fromhex("00080000000000000000000000000001")
+        with pytest.raises(ValueError, match="no payload"):
+            _serialize.read_contributors(memoryview(data))
+
     def test_what_has_no_description_is_refused(self):
         with pytest.raises(TypeError, match="without pickle"):
             _serialize.encode_array_head(object, (5,))
